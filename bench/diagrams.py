@@ -38,6 +38,7 @@ MACHINES: Final = (
     ("dtx.amqp.states", "DELIVERY", "AMQP 1.0, transport: a message on a link, at either end"),
     ("dtx.broker.transactions.state_tables", "CHANNEL", "the slides' dtx grammar, for one transactional channel"),
     ("dtx.broker.transactions.state_tables", "LOCAL", "AMQP 1.0, transactions: a local transaction"),
+    ("dtx.broker.endpoint.delivery_states", "CUSTODY", "design: a message at a consumer of the broker"),
     ("tm.log.sql.states", "GTRID", "design: a transaction in the decision log that is a table"),
     ("tm.log.incarnations", "INCARNATION", "design: what a decision log knows of each opening"),
     ("xabridge.pipeline.core.epoch_states", "EPOCH", "design: what one micro-batch of a pipeline reads"),

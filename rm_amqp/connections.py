@@ -187,6 +187,14 @@ class Connections(Generic[C]):
         if commands is not None:
             commands.drop()
 
+    def break_off(self) -> None:
+        """Breaks the connections that are in use, while other threads wait for them."""
+        pool, commands = self._pool, self._commands
+        if pool is not None:
+            pool.break_off()
+        if commands is not None:
+            commands.break_off()
+
     def forget(self) -> None:
         """The process was forked: the connections are the parent's, and are neither used nor closed here."""
         self._lock = threading.Lock()  # another thread may have held the parent's

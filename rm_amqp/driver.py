@@ -137,6 +137,9 @@ class AmqpDriver(Driver[BranchWork]):
         self.connections.drop()
         self._opened = False
 
+    def break_off(self) -> None:
+        self.connections.break_off()
+
     def start_over(self) -> None:
         self.connections.forget()
         self.receiving = ReceivingBranches()  # another thread may have held the parent's lock

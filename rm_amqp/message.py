@@ -26,6 +26,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
+from dtx.amqp import values
 from dtx.amqp.decoding import MAX_DEPTH, DecodeError, decode_from
 from dtx.amqp.encoding import element_constructor, encode, encode_list
 from dtx.amqp.messages import (
@@ -40,28 +41,14 @@ from dtx.amqp.messages import (
     VALUE,
     read_section,
 )
-from dtx.amqp.values import (
-    Array,
-    Byte,
-    Char,
-    Decimal,
-    Described,
-    Float,
-    Int,
-    Long,
-    Short,
-    Symbol,
-    Timestamp,
-    Ubyte,
-    Uint,
-    Ulong,
-    Ushort,
-)
+from dtx.amqp.values import Array, Described, Long, Symbol, Timestamp, Ubyte, Uint, Ulong
 from rm_amqp.unsendable_values import refusals
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from dtx.amqp.values import Value
 
 DEFAULT_PRIORITY: Final = 4
 _NONE: Final = type(None)
@@ -463,16 +450,16 @@ def _converted(value: Any) -> Any:
 _ELEMENT_TYPES: Final[dict[int, type]] = {
     2: bool,
     3: Ubyte,
-    4: Byte,
-    5: Ushort,
-    6: Short,
+    4: values.Byte,
+    5: values.Ushort,
+    6: values.Short,
     7: Uint,
-    8: Int,
-    9: Char,
+    8: values.Int,
+    9: values.Char,
     10: Ulong,
     11: Long,
     12: Timestamp,
-    13: Float,
+    13: values.Float,
     14: float,
     18: UUID,
     19: bytes,
@@ -482,15 +469,23 @@ _ELEMENT_TYPES: Final[dict[int, type]] = {
 """The number that proton has for a type (`proton.Data.INT`, …) → the type of an array's elements."""
 
 
+def _element(kind: type, value: Any) -> Value:
+    element: Any = value
+    if type(value) is not kind:
+        element = kind(value)
+    converted: Value = element
+    return converted
+
+
 def _array(value: Any) -> Array:
     """A `proton.Array` as the protocol has it; TypeError for one whose elements are compound."""
     kind = _ELEMENT_TYPES.get(value.type)
     if kind is None:
         raise TypeError(f"a proton.Array with elements of type {value.type} is not sent")
     is_described = repr(value.descriptor) != "UNDESCRIBED"
-    descriptor = _converted(value.descriptor)
+    descriptor: Value = _converted(value.descriptor)
 
-    elements = [element if type(element) is kind else kind(element) for element in value.elements]
+    elements = [_element(kind, element) for element in value.elements]
     array = Array([Described(descriptor, element) for element in elements] if is_described else elements)
     array.empty_of = (b"\x00" + encode(descriptor) if is_described else b"") + element_constructor(kind)
     return array
@@ -498,20 +493,20 @@ def _array(value: Any) -> Array:
 
 _OF_PROTON: Final[dict[str, Callable[[Any], Any]]] = {
     "ubyte": Ubyte,
-    "ushort": Ushort,
+    "ushort": values.Ushort,
     "uint": Uint,
     "ulong": Ulong,
-    "byte": Byte,
-    "short": Short,
-    "int32": Int,
+    "byte": values.Byte,
+    "short": values.Short,
+    "int32": values.Int,
     "long": Long,
     "timestamp": Timestamp,
-    "char": Char,
+    "char": values.Char,
     "symbol": Symbol,
-    "float32": Float,
-    "decimal32": lambda value: Decimal(0x74, struct.pack(">I", value)),
-    "decimal64": lambda value: Decimal(0x84, struct.pack(">Q", value)),
-    "decimal128": lambda value: Decimal(0x94, bytes(value)),
+    "float32": values.Float,
+    "decimal32": lambda value: values.Decimal(0x74, struct.pack(">I", value)),
+    "decimal64": lambda value: values.Decimal(0x84, struct.pack(">Q", value)),
+    "decimal128": lambda value: values.Decimal(0x94, bytes(value)),
     "Described": lambda value: Described(value.descriptor, value.value),
     "Array": _array,
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from dtx.amqp.decoding import decode_from
+from dtx.amqp.decoding import DecodeError, decode_from
 from dtx.protocol.addresses import DEPTH, branch_address
 from dtx.protocol.commands import MAX_PAGE, Fence, Found, Prepare, Recover
 from dtx.protocol.conditions import RefusedError
@@ -167,6 +167,8 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
             reading.close()
         _, start = decode_from(octets, 1)
         number, _ = decode_from(octets, start)
+        if not isinstance(number, int):
+            raise DecodeError(f"the depth of {address} is no number")
         return int(number)
 
     def _read(self, address: str, rmid: int, page: int, xid: Xid | None) -> Generator[list[bytes]]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from dtx.amqp.values import Map
     from rm_amqp.channel.channel import Channel
     from rm_amqp.channel.message_links import MessageLinks
     from rm_amqp.channel.pool import PooledChannel
@@ -174,7 +175,7 @@ class Operations:
         return steps
 
     def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> Operation[None]:
-        told: dict[Symbol, object] = {
+        told: Map = {
             Symbol(f"x-opt-dead-{name.removesuffix('-ms')}"): _annotation(name, value)
             for name, value in annotations.items()
         }

@@ -50,7 +50,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     compiled = compilation.is_compiled()
     for item in items:
         if compiled and item.get_closest_marker("pure"):
-            item.add_marker(pytest.mark.skip(reason="compiled modules have no frames, and calls that nobody replaces"))
+            item.add_marker(
+                pytest.mark.skip(reason="compiled modules have no frames, and nothing in them can be replaced")
+            )
         named = getattr(getattr(item, "callspec", None), "id", "")
         if (
             "postgres_server" in getattr(item, "fixturenames", ())

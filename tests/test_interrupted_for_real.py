@@ -8,6 +8,8 @@ import os
 import random
 import signal
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -16,6 +18,7 @@ from sqlalchemy import text
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.simulation.seeds import few
 from tm import ResourceConfig, TransactionManager
+from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +30,8 @@ pytestmark = pytest.mark.slow
 
 ROUNDS: Final = 2000 if os.environ.get("XABRIDGE_INTERRUPTIONS") == "all" else 60
 LONGEST_S: Final = 0.008
+LONGEST_WAIT_S: Final = 8.0
+PATIENCE_S: Final = 60.0
 
 
 @pytest.fixture
@@ -105,6 +110,61 @@ def test_at_random(postgres: Postgres, tmp_path: Path, seed: int, *, decider: bo
             assert ids["shop"] == ids["ledger"] == received(manager)
     finally:
         broker.stop()
+
+
+@pytest.mark.parametrize("stopped", ["shop", "broker"])
+def test_ctrl_c_twice_while_a_resource_does_not_answer(postgres: Postgres, tmp_path: Path, stopped: str) -> None:
+    """It is raised long before the resource's time-out, and recovery finishes the transaction."""
+    broker = BrokerProcess(tmp_path)
+    broker.start()
+    frozen: list[int] = []
+
+    def freeze() -> None:
+        frozen[:] = [broker.pid] if stopped == "broker" else backends(manager)
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+
+    def go_on() -> None:
+        while frozen:
+            os.kill(frozen.pop(), signal.SIGCONT)
+
+    resources = {
+        "shop": ResourceConfig(postgres.create_database()),
+        "broker": ResourceConfig(f"amqp://{broker.host}:{broker.port}"),
+    }
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    press_it = (threading.main_thread().ident or 0, signal.SIGINT)
+    presses = [threading.Timer(wait_s, signal.pthread_kill, press_it) for wait_s in (0.5, 1.0)]
+    try:
+        with TransactionManager("node-1", f"file://{tmp_path}/log", resources) as manager:
+            with manager.begin() as tx:
+                tx["shop"].execute(text("create table orders (id integer primary key)"))
+            began = time.monotonic()
+            with pytest.raises(KeyboardInterrupt), manager.begin() as tx:
+                tx["shop"].execute(text("insert into orders (id) values (1)"))
+                tx["broker"].send("orders", message(1))
+                freeze()
+                for press in presses:
+                    press.start()
+            assert time.monotonic() - began < LONGEST_WAIT_S
+            go_on()
+            deadline = time.monotonic() + PATIENCE_S
+            while not manager.recover().clean:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert ids_of(manager, "shop") == received(manager)
+    finally:
+        go_on()
+        for press in presses:
+            press.cancel()
+        signal.signal(signal.SIGINT, before)
+        broker.stop()
+
+
+def backends(manager: TransactionManager) -> list[int]:
+    """The server processes that serve the manager's connections."""
+    resource: Any = manager._resources["shop"].rm
+    return [connection.pgconn.backend_pid for connection in resource._postgres.opened.pool._in_use]
 
 
 def ids_of(manager: TransactionManager, name: str) -> list[int]:

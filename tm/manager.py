@@ -151,7 +151,7 @@ class TransactionManager(Generic[Tx_co]):
             ports = self._recorder.ports(ports)
         self.executor = Executor(self._live, ports, self._recovery, self._recorder)
         self._reaper = Reaper(self._live, clock)
-        self._uninterrupted = UninterruptedCalls()
+        self._uninterrupted = UninterruptedCalls(self._break_off)
         try:
             for resource in self._resources.values():
                 try:
@@ -462,8 +462,13 @@ class TransactionManager(Generic[Tx_co]):
         return self._uninterrupted
 
     def wait_for_completions(self) -> None:
-        """Waits for the end of the calls that were left to the background by a second interruption."""
+        """Waits for the end of the rollbacks that go on in the background, of blocks in generators that were closed."""
         self._uninterrupted.wait()
+
+    def _break_off(self) -> None:
+        """Breaks the connections of every resource, because a caller does not want to wait for them any longer."""
+        for resource in self._resources.values():
+            resource.break_off()
 
     # --- recovery and shutdown --------------------------------------------------------------------------------
 
@@ -502,7 +507,6 @@ class TransactionManager(Generic[Tx_co]):
         log. What is left in doubt is finished by the next start."""
         if not self._closed:
             self._uninterrupted.run("close", lambda: self._close(timeout_s))
-            self._uninterrupted.close()
 
     def _close(self, timeout_s: float) -> None:
         self._closed = True

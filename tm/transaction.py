@@ -144,7 +144,7 @@ class Transaction:
         self._decider = decider
         self._state = _ACTIVE
         self._waited_for = False
-        """Whether the thread that asked for commit or rollback waits for another one, which carries it out."""
+        """Whether the caller of commit or rollback calls the callbacks when that is over."""
         self._guard = TransactionLock(gtrid, self.control)
         self._enlisted = Enlistments(gtrid, decider)
         self._commit: TwoPhaseCommit | None = None
@@ -382,8 +382,7 @@ class Transaction:
         return self._begin_rollback(*self._reasons)
 
     def _wait_for(self, begin: Callable[[], Steps | None]) -> bool:
-        """Has what `begin` returns run by a thread that is not interrupted. As long as this thread waits, it calls the
-        callbacks itself."""
+        """Runs what `begin` returns, uninterrupted. Callbacks are called after it, because they may be interrupted."""
         self._waited_for = True
         try:
             return self._manager.uninterrupted.run(self, partial(self._manager.executor.run, self, self._guard, begin))

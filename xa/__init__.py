@@ -1,5 +1,6 @@
 """The X/Open XA contract: Xid, flags, codes, errors, state tables, ResourceManager. Pure; imports nothing of ours."""
 
+from xa.breaking_off import BreakingOff
 from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, AxCode, Code
 from xa.deciding_resource import DecidingResource, DecisionRecord, Owner
 from xa.errors import (
@@ -64,6 +65,7 @@ __all__ = [
     "TMUSEASYNC",
     "AxCode",
     "BranchRolledBack",
+    "BreakingOff",
     "Code",
     "Completion",
     "DecidingResource",

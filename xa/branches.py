@@ -126,6 +126,9 @@ class UnitDriver(ABC, Generic[U]):
     def drop(self) -> None:
         return
 
+    def break_off(self) -> None:
+        return
+
     def start_over(self) -> None:
         return
 
@@ -277,6 +280,9 @@ class Branches(Driver[Part[U]]):
     def drop(self) -> None:
         self.unit_driver.drop()
         self._forget_everything()
+
+    def break_off(self) -> None:
+        self.unit_driver.break_off()
 
     def start_over(self) -> None:
         self._lock = threading.RLock()  # another thread may have held the parent's

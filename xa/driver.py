@@ -140,6 +140,12 @@ class Driver(ABC, Generic[W]):
         """Closes every connection at once, without a word to the resource, as if the process had died."""
         return
 
+    def break_off(self) -> None:
+        """Breaks every connection, as a network does that fails: what is being asked over one comes to XAER_RMFAIL.
+        Called at any moment, by any thread, while others are inside of the driver: it takes no lock that they hold
+        while they wait. The default is for a resource that is never waited for long."""
+        return
+
     def start_over(self) -> None:
         """The process was forked: forgets every connection, and neither uses nor closes one, since they are the
         parent's. `open` follows."""

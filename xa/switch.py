@@ -202,6 +202,10 @@ class Switch(Generic[W]):
         self.driver.drop()
         self._forget_everything()
 
+    def break_off(self) -> None:
+        """As `xa.BreakingOff` says."""
+        self.driver.break_off()
+
     def _check_open(self, verb: str, rmid: int) -> None:
         refused = RESOURCE.refusal(self._state, ResourceVerb.ANY)
         if refused is not None:
@@ -585,7 +589,7 @@ class Switch(Generic[W]):
         if association is None and self._dialect is STATIC:
             raise xa_error(Code.XAER_PROTO, "session: this thread is associated with no branch")
         work = association.work if association is not None else None
-        context: _Context[W] = _Context(self, thread)  # not _Context[W](…): that goes through typing, and takes a µs
+        context: _Context[W] = _Context(self, thread)
         return self.driver.session(work, context)
 
     def _current_work(self, thread: Thread[W]) -> W | None:

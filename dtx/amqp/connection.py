@@ -18,7 +18,7 @@ behind them may need the answer.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.errors import ProtocolError, Scope
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from dtx.amqp.events import Event
     from dtx.amqp.link import Link
     from dtx.amqp.performatives import Performative
+    from dtx.amqp.values import Map
 
 MANY: Final = 2**62
 LARGEST_FRAME: Final = 1 << 18
@@ -195,7 +196,7 @@ class Connection:
         self._disposing[session] = None
 
     # -- what the caller does
-    def open(self, offered: tuple[str, ...] = (), properties: dict[Any, Any] | None = None) -> None:
+    def open(self, offered: tuple[str, ...] = (), properties: Map | None = None) -> None:
         """Opens the connection, or answers the peer's open."""
         if self.state in {ConnectionState.START, ConnectionState.HDR_RCVD}:
             self._send_header()
@@ -334,7 +335,8 @@ class Connection:
             else:
                 self.state = advance(CONNECTION, self.state, ConnectionVerb.RECEIVE_OTHER)
         except IllegalTransition as error:
-            told = f"a frame {type(performative).__name__.lower()} while the connection is: {error.state.value}"
+            state: str = error.state.value
+            told = f"a frame {type(performative).__name__.lower()} while the connection is: {state}"
             raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, told) from None
 
     def _received_open(self, channel: int, remote: Open) -> None:

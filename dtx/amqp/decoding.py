@@ -13,31 +13,20 @@ more objects than there are octets.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 from uuid import UUID
 
-from dtx.amqp.values import (
-    Array,
-    Byte,
-    Char,
-    Decimal,
-    Described,
-    Float,
-    Int,
-    Long,
-    Short,
-    Symbol,
-    Timestamp,
-    Ubyte,
-    Uint,
-    Ulong,
-    Ushort,
-)
+from dtx.amqp import values
+from dtx.amqp.values import Array, Described, Symbol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    Reader: TypeAlias = Callable[[bytes, int, int, int], tuple[Any, int]]
+    from dtx.amqp.values import Map, Value
+
+    V = TypeVar("V")
+    W = TypeVar("W")
+    Reader: TypeAlias = Callable[[bytes, int, int, int], tuple[V, int]]
     """Takes the octets, where the data behind the constructor begins, where it must have ended, and how much deeper
     values may be nested; gives the value, and where it ends."""
 
@@ -46,7 +35,7 @@ MAX_ARRAY: Final = 8
 """Elements of an array whose elements have no octets of their own (null, true, empty list)."""
 MAX_SYMBOLS: Final = 1000
 
-_U32: Final = struct.Struct(">I")
+_u32_at: Final[Callable[[bytes, int], tuple[int]]] = struct.Struct(">I").unpack_from
 _HASHABLE: Final = (type(None), bool, int, float, str, bytes, UUID)
 
 
@@ -58,23 +47,24 @@ def _cut_off(at: int, end: int) -> DecodeError:
     return DecodeError(f"a value at {at} is cut off at {end}")
 
 
-def _constant(value: Any) -> Reader:
+def _constant(value: V) -> Reader[V]:
     return lambda _octets, at, _end, _depth: (value, at)
 
 
-def _octet(values: Sequence[Any]) -> Reader:
-    def read(octets: bytes, at: int, end: int, _depth: int) -> tuple[Any, int]:
+def _octet(kinds: Sequence[V]) -> Reader[V]:
+    def read(octets: bytes, at: int, end: int, _depth: int) -> tuple[V, int]:
         if at >= end:
             raise _cut_off(at, end)
-        return values[octets[at]], at + 1
+        return kinds[octets[at]], at + 1
 
     return read
 
 
-def _fixed(layout: str, make: Callable[[Any], Any]) -> Reader:
-    unpack, size = struct.Struct(layout).unpack_from, struct.calcsize(layout)
+def _fixed(layout: str, make: Callable[[W], V]) -> Reader[V]:
+    unpack: Callable[[bytes, int], tuple[W]] = struct.Struct(layout).unpack_from
+    size = struct.calcsize(layout)
 
-    def read(octets: bytes, at: int, end: int, _depth: int) -> tuple[Any, int]:
+    def read(octets: bytes, at: int, end: int, _depth: int) -> tuple[V, int]:
         stop = at + size
         if stop > end:
             raise _cut_off(at, end)
@@ -88,14 +78,14 @@ def _span(octets: bytes, at: int, end: int, width: int) -> tuple[int, int]:
     start = at + width
     if start > end:
         raise _cut_off(at, end)
-    stop = start + (octets[at] if width == 1 else _U32.unpack_from(octets, at)[0])
+    stop = start + (octets[at] if width == 1 else _u32_at(octets, at)[0])
     if stop > end:
         raise _cut_off(at, end)
     return start, stop
 
 
-def _variable(width: int, make: Callable[[bytes], Any]) -> Reader:
-    def read(octets: bytes, at: int, end: int, _depth: int) -> tuple[Any, int]:
+def _variable(width: int, make: Callable[[bytes], V]) -> Reader[V]:
+    def read(octets: bytes, at: int, end: int, _depth: int) -> tuple[V, int]:
         start, stop = _span(octets, at, end, width)
         return make(octets[start:stop]), stop
 
@@ -124,9 +114,9 @@ def _as_string(octets: bytes) -> str:
         raise DecodeError(f"a string: {error}") from None
 
 
-def _as_char(octets: bytes) -> Char:
+def _as_char(octets: bytes) -> values.Char:
     try:
-        return Char(octets.decode("utf-32-be"))
+        return values.Char(octets.decode("utf-32-be"))
     except UnicodeDecodeError as error:
         raise DecodeError(f"a char: {error}") from None
 
@@ -137,7 +127,7 @@ def _as_boolean(octet: int) -> bool:
     return octet == 1
 
 
-def _as_map(items: list[Any]) -> dict[Any, Any]:
+def _as_map(items: list[Value]) -> Map:
     if len(items) % 2:
         raise DecodeError(f"a map has {len(items)} items, an odd number")
     keys = items[::2]
@@ -155,17 +145,17 @@ def _head(octets: bytes, at: int, end: int, width: int) -> tuple[int, int, int]:
     items = start + width
     if items > stop:
         raise _cut_off(start, stop)
-    return items, stop, octets[start] if width == 1 else _U32.unpack_from(octets, start)[0]
+    return items, stop, octets[start] if width == 1 else _u32_at(octets, start)[0]
 
 
-def _compound(width: int, make: Callable[[list[Any]], Any]) -> Reader:
-    def read(octets: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
+def _compound(width: int, make: Callable[[list[Value]], V]) -> Reader[V]:
+    def read(octets: bytes, at: int, end: int, depth: int) -> tuple[V, int]:
         at, stop, count = _head(octets, at, end, width)
         if count > stop - at:
             raise DecodeError(f"a list or map of {count} items in {stop - at} octets")
         if count and not depth:
             raise DecodeError(f"values are nested deeper than {MAX_DEPTH}")
-        items = []
+        items: list[Value] = []
         for _ in range(count):
             if at >= stop:
                 raise _cut_off(at, stop)
@@ -178,11 +168,11 @@ def _compound(width: int, make: Callable[[list[Any]], Any]) -> Reader:
     return read
 
 
-def _array(width: int) -> Reader:
-    def read(octets: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
+def _array(width: int) -> Reader[Array]:
+    def read(octets: bytes, at: int, end: int, depth: int) -> tuple[Array, int]:
         at, stop, count = _head(octets, at, end, width)
         start = at
-        descriptors: list[Any] = []
+        descriptors: list[Value] = []
         while octets[at : at + 1] == b"\0" and at < stop:
             descriptor, at = _value(octets, at + 1, stop, depth - len(descriptors) - 1)
             descriptors.append(descriptor)
@@ -213,7 +203,7 @@ def _described(octets: bytes, at: int, end: int, depth: int) -> tuple[Described,
     return Described(descriptor, value), at
 
 
-def _value(octets: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
+def _value(octets: bytes, at: int, end: int, depth: int) -> tuple[Value, int]:
     if at >= end:
         raise _cut_off(at, end)
     if depth < 0:
@@ -221,63 +211,83 @@ def _value(octets: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
     return READERS[octets[at]](octets, at + 1, end, depth)
 
 
-def _unknown(code: int) -> Reader:
-    def read(_octets: bytes, at: int, _end: int, _depth: int) -> tuple[Any, int]:
+def _unknown(code: int) -> Reader[Value]:
+    def read(_octets: bytes, at: int, _end: int, _depth: int) -> tuple[Value, int]:
         raise DecodeError(f"unknown constructor {code:#04x} in front of {at}")
 
     return read
 
 
-def _decimal(code: int, size: int) -> Reader:
-    return _fixed(f">{size}s", lambda octets: Decimal(code, octets))
+def _decimal(code: int, size: int) -> Reader[values.Decimal]:
+    def decimal(octets: bytes) -> values.Decimal:
+        return values.Decimal(code, octets)
+
+    return _fixed(f">{size}s", decimal)
 
 
-_KNOWN: Final[dict[int, Reader]] = {
+def _as_uuid(octets: bytes) -> UUID:
+    return UUID(bytes=octets)
+
+
+def _no_items(_octets: bytes, at: int, _end: int, _depth: int) -> tuple[list[Value], int]:
+    return [], at
+
+
+# --- constructors --------------------
+BOOLEANS: Final = {0x41: _constant(True), 0x42: _constant(False), 0x56: _fixed(">B", _as_boolean)}
+"""Constructor → reader, of the values of one type."""
+UBYTES: Final = {0x50: _octet(tuple(map(values.Ubyte, range(256))))}
+USHORTS: Final = {0x60: _fixed(">H", values.Ushort)}
+UINTS: Final = {
+    0x43: _constant(values.Uint(0)),
+    0x52: _octet(tuple(map(values.Uint, range(256)))),
+    0x70: _fixed(">I", values.Uint),
+}
+ULONGS: Final = {
+    0x44: _constant(values.Ulong(0)),
+    0x53: _octet(tuple(map(values.Ulong, range(256)))),
+    0x80: _fixed(">Q", values.Ulong),
+}
+TIMESTAMPS: Final = {0x83: _fixed(">q", values.Timestamp)}
+BINARIES: Final = {0xA0: _variable(1, bytes), 0xB0: _variable(4, bytes)}
+STRINGS: Final = {0xA1: _variable(1, _as_string), 0xB1: _variable(4, _as_string)}
+SYMBOLS: Final = {0xA3: _variable(1, _as_symbol), 0xB3: _variable(4, _as_symbol)}
+LISTS: Final = {0x45: _no_items, 0xC0: _compound(1, list), 0xD0: _compound(4, list)}
+MAPS: Final = {0xC1: _compound(1, _as_map), 0xD1: _compound(4, _as_map)}
+ARRAYS: Final = {0xE0: _array(1), 0xF0: _array(4)}
+_KNOWN: Final[Mapping[int, Reader[Value]]] = {
     0x00: _described,
     0x40: _constant(None),
-    0x41: _constant(True),
-    0x42: _constant(False),
-    0x43: _constant(Uint(0)),
-    0x44: _constant(Ulong(0)),
-    0x45: lambda _octets, at, _end, _depth: ([], at),
-    0x50: _octet(tuple(map(Ubyte, range(256)))),
-    0x51: _fixed(">b", Byte),
-    0x52: _octet(tuple(map(Uint, range(256)))),
-    0x53: _octet(tuple(map(Ulong, range(256)))),
-    0x54: _fixed(">b", Int),
-    0x55: _fixed(">b", Long),
-    0x56: _fixed(">B", _as_boolean),
-    0x60: _fixed(">H", Ushort),
-    0x61: _fixed(">h", Short),
-    0x70: _fixed(">I", Uint),
-    0x71: _fixed(">i", Int),
-    0x72: _fixed(">f", Float),
-    0x73: _fixed(">4s", _as_char),
-    0x74: _decimal(0x74, 4),
-    0x80: _fixed(">Q", Ulong),
-    0x81: _fixed(">q", Long),
+    **BOOLEANS,
+    **UBYTES,
+    **USHORTS,
+    **UINTS,
+    **ULONGS,
+    0x51: _fixed(">b", values.Byte),
+    0x61: _fixed(">h", values.Short),
+    0x54: _fixed(">b", values.Int),
+    0x71: _fixed(">i", values.Int),
+    0x55: _fixed(">b", values.Long),
+    0x81: _fixed(">q", values.Long),
+    0x72: _fixed(">f", values.Float),
     0x82: _fixed(">d", float),
-    0x83: _fixed(">q", Timestamp),
+    0x74: _decimal(0x74, 4),
     0x84: _decimal(0x84, 8),
     0x94: _decimal(0x94, 16),
-    0x98: _fixed(">16s", lambda octets: UUID(bytes=octets)),
-    0xA0: _variable(1, bytes),
-    0xA1: _variable(1, _as_string),
-    0xA3: _variable(1, _as_symbol),
-    0xB0: _variable(4, bytes),
-    0xB1: _variable(4, _as_string),
-    0xB3: _variable(4, _as_symbol),
-    0xC0: _compound(1, list),
-    0xC1: _compound(1, _as_map),
-    0xD0: _compound(4, list),
-    0xD1: _compound(4, _as_map),
-    0xE0: _array(1),
-    0xF0: _array(4),
+    0x73: _fixed(">4s", _as_char),
+    **TIMESTAMPS,
+    0x98: _fixed(">16s", _as_uuid),
+    **BINARIES,
+    **STRINGS,
+    **SYMBOLS,
+    **LISTS,
+    **MAPS,
+    **ARRAYS,
 }
-READERS: Final[tuple[Reader, ...]] = tuple(_KNOWN.get(code) or _unknown(code) for code in range(256))
+READERS: Final[tuple[Reader[Value], ...]] = tuple(_KNOWN.get(code) or _unknown(code) for code in range(256))
 
 
-def decode(octets: bytes | bytearray | memoryview) -> Any:
+def decode(octets: bytes | bytearray | memoryview) -> Value:
     """The one value that `octets` (any bytes-like object) are; DecodeError for anything else."""
     whole = bytes(octets)
     value, end = _value(whole, 0, len(whole), MAX_DEPTH)
@@ -286,7 +296,7 @@ def decode(octets: bytes | bytearray | memoryview) -> Any:
     return value
 
 
-def decode_from(octets: bytes, at: int = 0, end: int | None = None) -> tuple[Any, int]:
+def decode_from(octets: bytes, at: int = 0, end: int | None = None) -> tuple[Value, int]:
     """The value that begins at `at`, and where it ends; DecodeError when there is none up to `end`."""
     return _value(octets, at, len(octets) if end is None else end, MAX_DEPTH)
 

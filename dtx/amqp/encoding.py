@@ -5,29 +5,20 @@ values are equal octets. `decoding`, which reads them back, describes the layout
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 from uuid import UUID
 
-from dtx.amqp.values import (
-    Array,
-    Byte,
-    Char,
-    Decimal,
-    Described,
-    Float,
-    Int,
-    Long,
-    Short,
-    Symbol,
-    Timestamp,
-    Ubyte,
-    Uint,
-    Ulong,
-    Ushort,
-)
+from dtx.amqp import values
+from dtx.amqp.values import Array, Described
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+    from dtx.amqp.values import Map, Value
+
+    Encoder = Callable[[Value], bytes]
+
+V = TypeVar("V")
 
 _U32: Final = struct.Struct(">I")
 
@@ -48,9 +39,14 @@ def _small(code_zero: int | None, code_small: int, code: int, layout: str) -> Ca
     return encoded
 
 
-def _plain(code: int, layout: str) -> Callable[[Any], bytes]:
-    packer = struct.Struct(">B" + layout)
-    return lambda value: packer.pack(code, value)
+def _plain(code: int, layout: str) -> Callable[[V], bytes]:
+    pack: Callable[[int, V], bytes] = struct.Struct(">B" + layout).pack
+    return lambda value: pack(code, value)
+
+
+def _packing(layout: str) -> Callable[[V], bytes]:
+    pack: Callable[[V], bytes] = struct.Struct(layout).pack
+    return pack
 
 
 def _sized(code: int, octets: bytes) -> bytes:
@@ -71,12 +67,41 @@ def encode_list(items: Sequence[bytes]) -> bytes:
     return _compounded(0xC0, len(items), b"".join(items)) if items else b"\x45"
 
 
-def _map(value: dict[Any, Any]) -> bytes:
+def encode_boolean(value: bool) -> bytes:
+    """A boolean."""
+    return b"\x41" if value else b"\x42"
+
+
+encode_ubyte: Final[Callable[[int], bytes]] = _plain(0x50, "B")
+encode_ushort: Final[Callable[[int], bytes]] = _plain(0x60, "H")
+encode_uint: Final = _small(0x43, 0x52, 0x70, "I")
+encode_ulong: Final = _small(0x44, 0x53, 0x80, "Q")
+encode_timestamp: Final[Callable[[int], bytes]] = _plain(0x83, "q")
+"""A number as a value of this type; struct.error for one that does not fit."""
+
+
+def encode_binary(value: bytes) -> bytes:
+    """Octets."""
+    return _sized(0xA0, value)
+
+
+def encode_string(value: str) -> bytes:
+    """Text."""
+    return _sized(0xA1, value.encode("utf-8"))
+
+
+def encode_symbol(value: str) -> bytes:
+    """A symbol; UnicodeEncodeError for a text that is not ASCII."""
+    return _sized(0xA3, value.encode("ascii"))
+
+
+def encode_map(value: Map) -> bytes:
+    """A map."""
     return _compounded(0xC1, 2 * len(value), _pairs(value))
 
 
-def _pairs(value: dict[Any, Any]) -> bytes:
-    return b"".join(encode(key) + encode(item) for key, item in value.items())
+def _pairs(value: Map) -> bytes:
+    return b"".join([encode(key) + encode(item) for key, item in value.items()])
 
 
 def _wide(octets: bytes) -> bytes:
@@ -87,29 +112,41 @@ def _wide_items(count: int, octets: bytes) -> bytes:
     return _wide(_U32.pack(count) + octets)
 
 
-_ELEMENTS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
-    type(None): (0x40, lambda _: b""),
-    bool: (0x56, lambda value: b"\x01" if value else b"\x00"),
-    Ubyte: (0x50, struct.Struct(">B").pack),
-    Ushort: (0x60, struct.Struct(">H").pack),
-    Uint: (0x70, _U32.pack),
-    Ulong: (0x80, struct.Struct(">Q").pack),
-    Byte: (0x51, struct.Struct(">b").pack),
-    Short: (0x61, struct.Struct(">h").pack),
-    Int: (0x71, struct.Struct(">i").pack),
-    Long: (0x81, struct.Struct(">q").pack),
-    Float: (0x72, struct.Struct(">f").pack),
-    float: (0x82, struct.Struct(">d").pack),
-    Timestamp: (0x83, struct.Struct(">q").pack),
-    Char: (0x73, lambda value: value.encode("utf-32-be")),
-    bytes: (0xB0, _wide),
-    str: (0xB1, lambda value: _wide(value.encode("utf-8"))),
-    Symbol: (0xB3, lambda value: _wide(value.encode("ascii"))),
-    UUID: (0x98, lambda value: value.bytes),
-    list: (0xD0, lambda value: _wide_items(len(value), b"".join(map(encode, value)))),
-    dict: (0xD1, lambda value: _wide_items(2 * len(value), _pairs(value))),
-    Array: (0xF0, lambda value: _wide_items(len(value), _elements(value))),
-}
+def _for(kind: type[V], encoder: Callable[[V], bytes]) -> tuple[type, Encoder]:
+    """An entry of a table by types. An encoder that was found by the type of a value is called with values of that type
+    only."""
+    return kind, cast("Encoder", encoder)
+
+
+def _element(kind: type[V], code: int, encoder: Callable[[V], bytes]) -> tuple[type, tuple[int, Encoder]]:
+    return kind, (code, _for(kind, encoder)[1])
+
+
+_ELEMENTS: Final = dict(
+    (
+        _element(type(None), 0x40, lambda _: b""),
+        _element(bool, 0x56, lambda value: b"\x01" if value else b"\x00"),
+        _element(values.Ubyte, 0x50, _packing(">B")),
+        _element(values.Ushort, 0x60, _packing(">H")),
+        _element(values.Uint, 0x70, _packing(">I")),
+        _element(values.Ulong, 0x80, _packing(">Q")),
+        _element(values.Byte, 0x51, _packing(">b")),
+        _element(values.Short, 0x61, _packing(">h")),
+        _element(values.Int, 0x71, _packing(">i")),
+        _element(values.Long, 0x81, _packing(">q")),
+        _element(values.Float, 0x72, _packing(">f")),
+        _element(float, 0x82, _packing(">d")),
+        _element(values.Timestamp, 0x83, _packing(">q")),
+        _element(values.Char, 0x73, lambda value: value.encode("utf-32-be")),
+        _element(bytes, 0xB0, _wide),
+        _element(str, 0xB1, lambda value: _wide(value.encode("utf-8"))),
+        _element(values.Symbol, 0xB3, lambda value: _wide(value.encode("ascii"))),
+        _element(UUID, 0x98, lambda value: value.bytes),
+        _element(list, 0xD0, lambda value: _wide_items(len(value), b"".join(map(encode, value)))),
+        _element(dict, 0xD1, lambda value: _wide_items(2 * len(value), _pairs(value))),
+        _element(Array, 0xF0, lambda value: _wide_items(len(value), _elements(value))),
+    )
+)
 """The type of an array's elements → their constructor, in its widest form, and what encodes the data of one."""
 
 
@@ -118,56 +155,76 @@ def element_constructor(kind: type) -> bytes:
     return bytes((_ELEMENTS[kind][0],))
 
 
-def _elements(items: Array | list[Any]) -> bytes:
+def _elements(items: Sequence[Value]) -> bytes:
     """The constructor of an array's elements, and their data."""
     if not items:
         return (items.empty_of if isinstance(items, Array) else b"") or b"\xb3"  # none says of what: symbols
     kinds = {type(item) for item in items}
     kind = kinds.pop()
-    if kind is Described and not kinds:
-        descriptor = encode(items[0].descriptor)
-        if all(encode(item.descriptor) == descriptor for item in items):
-            return b"\x00" + descriptor + _elements([item.value for item in items])
-    if kind is Decimal and not kinds and len({item.code for item in items}) == 1:
-        return bytes((items[0].code,)) + b"".join(item.octets for item in items)
-    if kinds or kind not in _ELEMENTS:
-        raise TypeError(f"no array of {', '.join(sorted(each.__name__ for each in (kind, *kinds)))}")
+    if kinds:
+        raise _no_array((kind, *kinds))
+    if kind is Described:
+        return _described_elements([item for item in items if isinstance(item, Described)])
+    if kind is values.Decimal:
+        return _decimal_elements([item for item in items if isinstance(item, values.Decimal)])
+    if kind not in _ELEMENTS:
+        raise _no_array((kind,))
     code, element = _ELEMENTS[kind]
     return bytes((code,)) + b"".join(map(element, items))
+
+
+def _described_elements(items: Sequence[Described]) -> bytes:
+    descriptor = encode(items[0].descriptor)
+    if any(encode(item.descriptor) != descriptor for item in items):
+        raise _no_array((Described,))
+    return b"\x00" + descriptor + _elements([item.value for item in items])
+
+
+def _decimal_elements(items: Sequence[values.Decimal]) -> bytes:
+    code = items[0].code
+    if any(item.code != code for item in items):
+        raise _no_array((values.Decimal,))
+    return bytes((code,)) + b"".join([item.octets for item in items])
+
+
+def _no_array(kinds: Iterable[type]) -> TypeError:
+    return TypeError(f"no array of {', '.join(sorted(each.__name__ for each in kinds))}")
 
 
 def _encode_array(value: Array) -> bytes:
     return _compounded(0xE0, len(value), _elements(value))
 
 
-_ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
-    type(None): lambda _: b"\x40",
-    bool: lambda value: b"\x41" if value else b"\x42",
-    Ubyte: _plain(0x50, "B"),
-    Ushort: _plain(0x60, "H"),
-    Uint: _small(0x43, 0x52, 0x70, "I"),
-    Ulong: _small(0x44, 0x53, 0x80, "Q"),
-    Byte: _plain(0x51, "b"),
-    Short: _plain(0x61, "h"),
-    Int: _small(None, 0x54, 0x71, "i"),
-    Long: _small(None, 0x55, 0x81, "q"),
-    Float: _plain(0x72, "f"),
-    float: _plain(0x82, "d"),
-    Timestamp: _plain(0x83, "q"),
-    Char: lambda value: b"\x73" + value.encode("utf-32-be"),
-    Decimal: lambda value: bytes((value.code,)) + value.octets,
-    bytes: lambda value: _sized(0xA0, value),
-    str: lambda value: _sized(0xA1, value.encode("utf-8")),
-    Symbol: lambda value: _sized(0xA3, value.encode("ascii")),
-    UUID: lambda value: b"\x98" + value.bytes,
-    list: lambda value: encode_list([encode(item) for item in value]),
-    dict: _map,
-    Array: _encode_array,
-    Described: lambda value: b"\x00" + encode(value.descriptor) + encode(value.value),
-}
+_ENCODERS: Final = dict(
+    (
+        _for(type(None), lambda _: b"\x40"),
+        _for(bool, encode_boolean),
+        _for(values.Ubyte, encode_ubyte),
+        _for(values.Ushort, encode_ushort),
+        _for(values.Uint, encode_uint),
+        _for(values.Ulong, encode_ulong),
+        _for(values.Byte, _plain(0x51, "b")),
+        _for(values.Short, _plain(0x61, "h")),
+        _for(values.Int, _small(None, 0x54, 0x71, "i")),
+        _for(values.Long, _small(None, 0x55, 0x81, "q")),
+        _for(values.Float, _plain(0x72, "f")),
+        _for(float, _plain(0x82, "d")),
+        _for(values.Timestamp, encode_timestamp),
+        _for(values.Char, lambda value: b"\x73" + value.encode("utf-32-be")),
+        _for(values.Decimal, lambda value: bytes((value.code,)) + value.octets),
+        _for(bytes, encode_binary),
+        _for(str, encode_string),
+        _for(values.Symbol, encode_symbol),
+        _for(UUID, lambda value: b"\x98" + value.bytes),
+        _for(list, lambda value: encode_list([encode(item) for item in value])),
+        _for(dict, encode_map),
+        _for(Array, _encode_array),
+        _for(Described, lambda value: b"\x00" + encode(value.descriptor) + encode(value.value)),
+    )
+)
 
 
-def encode(value: Any) -> bytes:
+def encode(value: Value) -> bytes:
     """`value` in the shortest form of its type; TypeError for a Python type that is no AMQP type (a plain int
     is none), struct.error for a number that does not fit."""
     encoder = _ENCODERS.get(type(value))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery, OutgoingDelivery
     from dtx.amqp.link import Link, ReceiverLink, SenderLink
     from dtx.amqp.performatives import Error, Open
     from dtx.amqp.session import Session
+    from dtx.amqp.values import Map
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ class LinkFlow:
     """The peer told the state of a link: credit and drain of one on which we send, or what the sender has left."""
 
     link: SenderLink | ReceiverLink
-    properties: dict[Any, Any] | None
+    properties: Map | None
 
 
 @dataclass(slots=True)

@@ -21,6 +21,8 @@ from dtx.amqp.errors import ProtocolError, Scope
 from dtx.amqp.performatives import MAX_PERFORMATIVE, PERFORMATIVES, Close, Detach, End, Error, Transfer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dtx.amqp.performatives import Performative
 
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
@@ -35,6 +37,7 @@ _TRUE: Final = b"\x41"
 _FALSE: Final = b"\x42"
 _FLAGS: Final = (_FALSE, _TRUE)
 _U32: Final = struct.Struct(">I")
+_u32_at: Final[Callable[[bytes, int], tuple[int]]] = _U32.unpack_from
 _SMALL: Final = tuple([b"\x43"] + [bytes((0x52, number)) for number in range(1, 256)])
 
 
@@ -84,7 +87,7 @@ class FrameReader:
         left = len(data) - at
         if left < 4:
             return None
-        size = _U32.unpack_from(data, at)[0]
+        size = _u32_at(data, at)[0]
         if not FRAME_HEADER <= size <= self._limit:
             raise _fatal(Condition.FRAMING_ERROR, f"a frame of {size} octets; 8 to {self._limit} are allowed")
         if left < size:
@@ -105,8 +108,8 @@ class FrameReader:
         except WireError as error:  # a descriptor that is none of a performative can't be decoded either
             unknown = error.condition is Condition.NOT_IMPLEMENTED
             raise _fatal(Condition.DECODE_ERROR if unknown else error.condition, str(error)) from None
-        except DecodeError as undecodable:
-            raise _fatal(Condition.DECODE_ERROR, str(undecodable)) from None
+        except DecodeError as cut_off:
+            raise _fatal(Condition.DECODE_ERROR, str(cut_off)) from None
         if end - start > MAX_PERFORMATIVE:
             told = f"a performative of {end - start} octets; {MAX_PERFORMATIVE} are allowed"
             raise _fatal(Condition.RESOURCE_LIMIT, told)
@@ -132,7 +135,7 @@ def body_within(performative: Performative, room: int) -> bytes | None:
     """The body of a frame with a performative and nothing else; None where it takes more than `room` octets. An error
     that is too long is told without its details."""
     body = PERFORMATIVES.encode(performative)
-    if len(body) > room and isinstance(performative, Detach | End | Close) and performative.error is not None:
+    if len(body) > room and isinstance(performative, (Detach, End, Close)) and performative.error is not None:
         error = performative.error
         shortened = error.description.encode()[:SHORT_DESCRIPTION].decode(errors="ignore")
         body = PERFORMATIVES.encode(replace(performative, error=Error(error.condition, shortened)))

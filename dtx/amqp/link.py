@@ -8,7 +8,7 @@ A link that is detached stays usable as an object: what is asked of it has no ef
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.delivery import (
@@ -42,6 +42,7 @@ from xa.machine import advance
 if TYPE_CHECKING:
     from dtx.amqp.performatives import Coordinator, Source, Target, Transfer
     from dtx.amqp.session import Session
+    from dtx.amqp.values import Map
 
 ATTACHED: Final = LinkState.ATTACHED
 HALF: Final = 2**31
@@ -73,7 +74,9 @@ class Link:
         self.snd_settle_mode = SENDER_MIXED
         self.rcv_settle_mode = RECEIVER_FIRST
         self.delivery_count = 0
-        self.properties: dict[Any, Any] | None = None
+        self.initial_count = 0
+        """The delivery-count in our attach."""
+        self.properties: Map | None = None
         """What our flows say beside the credit."""
 
     @property
@@ -88,7 +91,7 @@ class Link:
         *,
         max_message_size: int = 0,
         offered: tuple[str, ...] = (),
-        properties: dict[Any, Any] | None = None,
+        properties: Map | None = None,
     ) -> None:
         """Attaches the link, or answers the peer's attach. Without effect when its session is gone."""
         if self.state is LinkState.GONE:
@@ -96,6 +99,7 @@ class Link:
         self.state = advance(LINK, self.state, LinkVerb.SEND_ATTACH)
         if self.state is LinkState.ATTACH_SENT:
             self.session.expect(self)
+        self.initial_count = self.delivery_count
         self.session.send(
             Attach(
                 self.name,
@@ -211,7 +215,8 @@ class SenderLink(Link):
         """Sends a message, or with `more` its first part. There has to be credit for it, and no other delivery that
         is incomplete. Tag and state fit in the smallest frame: they have at most MAX_TAG and MAX_STATE octets."""
         if self.state is not ATTACHED:
-            raise ValueError(f"the link {self.name!r} is {self.state.value}")
+            told: str = self.state.value
+            raise ValueError(f"the link {self.name!r} is {told}")
         if len(tag) > MAX_TAG or (state is not None and len(state) > MAX_STATE):
             raise ValueError("the delivery's tag or state is too long")
         if self.current is not None:
@@ -244,7 +249,7 @@ class SenderLink(Link):
         credit = flow.link_credit
         if credit is not None:
             # No delivery-count means that the receiver has not seen our attach yet.
-            counted = flow.delivery_count if flow.delivery_count is not None else 0
+            counted = flow.delivery_count if flow.delivery_count is not None else self.initial_count
             self._limit = (counted + min(credit, HALF - 1)) & MAX_UINT  # serial numbers count no further ahead
         self.drain = self._told_drain = flow.drain
 

@@ -10,13 +10,16 @@ never decoded.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.decoding import DecodeError, decode, decode_from, skip
 from dtx.amqp.encoding import encode, encode_list
 from dtx.amqp.values import Byte, Described, Symbol, Ubyte, Uint, Ulong
+
+if TYPE_CHECKING:
+    from dtx.amqp.values import Map, Value
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
@@ -50,6 +53,7 @@ class Header:
     ttl_ms: int | None = None
     delivery_count: int = 0
     end: int = 0
+    first_acquirer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,8 @@ class Request:
 
     body: bytes
     reply_to: str | None
-    correlation: Any
-    application_properties: dict[Any, Any]
+    correlation: Value
+    application_properties: Map
 
 
 NO_HEADER: Final = Header()
@@ -106,10 +110,15 @@ def read_header(octets: bytes) -> Header:
     if type(items) is not list or len(items) > 5:
         raise WireError(Condition.INVALID_FIELD, "the header is a list of at most 5 fields")
     durable, priority, ttl, first, count = (*items, None, None, None, None, None)[:5]
-    types = ((durable, bool), (priority, Ubyte), (ttl, Uint), (first, bool), (count, Uint))
-    if any(item is not None and type(item) is not wanted for item, wanted in types):
+    if (
+        (durable is not None and not isinstance(durable, bool))
+        or (priority is not None and not isinstance(priority, Ubyte))
+        or (ttl is not None and not isinstance(ttl, Uint))
+        or (first is not None and not isinstance(first, bool))
+        or (count is not None and not isinstance(count, Uint))
+    ):
         raise WireError(Condition.INVALID_FIELD, "a field of the header has a wrong type")
-    return Header(bool(durable), 4 if priority is None else int(priority), ttl, int(count or 0), end)
+    return Header(bool(durable), 4 if priority is None else int(priority), ttl, int(count or 0), end, bool(first))
 
 
 _NOT_A_HEADER: Final = frozenset(bytes((0x00, 0x53, code)) for code in range(HEADER + 1, FOOTER + 1))
@@ -118,7 +127,7 @@ _NOT_A_HEADER: Final = frozenset(bytes((0x00, 0x53, code)) for code in range(HEA
 def with_header(octets: bytes, header: Header, *, delivery_count: int, ttl_ms: int | None) -> bytes:
     """The message with a header that tells `delivery_count` and `ttl_ms`; `header` is what `read_header`
     found."""
-    items: list[Any] = [
+    items: list[Value] = [
         header.durable or None,
         Ubyte(header.priority) if header.priority != 4 else None,
         None if ttl_ms is None else Uint(min(ttl_ms, 0xFFFF_FFFF)),
@@ -131,7 +140,7 @@ def with_header(octets: bytes, header: Header, *, delivery_count: int, ttl_ms: i
     return section + octets[header.end :]
 
 
-def with_delivery_annotations(octets: bytes, annotations: dict[Symbol, Any]) -> bytes:
+def with_delivery_annotations(octets: bytes, annotations: Map) -> bytes:
     """The message with these delivery annotations in place of those that it has."""
     at = read_header(octets).end
     end = at
@@ -144,11 +153,11 @@ def with_delivery_annotations(octets: bytes, annotations: dict[Symbol, Any]) -> 
     return octets[:at] + section + octets[end:]
 
 
-def with_message_annotations(octets: bytes, annotations: dict[Symbol, Any]) -> bytes:
+def with_message_annotations(octets: bytes, annotations: Map) -> bytes:
     """The message with these message annotations beside those that it has; WireError where it has something else in
     their place."""
     found = _sections_of(octets)
-    merged = _value(octets, found, MESSAGE_ANNOTATIONS, dict) | annotations
+    merged = _map(octets, found, MESSAGE_ANNOTATIONS) | annotations
     before = max((found[code][1] for code in (HEADER, DELIVERY_ANNOTATIONS) if code in found), default=0)
     behind = found[MESSAGE_ANNOTATIONS][1] if MESSAGE_ANNOTATIONS in found else before
     return octets[:before] + encode(Described(Ulong(MESSAGE_ANNOTATIONS), merged)) + octets[behind:]
@@ -200,39 +209,52 @@ def read_request(octets: bytes) -> Request:
     """A message as a request; WireError where it can't be one. Some clients leave a body out that says nothing:
     it is empty then."""
     found = _sections_of(octets)
-    body = _body(octets, found) if found.keys() & {DATA, SEQUENCE, VALUE} else b""
-    properties = _value(octets, found, PROPERTIES, list)
+    body = _body(octets, found) if DATA in found or SEQUENCE in found or VALUE in found else b""
+    properties = _properties(octets, found)
     message_id, _user, _to, _subject, reply_to, correlation = (*properties, *[None] * 6)[:6]
     if reply_to is not None and type(reply_to) is not str:
         raise WireError(Condition.INVALID_FIELD, "reply-to is a string")
     if correlation is None:
         correlation = message_id
-    told = _value(octets, found, APPLICATION_PROPERTIES, dict)
+    told = _map(octets, found, APPLICATION_PROPERTIES)
     return Request(body, reply_to, correlation, told)
 
 
-def _value(octets: bytes, found: dict[int, tuple[int, int]], code: int, wanted: type) -> Any:
+def _properties(octets: bytes, found: dict[int, tuple[int, int]]) -> list[Value]:
+    if PROPERTIES not in found:
+        return []
+    value = _value(octets, found, PROPERTIES)
+    if type(value) is not list:
+        raise WireError(Condition.INVALID_FIELD, f"section {PROPERTIES:#x} is a list")
+    return value
+
+
+def _map(octets: bytes, found: dict[int, tuple[int, int]], code: int) -> Map:
     if code not in found:
-        return wanted()
+        return {}
+    value = _value(octets, found, code)
+    if type(value) is not dict:
+        raise WireError(Condition.INVALID_FIELD, f"section {code:#x} is a dict")
+    return value
+
+
+def _value(octets: bytes, found: dict[int, tuple[int, int]], code: int) -> Value:
     start, end = found[code]
     try:
-        value = decode(octets[start:end])
+        return decode(octets[start:end])
     except DecodeError as error:
         raise WireError(Condition.DECODE_ERROR, f"section {code:#x}: {error}") from None
-    if type(value) is not wanted:
-        raise WireError(Condition.INVALID_FIELD, f"section {code:#x} is a {wanted.__name__}")
-    return value
 
 
 def read_destination(octets: bytes) -> tuple[str | None, bool]:
     """The address in the properties of a message, None where it has none, and whether its sender means a topic (in the
     mapping of JMS, which says so in an annotation). WireError for what is no message."""
     found = _sections_of(octets)
-    properties = _value(octets, found, PROPERTIES, list)
+    properties = _properties(octets, found)
     to = properties[2] if len(properties) > 2 else None
     if to is not None and type(to) is not str:
         raise WireError(Condition.INVALID_FIELD, "to is a string")
-    annotations = _value(octets, found, MESSAGE_ANNOTATIONS, dict)
+    annotations = _map(octets, found, MESSAGE_ANNOTATIONS)
     return to, annotations.get(Symbol("x-opt-jms-dest")) in _JMS_TOPICS
 
 
@@ -241,13 +263,13 @@ def value_message(value: bytes) -> bytes:
     return _VALUE + value
 
 
-def request_message(value: bytes, reply_to: str, correlation: Any) -> bytes:
+def request_message(value: bytes, reply_to: str, correlation: Value) -> bytes:
     """A request: `value` is encoded already, `correlation` a Ulong, a UUID, binary or string."""
     properties = [None, None, None, None, reply_to, correlation]
     return encode(Described(Ulong(PROPERTIES), properties)) + value_message(value)
 
 
-def response_message(value: bytes, correlation: Any, application_properties: dict[Any, Any] | None = None) -> bytes:
+def response_message(value: bytes, correlation: Value, application_properties: Map | None = None) -> bytes:
     """The response to the request with this correlation; `value` is encoded already."""
     octets = b""
     if correlation is not None:

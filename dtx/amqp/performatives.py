@@ -8,23 +8,37 @@ Everything that an endpoint keeps is bounded by MAX_PERFORMATIVE and MAX_TAG.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from dtx.amqp.composites import (
+    BINARY,
+    BOOLEAN,
     DESCRIBED,
+    FIELDS,
+    MAP,
+    STRING,
+    SYMBOL,
     SYMBOLS,
+    UBYTE,
+    UINT,
+    ULONG,
+    USHORT,
     Catalog,
-    Field,
     Kind,
+    Table,
+    checked,
     nested,
-    plain,
     standard,
 )
 from dtx.amqp.decoding import skip
-from dtx.amqp.values import Symbol, Ubyte, Uint, Ulong, Ushort
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeVarTuple
+
+    from dtx.amqp.values import Map
+
+    Ts = TypeVarTuple("Ts")
 
 
 OPEN: Final = 0x10
@@ -56,7 +70,7 @@ class Error:
 
     condition: str
     description: str = ""
-    info: dict[Any, Any] | None = None
+    info: Map | None = None
 
 
 @dataclass(slots=True)
@@ -68,9 +82,9 @@ class Source:
     expiry_policy: str = "session-end"
     timeout: int = 0
     dynamic: bool = False
-    dynamic_node_properties: dict[Any, Any] | None = None
+    dynamic_node_properties: Map | None = None
     distribution_mode: str | None = None
-    filters: dict[Any, Any] | None = None
+    filters: Map | None = None
     default_outcome: bytes | None = None
     outcomes: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
@@ -85,7 +99,7 @@ class Target:
     expiry_policy: str = "session-end"
     timeout: int = 0
     dynamic: bool = False
-    dynamic_node_properties: dict[Any, Any] | None = None
+    dynamic_node_properties: Map | None = None
     capabilities: tuple[str, ...] = ()
 
 
@@ -109,7 +123,7 @@ class Open:
     incoming_locales: tuple[str, ...] = ()
     offered_capabilities: tuple[str, ...] = ()
     desired_capabilities: tuple[str, ...] = ()
-    properties: dict[Any, Any] | None = None
+    properties: Map | None = None
 
 
 @dataclass(slots=True)
@@ -123,7 +137,7 @@ class Begin:
     handle_max: int = MAX_UINT
     offered_capabilities: tuple[str, ...] = ()
     desired_capabilities: tuple[str, ...] = ()
-    properties: dict[Any, Any] | None = None
+    properties: Map | None = None
 
 
 @dataclass(slots=True)
@@ -138,13 +152,13 @@ class Attach:
     rcv_settle_mode: int = RECEIVER_FIRST
     source: Source | None = None
     target: Target | Coordinator | None = None
-    unsettled: dict[Any, Any] | None = None
+    unsettled: Map | None = None
     incomplete_unsettled: bool = False
     initial_delivery_count: int | None = None
     max_message_size: int = 0
     offered_capabilities: tuple[str, ...] = ()
     desired_capabilities: tuple[str, ...] = ()
-    properties: dict[Any, Any] | None = None
+    properties: Map | None = None
 
 
 @dataclass(slots=True)
@@ -161,7 +175,7 @@ class Flow:
     available: int | None = None
     drain: bool = False
     echo: bool = False
-    properties: dict[Any, Any] | None = None
+    properties: Map | None = None
 
 
 @dataclass(slots=True)
@@ -223,7 +237,7 @@ def _raw(octets: bytes, at: int, end: int, _depth: int) -> tuple[bytes, int]:
     return octets[at - 1 : stop], stop
 
 
-def _at_most(limit: int, what: str) -> Callable[[Any], str]:
+def _at_most(limit: int, what: str) -> Callable[[int], str]:
     return lambda value: "" if value <= limit else f"{what} is at most {limit}, not {value}"
 
 
@@ -231,172 +245,160 @@ def _tag_check(value: bytes) -> str:
     return "" if len(value) <= MAX_TAG else f"a delivery-tag has at most {MAX_TAG} octets"
 
 
-BOOLEAN: Final = plain("boolean", bool)
-USHORT: Final = plain("ushort", Ushort)
-UINT: Final = plain("uint", Uint)
-ULONG: Final = plain("ulong", Ulong)
-STRING: Final = plain("string", str)
-SYMBOL: Final = plain("symbol", Symbol)
-MAP: Final = plain("map", dict)
-TAG: Final = plain("binary", bytes, _tag_check)
-STATE: Final = Kind("delivery-state", {DESCRIBED: _raw}, bytes)
+TAG: Final = checked(BINARY, _tag_check)
+SENDER_MODE: Final = checked(UBYTE, _at_most(2, "snd-settle-mode"))
+RECEIVER_MODE: Final = checked(UBYTE, _at_most(1, "rcv-settle-mode"))
+STATE: Final[Kind[bytes]] = Kind("delivery-state", {DESCRIBED: _raw}, bytes)
 """A delivery state, encoded."""
 
 ERROR_TYPE: Final = standard(
     Error,
     "error",
     0x1D,
-    (Field("condition", SYMBOL, mandatory=True), Field("description", STRING, absent=""), Field("info", MAP)),
+    FIELDS.mandatory("condition", SYMBOL).default("description", STRING, absent="").optional("info", MAP),
 )
 ERROR: Final = nested(ERROR_TYPE)
 SOURCE_TYPE: Final = standard(
     Source,
     "source",
     0x28,
-    (
-        Field("address", STRING),
-        Field("durable", UINT, absent=0),
-        Field("expiry-policy", SYMBOL, absent="session-end"),
-        Field("timeout", UINT, absent=0),
-        Field("dynamic", BOOLEAN, absent=False),
-        Field("dynamic-node-properties", MAP),
-        Field("distribution-mode", SYMBOL),
-        Field("filter", MAP),
-        Field("default-outcome", STATE),
-        Field("outcomes", SYMBOLS, absent=()),
-        Field("capabilities", SYMBOLS, absent=()),
-    ),
+    FIELDS.optional("address", STRING)
+    .default("durable", UINT, absent=0)
+    .default("expiry-policy", SYMBOL, absent="session-end")
+    .default("timeout", UINT, absent=0)
+    .default("dynamic", BOOLEAN, absent=False)
+    .optional("dynamic-node-properties", MAP)
+    .optional("distribution-mode", SYMBOL)
+    .optional("filter", MAP)
+    .optional("default-outcome", STATE)
+    .default("outcomes", SYMBOLS, absent=())
+    .default("capabilities", SYMBOLS, absent=()),
 )
 TARGET_TYPE: Final = standard(
     Target,
     "target",
     0x29,
-    (
-        Field("address", STRING),
-        Field("durable", UINT, absent=0),
-        Field("expiry-policy", SYMBOL, absent="session-end"),
-        Field("timeout", UINT, absent=0),
-        Field("dynamic", BOOLEAN, absent=False),
-        Field("dynamic-node-properties", MAP),
-        Field("capabilities", SYMBOLS, absent=()),
-    ),
+    FIELDS.optional("address", STRING)
+    .default("durable", UINT, absent=0)
+    .default("expiry-policy", SYMBOL, absent="session-end")
+    .default("timeout", UINT, absent=0)
+    .default("dynamic", BOOLEAN, absent=False)
+    .optional("dynamic-node-properties", MAP)
+    .default("capabilities", SYMBOLS, absent=()),
 )
-COORDINATOR_TYPE: Final = standard(Coordinator, "coordinator", 0x30, (Field("capabilities", SYMBOLS, absent=()),))
-_TARGETS: Final = Catalog(TARGET_TYPE, COORDINATOR_TYPE)
-_CAPABILITIES: Final = (
-    Field("offered-capabilities", SYMBOLS, absent=()),
-    Field("desired-capabilities", SYMBOLS, absent=()),
-    Field("properties", MAP),
-)
-_ERROR_FIELD: Final = Field("error", ERROR)
+COORDINATOR_TYPE: Final = standard(Coordinator, "coordinator", 0x30, FIELDS.default("capabilities", SYMBOLS, absent=()))
+_TARGETS: Final[Catalog[Target | Coordinator]] = Catalog(TARGET_TYPE, COORDINATOR_TYPE)
+TARGET: Final = Kind("target", {DESCRIBED: _TARGETS.read}, _TARGETS.encode)
+
+
+def _with_capabilities(table: Table[*Ts]) -> Table[*Ts, tuple[str, ...], tuple[str, ...], Map | None]:
+    """The table with the three fields behind it in which an open, a begin and an attach end."""
+    return (
+        table.default("offered-capabilities", SYMBOLS, absent=())
+        .default("desired-capabilities", SYMBOLS, absent=())
+        .optional("properties", MAP)
+    )
+
 
 # --- tables --------------------
 OPEN_TYPE: Final = standard(
     Open,
     "open",
     OPEN,
-    (
-        Field("container-id", STRING, mandatory=True),
-        Field("hostname", STRING),
-        Field("max-frame-size", UINT, absent=MAX_UINT),
-        Field("channel-max", USHORT, absent=MAX_USHORT),
-        Field("idle-time-out", UINT),
-        Field("outgoing-locales", SYMBOLS, absent=()),
-        Field("incoming-locales", SYMBOLS, absent=()),
-        *_CAPABILITIES,
+    _with_capabilities(
+        FIELDS.mandatory("container-id", STRING)
+        .optional("hostname", STRING)
+        .default("max-frame-size", UINT, absent=MAX_UINT)
+        .default("channel-max", USHORT, absent=MAX_USHORT)
+        .optional("idle-time-out", UINT)
+        .default("outgoing-locales", SYMBOLS, absent=())
+        .default("incoming-locales", SYMBOLS, absent=())
     ),
 )
 BEGIN_TYPE: Final = standard(
     Begin,
     "begin",
     BEGIN,
-    (
-        Field("remote-channel", USHORT),
-        Field("next-outgoing-id", UINT, mandatory=True),
-        Field("incoming-window", UINT, mandatory=True),
-        Field("outgoing-window", UINT, mandatory=True),
-        Field("handle-max", UINT, absent=MAX_UINT),
-        *_CAPABILITIES,
+    _with_capabilities(
+        FIELDS.optional("remote-channel", USHORT)
+        .mandatory("next-outgoing-id", UINT)
+        .mandatory("incoming-window", UINT)
+        .mandatory("outgoing-window", UINT)
+        .default("handle-max", UINT, absent=MAX_UINT)
     ),
 )
 ATTACH_TYPE: Final = standard(
     Attach,
     "attach",
     ATTACH,
-    (
-        Field("name", STRING, mandatory=True),
-        Field("handle", UINT, mandatory=True),
-        Field("role", BOOLEAN, mandatory=True),
-        Field("snd-settle-mode", plain("ubyte", Ubyte, _at_most(2, "snd-settle-mode")), absent=SENDER_MIXED),
-        Field("rcv-settle-mode", plain("ubyte", Ubyte, _at_most(1, "rcv-settle-mode")), absent=RECEIVER_FIRST),
-        Field("source", nested(SOURCE_TYPE)),
-        Field("target", Kind("target", {DESCRIBED: _TARGETS.read}, _TARGETS.encode)),
-        Field("unsettled", MAP),
-        Field("incomplete-unsettled", BOOLEAN, absent=False),
-        Field("initial-delivery-count", UINT),
-        Field("max-message-size", ULONG, absent=0),
-        *_CAPABILITIES,
+    _with_capabilities(
+        FIELDS.mandatory("name", STRING)
+        .mandatory("handle", UINT)
+        .mandatory("role", BOOLEAN)
+        .default("snd-settle-mode", SENDER_MODE, absent=SENDER_MIXED)
+        .default("rcv-settle-mode", RECEIVER_MODE, absent=RECEIVER_FIRST)
+        .optional("source", nested(SOURCE_TYPE))
+        .optional("target", TARGET)
+        .optional("unsettled", MAP)
+        .default("incomplete-unsettled", BOOLEAN, absent=False)
+        .optional("initial-delivery-count", UINT)
+        .default("max-message-size", ULONG, absent=0)
     ),
 )
 FLOW_TYPE: Final = standard(
     Flow,
     "flow",
     FLOW,
-    (
-        Field("next-incoming-id", UINT),
-        Field("incoming-window", UINT, mandatory=True),
-        Field("next-outgoing-id", UINT, mandatory=True),
-        Field("outgoing-window", UINT, mandatory=True),
-        Field("handle", UINT),
-        Field("delivery-count", UINT),
-        Field("link-credit", UINT),
-        Field("available", UINT),
-        Field("drain", BOOLEAN, absent=False),
-        Field("echo", BOOLEAN, absent=False),
-        Field("properties", MAP),
-    ),
+    FIELDS.optional("next-incoming-id", UINT)
+    .mandatory("incoming-window", UINT)
+    .mandatory("next-outgoing-id", UINT)
+    .mandatory("outgoing-window", UINT)
+    .optional("handle", UINT)
+    .optional("delivery-count", UINT)
+    .optional("link-credit", UINT)
+    .optional("available", UINT)
+    .default("drain", BOOLEAN, absent=False)
+    .default("echo", BOOLEAN, absent=False)
+    .optional("properties", MAP),
 )
 TRANSFER_TYPE: Final = standard(
     Transfer,
     "transfer",
     TRANSFER,
-    (
-        Field("handle", UINT, mandatory=True),
-        Field("delivery-id", UINT),
-        Field("delivery-tag", TAG),
-        Field("message-format", UINT),
-        Field("settled", BOOLEAN),
-        Field("more", BOOLEAN, absent=False),
-        Field("rcv-settle-mode", plain("ubyte", Ubyte, _at_most(1, "rcv-settle-mode"))),
-        Field("state", STATE),
-        Field("resume", BOOLEAN, absent=False),
-        Field("aborted", BOOLEAN, absent=False),
-        Field("batchable", BOOLEAN, absent=False),
-    ),
+    FIELDS.mandatory("handle", UINT)
+    .optional("delivery-id", UINT)
+    .optional("delivery-tag", TAG)
+    .optional("message-format", UINT)
+    .optional("settled", BOOLEAN)
+    .default("more", BOOLEAN, absent=False)
+    .optional("rcv-settle-mode", RECEIVER_MODE)
+    .optional("state", STATE)
+    .default("resume", BOOLEAN, absent=False)
+    .default("aborted", BOOLEAN, absent=False)
+    .default("batchable", BOOLEAN, absent=False),
 )
 DISPOSITION_TYPE: Final = standard(
     Disposition,
     "disposition",
     DISPOSITION,
-    (
-        Field("role", BOOLEAN, mandatory=True),
-        Field("first", UINT, mandatory=True),
-        Field("last", UINT),
-        Field("settled", BOOLEAN, absent=False),
-        Field("state", STATE),
-        Field("batchable", BOOLEAN, absent=False),
-    ),
+    FIELDS.mandatory("role", BOOLEAN)
+    .mandatory("first", UINT)
+    .optional("last", UINT)
+    .default("settled", BOOLEAN, absent=False)
+    .optional("state", STATE)
+    .default("batchable", BOOLEAN, absent=False),
 )
 DETACH_TYPE: Final = standard(
     Detach,
     "detach",
     DETACH,
-    (Field("handle", UINT, mandatory=True), Field("closed", BOOLEAN, absent=False), _ERROR_FIELD),
+    FIELDS.mandatory("handle", UINT).default("closed", BOOLEAN, absent=False).optional("error", ERROR),
 )
-END_TYPE: Final = standard(End, "end", END, (_ERROR_FIELD,))
-CLOSE_TYPE: Final = standard(Close, "close", CLOSE, (_ERROR_FIELD,))
+END_TYPE: Final = standard(End, "end", END, FIELDS.optional("error", ERROR))
+CLOSE_TYPE: Final = standard(Close, "close", CLOSE, FIELDS.optional("error", ERROR))
 
-PERFORMATIVES: Final = Catalog(
+Performative: TypeAlias = Open | Begin | Attach | Flow | Transfer | Disposition | Detach | End | Close
+PERFORMATIVES: Final[Catalog[Performative]] = Catalog(
     OPEN_TYPE,
     BEGIN_TYPE,
     ATTACH_TYPE,
@@ -408,4 +410,3 @@ PERFORMATIVES: Final = Catalog(
     CLOSE_TYPE,
 )
 """What the body of a frame may begin with."""
-Performative = Open | Begin | Attach | Flow | Transfer | Disposition | Detach | End | Close

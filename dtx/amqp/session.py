@@ -206,7 +206,8 @@ class Session:
     def abort(self, delivery: OutgoingDelivery) -> None:
         """A delivery is not to be transferred to its end."""
         if delivery.progress is not WAITING and delivery.progress is not PARTIAL:
-            raise ValueError(f"a delivery that is {delivery.progress.value} can't be aborted")
+            told: str = delivery.progress.value
+            raise ValueError(f"a delivery that is {told} can't be aborted")
         link = delivery.link
         self.waiting_octets -= delivery.size
         delivery.parts.clear()

@@ -6,12 +6,17 @@ uint and refuse a ulong.
     timestamp Timestamp (milliseconds)
     binary bytes           string str                      symbol Symbol  uuid uuid.UUID
     list list              map dict                        array Array    described Described
+
+`Value` is any of them. A plain `int` is none: it does not say which type of the wire it is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 
 class Symbol(str):
@@ -74,6 +79,10 @@ class Long(int):
     __slots__ = ()
 
 
+INTEGERS: Final = (Ubyte, Ushort, Uint, Ulong, Byte, Short, Int, Long)
+"""The types of whole numbers."""
+
+
 class Float(float):
     """32 bits, binary."""
 
@@ -86,7 +95,7 @@ class Timestamp(int):
     __slots__ = ()
 
 
-class Array(list[Any]):
+class Array(list["Value"]):
     """An array: its elements have one type."""
 
     empty_of: bytes = b""
@@ -105,5 +114,14 @@ class Decimal:
 class Described:
     """A value with a descriptor: a Ulong or a Symbol says what the value means."""
 
-    descriptor: Any
-    value: Any
+    descriptor: Value
+    value: Value
+
+
+Value: TypeAlias = (
+    "bool | Ubyte | Ushort | Uint | Ulong | Byte | Short | Int | Long | Timestamp | float | str | bytes | UUID"
+    " | Decimal | list[Value] | Map | Array | Described | None"
+)
+"""A value of AMQP. Symbol and Char are among `str`, Float is among `float`."""
+Map: TypeAlias = "dict[Value, Value]"
+"""A map of AMQP. Its keys are simple values."""

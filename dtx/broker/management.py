@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from heapq import merge, nsmallest
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
@@ -20,16 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dtx.amqp.messages import Request
+    from dtx.amqp.values import Map, Value
     from dtx.broker.container import Container
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.branches import Branch
+
+T = TypeVar("T")
 
 MAX_PAGE: Final = 1000
 MAX_LOCKS: Final = 100
 """Branches that are named as holding messages of one queue."""
 
 
-def answer(container: Container, request: Request) -> Any:
+def answer(container: Container, request: Request) -> Value:
     """The response's value; WireError for what is no such request."""
     told = request.application_properties
     operation = told.get("operation")
@@ -45,7 +48,7 @@ def answer(container: Container, request: Request) -> Any:
     return found(container, after, int(count))
 
 
-def _status(container: Container, _after: str, _count: int) -> dict[str, Any]:
+def _status(container: Container, _after: str, _count: int) -> Map:
     resource = container.resource
     return {
         "container": container.settings.container,
@@ -58,7 +61,7 @@ def _status(container: Container, _after: str, _count: int) -> dict[str, Any]:
     }
 
 
-def _queues(container: Container, after: str, count: int) -> list[Any]:
+def _queues(container: Container, after: str, count: int) -> list[Value]:
     working: dict[str, list[Branch]] = {}
     for branch in container.registry.unprepared():
         for queue in branch.work.holdings():
@@ -67,10 +70,10 @@ def _queues(container: Container, after: str, count: int) -> list[Any]:
     return [_queue(container, container.resource.queues[name], working.get(name, [])) for name in names]
 
 
-def _queue(container: Container, queue: Queue, working: list[Branch]) -> dict[str, Any]:
+def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
     index = container.registry.prepared_by_queue
     prepared = index.of(queue.name)
-    locked_by = {}
+    locked_by: Map = {}
     for branch in islice(chain(working, prepared), MAX_LOCKS):
         retired, posted = index.holdings(branch)[queue.name]
         locked_by[str(branch.xid)] = Ulong(retired + posted)
@@ -86,7 +89,7 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> dict[st
     }
 
 
-def _branches(container: Container, after: str, count: int) -> list[Any]:
+def _branches(container: Container, after: str, count: int) -> list[Value]:
     try:
         behind = Xid.parse(after) if after else NULL_XID
     except ValueError as error:
@@ -100,7 +103,7 @@ def _xid_of(branch: Branch) -> Xid:
     return branch.xid
 
 
-def _branch(container: Container, branch: Branch) -> dict[str, Any]:
+def _branch(container: Container, branch: Branch) -> Map:
     return {
         "xid": str(branch.xid),
         "state": branch.state.value,
@@ -115,7 +118,7 @@ def _branch(container: Container, branch: Branch) -> dict[str, Any]:
     }
 
 
-def _connections(container: Container, after: str, count: int) -> list[Any]:
+def _connections(container: Container, after: str, count: int) -> list[Value]:
     behind = int(after, 16) if after and set(after) <= set("0123456789abcdef") else -1
     numbers = sorted(number for number in container.connections if number > behind)
     return _page(
@@ -133,11 +136,11 @@ def _connections(container: Container, after: str, count: int) -> list[Any]:
     )
 
 
-def _page(items: Iterable[Any], count: int, shown: Callable[[Any], dict[str, Any]]) -> list[Any]:
+def _page(items: Iterable[T], count: int, shown: Callable[[T], Map]) -> list[Value]:
     return [shown(item) for item in islice(items, count)]
 
 
-_OPERATIONS: Final[dict[str, Callable[[Container, str, int], Any]]] = {
+_OPERATIONS: Final[dict[str, Callable[[Container, str, int], Value]]] = {
     "status": _status,
     "queues": _queues,
     "branches": _branches,

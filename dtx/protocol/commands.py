@@ -14,21 +14,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeAlias
 
 from dtx.amqp.composites import (
+    BINARY,
+    BOOLEAN,
     DESCRIBED,
+    FIELDS,
     SYMBOLS,
+    UINT,
     Catalog,
-    Field,
     Kind,
+    checked,
     converting,
-    plain,
     several,
     standard,
 )
 from dtx.amqp.decoding import MAX_DEPTH, skip
-from dtx.amqp.values import Uint
 from dtx.protocol.extension import composite
 from xa import NULL_XID, Xid
 
@@ -189,21 +191,15 @@ def _count_check(value: int) -> str:
     return "" if 1 <= value <= MAX_PAGE else f"between 1 and {MAX_PAGE}, not {value}"
 
 
-BOOLEAN: Final = plain("boolean", bool)
-UINT: Final = plain("uint", Uint)
-BINARY: Final = plain("binary", bytes)
 PLACES: Final = several(UINT, MAX_PLACES)
-TXN_ID: Final = plain("txn-id", bytes, _txn_id_check)
+TXN_ID: Final = checked(BINARY, _txn_id_check, "txn-id")
+COUNT: Final = checked(UINT, _count_check)
 
 XID_TYPE: Final = composite(
     _XidFields,
     "xid",
     0x01,
-    (
-        Field("format", UINT, mandatory=True),
-        Field("global-id", BINARY, mandatory=True),
-        Field("branch-id", BINARY, b""),
-    ),
+    FIELDS.mandatory("format", UINT).mandatory("global-id", BINARY).default("branch-id", BINARY, absent=b""),
 )
 _XIDS: Final = Catalog(XID_TYPE)
 
@@ -238,15 +234,13 @@ START: Final = composite(
     Start,
     "start",
     0x02,
-    (
-        Field("xid", NAMED_XID, mandatory=True),
-        Field("join", BOOLEAN, absent=False),
-        Field("resume", BOOLEAN, absent=False),
-        Field("txn-id", TXN_ID),
-        Field("timeout", UINT),
-    ),
+    FIELDS.mandatory("xid", NAMED_XID)
+    .default("join", BOOLEAN, absent=False)
+    .default("resume", BOOLEAN, absent=False)
+    .optional("txn-id", TXN_ID)
+    .optional("timeout", UINT),
 )
-_GLOBAL_IDS: Final = Catalog(XID_TYPE, START)
+_GLOBAL_IDS: Final[Catalog[_XidFields | Start]] = Catalog(XID_TYPE, START)
 
 
 def _write_start(start: Start) -> bytes:
@@ -271,76 +265,63 @@ def _as_states(value: tuple[str, ...]) -> tuple[Found, ...]:
     return tuple(map(Found, value))
 
 
-STATES: Final = Kind(
-    "states", {code: converting(reader, _as_states) for code, reader in SYMBOLS.readers.items()}, SYMBOLS.write
-)
+STATES: Final[Kind[tuple[Found, ...]]] = Kind("states", converting(SYMBOLS.readers, _as_states), SYMBOLS.write)
 
-DECLARE: Final = standard(Declare, "declare", 0x31, (Field("global-id", GLOBAL_ID),))
+DECLARE: Final = standard(Declare, "declare", 0x31, FIELDS.optional("global-id", GLOBAL_ID))
 DISCHARGE: Final = standard(
     Discharge,
     "discharge",
     0x32,
-    (Field("txn-id", TXN_ID, mandatory=True), Field("fail", BOOLEAN, absent=False)),
+    FIELDS.mandatory("txn-id", TXN_ID).default("fail", BOOLEAN, absent=False),
 )
 END: Final = composite(
     End,
     "end",
     0x03,
-    (
-        Field("txn-id", TXN_ID, mandatory=True),
-        Field("fail", BOOLEAN, absent=False),
-        Field("suspend", BOOLEAN, absent=False),
-        Field("prepare", BOOLEAN, absent=False),
-        Field("keep", BOOLEAN, absent=False),
-    ),
+    FIELDS.mandatory("txn-id", TXN_ID)
+    .default("fail", BOOLEAN, absent=False)
+    .default("suspend", BOOLEAN, absent=False)
+    .default("prepare", BOOLEAN, absent=False)
+    .default("keep", BOOLEAN, absent=False),
 )
-CONTROL: Final = Catalog(DECLARE, DISCHARGE, END)
+Control: TypeAlias = Declare | Discharge | End
+CONTROL: Final[Catalog[Control]] = Catalog(DECLARE, DISCHARGE, END)
 """The commands that the body of a message on a control link may be."""
 
-_ANY_XID: Final = Field("xid", XID, absent=NULL_XID)
-_THE_XID: Final = Field("xid", NAMED_XID, mandatory=True)
-COORDINATION: Final = Catalog(
+Coordination: TypeAlias = Prepare | Commit | Rollback | Forget | Recover | SetTimeout | GetTimeout | Complete | Fence
+COORDINATION: Final[Catalog[Coordination]] = Catalog(
     composite(
         Prepare,
         "prepare",
         0x10,
-        (
-            _ANY_XID,
-            Field("keep", BOOLEAN, absent=False),
-            Field("failed", PLACES, absent=()),
-            Field("released", PLACES, absent=()),
-        ),
+        FIELDS.default("xid", XID, absent=NULL_XID)
+        .default("keep", BOOLEAN, absent=False)
+        .default("failed", PLACES, absent=())
+        .default("released", PLACES, absent=()),
     ),
-    composite(Commit, "commit", 0x11, (_ANY_XID, Field("one-phase", BOOLEAN, absent=False))),
-    composite(Rollback, "rollback", 0x12, (_ANY_XID,)),
-    composite(Forget, "forget", 0x13, (_THE_XID,)),
+    composite(
+        Commit, "commit", 0x11, FIELDS.default("xid", XID, absent=NULL_XID).default("one-phase", BOOLEAN, absent=False)
+    ),
+    composite(Rollback, "rollback", 0x12, FIELDS.default("xid", XID, absent=NULL_XID)),
+    composite(Forget, "forget", 0x13, FIELDS.mandatory("xid", NAMED_XID)),
     composite(
         Recover,
         "recover",
         0x14,
-        (
-            Field("after", XID, absent=NULL_XID),
-            Field("count", plain("uint", Uint, _count_check), absent=MAX_PAGE),
-            Field("prefix", BINARY, absent=b""),
-            Field("states", STATES, absent=()),
-            Field("details", BOOLEAN, absent=False),
-        ),
+        FIELDS.default("after", XID, absent=NULL_XID)
+        .default("count", COUNT, absent=MAX_PAGE)
+        .default("prefix", BINARY, absent=b"")
+        .default("states", STATES, absent=())
+        .default("details", BOOLEAN, absent=False),
     ),
-    composite(SetTimeout, "set-timeout", 0x15, (Field("timeout", UINT, mandatory=True), _ANY_XID)),
-    composite(GetTimeout, "get-timeout", 0x16, (_ANY_XID,)),
-    composite(Complete, "complete", 0x17, (_THE_XID, Field("commit", BOOLEAN, mandatory=True))),
+    composite(SetTimeout, "set-timeout", 0x15, FIELDS.mandatory("timeout", UINT).default("xid", XID, absent=NULL_XID)),
+    composite(GetTimeout, "get-timeout", 0x16, FIELDS.default("xid", XID, absent=NULL_XID)),
+    composite(Complete, "complete", 0x17, FIELDS.mandatory("xid", NAMED_XID).mandatory("commit", BOOLEAN)),
     composite(
         Fence,
         "fence",
         0x18,
-        (
-            Field("format", UINT, mandatory=True),
-            Field("global-id", BINARY, mandatory=True),
-            Field("lift", BOOLEAN, absent=False),
-        ),
+        FIELDS.mandatory("format", UINT).mandatory("global-id", BINARY).default("lift", BOOLEAN, absent=False),
     ),
 )
 """The commands that the body of a request on the command channel may be."""
-
-Control = Declare | Discharge | End
-Coordination = Prepare | Commit | Rollback | Forget | Recover | SetTimeout | GetTimeout | Complete | Fence

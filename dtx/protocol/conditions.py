@@ -10,7 +10,7 @@ in its info map.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.printable import printable
@@ -18,7 +18,7 @@ from dtx.amqp.values import Symbol, Ushort
 from xa import Code, Xid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from dtx.amqp.values import Map
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,15 @@ class Refusal:
     code: Code
     xid: Xid | None = None
 
-    def info(self) -> dict[Symbol, Any]:
+    def info(self) -> Map:
         """The error's info map: the status, and the xid in its text form."""
-        info: dict[Symbol, Any] = {Symbol(STATUS_KEY): Ushort(STATUS_OF[self.code])}
+        info: Map = {Symbol(STATUS_KEY): Ushort(STATUS_OF[self.code])}
         if self.xid is not None:
             info[Symbol(XID_KEY)] = str(self.xid)
         return info
 
     @classmethod
-    def read(cls, condition: str, description: str | None, info: Mapping[Any, Any] | None) -> Refusal:
+    def read(cls, condition: str, description: str | None, info: Map | None) -> Refusal:
         """The refusal in the parts of an error, also in one of a broker that knows nothing of this
         protocol."""
         told = info or {}

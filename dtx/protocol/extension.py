@@ -4,20 +4,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, TypeVarTuple
 
-from dtx.amqp.composites import Composite
+from dtx.amqp import composites
 from dtx.amqp.values import Symbol, Ulong
 
 if TYPE_CHECKING:
-    from dtx.amqp.composites import Field
+    from collections.abc import Callable
+
+    from dtx.amqp.composites import Composite, Table
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 DOMAIN: Final = 0x58414231
 """The upper half of our numeric descriptors: "XAB1"."""
 
 
-def composite(make: type[T], name: str, number: int, table: tuple[Field, ...]) -> Composite[T]:
-    """A composite of this protocol. The attributes of `make` are the fields, in their order."""
+def composite(make: Callable[[*Ts], T], name: str, number: int, table: Table[*Ts]) -> Composite[T]:
+    """A composite of this protocol: the dataclass `make` has an attribute for each field of the table."""
     symbol = Symbol(f"xabridge:{name}:list")
-    return Composite(make, name, symbol, Ulong(DOMAIN << 32 | number), symbol, table)
+    return composites.composite(make, name, symbol, Ulong(DOMAIN << 32 | number), symbol, table)

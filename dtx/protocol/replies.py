@@ -8,16 +8,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from dtx.amqp.composites import Catalog, Field, Kind, converting, nested, plain, several, standard
-from dtx.amqp.decoding import READERS
-from dtx.amqp.encoding import encode
-from dtx.amqp.values import Symbol, Timestamp, Ushort
-from dtx.protocol.commands import BOOLEAN, MAX_PAGE, NAMED_XID, TXN_ID, UINT, Found
+from dtx.amqp.composites import (
+    BOOLEAN,
+    FIELDS,
+    MAP,
+    STRING,
+    SYMBOL,
+    TIMESTAMP,
+    UINT,
+    USHORT,
+    Catalog,
+    Kind,
+    converting,
+    nested,
+    several,
+    standard,
+)
+from dtx.amqp.encoding import encode, encode_symbol, encode_ushort
+from dtx.amqp.values import Ushort
+from dtx.protocol.commands import MAX_PAGE, NAMED_XID, TXN_ID, Found
 from dtx.protocol.conditions import CODE_OF, STATUS_OF, Refusal
 from dtx.protocol.extension import composite
 from xa import Code, Xid  # noqa: TC001 — compiled dataclasses have the types of their fields
+
+if TYPE_CHECKING:
+    from dtx.amqp.values import Map
 
 ACCEPTED: Final = 0x24
 REJECTED: Final = 0x25
@@ -90,73 +107,63 @@ def _as_code(value: int) -> Code:
     return code
 
 
-STATUS: Final = Kind(
-    "xa-status", {0x60: converting(READERS[0x60], _as_code)}, lambda code: encode(Ushort(STATUS_OF[code]))
-)
-STRING: Final = plain("string", str)
-STATE: Final = Kind(
-    "state", {code: converting(READERS[code], Found) for code in (0xA3, 0xB3)}, lambda found: encode(Symbol(found))
-)
-TIMESTAMP: Final = plain("timestamp", Timestamp)
+def _write_code(code: Code) -> bytes:
+    return encode_ushort(STATUS_OF[code])
 
-DECLARED_TYPE: Final = standard(Declared, "declared", DECLARED, (Field("txn-id", TXN_ID, mandatory=True),))
-RESULT: Final = composite(Result, "xa-result", 0x20, (Field("status", STATUS, mandatory=True),))
+
+def _as_found(value: str) -> Found:
+    return Found(value)
+
+
+STATUS: Final = Kind("xa-status", converting(USHORT.readers, _as_code), _write_code)
+STATE: Final[Kind[Found]] = Kind("state", converting(SYMBOL.readers, _as_found), encode_symbol)
+
+DECLARED_TYPE: Final = standard(Declared, "declared", DECLARED, FIELDS.mandatory("txn-id", TXN_ID))
+RESULT: Final = composite(Result, "xa-result", 0x20, FIELDS.mandatory("status", STATUS))
 HOLDING: Final = composite(
     Holding,
     "holding",
     0x22,
-    (
-        Field("queue", STRING, mandatory=True),
-        Field("retired", UINT, mandatory=True),
-        Field("posted", UINT, mandatory=True),
-    ),
+    FIELDS.mandatory("queue", STRING).mandatory("retired", UINT).mandatory("posted", UINT),
 )
 DETAILS: Final = composite(
     Details,
     "details",
     0x23,
-    (
-        Field("xid", NAMED_XID, mandatory=True),
-        Field("state", STATE, mandatory=True),
-        Field("since", TIMESTAMP, mandatory=True),
-        Field("owner", STRING, mandatory=True),
-        Field("holdings", several(nested(HOLDING), MAX_HOLDINGS), absent=()),
-        Field("outcome", STATUS),
-    ),
+    FIELDS.mandatory("xid", NAMED_XID)
+    .mandatory("state", STATE)
+    .mandatory("since", TIMESTAMP)
+    .mandatory("owner", STRING)
+    .default("holdings", several(nested(HOLDING), MAX_HOLDINGS), absent=())
+    .optional("outcome", STATUS),
 )
 RECOVERED: Final = composite(
     Recovered,
     "recovered",
     0x21,
-    (
-        Field("in-doubt", several(NAMED_XID, MAX_PAGE), mandatory=True),
-        Field("more", BOOLEAN, absent=False),
-        Field("details", several(nested(DETAILS), MAX_PAGE), absent=()),
-    ),
+    FIELDS.mandatory("in-doubt", several(NAMED_XID, MAX_PAGE))
+    .default("more", BOOLEAN, absent=False)
+    .default("details", several(nested(DETAILS), MAX_PAGE), absent=()),
 )
-TIMEOUT: Final = composite(Timeout, "timeout", 0x24, (Field("timeout", UINT, mandatory=True),))
+TIMEOUT: Final = composite(Timeout, "timeout", 0x24, FIELDS.mandatory("timeout", UINT))
 
 
 @dataclass(frozen=True, slots=True)
 class _ErrorFields:
     condition: str
     description: str = ""
-    info: dict[Any, Any] | None = None
+    info: Map | None = None
 
 
 _ERROR: Final = standard(
     _ErrorFields,
     "error",
     0x1D,
-    (
-        Field("condition", plain("symbol", Symbol), mandatory=True),
-        Field("description", STRING, absent=""),
-        Field("info", plain("map", dict)),
-    ),
+    FIELDS.mandatory("condition", SYMBOL).default("description", STRING, absent="").optional("info", MAP),
 )
-_REPLIES: Final = Catalog(RESULT, RECOVERED, TIMEOUT, _ERROR)
+_REPLIES: Final[Catalog[Result | Recovered | Timeout | _ErrorFields]] = Catalog(RESULT, RECOVERED, TIMEOUT, _ERROR)
 
-Reply = Result | Recovered | Timeout | Refusal
+Reply: TypeAlias = Result | Recovered | Timeout | Refusal
 
 
 def error_octets(refusal: Refusal) -> bytes:
@@ -188,5 +195,4 @@ def decode_reply(octets: bytes) -> Reply:
     reply = _REPLIES.decode(octets)
     if isinstance(reply, _ErrorFields):
         return Refusal.read(reply.condition, reply.description, reply.info)
-    answer: Reply = reply
-    return answer
+    return reply

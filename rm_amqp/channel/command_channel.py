@@ -218,6 +218,12 @@ class Commands:
             self._spent += channel[1].round_trips
             channel[1].close(deadline)
 
+    def break_off(self) -> None:
+        """Breaks the connection while other threads wait for it."""
+        channel = self._channel
+        if channel is not None:
+            channel[1].break_off()
+
     def drop(self) -> None:
         """Closes the connection at once, without a word."""
         if self._channel is not None:

@@ -177,6 +177,13 @@ class Pool(Generic[C]):
         for pooled in self._take_all():
             pooled.connection.drop()
 
+    def break_off(self) -> None:
+        """Breaks the connections of the channels that somebody has."""
+        with self._changed:
+            taken = self._all.difference(self._idle)
+        for pooled in taken:
+            pooled.connection.break_off()
+
     def _take_all(self) -> list[PooledChannel[C]]:
         with self._changed:
             self._closed = True

@@ -8,7 +8,7 @@ read, by the catalogues.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.decoding import DecodeError, decode
 from dtx.amqp.encoding import encode, encode_list
@@ -44,7 +44,7 @@ SHORT: Final = 64
 """Octets of a reply that is remembered."""
 
 
-def _begins(composite: Composite[Any]) -> bytes:
+def _begins(composite: Composite[object]) -> bytes:
     return b"\x00" + encode(composite.sent)
 
 

@@ -11,7 +11,7 @@ then.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from dtx.amqp.encoding import encode
 from dtx.amqp.values import Described, Ulong
@@ -19,6 +19,7 @@ from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSAC
 from xa.machine import Member
 
 if TYPE_CHECKING:
+    from dtx.amqp.values import Value
     from rm_amqp.channel.channel import Channel
     from rm_amqp.channel.pool import PooledChannel
     from rm_amqp.connection.links import Answer, Arrived, Sender
@@ -29,7 +30,7 @@ MAX_HELD: Final = 1000
 be changed any more."""
 
 
-def _outcome(code: int, *fields: Any) -> bytes:
+def _outcome(code: int, *fields: Value) -> bytes:
     return encode(Described(Ulong(code), list(fields)))
 
 

@@ -117,6 +117,10 @@ class Connection(Protocol):
         """Closes the socket at once, without a word."""
         ...
 
+    def break_off(self) -> None:
+        """Breaks the connection while other threads wait for it, as a network does that fails. It waits for nobody."""
+        ...
+
 
 class Poll(Protocol):
     """What waits for sockets; as `select.poll` makes it."""
@@ -429,6 +433,10 @@ class SocketConnection:
         with contextlib.suppress(ConnectionLost):
             self.run(close(self.endpoint, deadline))
         self.drop()
+
+    def break_off(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def drop(self) -> None:
         with self._lock:

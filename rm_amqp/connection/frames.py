@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dtx.amqp.performatives import Performative
+    from dtx.amqp.values import Map
 
 MAX_PROPERTIES: Final = 256
 _LINKS: Final = frozenset({ATTACH, DETACH, END})
@@ -42,7 +43,7 @@ class OutgoingFrames:
         self._kept = b""
         self._started = False
         self._links: dict[tuple[int, int], tuple[str, bool]] = {}
-        self._properties: dict[tuple[str, bool], dict[Symbol, bytes]] = {}
+        self._properties: dict[tuple[str, bool], Map] = {}
         self._default_outcomes: dict[str, bytes] = {}
 
     def handles(self) -> dict[str, int]:
@@ -55,7 +56,7 @@ class OutgoingFrames:
         if not properties:
             self._properties.pop((name, receiver), None)
             return
-        told = {Symbol(key): value for key, value in properties.items()}
+        told: Map = {Symbol(key): value for key, value in properties.items()}
         size = len(encode(told))
         if size > MAX_PROPERTIES:
             raise ValueError(f"properties of {size} octets; a flow takes at most {MAX_PROPERTIES}")

@@ -181,6 +181,12 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         self._branches.clear()
         self._log = None
 
+    def break_off(self) -> None:
+        leases = self._leases
+        if leases is not None:
+            leases.break_off()
+        self.connections.break_off()
+
     def start_over(self) -> None:
         self._opening, self._lock = threading.Lock(), threading.Lock()  # other threads may have held the parent's
         self._leases = self._log = None

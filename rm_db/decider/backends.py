@@ -53,6 +53,10 @@ class DeciderBackend(Protocol):
 
     def first(self, outstanding: Sequence[Pending]) -> Pending: ...
 
+    def break_off(self) -> None:
+        """Breaks the connections that are in use, where that is possible while other threads wait for them."""
+        ...
+
     def close(self) -> None:
         """Closes every connection."""
         ...
@@ -86,6 +90,9 @@ class PostgresBackend:
     def first(self, outstanding: Sequence[Any]) -> Pending:
         return self._database.outstanding.first(outstanding)
 
+    def break_off(self) -> None:
+        self._database.break_off()
+
     def close(self) -> None:
         self.table.close()
         self._database.close()
@@ -116,6 +123,9 @@ class SqlBackend:
 
     def first(self, outstanding: Sequence[Pending]) -> Pending:
         return outstanding[0]  # nothing is answered later here
+
+    def break_off(self) -> None:
+        """SQLAlchemy has no way for this that all drivers know: their own time-outs end the wait."""
 
     def close(self) -> None:
         self.table.close()

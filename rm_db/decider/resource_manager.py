@@ -61,6 +61,10 @@ class DeciderDriver(DecidingUnitDriver[Unit]):
         self._opened.close()
         self.start_over()
 
+    def break_off(self) -> None:
+        if self.backend is not None:
+            self.backend.break_off()
+
     @property
     def _opened(self) -> DeciderBackend:
         if self.backend is None:

@@ -125,6 +125,10 @@ class PostgresDatabase:
         """The local transaction of a new branch. XA_RETRY: no connection is free."""
         return PostgresTransaction(xid, self.pool, self._end_commands, self._make_session, self.outstanding, wait=wait)
 
+    def break_off(self) -> None:
+        """Breaks the connections that are in use, while other threads wait for them."""
+        self.pool.break_off()
+
     def close(self) -> None:
         """Closes the connections."""
         self.pool.close()

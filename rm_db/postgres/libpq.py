@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -178,7 +179,14 @@ class LibpqConnection:
     def cut(self) -> None:
         """Shuts the connection down while another thread waits on it: that thread gets an error, and closes it."""
         self.is_cut = True
-        with socket.socket(fileno=os.dup(self.pgconn.socket)) as duplicate:
+        self.break_off()
+
+    def break_off(self) -> None:
+        """Shuts the connection down, as a network does that fails. Any thread may call this at any moment."""
+        with (
+            suppress(OSError, psycopg.Error),  # it is closed already
+            socket.socket(fileno=os.dup(self.pgconn.socket)) as duplicate,
+        ):
             duplicate.shutdown(socket.SHUT_RDWR)
 
     # --- requests -------------------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ class ConnectionPool:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._idle: dict[LibpqConnection, None] = {}
+        self._in_use: set[LibpqConnection] = set()
         self._by_thread: dict[int, LibpqConnection] = {}
         self._open = 0
         self._working = 0
@@ -117,13 +118,14 @@ class ConnectionPool:
                 except BaseException:
                     self._give_up(work=work)
                     raise
-                connection.working = work
-                return connection
+                break
             if self._is_usable(connection):
-                connection.working = work
-                return connection
+                break
             connection.close()
             self._give_up(work=work)
+        connection.working = work
+        self._in_use.add(connection)
+        return connection
 
     def release(self, connection: LibpqConnection) -> None:
         """Gives a connection back, or closes it where it can't be used again. Replies that are still owed may only
@@ -131,6 +133,7 @@ class ConnectionPool:
         keep = connection.reusable and not connection.is_cut and not self._closed and connection.is_free
         if not keep and not connection.is_cut:  # one that was cut is closed by the thread that still waits on it
             connection.close()
+        self._in_use.discard(connection)
         with self._lock:
             self._working -= connection.working
             if keep and not self._closed:
@@ -153,6 +156,11 @@ class ConnectionPool:
             self._event()
         for connection in idle:
             connection.close()
+
+    def break_off(self) -> None:
+        """Breaks the connections that are in use, while other threads wait for them."""
+        for connection in tuple(self._in_use):
+            connection.break_off()
 
     # --- inside ---------------------------------------------------------------------------------------------
 

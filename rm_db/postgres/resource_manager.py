@@ -62,6 +62,10 @@ class PostgresDriver(UnitDriver[PostgresTransaction]):
         self.opened.close()
         self.start_over()
 
+    def break_off(self) -> None:
+        if self.database is not None:
+            self.database.break_off()
+
     @property
     def opened(self) -> PostgresDatabase:
         """The database; XAER_PROTO unless it is open."""

@@ -62,6 +62,7 @@ def queues(broker: BrokerProcess) -> set[str]:
             "Prefetch",
             {"first": "0", "others": 9, "nothing": [None, None], "later": "later", "last": ["still later"]},
         ),
+        ("OneEach", {"wrong": [], "left": [], "dead": []}),
         (
             "Acknowledgement",
             {"again": [["d", True, 2], ["e", True, 2]], "closed": ["d", True, "e"], "left": []},

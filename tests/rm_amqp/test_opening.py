@@ -207,7 +207,9 @@ def test_a_file_that_is_not_there() -> None:
 
 # --- what ----------------------------------------------------------------------------------------------------
 def test_a_broker_without_distributed_transactions() -> None:
-    """It says what the broker offers, and which binding would work."""
+    """It says what the broker offers, and which binding would work.
+
+    Note that a peer MUST take responsibility for verifying that the remote terminus meets its requirements."""
     with foreign_broker(["amqp:local-transactions", "amqp:multi-txns-per-ssn"]) as address:
         error = open_error(f"amqp://{address}")
     assert error.code is Code.XAER_RMERR

@@ -1,12 +1,13 @@
-"""This module raises KeyboardInterrupt at any instruction of our modules, as a signal handler does.
+"""This module sends this process a signal at any instruction of our modules, whose handler raises.
 
 CPython looks for signals when a function begins, after each call and when a loop jumps back, and only in the main
-thread. `Interruptions` counts those points in the frames of our packages, and raises at the chosen ones.
+thread. `Interruptions` counts those points in the frames of our packages, and sends the signal at the chosen ones.
 """
 
 from __future__ import annotations
 
 import dis
+import signal
 import sys
 from functools import cache
 from pathlib import Path
@@ -41,16 +42,18 @@ def _points(code: CodeType) -> frozenset[int]:
 
 class Interruptions:
     """A context. `at` are the points, counted from 1, at which the thread that enters it is interrupted; `points` is
-    how many it has met, `where` the places at which it raised."""
+    how many it has met, `where` the places at which the signal was sent, and `raised` how often its handler raised."""
 
-    def __init__(self, at: Collection[int] = (), kind: type[BaseException] = KeyboardInterrupt) -> None:
+    def __init__(self, at: Collection[int] = ()) -> None:
         self.at = frozenset(at)
-        self.kind = kind
         self.points = 0
+        self.raised = 0
         self.where: list[str] = []
-        self._raised = False
+        self._before: Any = None
+        self._tracing_ended = False
 
     def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGUSR1, self._interrupt)
         sys.setprofile(self._go_on)
         sys.settrace(self._called)
         return self
@@ -60,11 +63,18 @@ class Interruptions:
     ) -> None:
         sys.settrace(None)
         sys.setprofile(None)
+        if self._before is not None:
+            signal.signal(signal.SIGUSR1, self._before)
+            self._before = None
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        self.raised += 1
+        raise KeyboardInterrupt(number, frame)
 
     def _go_on(self, frame: FrameType, event: str, argument: Any) -> None:  # noqa: ARG002 — a profile function's
         """An exception in a trace function ends the tracing; the next call or return begins it again."""
-        if self._raised:
-            self._raised = False
+        if self._tracing_ended:
+            self._tracing_ended = False
             sys.settrace(self._called)
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG002 — a trace function's
@@ -78,8 +88,11 @@ class Interruptions:
         if event == "opcode" and frame.f_lasti in _points(frame.f_code):
             self.points += 1
             if self.points in self.at:
-                self._raised = True
                 code = frame.f_code
                 self.where.append(f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_qualname}@{frame.f_lasti}")
-                raise self.kind(f"point {self.points}")
+                self._tracing_ended = True
+                signal.raise_signal(
+                    signal.SIGUSR1
+                )  # the handler is called at once; only one that raises ends the tracing
+                self._tracing_ended = False
         return self._stepped

@@ -1,33 +1,30 @@
 """UninterruptedCalls: calls that no signal handler interrupts, so that Ctrl-C never stops a transaction inside of a
 verb.
 
-CPython runs signal handlers in the main thread, between any two of its instructions. KeyboardInterrupt is raised there:
-between a request and the place where its handle is kept, for example, or between the acquisition of a lock and the
-block that releases it. No code can be correct at every instruction. So if the main thread asks for something that must
-not be interrupted, a thread of ours carries it out. The main thread only waits, and only its waiting can be
-interrupted:
+In the main thread the handlers wait until the call is over (`tm.concurrency.deferred_signals`). Any other thread
+carries out its calls as they are, because no signal handler runs there. What comes of an interruption:
 
- 1. An interruption before the call is handed over: nothing has begun.
- 2. The first interruption while the call is carried out: it is kept until the call is over, and raised then.
- 3. A second one: it is raised at once, and the call goes on in the background.
+ 1. Before the call has begun: it is raised, and nothing has begun.
+ 2. While the call is carried out: it is raised when the call is over.
+ 3. A second Ctrl-C: the connections that the call may be waiting for are broken, so that it is over soon.
 
-Any other thread carries out its calls itself, because no signal handler runs there.
+`run_for` and `finish_in_thread` are for callers that must not wait, or not block: another thread carries the call out.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import logging
 import os
 import threading
-from collections import deque
 from contextvars import copy_context
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from tm.concurrency.deferred_signals import DeferredSignals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextvars import Context
 
 logger = logging.getLogger("xabridge.tm")
 
@@ -35,8 +32,8 @@ T = TypeVar("T")
 
 
 class Waited:
-    """A call that another thread or task waits for; `left`: it does not, because it was interrupted, or has not begun
-    to."""
+    """A call that another thread or task waits for; `left`: it does not, because it was cancelled, has waited long
+    enough, or has not begun to."""
 
     __slots__ = ("left",)
 
@@ -53,7 +50,6 @@ class Waited:
             _WAITED_FOR.pop(thread, None)
 
 
-LOOK_AGAIN_S: Final = 0.05
 _WAITED_FOR: Final[dict[int, Waited]] = {}
 """Thread → the call that it carries out for another thread or task."""
 
@@ -74,139 +70,80 @@ class StillGoingOn(Exception):
 
 
 class _Call(Waited, Generic[T]):
-    """One call. When it is `over`, it has a `result` or an `error`."""
+    """A call that a thread of its own carries out. When it is `over`, it has a `result` or an `error`."""
 
-    __slots__ = ("about", "context", "ended", "error", "over", "result", "work")
+    __slots__ = ("about", "error", "over", "result", "work")
 
-    def __init__(self, about: object, context: Context, work: Callable[[], T]) -> None:
+    def __init__(self, about: object, work: Callable[[], T]) -> None:
         super().__init__()
         self.about = about
-        self.context = context
         self.work = work
-        self.ended = threading.Lock()
-        self.ended.acquire()
-        self.over = False
+        self.over = threading.Event()
         self.error: BaseException | None = None
         self.result: T
 
-    def tell(self) -> None:
-        """To be called once, after it was carried out: the caller goes on."""
-        if self.left and self.error is not None:
-            logger.error("%s: a call that its caller has left failed", self.about, exc_info=self.error)
-        self.over = True
-        self.ended.release()
+    def outcome(self) -> T:
+        """Its result; raises its error."""
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None  # its traceback holds this frame
+        return self.result
 
 
 class UninterruptedCalls:
-    """The calls of one manager. Its threads are made when they are needed: one, unless a caller has left its call."""
+    """The calls of one manager. `break_off` breaks the connections that a call may be waiting for."""
 
-    def __init__(self) -> None:
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._pid = os.getpid()  # a forked child has none of the threads of its parent
-        self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
-        self._idle: SimpleQueue[None] = SimpleQueue()
-        self._threads: deque[threading.Thread] = deque()
+    def __init__(self, break_off: Callable[[], object]) -> None:
+        self._break_off = break_off
+        self._pid = os.getpid()
         self._under_way: dict[_Call[Any], None] = {}
 
     def run(self, about: object, work: Callable[[], T]) -> T:
         """Carries out `work`, uninterrupted, and returns or raises what it does. `about` names it in log messages."""
         if not interruptible():
             return work()
-        call = self._hand_over(about, work)
-        call.left = False
-        interruption: BaseException | None = None
+        signals = DeferredSignals(about, self._break_off)
         try:
-            while not call.over:
-                try:
-                    call.ended.acquire()
-                except BaseException as error:
-                    if interruption is not None:
-                        raise
-                    interruption = error
-                    logger.warning(
-                        "%s: interrupted by %s: waits for the end of the call that is being carried out; "
-                        "interrupt again to leave that to the background",
-                        about,
-                        type(error).__name__,
-                    )
-        except BaseException:  # the second one, wherever it came: while the first was logged, say
-            call.left = True
-            raise
-        if interruption is not None:
-            raise interruption from call.error
-        return _outcome(call)
+            signals.begin()
+            return work()
+        finally:
+            signals.end()
 
     def run_for(self, seconds: float, about: object, work: Callable[[], T]) -> T:
-        """As `run`, for any thread, but waits no longer than `seconds`. StillGoingOn: it goes on."""
-        call = self._hand_over(about, work)
+        """Carries out `work` on a thread of its own, and waits no longer than `seconds`. StillGoingOn: it goes on.
+
+        It may be called while garbage is collected, with any lock held, and takes none that others take."""
+        call = _Call(about, work)
         call.left = False
-        if not call.ended.acquire(timeout=seconds) and not call.over:
+        self._calls_of_this_process()[call] = None
+        _thread.start_new_thread(copy_context().run, (self._carry_out, call))
+        if not call.over.wait(seconds):
             call.left = True
             raise StillGoingOn
-        return _outcome(call)
+        return call.outcome()
+
+    def _carry_out(self, call: _Call[Any]) -> None:
+        try:
+            call.result = call.carry_out(call.work)
+        except BaseException as error:
+            call.error = error
+            if call.left:
+                logger.exception("%s: a call that its caller has left failed", call.about)
+        self._under_way.pop(call, None)
+        call.over.set()
 
     def wait(self) -> None:
         """Waits for the end of every call that its caller has left."""
-        for call in tuple(self._under_way):
-            while not call.over:  # its own caller may take the lock first
-                if call.ended.acquire(timeout=LOOK_AGAIN_S):
-                    call.ended.release()
+        for call in tuple(self._calls_of_this_process()):
+            call.over.wait()
 
-    def close(self) -> None:
-        """Ends the threads. A thread that carries out a call that was left ends after that, and is not waited for."""
-        calls, threads, left = self._calls, tuple(self._threads), len(self._under_way)
-        self._begin_anew()
-        for _ in threads:
-            calls.put(None)
-        if not left:
-            for thread in threads:
-                if thread.ident is not None:  # its start may have been interrupted
-                    thread.join()
-
-    # --- inside -----------------------------------------------------------------------------------------------
-
-    def _hand_over(self, about: object, work: Callable[[], T]) -> _Call[T]:
-        """Hands the call over to a thread. If this is interrupted before the queue has the call, nothing is carried
-        out; at worst there is one thread too many."""
+    def _calls_of_this_process(self) -> dict[_Call[Any], None]:
+        """The calls that other threads carry out. A forked child has none of the threads of its parent."""
         if self._pid != os.getpid():
-            self._begin_anew()
-        call = _Call(about, copy_context(), work)
-        try:
-            self._idle.get_nowait()
-        except Empty:
-            thread = threading.Thread(target=self._carry_out, name="xabridge-uninterrupted", daemon=True)
-            self._threads.append(thread)  # first: one too many is told to end, not one too few
-            thread.start()
-        self._calls.put(call)
-        return call
-
-    def _carry_out(self) -> None:
-        """What a thread of ours does."""
-        calls, idle, thread = self._calls, self._idle, threading.get_ident()
-        while (call := calls.get()) is not None:
-            self._under_way[call] = None
-            _WAITED_FOR[thread] = call
-            try:
-                call.result = call.context.run(call.work)
-            except BaseException as error:  # noqa: BLE001 — raised by who waits
-                call.error = error
-            finally:
-                _WAITED_FOR.pop(thread, None)
-            self._under_way.pop(call, None)
-            idle.put(None)  # before the caller goes on, because it may have another call
-            call.tell()
-            del call  # it refers to objects of the application
-
-
-def _outcome(call: _Call[T]) -> T:
-    if call.error is not None:
-        try:
-            raise call.error
-        finally:
-            call.error = None  # its traceback holds this frame
-    return call.result
+            self._pid, self._under_way = os.getpid(), {}
+        return self._under_way
 
 
 async def finish_in_thread(work: Callable[[], T]) -> T:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from tm.telemetry.recorder import Recorder
     from xa import (
+        BreakingOff,
         DecidingResource,
         Handle,
         LateEnding,
@@ -47,6 +48,8 @@ _DECIDER: Final = "decider+"
 _ANY_DECIDER: Final = "decider+*"
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_LAST_S: Final = 30.0
+BROKEN_OFF_S: Final = 5.0
+"""How long a resource is not tried again after a caller did not want to wait for it."""
 MAX_NAME: Final = 48
 
 _ROUTINE: Final[dict[Verb, str]] = {
@@ -150,6 +153,11 @@ def is_decider(manager: ResourceManager) -> TypeGuard[DecidingResource]:
 def ends_late(manager: ResourceManager) -> TypeGuard[LateEnding]:
     """Whether `manager` can tell the end of an association with the prepare."""
     return hasattr(manager, "end_late")
+
+
+def breaks_off(manager: ResourceManager) -> TypeGuard[BreakingOff]:
+    """Whether the connections of `manager` can be broken while they are waited for."""
+    return hasattr(manager, "break_off")
 
 
 class Resource:
@@ -286,6 +294,13 @@ class Resource:
             "%s: %s of %s raised an error that its contract does not name", about, routine, self.name, exc_info=raised
         )
         return xa_error(Code.XAER_RMFAIL, f"{routine} raised {type(raised).__name__}: {raised}", xid)
+
+    def break_off(self) -> None:
+        """Breaks its connections, if that is possible, while other threads wait for them. Nobody waits for new ones
+        at once: they would be as slow."""
+        if breaks_off(self.rm):
+            self._retry_at = self._clock() + BROKEN_OFF_S  # without the lock: who opens it holds that, and may wait
+            self.rm.break_off()
 
     def close(self) -> None:
         """Closes the resource manager for good. An error is logged."""

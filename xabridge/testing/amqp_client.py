@@ -121,7 +121,10 @@ class Client:
         self._kept = octets[at:]
 
     def _take(self, code: int, octets: bytes, start: int, stop: int) -> None:
-        fields, end = decode_from(octets, start, stop)
+        decoded, end = decode_from(octets, start, stop)
+        if type(decoded) is not list:
+            raise ConnectionError(f"the broker sent a performative ({code:#x}) that is no list: {decoded!r}")
+        fields: list[Any] = decoded
         if code == DISPOSITION:
             self._disposition(*fields)
         elif code == TRANSFER:
@@ -290,7 +293,7 @@ class Client:
         link, reply_to = channel
         yield lambda: self.may_send(link)
         properties = Described(Ulong(PROPERTIES), [None, None, None, None, reply_to, Ulong(self._next_id)])
-        told = Described(Ulong(APPLICATION_PROPERTIES), application_properties)
+        told = Described(Ulong(APPLICATION_PROPERTIES), dict(application_properties.items()))
         self.post(link, encode(properties) + encode(told) + value_message(_NULL))
         yield lambda: self._replies
         return self._replies.pop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.printable import printable
 from dtx.amqp.sasl import mechanisms
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dtx.amqp.sasl.mechanisms import ClientConversation
+    from dtx.amqp.values import Value
 
 OUTCOME_MEANING: Final = {
     1: "the credentials were refused",
@@ -80,7 +81,7 @@ class SaslClient(SaslLayer):
         self._input = self._input[len(SASL_HEADER) :]
         self.state = State.MECHANISMS
 
-    def _handle(self, frame: Frame, body: list[Any]) -> None:
+    def _handle(self, frame: Frame, body: list[Value]) -> None:
         if frame is Frame.MECHANISMS:
             offered = body[0] if body else []
             names = offered if isinstance(offered, list) else [offered]
@@ -101,7 +102,7 @@ class SaslClient(SaslLayer):
             return mechanisms.plain_client(policy.user, policy.password)
         return mechanisms.wordless_client()
 
-    def _converse(self, answer: Any) -> None:
+    def _converse(self, answer: object) -> None:
         if self._conversation is None:
             raise SaslError(f"the server goes on after the end of {self.mechanism}")
         try:

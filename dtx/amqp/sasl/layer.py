@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from dtx.amqp.decoding import DecodeError, decode
 from dtx.amqp.encoding import encode
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.amqp.sasl.mechanisms import Compute
+    from dtx.amqp.values import Value
+
+V = TypeVar("V")
 
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 MAX_FRAME: Final = 512
@@ -34,6 +37,7 @@ MAX_AHEAD: Final = 64 * 1024
 """Octets that a peer may send ahead of a computation's end."""
 
 _FRAME: Final = struct.Struct(">IBBH")
+_frame_at: Final[Callable[[bytes], tuple[int, int, int, int]]] = _FRAME.unpack_from
 
 
 class SaslError(Exception):
@@ -62,7 +66,7 @@ class Frame(Enum):
     OUTCOME = 0x44
 
 
-_SYMBOLS: Final = {f"amqp:sasl-{frame.name.lower()}:list": frame.value for frame in Frame}
+_SYMBOLS: Final[dict[Value, int]] = {f"amqp:sasl-{frame.name.lower()}:list": frame.value for frame in Frame}
 
 
 class SaslLayer(ABC):
@@ -72,7 +76,7 @@ class SaslLayer(ABC):
         self.state = State.HEADER
         self.rest = b""
         self.failure: SaslError | None = None
-        self.computation: Callable[[], Any] | None = None
+        self.computation: Callable[[], object] | None = None
         self._legal = legal
         self._input = b""
         self._output: list[bytes] = []
@@ -110,10 +114,11 @@ class SaslLayer(ABC):
             self.rest += self._input
             self._input = b""
 
-    def computed(self, result: Any) -> None:
+    def computed(self, result: object) -> None:
         """Goes on with the result of `computation`, which the caller carried out."""
         if self.state is not State.COMPUTING:
-            raise ValueError(f"no computation is outstanding: {self.state.value}")
+            told: str = self.state.value
+            raise ValueError(f"no computation is outstanding: {told}")
         self.computation = None
         self.state = State.EXCHANGE
         try:
@@ -140,7 +145,7 @@ class SaslLayer(ABC):
             return True
         if self.state in {State.COMPUTING, State.DONE, State.FAILED} or len(self._input) < _FRAME.size:
             return False
-        size, doff, kind, _ = _FRAME.unpack_from(self._input)
+        size, doff, kind, _ = _frame_at(self._input)
         start = 4 * doff
         if not start < size <= MAX_FRAME or doff < 2 or kind != 1:
             raise SaslError(f"not a SASL frame: {size} octets, type {kind}, body at {start}")
@@ -152,24 +157,24 @@ class SaslLayer(ABC):
 
     def _frame(self, data: bytes, start: int) -> None:
         value = decode(data[start:])
-        body = value.value if type(value) is Described else None
-        if type(body) is not list:
+        if type(value) is not Described or type(value.value) is not list:
             raise SaslError("a SASL frame is no described list")
+        descriptor, body = value.descriptor, value.value
         try:
-            frame = Frame(value.descriptor if isinstance(value.descriptor, int) else _SYMBOLS[value.descriptor])
+            frame = Frame(descriptor if isinstance(descriptor, int) else _SYMBOLS[descriptor])
         except (ValueError, KeyError, TypeError):
-            raise SaslError(f"unknown SASL frame {value.descriptor!r:.60}") from None
+            raise SaslError(f"unknown SASL frame {descriptor!r:.60}") from None
         if (self.state, frame) not in self._legal:
             raise SaslError(f"a SASL {frame.name} frame, while this side {self.state.value}")
         self._handle(frame, body)
 
-    def _send(self, frame: Frame, *items: Any) -> None:
+    def _send(self, frame: Frame, *items: Value) -> None:
         body = encode(Described(Ulong(frame.value), list(items)))
         if _FRAME.size + len(body) > MAX_FRAME:
             raise SaslError(f"a SASL {frame.name} frame would exceed {MAX_FRAME} octets")
         self._output.append(_FRAME.pack(_FRAME.size + len(body), 2, 1, 0) + body)
 
-    def _compute(self, request: Compute[Any]) -> None:
+    def _compute(self, request: Compute[object]) -> None:
         self.computation = request.work
         self.state = State.COMPUTING
 
@@ -178,17 +183,19 @@ class SaslLayer(ABC):
         """Takes the peer's header, whatever it is."""
 
     @abstractmethod
-    def _handle(self, frame: Frame, body: list[Any]) -> None:
+    def _handle(self, frame: Frame, body: list[Value]) -> None:
         """Takes a frame that is legal now."""
 
     @abstractmethod
-    def _converse(self, answer: Any) -> None:
+    def _converse(self, answer: object) -> None:
         """Goes on with the conversation."""
 
 
-def item(body: list[Any], index: int, kind: type[Any]) -> Any:
+def item(body: list[Value], index: int, kind: type[V]) -> V | None:
     """A field of a frame, None where it is left out."""
     value = body[index] if index < len(body) else None
-    if value is not None and type(value) is not kind:
+    if value is None:
+        return None
+    if type(value) is not kind:
         raise SaslError(f"field {index} of a SASL frame is no {kind.__name__}")
     return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from dtx.amqp.sasl import scram
 
@@ -53,11 +53,13 @@ class Exchange:
         return (yield self)
 
 
-@dataclass(frozen=True, slots=True)
 class Compute(Generic[T]):
     """Awaited by a conversation: work of some milliseconds, which is done elsewhere. Answers what the work returns."""
 
-    work: Callable[[], T]
+    __slots__ = ("work",)
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.work: Final = work
 
     def __await__(self) -> Generator[Compute[T], T, T]:
         return (yield self)
@@ -73,8 +75,8 @@ class Verdict:
     reason: str = ""
 
 
-ServerConversation: TypeAlias = "Coroutine[Exchange | Compute[Any], Any, Verdict]"
-ClientConversation: TypeAlias = "Coroutine[Exchange | Compute[Any], Any, None]"
+ServerConversation: TypeAlias = "Coroutine[Exchange | Compute[object], object, Verdict]"
+ClientConversation: TypeAlias = "Coroutine[Exchange | Compute[object], object, None]"
 """A mechanism's side of the conversation. Who drives it carries out what it awaits, and sends it the answer."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.printable import printable
@@ -16,10 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.amqp.sasl.mechanisms import ServerConversation, Verifiers
+    from dtx.amqp.values import Value
 
 OUTCOME_AUTH: Final = 1
 
 SERVER_LEGAL: Final = frozenset({(State.INIT, Frame.INIT), (State.EXCHANGE, Frame.RESPONSE)})
+
+
+BEGINNINGS: Final = (
+    (b"\x16\x03", "with TLS, and this port is without"),
+    (AMQP_HEADER, "without SASL, which is demanded"),
+    (b"AMQP\x00\x00\x09", "with AMQP 0-9-1; only AMQP 1.0 is spoken here"),
+)
+"""What peers begin with that are configured for something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +80,14 @@ class SaslServer(SaslLayer):
             return
         self._output.append(SASL_HEADER)  # also where this is all we answer: it says what we would take
         if header != SASL_HEADER:
-            raise SaslError(f"the peer began with {header!r}; SASL is demanded")
+            raise SaslError(f"the peer began {_described(header)}")
         if not self._offered:
             raise SaslError("no mechanism can be offered here: the connection has no TLS, or no certificate")
         self._input = self._input[len(SASL_HEADER) :]
         self._send(Frame.MECHANISMS, Array(map(Symbol, self._offered)))
         self.state = State.INIT
 
-    def _handle(self, frame: Frame, body: list[Any]) -> None:
+    def _handle(self, frame: Frame, body: list[Value]) -> None:
         if frame is Frame.RESPONSE:
             self._converse(item(body, 0, bytes) or b"")
             return
@@ -104,13 +113,14 @@ class SaslServer(SaslLayer):
                 return _from_initial(initial, lambda first: mechanisms.scram_server(first, users, self._nonce))
         return Verdict(None, reason=f"mechanism {self.mechanism[:40]!r} is not offered")
 
-    def _converse(self, answer: Any) -> None:
+    def _converse(self, answer: object) -> None:
         if self._conversation is None:
             raise SaslError("no conversation is going on")
         try:
             request = self._conversation.send(answer)
         except StopIteration as end:
-            self._conclude(end.value)
+            verdict: Verdict = end.value
+            self._conclude(verdict)
             return
         if isinstance(request, Compute):
             self._compute(request)
@@ -132,3 +142,11 @@ async def _from_initial(initial: bytes | None, begin: Callable[[bytes], ServerCo
     if initial is None:
         initial = await Exchange(b"")
     return await begin(initial)
+
+
+def _described(header: bytes) -> str:
+    """How the peer began, for the log."""
+    for beginning, told in BEGINNINGS:
+        if header.startswith(beginning):
+            return told
+    return f"with {header!r}, which is not AMQP 1.0"

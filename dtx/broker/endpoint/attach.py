@@ -24,7 +24,7 @@ from dtx.broker.endpoint.link import error_of, refusal_of
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
 from dtx.broker.endpoint.request_links import CommandLink, ManagementLink
 from dtx.broker.endpoint.selecting_link import SelectingLink
-from dtx.broker.queues.outcomes import read_state
+from dtx.broker.queues.outcomes import OUTCOMES, read_state
 from dtx.broker.queues.selector import SelectorError, selector_of
 from dtx.broker.transactions.demarcation import unauthorized
 from dtx.protocol.addresses import COORDINATION, DEPTH, DYNAMIC, MANAGEMENT, RESERVED, parse_branch_address
@@ -36,6 +36,7 @@ from xa.tables import BranchState
 if TYPE_CHECKING:
     from dtx.amqp.link import Link as LinkEndpoint
     from dtx.amqp.performatives import Attach
+    from dtx.amqp.values import Map
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.endpoint.link import Link
     from dtx.broker.queues.outcomes import Outcome
@@ -58,7 +59,7 @@ UNSUPPORTED: Final = {
     "global": "shared subscriptions are not supported: every address is a queue",
 }
 TOPIC_SCHEME: Final = "topic://"
-_DELETED_ON_CLOSE: Final = {Symbol("lifetime-policy"): Described(Ulong(0x2B), [])}
+_DELETED_ON_CLOSE: Final[Map] = {Symbol("lifetime-policy"): Described(Ulong(0x2B), [])}
 """How long a dynamic node lives: until its link is closed."""
 NO_ADDRESS: Final = "a {} needs an address"
 
@@ -155,7 +156,7 @@ def _sender(connection: BrokerConnection, session: Session, endpoint: SenderLink
         source.address,
         expiry_policy="link-detach",  # nothing is kept of a link that is detached
         default_outcome=source.default_outcome,
-        outcomes=source.outcomes,
+        outcomes=tuple(one for one in source.outcomes if one in OUTCOMES),
         capabilities=_honoured(source.capabilities, dynamic=source.dynamic),
     )
     answered = None
@@ -177,6 +178,7 @@ def _sending(
         selector = _selector(source, told)
         queue = connection.make_reply_queue()
         told.dynamic, told.address = True, queue.name
+        told.distribution_mode = MOVE
         told.dynamic_node_properties = _DELETED_ON_CLOSE
         if selector is not None:
             return SelectingLink(connection, session, endpoint, queue, selector, default=default, dynamic=True)

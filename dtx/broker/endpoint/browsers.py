@@ -22,6 +22,7 @@ from xa import Code
 if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery, OutgoingDelivery
     from dtx.amqp.link import SenderLink
+    from dtx.amqp.values import Map
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.queues.queue import Entry, Queue
     from dtx.broker.queues.selector import Selector
@@ -243,7 +244,7 @@ class BranchBrowser(BrowsingLink):
 
     def shown(self, entry: Entry, payload: bytes) -> bytes:
         # the delivery annotations say where the message is from
-        annotations = {
+        annotations: Map = {
             Symbol(ORIGIN_QUEUE): entry.queue.name,
             Symbol(ORIGIN_WORK): Symbol(self._work.pop(entry.number, "retired")),
         }

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dtx.amqp.link import Link as LinkEndpoint
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.amqp.session import Session as SessionEndpoint
+    from dtx.amqp.values import Map
     from dtx.broker.container import Container, LinkKey
     from dtx.broker.endpoint.link import Link
     from dtx.broker.queues.queue import Queue
@@ -54,7 +55,7 @@ WINDOW: Final = 2048
 
 
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "APACHE.ORG:SELECTOR")
-PRODUCT: Final = {Symbol("product"): "xabridge"}
+PRODUCT: Final[Map] = {Symbol("product"): "xabridge"}
 
 
 class Session:
@@ -254,7 +255,7 @@ class BrokerConnection:
         """Closes the connection, with an error where there is one."""
         if not self.closed and not self._over:
             self._over = refusal is not None
-            self._end_sessions()
+            self._end_sessions(in_order=True)
             self._endpoint.close(None if refusal is None else error_of(refusal))
             self.container.touch(self)
 
@@ -263,7 +264,7 @@ class BrokerConnection:
         if self.closed:
             return
         self.closed = True
-        self._end_sessions()
+        self._end_sessions(in_order=False)
         self._endpoint.lose()
         self.draining.clear()
         self.container.connections.pop(self.number, None)
@@ -276,9 +277,8 @@ class BrokerConnection:
         self._endpoint.open(offered=CAPABILITIES, properties=PRODUCT)
 
     def _on_close(self, event: ConnectionClosed) -> None:
-        del event
         self._over = True
-        self._end_sessions()
+        self._end_sessions(in_order=_in_order(event))
         self._endpoint.close()
 
     def _on_begin(self, event: SessionBegun) -> None:
@@ -297,20 +297,20 @@ class BrokerConnection:
     def _on_end(self, event: SessionEnded) -> None:
         session = self.sessions.get(event.session)
         if session is not None:
-            self._end_session(session)
+            self._end_session(session, in_order=_in_order(event))
         event.session.end()
 
-    def _end_session(self, session: Session) -> None:
+    def _end_session(self, session: Session, *, in_order: bool) -> None:
         """The session's links and what they hold are let go; control links first, as they decide."""
         self.sessions.pop(session.endpoint, None)
         for link in sorted(session.links.values(), key=lambda link: not link.controls):
             self.links.pop(link.endpoint, None)
-            self._gone(link)
+            self._gone(link, in_order=in_order)
         session.links.clear()
 
-    def _end_sessions(self) -> None:
+    def _end_sessions(self, *, in_order: bool) -> None:
         for session in tuple(self.sessions.values()):
-            self._end_session(session)
+            self._end_session(session, in_order=in_order)
 
     def _on_attach(self, event: LinkAttached) -> None:
         endpoint = event.link
@@ -326,14 +326,15 @@ class BrokerConnection:
         """What names a link among all connections."""
         return self.identity.name, self.peer_container, link.name, link.endpoint.receives
 
-    def _gone(self, link: Link) -> None:
+    def _gone(self, link: Link, *, in_order: bool) -> None:
         self.container.disclaim(self._key(link), link)
+        link.closed_in_order = in_order
         link.gone()
 
     def _on_detach(self, event: LinkDetached) -> None:
         link = self.links.get(event.link)
         if link is not None:
-            self._forget(link)
+            self._forget(link, in_order=_in_order(event))
         event.link.detach(closed=event.closed)
 
     def _on_flow(self, event: LinkFlow) -> None:
@@ -370,17 +371,17 @@ class BrokerConnection:
         """Whether the link is still there."""
         return link.endpoint in self.links
 
-    def _forget(self, link: Link) -> None:
+    def _forget(self, link: Link, *, in_order: bool) -> None:
         """A link is no longer used: what it held is let go."""
         self.links.pop(link.endpoint, None)
         link.session.links.pop(link.endpoint, None)
-        self._gone(link)
+        self._gone(link, in_order=in_order)
 
     def detach(self, link: Link, refusal: Refusal) -> None:
         """Closes a link with an error."""
         if self.alive(link):
             link.endpoint.detach(error=error_of(refusal))
-            self._forget(link)
+            self._forget(link, in_order=False)
             self.container.touch(self)
 
     def released(self, context: WorkContext) -> None:
@@ -408,3 +409,8 @@ class BrokerConnection:
         if self.replies.pop(queue.name, None) is not None:
             self.container.shared_nodes.discard(queue.name)
             self.container.resource.drop_dynamic(queue)
+
+
+def _in_order(event: LinkDetached | SessionEnded | ConnectionClosed) -> bool:
+    """Whether the peer closed something, and told no error."""
+    return event.by_peer and event.error is None

@@ -71,7 +71,7 @@ class IncomingLink(ReceivingLink):
             told = f"the queue {queue.name} is full: {queue.depth} messages"
             raise WireError(Condition.RESOURCE_LIMIT, told)
         header = read_header(octets)
-        if header.delivery_count:
+        if header.delivery_count or header.first_acquirer:  # both are for the queue to say
             octets = with_header(octets, header, delivery_count=0, ttl_ms=header.ttl_ms)
         ttl_ms = header.ttl_ms or queue.settings.ttl_ms
         expires_ms = self._resource.now_ms + ttl_ms if ttl_ms else 0

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dtx.amqp.events import Transferred
     from dtx.amqp.link import Link as Endpoint
     from dtx.amqp.link import ReceiverLink
+    from dtx.amqp.values import Value
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.transactions.contexts import TransactionalContext, WorkContext
 
@@ -35,6 +36,8 @@ class Link:
 
     controls = False
     """Whether it is a control link."""
+    closed_in_order = False
+    """Whether it is `gone` because its peer closed it and told no error, or because the broker shuts down."""
 
     def __init__(self, connection: BrokerConnection, session: Session, endpoint: Endpoint) -> None:
         self.connection = connection
@@ -59,7 +62,7 @@ class Link:
     def flow_event(self) -> None:
         """The peer's credit changed."""
 
-    def flow_properties(self, txn_id: Any) -> None:
+    def flow_properties(self, txn_id: Value) -> None:
         """The properties of a flow named this txn-id; None: no more. Most links have nothing to acquire."""
         if txn_id is not None:
             told = "this link supports no transactional acquisition"

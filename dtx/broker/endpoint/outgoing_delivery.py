@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.messages import read_header, with_header
+from dtx.broker.endpoint.delivery_states import DECIDE, END, ENDED, FREE, HOLD, REVERT
 from dtx.broker.queues.queue import State
-from dtx.broker.transactions.contexts import WorkContext
 from dtx.store.contract import CHUNK
 
 FACTS: Final = 32
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from dtx.broker.endpoint.outgoing_link import OutgoingLink
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.queues.queue import Entry
-    from dtx.broker.transactions.contexts import TransactionalContext
+    from dtx.broker.transactions.contexts import WorkContext
     from dtx.broker.transactions.transactional_work import Retirement
     from dtx.protocol.conditions import Refusal
 
 
 class OutgoingDelivery:
-    """One message at a consumer. `delivery` is it in AMQP, once it is sent."""
+    """One message at a consumer. `delivery` is it in AMQP, once it is sent. It has a context and a retirement if and
+    only if its custody is HELD."""
 
     __slots__ = (
         "context",
-        "decided",
+        "custody",
         "default",
         "delivery",
         "ended",
         "entry",
-        "gone",
         "link",
         "loaded",
         "payload",
@@ -47,20 +47,20 @@ class OutgoingDelivery:
         self.loaded = 0
         """Octets that it takes in memory, read or being read, until they are sent."""
         self.delivery: Delivery | None = None
-        self.context: TransactionalContext | None = None
+        self.custody = FREE
+        self.context: WorkContext | None = None
+        """The transaction that has it."""
         self.retirement: Retirement | None = None
+        """What that transaction has of it."""
         self.ended: bytes | None = None
         """The txn-id of a transaction that it belonged to, and that was rolled back."""
-        self.decided = False
-        """Whether an outcome outside of transactions was applied."""
-        self.gone = False
 
     @property
     def undecided(self) -> bool:
         """Whether the message can't have been retired yet: the store has to have its payload."""
         if self.retirement is not None:
             return self.retirement.outcome is None
-        return not self.decided and (self.context is not None or not self.link.settles)
+        return self.custody is FREE
 
     def unload(self) -> None:
         """Its payload is no longer in memory for it, or it is sent."""
@@ -68,30 +68,44 @@ class OutgoingDelivery:
             self.link.connection.unloaded(self.loaded)
             self.loaded = 0
 
+    # -- custody
+    def hold(self, context: WorkContext, retirement: Retirement) -> None:
+        self.custody = HOLD[self.custody]
+        self.context, self.retirement = context, retirement
+
+    def decide(self) -> None:
+        """It gets an outcome outside of transactions."""
+        self.custody = DECIDE[self.custody]
+
+    def end(self) -> None:
+        """It is settled, or comes back to its queue: nothing that comes later counts."""
+        self.custody = END[self.custody]
+        self.context = self.retirement = None
+
     def give_back(self) -> None:
-        """It was taken, and not sent: it goes back to its queue."""
-        self.gone = True
+        """It was taken, and not sent: it goes back to its queue, and its transaction has it no more."""
+        context = self.context
+        self.end()
         self.unload()
-        if self.retirement is not None and isinstance(self.context, WorkContext):
-            self.context.work.retired.pop(self.entry.number, None)
-            self.context = self.retirement = None
+        if context is not None:
+            context.work.retired.pop(self.entry.number, None)
         if self.entry.state is State.HELD:
             self.entry.queue.give_back(self.entry)
 
+    # -- what its transaction, or the store, tells
     def applied(self, outcome: Outcome) -> None:
-        self.context = self.retirement = None
         self.link.finish(self, outcome)
 
     def refused(self, refusal: Refusal) -> None:
         self.link.refuse(self, refusal)
 
     def reverted(self) -> None:
-        if isinstance(self.context, WorkContext):
+        self.custody = REVERT[self.custody]
+        if self.context is not None:
             self.ended = self.context.txn_id
         self.context = self.retirement = None
 
     def withdrawn(self) -> None:
-        self.context = self.retirement = None
         self.link.withdraw(self)
 
 
@@ -111,7 +125,7 @@ class Stream:
 
     def _told(self, number: int, piece: bytes | None) -> None:
         sent, link = self._sent, self._sent.link
-        if not link.open or sent.gone:
+        if not link.open or sent.custody is ENDED:
             return
         if piece is None:
             if sent.undecided:

@@ -9,18 +9,20 @@ the context that it names, and what becomes of it there comes back through `appl
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.delivery import PARTIAL, WAITING
 from dtx.amqp.performatives import SENDER_SETTLED
 from dtx.amqp.values import Symbol
+from dtx.broker.endpoint.delivery_states import DECIDED, ENDED, FREE
 from dtx.broker.endpoint.link import Link, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, size_with_facts, with_facts
-from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK_OCTETS, TAKEN, rejected_state
+from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, TAKEN, rejected_state
+from dtx.broker.queues.queue import State
 from dtx.broker.transactional_resource import fits_one_piece
-from dtx.broker.transactions.contexts import WorkContext, unknown_id
+from dtx.broker.transactions.contexts import unknown_id
 from dtx.protocol.addresses import TXN_ID
 from dtx.protocol.conditions import Refusal, RefusedError
 from xa import Code
@@ -29,10 +31,15 @@ if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.delivery import OutgoingDelivery as Delivery
     from dtx.amqp.link import SenderLink
+    from dtx.amqp.values import Value
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.queues.queue import Entry, Queue
-    from dtx.broker.transactions.contexts import TransactionalContext
+    from dtx.broker.transactions.contexts import TransactionalContext, WorkContext
+
+
+UNDELIVERABLE: Final = 1000
+"""Messages of its queue that a link may have given back as undeliverable here: the queue passes them over."""
 
 
 class OutgoingLink(Link):
@@ -75,6 +82,7 @@ class OutgoingLink(Link):
         self.open = True
         self.largest = 0
         """Octets of the largest message that the peer takes, 0 for any."""
+        self.undeliverable: set[Entry] = set()
         self._too_large: Refusal | None = None
         """Why the link is to be closed: the next message is larger."""
 
@@ -124,10 +132,7 @@ class OutgoingLink(Link):
             return
         self._credit -= 1
         sent = OutgoingDelivery(self, entry, self._default)
-        if self.settles and self._context is self._outside:
-            sent.context = self._outside  # it is gone once it is sent: not before, its payload may have to be fetched
-        else:
-            self._context.acquire(sent, settled=self.settles)
+        self._context.acquire(sent)
         waiting = self._waiting
         if fits_one_piece(entry):
             sent.loaded = entry.size
@@ -153,25 +158,15 @@ class OutgoingLink(Link):
         self.detach(Refusal(Condition.RESOURCE_DELETED, told, Code.XAER_NOTA))
 
     def _fetched(self, sent: OutgoingDelivery, payload: bytes | None) -> None:
-        if not self.open or sent.gone:
+        if not self.open or sent.custody is ENDED:
             return
-        if payload is not None:
-            sent.payload = payload
-        elif sent.undecided:
+        if payload is None:  # before it is sent nobody can have decided about it
             self.missing(sent)
             return
-        else:  # a discharge has decided about it before it was sent
-            self._drop(sent)
+        sent.payload = payload
         self._flush()
         if self._credit > 0:
             self.wake()
-
-    def _drop(self, sent: OutgoingDelivery) -> None:
-        sent.gone = True
-        sent.unload()
-        if sent in self._waiting:
-            self._waiting.remove(sent)
-        self._credit += 1
 
     def missing(self, sent: OutgoingDelivery) -> None:
         """The store lacks a payload that it has to have. The message stays in its queue, for an operator to see."""
@@ -199,7 +194,7 @@ class OutgoingLink(Link):
     def begin(self, sent: OutgoingDelivery, octets: bytes, *, more: bool) -> None:
         """Sends a message, or its first part."""
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
-        state = self._acquisition if sent.context is self._context else None
+        state = self._acquisition if sent.context is self._context and not self.settles else None
         tag = self._tag.to_bytes(4, "big")
         sent.delivery = self.sender.send(tag, octets, state, settled=self.settles, more=more)
         if not self.settles:
@@ -217,8 +212,10 @@ class OutgoingLink(Link):
             self._sent_settled(sent)
 
     def _sent_settled(self, sent: OutgoingDelivery) -> None:
-        if sent.context is self._outside:
-            self._outside.acquire(sent, settled=True)
+        """All of it is sent. Before that it was not the consumer's: it may have had to go back to its queue."""
+        context = sent.context
+        (self._outside if context is None else context).sent_settled(sent)
+        sent.end()
 
     def _stream(self, sent: OutgoingDelivery) -> None:
         self._streaming = sent
@@ -232,6 +229,7 @@ class OutgoingLink(Link):
 
     def broken_off(self, sent: OutgoingDelivery) -> None:
         """A large message can't be sent to its end: a discharge has decided about it meanwhile."""
+        sent.end()
         if sent.delivery is not None:
             self._sent.pop(sent.delivery, None)
             sent.delivery.abort()
@@ -274,7 +272,7 @@ class OutgoingLink(Link):
             self.sender.drained()
             self._credit = 0
 
-    def flow_properties(self, txn_id: Any) -> None:
+    def flow_properties(self, txn_id: Value) -> None:
         # What is acquired from now on belongs to this transaction.
         if txn_id is None:
             if self._acquisition is not None:
@@ -316,19 +314,35 @@ class OutgoingLink(Link):
             return
         if txn_id is not None:
             self._transactional(sent, txn_id, outcome, settled=settled)
-        elif isinstance(sent.context, WorkContext):
+        elif sent.context is not None:
             if outcome is not None:
                 self._conflict(sent.context, "an outcome outside of the transaction to which the delivery belongs")
             elif settled:  # with the outcome that it has
                 sent.context.retire(sent, None, settled=True)
                 self._forget(sent)
-        elif not sent.decided and (settled or outcome is not None):
-            sent.decided = True
+        elif sent.custody is FREE and (settled or outcome is not None):
+            sent.decide()
             self._outside.retire(sent, outcome, settled=settled)
+            self._note_undeliverable(sent, outcome)
             if settled:
                 self._forget(sent)
         elif settled:
             self._forget(sent)
+
+    def _note_undeliverable(self, sent: OutgoingDelivery, outcome: Outcome | None) -> None:
+        """Keeps in mind what the peer can't do anything with, unless it is among the dead letters by now. In a
+        transaction the last outcome counts, so that another one takes it back; one that was settled counts also if the
+        transaction is rolled back."""
+        if not (outcome or sent.default).undeliverable:
+            self.undeliverable.discard(sent.entry)
+        elif sent.entry.queue is self._queue and self.open:
+            self.undeliverable.add(sent.entry)
+            if len(self.undeliverable) >= UNDELIVERABLE:
+                kept = {one for one in self.undeliverable if one.queue is self._queue and one.state is not State.GONE}
+                self.undeliverable = kept
+                if len(kept) >= UNDELIVERABLE:
+                    told = f"{len(kept)} messages of {self._queue.name} are undeliverable here"
+                    self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
 
     def _transactional(self, sent: OutgoingDelivery, txn_id: bytes, outcome: Outcome | None, *, settled: bool) -> None:
         context = self._txns.live.get(txn_id)
@@ -339,22 +353,25 @@ class OutgoingLink(Link):
             told = "the delivery belongs to another transaction that is not discharged"
             self._conflict(context, told)
             return
-        if sent.decided:
+        if sent.custody is DECIDED:
             return
         context.retire(sent, outcome, settled=settled)
+        if settled or outcome is not None:
+            self._note_undeliverable(sent, outcome)
         if settled:
             self._forget(sent)
 
     def _stale(self, sent: OutgoingDelivery, txn_id: bytes, *, settled: bool) -> None:
         """The state names a transaction that is over. That is what is left of it where the peer only settles;
         otherwise it asks for work that can't be done."""
-        if isinstance(sent.context, WorkContext) and sent.context.txn_id == txn_id:
-            if settled:  # ended for its branch, which holds the delivery
-                sent.context.retire(sent, None, settled=True)
+        context = sent.context
+        if context is not None and txn_id in {context.txn_id, sent.ended}:
+            if settled:  # ended for its branch, which holds the delivery; or over, and another one retires it by now
+                context.retire(sent, None, settled=True)
                 self._forget(sent)
         elif txn_id == sent.ended:
-            if settled and not sent.decided:
-                sent.decided = True
+            if settled and sent.custody is FREE:
+                sent.decide()
                 self._outside.retire(sent, None, settled=True)
                 self._forget(sent)
         else:
@@ -367,7 +384,7 @@ class OutgoingLink(Link):
     def _forget(self, sent: OutgoingDelivery) -> None:
         delivery = sent.delivery
         if delivery is not None and self._sent.pop(delivery, None) is not None:
-            sent.gone = True
+            sent.end()
             delivery.settle()
             self._end_stream(sent)
             self.connection.container.touch(self.connection)
@@ -377,24 +394,24 @@ class OutgoingLink(Link):
 
     def finish(self, sent: OutgoingDelivery, outcome: Outcome) -> None:
         """The outcome is in force: it is told, and settled."""
-        if self.open and not sent.gone and sent.delivery is not None:
+        if self.open and sent.custody is not ENDED and sent.delivery is not None:
             sent.delivery.update(outcome.encode(), settled=True)
             self._forget(sent)
 
     def refuse(self, sent: OutgoingDelivery, refusal: Refusal) -> None:
         """The store did not take what the peer said of a delivery: it hears that, and the link is closed."""
-        if self.open and not sent.gone and sent.delivery is not None:
+        if self.open and sent.custody is not ENDED and sent.delivery is not None:
             sent.delivery.update(rejected_state(refusal), settled=True)
             self._forget(sent)
             self.detach(refusal)
 
     def withdraw(self, sent: OutgoingDelivery) -> None:
         """The message is the controller's no more: what was not sent never will be."""
-        if not self.open or sent.gone:
+        if not self.open or sent.custody is ENDED:
             return
         delivery = sent.delivery
         if delivery is None:
-            sent.gone = True
+            sent.end()
             sent.unload()
             self._credit += 1
             if sent is self._streaming:
@@ -402,7 +419,7 @@ class OutgoingLink(Link):
             else:
                 self._waiting.remove(sent)
         elif delivery.progress is WAITING or delivery.progress is PARTIAL:
-            sent.gone = True
+            sent.end()
             self._sent.pop(delivery, None)
             delivery.abort()
             self.connection.aborted(self)
@@ -413,7 +430,9 @@ class OutgoingLink(Link):
             self._forget(sent)
 
     def gone(self) -> None:
-        # Deliveries that no transaction has end with their default outcome.
+        # Deliveries that no transaction has end with their default outcome. None of them counts as failed if the peer
+        # closed in order, because what a peer has only prefetched would be a dead letter after a few closes. That holds
+        # also if the peer named this default: Qpid JMS always names `modified` with delivery-failed.
         self.open = False
         self._queue.forget(self)
         self.connection.draining.pop(self, None)
@@ -421,17 +440,17 @@ class OutgoingLink(Link):
             sent.give_back()
         self._waiting.clear()
         streaming = self._streaming
-        if streaming is not None and (
-            streaming.delivery is None or (self.settles and streaming.context is self._outside)
-        ):  # nothing of it was sent, or it was not sent to its end
-            streaming.give_back()
+        if streaming is not None and (streaming.delivery is None or self.settles):
+            streaming.give_back()  # nothing of it was sent, or it was not sent to its end
         for sent in self._sent.values():
-            sent.gone = True
             if sent.retirement is not None:
                 sent.retirement.delivery = None
-            elif not sent.decided:
-                self.resource.retire(sent.entry, sent.default, None)
+            elif sent.custody is FREE:
+                outcome = GIVEN_BACK if self.closed_in_order and sent.default.failed else sent.default
+                self.resource.retire(sent.entry, outcome, None)
+            sent.end()
         self._sent.clear()
+        self.undeliverable.clear()
         self._streaming = None
         if self._dynamic:
             self.connection.drop_reply_queue(self._queue)

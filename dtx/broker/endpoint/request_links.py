@@ -7,7 +7,7 @@ correlation-id, or else its message-id. A request that can't be answered there i
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.link import ReceiverLink
     from dtx.amqp.messages import Request
+    from dtx.amqp.values import Map
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.transactions.contexts import WorkContext
     from dtx.protocol.replies import Reply
@@ -64,7 +65,7 @@ class RequestLink(ReceivingLink):
     def handle(self, request: Request) -> None:
         """Carries out a request, and answers it."""
 
-    def respond(self, request: Request, value: bytes, properties: dict[Any, Any] | None = None) -> None:
+    def respond(self, request: Request, value: bytes, properties: Map | None = None) -> None:
         """Sends the response, if somebody waits for it still."""
         queue = self.connection.replies.get(request.reply_to or "")
         if queue is not None:

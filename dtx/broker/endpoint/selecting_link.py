@@ -117,6 +117,7 @@ class SelectingLink(OutgoingLink):
         return (
             entry.state is State.AVAILABLE
             and entry.queue is self._queue
+            and entry not in self.undeliverable
             and (not entry.expires_ms or entry.expires_ms > self.resource.now_ms)
         )
 

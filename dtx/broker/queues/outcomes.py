@@ -9,7 +9,7 @@ and only if it is another one than `modified` with delivery-failed, the outcome 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
@@ -20,9 +20,10 @@ from dtx.protocol.commands import MAX_TXN_ID
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL, error_octets
 
 if TYPE_CHECKING:
+    from dtx.amqp.values import Value
     from dtx.protocol.conditions import Refusal
 
-_CODES: Final[dict[Any, int]] = {
+_CODES: Final[dict[Value, int]] = {
     **{Ulong(code): code for code in (ACCEPTED, REJECTED, RELEASED, MODIFIED)},
     Symbol("amqp:accepted:list"): ACCEPTED,
     Symbol("amqp:rejected:list"): REJECTED,
@@ -30,8 +31,9 @@ _CODES: Final[dict[Any, int]] = {
     Symbol("amqp:modified:list"): MODIFIED,
 }
 
-
-_TRANSACTIONAL: Final[frozenset[Any]] = frozenset({Ulong(TRANSACTIONAL), Symbol("amqp:transactional-state:list")})
+OUTCOMES: Final = frozenset(str(name) for name in _CODES if type(name) is Symbol)
+"""The outcomes that a delivery may have, by their names."""
+_TRANSACTIONAL: Final[frozenset[Value]] = frozenset({Ulong(TRANSACTIONAL), Symbol("amqp:transactional-state:list")})
 _TRANSACTIONAL_PREFIX: Final = b"\x00" + encode(Ulong(TRANSACTIONAL))
 
 
@@ -59,7 +61,7 @@ TAKEN_OCTETS: Final = TAKEN.encode()
 GIVEN_BACK_OCTETS: Final = GIVEN_BACK.encode()
 
 
-def outcome_from(value: Any) -> Outcome | None:
+def outcome_from(value: Value) -> Outcome | None:
     """The outcome that a delivery state is, None for one that is not terminal; WireError for what is none."""
     if value is None:
         return None

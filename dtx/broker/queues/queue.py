@@ -79,6 +79,11 @@ class Consumer(Protocol):
     willing: bool
     """Whether the queue has this consumer on its round; the queue's to write."""
 
+    @property
+    def undeliverable(self) -> Collection[Entry]:
+        """Messages that it gave back as undeliverable here: others may have them."""
+        ...
+
     def wants(self) -> bool:
         """Whether it takes one more now."""
         ...
@@ -229,9 +234,22 @@ class Queue:
         return self._positions()
 
     # -- out
-    def take(self, now_ms: int) -> Entry | None:
-        """The first available message, HELD from now on; None when there is none. Expired ones are left
-        out."""
+    def take(self, now_ms: int, without: Collection[Entry] = ()) -> Entry | None:
+        """The first available message that is not one of `without`, HELD from now on; None when there is none. Expired
+        ones are left out."""
+        passed: list[Entry] = []
+        entry = self._next(now_ms)
+        while entry is not None and entry in without:
+            passed.append(entry)
+            entry = self._next(now_ms)
+        for one in passed:
+            heappush(self._returned, (one.position, one))
+        if entry is not None:
+            self.hold(entry)
+        return entry
+
+    def _next(self, now_ms: int) -> Entry | None:
+        """The first message that can be taken, which stands nowhere in the order any more."""
         ready, returned = self._ready, self._returned
         while ready or returned:
             if returned and (not ready or returned[0][0] < ready[0].position):
@@ -242,8 +260,6 @@ class Queue:
                 continue
             if entry.expires_ms and entry.expires_ms <= now_ms:
                 continue
-            entry.state = State.HELD
-            self.held += 1
             return entry
         return None
 
@@ -371,15 +387,21 @@ class Queue:
         for browser in tuple(self.browsers):
             browser.advance()
         willing = self._willing
-        while willing:
+        passed = 0  # consumers in a row for whom there is nothing but what is undeliverable there
+        while passed < len(willing):
             consumer = willing[0]
             if not consumer.wants():
                 consumer.willing = False
                 willing.popleft()
                 continue
-            entry = self.take(now_ms)
+            entry = self.take(now_ms, consumer.undeliverable)
             if entry is None:
-                return
+                if not consumer.undeliverable:
+                    return
+                willing.rotate(-1)
+                passed += 1
+                continue
+            passed = 0
             if len(willing) > 1:
                 willing.rotate(-1)
             consumer.deliver(entry)

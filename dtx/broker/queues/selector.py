@@ -48,28 +48,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from unicodedata import category
 from uuid import UUID
 
+from dtx.amqp import values
 from dtx.amqp.composites import WireError
 from dtx.amqp.decoding import DecodeError, decode_from, skip
 from dtx.amqp.messages import APPLICATION_PROPERTIES, FOOTER, PROPERTIES, Header, read_header, read_section
-from dtx.amqp.values import (
-    Byte,
-    Char,
-    Decimal,
-    Described,
-    Float,
-    Int,
-    Long,
-    Short,
-    Symbol,
-    Timestamp,
-    Ubyte,
-    Uint,
-    Ulong,
-    Ushort,
-)
+from dtx.amqp.values import Described, Symbol, Timestamp, Uint, Ulong
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+
+    from dtx.amqp.values import Map
 
 MAX_LENGTH: Final = 8192
 """Characters of a selector."""
@@ -122,7 +110,7 @@ class Selector:
         return self.text
 
 
-def selector_of(filters: Mapping[Any, Any] | None) -> tuple[Selector | None, dict[Any, Any]]:
+def selector_of(filters: Map | None) -> tuple[Selector | None, Map]:
     """The selector among the filters of a source, and the filters that are honoured, to be echoed: the selector's
     own entry. A blank selector selects every message, as JMS has it, and is None. SelectorError where the selector
     is none. Any other filter, and any further selector, is left out of what is echoed."""
@@ -207,7 +195,7 @@ _FORMATS: Final = {4: (32, 8, 101), 8: (64, 10, 398), 16: (128, 14, 6176)}
 """Of decimals, by their octets: bits, bits of the exponent, and its bias."""
 
 
-def _decimal_as_double(decimal: Decimal) -> float:
+def _decimal_as_double(decimal: values.Decimal) -> float:
     """A decimal of IEEE 754 in binary integer encoding, which is AMQP's: sign, exponent, coefficient. Where the two
     bits behind the sign are 11, they stand for a coefficient that begins with 100, unless two more ones follow:
     infinity (11110…) and no number (11111…)."""
@@ -229,14 +217,14 @@ def _decimal_as_double(decimal: Decimal) -> float:
     return float(f"{sign}{coefficient}e{exponent}")
 
 
-_EXACT: Final = (Ubyte, Ushort, Uint, Ulong, Byte, Short, Int, Long, Timestamp)
+_EXACT: Final = (*values.INTEGERS, Timestamp)
 _CONVERSIONS: Final[dict[type, Callable[[Any], Value]]] = {
     type(None): lambda _: None,
     bool: bool,
     **dict.fromkeys(_EXACT, int),
-    **dict.fromkeys((float, Float), float),
-    **dict.fromkeys((str, Symbol, Char), str),
-    Decimal: _decimal_as_double,
+    **dict.fromkeys((float, values.Float), float),
+    **dict.fromkeys((str, Symbol, values.Char), str),
+    values.Decimal: _decimal_as_double,
 }
 
 

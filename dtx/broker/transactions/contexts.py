@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 
 
 class Delivery(Held, Protocol):
-    """A message at a consumer, as a context sees it. `context` is the transaction that acquired or retires
-    it; `retirement` what that transaction has of it."""
+    """A message at a consumer, as a context sees it. `retirement` is what the transaction has of it that has acquired
+    or retires it."""
 
     entry: Entry
-    context: TransactionalContext | None
     retirement: Retirement | None
     default: Outcome
+
+    def hold(self, context: WorkContext, retirement: Retirement) -> None:
+        """This transaction has acquired it, or retires it."""
+        ...
 
     def refused(self, refusal: Refusal) -> None:
         """The outcome that it was given outside of transactions could not be made durable."""
@@ -65,8 +68,12 @@ class TransactionalContext(Protocol):
         posted."""
         ...
 
-    def acquire(self, delivery: Delivery, *, settled: bool) -> None:
-        """A message was taken from its queue for this delivery; `settled` when it is sent settled."""
+    def acquire(self, delivery: Delivery) -> None:
+        """A message was taken from its queue for this delivery."""
+        ...
+
+    def sent_settled(self, delivery: Delivery) -> None:
+        """A message that this context acquired was sent to its end, settled: it is accepted."""
         ...
 
     def retire(self, delivery: Delivery, outcome: Outcome | None, *, settled: bool) -> None:
@@ -98,9 +105,11 @@ class NoTransaction:
         self._resource.post(entry, answer)
         return None
 
-    def acquire(self, delivery: Delivery, *, settled: bool) -> None:
-        if settled:
-            self._resource.retire(delivery.entry, TAKEN, None)
+    def acquire(self, delivery: Delivery) -> None:
+        pass
+
+    def sent_settled(self, delivery: Delivery) -> None:
+        self._resource.retire(delivery.entry, TAKEN, None)
 
     def retire(self, delivery: Delivery, outcome: Outcome | None, *, settled: bool) -> None:
         if settled:
@@ -161,17 +170,15 @@ class WorkContext:
             raise refused(Code.XAER_RMERR, str(error), condition=Condition.RESOURCE_LIMIT) from None
         return self._presumed
 
-    def acquire(self, delivery: Delivery, *, settled: bool) -> None:
-        retirement = Retirement(
-            delivery.entry,
-            TAKEN if settled else None,
-            None if settled else delivery,
-            delivery.default,
-            acquired=True,
-        )
+    def acquire(self, delivery: Delivery) -> None:
+        retirement = Retirement(delivery.entry, None, delivery, delivery.default, acquired=True)
         self.work.hold(retirement)
-        if not settled:
-            delivery.context, delivery.retirement = self, retirement
+        delivery.hold(self, retirement)
+
+    def sent_settled(self, delivery: Delivery) -> None:
+        retirement = self.work.retired.pop(delivery.entry.number)
+        retirement.outcome, retirement.delivery = TAKEN, None
+        self.work.hold(retirement)  # again: such messages have their places in the order in which they are sent
 
     def retire(self, delivery: Delivery, outcome: Outcome | None, *, settled: bool) -> None:
         retirement = delivery.retirement
@@ -185,7 +192,7 @@ class WorkContext:
                 return
             retirement = Retirement(delivery.entry, outcome, delivery, delivery.default)
             self.work.hold(retirement)
-            delivery.context, delivery.retirement = self, retirement
+            delivery.hold(self, retirement)
         elif outcome is not None:
             retirement.outcome = outcome
         if settled:

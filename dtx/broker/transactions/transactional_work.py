@@ -241,12 +241,14 @@ class TransactionalWork:
             entry.state = State.GONE
             entry.payload = None
         planned = {effect.entry.number: effect for effect in effects}
-        for number, held in self.retired.items():
+        retired = list(self.retired.items())
+        for _, held in reversed(retired):  # the last one first: those behind it on its link would be sent when it goes
+            if held.acquired and held.delivery is not None:
+                held.delivery.withdrawn()
+        for number, held in retired:
             effect = planned.get(number)
             if held.delivery is not None:
-                if held.acquired:
-                    held.delivery.withdrawn()
-                else:
+                if not held.acquired:
                     held.delivery.reverted()
             elif effect is None and held.entry.state is State.HELD:
                 effect = held.entry.queue.plan(held.entry, held.default, batch)

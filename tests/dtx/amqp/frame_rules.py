@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtx.amqp.decoding import decode_from
+from tests.dtx.amqp.described import performative_at
 
 HEADER = b"AMQP\0\1\0\0"
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
@@ -58,9 +58,9 @@ class Cutter:
             assert whole[4:6] == b"\x02\x00"
             if size == 8:
                 continue
-            performative, end = decode_from(whole, 8)
+            code, fields, end = performative_at(whole, 8)
             channel = int.from_bytes(whole[6:8], "big")
-            found.append(Frame(size, channel, int(performative.descriptor), performative.value, whole[end:]))
+            found.append(Frame(size, channel, code, fields, whole[end:]))
         return found
 
 

@@ -211,6 +211,11 @@ def test_a_range_of_all_numbers_is_no_range_of_serial_numbers() -> None:
 
 
 def test_a_delivery_is_not_resumed() -> None:
+    """If the sending application marks the resend attempt as a resumed delivery then it MUST be ignored by the
+    receiver.
+
+    The receiver MUST ignore resumed deliveries that are not in its local unsettled map: the link is detached, so that
+    the sender hears of it."""
     stranger = Stranger()
     stranger.begin()
     stranger.attach("x", 0, receiver=False)

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import SASL, Event
 
-from dtx.amqp.decoding import decode_from
 from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.sasl import ClientPolicy, SaslClient, SaslServer, ServerPolicy
@@ -22,8 +21,9 @@ from dtx.amqp.sasl.layer import MAX_AHEAD, MAX_FRAME, SASL_HEADER, Frame, SaslEr
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.sasl.scram import Verifier
 from dtx.amqp.sasl.server import SERVER_LEGAL
-from dtx.amqp.values import Array, Described, Symbol, Ubyte, Ulong
+from dtx.amqp.values import Array, Described, Symbol, Ubyte, Ulong, Value
 from dtx.broker.access.credentials import Credentials
+from tests.dtx.amqp.described import performative_at
 from tests.dtx.amqp.engines import Engine, answer
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_a_name_that_is_not_there_is_asked_the_same_question_every_time() -> Non
     assert len(salt_of("mallory")) == len(salt_of("alice"))
 
 
-def frame(code: int, *items: object) -> bytes:
+def frame(code: int, *items: Value) -> bytes:
     body = encode(Described(Ulong(code), list(items)))
     return struct.pack(">IBBH", 8 + len(body), 2, 1, 0) + body
 
@@ -121,7 +121,7 @@ def outcome_of(server: SaslServer) -> int | None:
     """The code of the outcome frame at the end of what the server sends."""
     sent = server.output()
     place = sent.rfind(b"\x00\x53\x44")
-    return None if place < 0 else decode_from(sent, place)[0].value[0]
+    return None if place < 0 else performative_at(sent, place)[1][0]
 
 
 def test_a_client_that_leaves_sasl_out_is_anonymous_where_that_is_allowed() -> None:
@@ -136,6 +136,8 @@ def test_a_client_that_leaves_sasl_out_is_anonymous_where_that_is_allowed() -> N
 
 
 def test_and_refused_where_it_is_not_with_the_header_that_would_do() -> None:
+    """In this case, the server MUST send a protocol header with an acceptable protocol id (and version) and then close
+    the socket."""
     server = server_side(ServerPolicy(USERS))
     server.feed(AMQP_HEADER)
     assert server.failed
@@ -148,6 +150,22 @@ def test_other_beginnings_are_refused_at_once(start: bytes) -> None:
     server.feed(start)
     assert server.failed
     assert server.output() == SASL_HEADER
+
+
+@pytest.mark.parametrize(
+    ("start", "told"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", "the peer began with TLS, and this port is without"),
+        (b"AMQP\x00\x00\x09\x01", "the peer began with AMQP 0-9-1; only AMQP 1.0 is spoken here"),
+        (AMQP_HEADER, "the peer began without SASL, which is demanded"),
+        (b"GET / HT", "the peer began with b'GET / HT', which is not AMQP 1.0"),
+    ],
+)
+def test_another_beginning_is_called_by_its_name(start: bytes, told: str) -> None:
+    """An operator reads it in the log, and knows what the client is configured for."""
+    server = server_side(ServerPolicy(USERS))
+    server.feed(start)
+    assert told in str(server.failure)
 
 
 def test_amqps_first_octets_may_come_with_the_last_of_sasl() -> None:
@@ -174,7 +192,7 @@ def test_what_is_offered(encrypted: bool, certified: str | None, policy: ServerP
     server.feed(SASL_HEADER)
     sent = server.output()
     assert sent.startswith(SASL_HEADER)
-    assert decode_from(sent, 16)[0].value == [offered]
+    assert performative_at(sent, 16)[1] == [offered]
 
 
 def test_where_nothing_can_be_offered_the_connection_ends() -> None:
@@ -389,7 +407,7 @@ def test_a_server_that_proves_itself_in_a_challenge_is_believed_too() -> None:
     settle(client)
     server.feed(client.output())
     sent = server.output()
-    signature = decode_from(sent, 8)[0].value[1]
+    signature = performative_at(sent, 8)[1][1]
     client.feed(frame(0x42, signature))
     assert client.output() == frame(0x43, b"")
     client.feed(frame(0x44, Ubyte(0)))

@@ -12,8 +12,8 @@ import pytest
 from dtx.amqp.conditions import Condition
 from dtx.amqp.connection import Connection
 from dtx.amqp.delivery import SETTLED, SETTLED_THERE, UNSETTLED
-from dtx.amqp.events import ConnectionClosed, ConnectionOpened, LinkAttached, SessionEnded
-from dtx.amqp.frames import AMQP_HEADER, HEARTBEAT, performative_frame
+from dtx.amqp.events import ConnectionClosed, ConnectionOpened, Disposed, LinkAttached, SessionEnded
+from dtx.amqp.frames import AMQP_HEADER, HEARTBEAT, frame, performative_frame
 from dtx.amqp.link import ReceiverLink, SenderLink
 from dtx.amqp.performatives import (
     MAX_UINT,
@@ -87,6 +87,9 @@ def test_the_header_comes_first() -> None:
     """Prior to sending any frames on a connection, each peer MUST start by sending a protocol header that indicates
     the protocol version used on the connection.
 
+    The AMQP peer which acted in the role of the TCP client (i.e. the peer that actively opened the connection) MUST
+    immediately send its outgoing protocol header on establishment of the TCP connection.
+
     When the client opens a new socket connection to a server, it MUST send a protocol header with the client's
     preferred protocol version.
 
@@ -130,6 +133,36 @@ def test_what_stands_behind_the_header_is_of_its_version() -> None:
     assert isinstance(connection.next_event(), ConnectionClosed)
 
 
+# -- 2.3 framing
+@each("octets", [0, 1, 200, 70_000])
+def test_the_size_of_a_frame_counts_all_of_it(octets: int) -> None:
+    """This is an unsigned 32-bit integer that MUST contain the total frame size of the frame header, extended header,
+    and frame body."""
+    stranger = Stranger()
+    sender_of(stranger).send(b"0", bytes(octets))
+    at, said = 0, stranger.end.output()
+    while at < len(said):
+        at += int.from_bytes(said[at : at + 4], "big")
+    assert at == len(said) > octets
+    peer = Connection("peer")
+    opened = performative_frame(0, Open("stranger"))
+    size = (len(opened) + 8).to_bytes(4, "big")
+    peer.feed(AMQP_HEADER + size + b"\x04" + opened[5:8] + b"extended" + opened[8:])
+    assert isinstance(peer.next_event(), ConnectionOpened)
+
+
+@each("octets", [b"\x00\x53\x24\x45", b"\x00\x53\x19\x45", b"\x00\xa3\x01x\x45", b"\x45"])
+def test_a_frame_has_a_performative(octets: bytes) -> None:
+    """The performative MUST be one of those defined in section 2.7 and is encoded as a described type in the AMQP type
+    system."""
+    connection = Connection("server")
+    connection.feed(AMQP_HEADER + frame(0, octets))
+    closed = connection.next_event()
+    assert isinstance(closed, ConnectionClosed)
+    assert closed.error is not None
+    assert closed.error.condition == Condition.DECODE_ERROR
+
+
 # -- 2.4 connections
 def test_open_comes_before_other_frames() -> None:
     """After establishing or accepting a TCP connection and sending the protocol header, each peer MUST send an open
@@ -150,17 +183,35 @@ def test_open_comes_before_other_frames() -> None:
 def test_an_open_says_the_limits_and_english() -> None:
     """A peer MUST support at least the en-US locale (see subsection 2.8.12 IETF Language Tag).
 
+    If the receiver of the offered-capabilities requires an extension capability which is not present in the
+    offered-capability list then it MUST close the connection.
+
     The sender MUST NOT attempt to use any capabilities it did not declare in the desired-capabilities field."""
     both = ends(server=Connection("server", max_frame_size=1000, channel_max=7, idle_timeout_ms=500))
     remote = both.client.connection.remote
     assert remote == Open("server", None, 1000, 7, 250)
     assert (remote.outgoing_locales, remote.desired_capabilities) == ((), ())
+    for offered in ((), ("anything",)):  # nothing is required
+        stranger = Stranger(said=Open("stranger", offered_capabilities=offered))
+        stranger.begin()
+
+
+def test_sessions_and_links_use_no_capability() -> None:
+    """The sender MUST NOT attempt to use any capability other than those it has declared in desired-capabilities
+    field."""
+    stranger = Stranger()
+    stranger.say(Begin(None, 0, WINDOW, WINDOW, offered_capabilities=("anything",)))
+    (begun,) = stranger.listen(Begin)
+    attached = stranger.attach("x", 0, receiver=True, offered_capabilities=("anything",))
+    assert (begun.desired_capabilities, attached.desired_capabilities) == ((), ())
 
 
 @each("octets", [300, 600, 5000])
 def test_frames_fit_the_peer(octets: int) -> None:
     """After sending the open frame and reading its partner's open frame a peer MUST operate within mutually
     acceptable limitations from this point forward.
+
+    During the initial connection negotiation, the two peers MUST agree upon a maximum frame size.
 
     A peer MUST NOT send frames larger than its partner can handle."""
     stranger = Stranger(said=Open("stranger", max_frame_size=512))
@@ -279,7 +330,8 @@ def test_frames_behind_our_close_are_discarded() -> None:
 @each("channel", [0, 1, 1023])
 def test_empty_frames(channel: int) -> None:
     """Implementations MUST be prepared to handle empty frames arriving on any valid channel, though implementations
-    SHOULD use channel 0 when sending empty frames."""
+    SHOULD use channel 0 when sending empty frames, and MUST use channel 0 if a maximum channel number has not yet been
+    negotiated (i.e., before an open frame has been received)."""
     stranger = Stranger()
     stranger.send(HEARTBEAT[:6] + channel.to_bytes(2, "big"))
     assert stranger.hear() == []
@@ -287,8 +339,11 @@ def test_empty_frames(channel: int) -> None:
 
 
 def test_heartbeats() -> None:
-    """though implementations SHOULD use channel 0 when sending empty frames, and MUST use channel 0 if a maximum
-    channel number has not yet been negotiated (i.e., before an open frame has been received).
+    """Implementations MUST be prepared to handle empty frames arriving on any valid channel, though implementations
+    SHOULD use channel 0 when sending empty frames, and MUST use channel 0 if a maximum channel number has not yet been
+    negotiated (i.e., before an open frame has been received).
+
+    The idle timeout REQUIRED by the sender (see subsection 2.4.5).
 
     As they are a frame, they MUST NOT be sent after the close frame has been sent."""
     for busy in (False, True):
@@ -365,6 +420,9 @@ def test_channels_up_to_the_last_one() -> None:
 # -- 2.5 sessions
 def test_a_begin_answers_or_does_not() -> None:
     """If a session is locally initiated, the remote-channel MUST NOT be set.
+
+    The remote-channel field of a begin frame MUST be empty for a locally initiated session, and MUST be set when
+    announcing the endpoint created as a result of a remotely initiated session.
 
     When an endpoint responds to a remotely initiated session, the remote-channel MUST be set to the channel on which
     the remote session sent the begin."""
@@ -446,6 +504,18 @@ def test_a_flow_says_which_transfer_is_next() -> None:
     assert stranger.listen(Flow)[0].next_incoming_id == 9
 
 
+@each("outgoing", [0, 1, WINDOW])
+def test_the_outgoing_window_of_the_peer_hinders_nobody(outgoing: int) -> None:
+    """This value MUST be decremented after every incoming transfer frame is received, and recomputed when informed of
+    the remote session endpoint state: it is not kept, as nothing depends on it."""
+    stranger = Stranger()
+    receiver_of(stranger)
+    stranger.say(Flow(0, WINDOW, 0, outgoing))
+    stranger.say(*[Transfer(0, number, bytes((number,)), settled=True) for number in range(3)])
+    assert len(stranger.end.messages["in"]) == 3
+    assert not any(isinstance(one, End) for _, one, _ in stranger.hear())
+
+
 def test_a_transfer_beyond_our_window_ends_the_session() -> None:
     """2.5.6: an endpoint sends no transfer beyond the other's incoming window."""
     stranger = Stranger(Application(Connection("server", window=2), credit=10))
@@ -469,7 +539,9 @@ def test_our_window_is_opened_again(window: int) -> None:
 @each("receiver", [True, False])
 def test_a_link_that_is_refused(*, receiver: bool) -> None:
     """2.6.3: an attach is always answered by an attach; where it is refused, without the terminus of the end that
-    refuses, and with a detach and its error behind it."""
+    refuses, and with a detach and its error behind it.
+
+    In this case, the session endpoint MUST immediately detach the newly created link endpoint."""
     stranger = Stranger()
     stranger.begin()
     stranger.say(attach(REFUSED, 0, receiver=receiver))
@@ -503,8 +575,11 @@ def test_a_link_is_detached_before_its_attach_was_answered(*, receives: bool) ->
 
 
 def test_a_link_has_one_name_in_each_direction() -> None:
-    """2.6.1: a name and a direction make a link; who attaches it again takes it, and the end that had it detaches it
-    with the error stolen."""
+    """Link names MUST uniquely identify the link amongst all links of the same direction between the two participating
+    containers.
+
+    If an attempt is made to attach the link subsequently when it is not suspended, then the link can be 'stolen', i.e.,
+    the second attach succeeds and the first attach MUST then be closed with a link error of stolen."""
     stranger = Stranger()
     stranger.begin()
     stranger.attach("x", 0, receiver=False)
@@ -516,9 +591,119 @@ def test_a_link_has_one_name_in_each_direction() -> None:
     assert attached.name == "x"
 
 
+def test_a_link_is_in_one_session_at_a_time() -> None:
+    """However, a link MUST NOT be attached to more than one session at a time."""
+    both = ends()
+    first, second = both.client.begin(), both.client.begin()
+    both.settle()
+    both.client.attach(first, "x", receives=False)
+    both.settle()
+    with pytest.raises(ValueError, match="already"):
+        second.sender("x")
+    stranger = Stranger()
+    stranger.begin(0)
+    stranger.begin(1)
+    stranger.attach("x", 0, receiver=True, channel=0)
+    stranger.say(attach("x", 0, receiver=True), channel=1)
+    detach, _attached = stranger.listen(Detach, Attach)
+    assert error_of(detach) == Condition.STOLEN
+    assert [link.session for link in stranger.end.connection.links.values()] == [stranger.end.sessions[1]]
+
+
+def test_each_end_has_handles_of_its_own() -> None:
+    """The two endpoints are not REQUIRED to use the same handle."""
+    stranger = Stranger()
+    stranger.begin()
+    stranger.say(attach("in", 7, receiver=False))
+    assert [one.handle for one in stranger.listen(Attach, Flow)] == [0, 0]
+    stranger.say(Transfer(7, 0, b"0"), Detach(7))
+    assert len(stranger.end.messages["in"]) == 1
+    assert [one.handle for one in stranger.listen(Detach)] == [0]
+
+
+def test_a_link_that_is_attached_again_has_nothing_unsettled() -> None:
+    """If either end of the link is already associated with a terminus, the attach frame MUST include its unsettled
+    delivery state: it never is, as nothing is kept of a link that is detached.
+
+    The resume flag of the transfer frame MUST be set to true when resuming a delivery.
+
+    The unsettled map MUST NOT contain null valued keys.
+
+    When reattaching (as opposed to resuming), the unsettled map MUST be null.
+
+    The sender MUST NOT send resumed transfers for deliveries not in its local unsettled map.
+
+    If a resumed delivery spans more than one transfer performative, then the resume flag MUST be set to true on the
+    first transfer of the resumed delivery."""
+    stranger = Stranger()
+    stranger.begin()
+    for _ in range(2):
+        for name, handle, receiver in (("in", 0, False), ("out", 1, True)):
+            answer = stranger.attach(name, handle, receiver=receiver)
+            assert (answer.unsettled, answer.incomplete_unsettled) == (None, False)
+        stranger.say(Transfer(0, len(stranger.end.incoming), b"0"), Flow(0, WINDOW, 0, WINDOW, 1, 0, 10))
+        link = stranger.end.links[-1]
+        assert isinstance(link, SenderLink)
+        link.send(b"0", b"x")
+        told = [one for _, one, _ in stranger.hear() if isinstance(one, Transfer)]
+        assert [(one.delivery_tag, one.resume) for one in told] == [(b"0", False)]
+        stranger.say(Detach(0), Detach(1))
+        stranger.listen(Detach, Detach)
+        session = stranger.end.sessions[0]
+        assert not session.incoming
+        assert not session.outgoing
+
+
+def test_an_error_of_a_link_detaches_it() -> None:
+    """When an error occurs at a link endpoint, the endpoint MUST be detached with appropriate error information
+    supplied in the error field of the detach frame.
+
+    The link endpoint MUST then be destroyed."""
+    stranger = Stranger()
+    link = receiver_of(stranger)
+    stranger.say(Transfer(0, 0, b"0"))
+    stranger.hear()
+    detach = stranger.ask(Detach, Transfer(0, 1))
+    assert (detach.closed, error_of(detach)) == (True, Condition.INVALID_FIELD)
+    assert not link.session.incoming
+    assert not stranger.end.connection.links
+    stranger.say(Detach(0, closed=True))
+    assert kept(stranger.end.connection) == 2
+
+
+def test_what_crosses_the_detach_of_a_link_is_discarded() -> None:
+    """If any input (other than a detach) related to the endpoint either via the input handle or delivery-ids be
+    received, the session MUST be terminated with an errant-link session-error: it goes on, and the input is
+    discarded.
+
+    Since the link endpoint has been destroyed, the peer cannot reattach, and MUST resume the link in order to restore
+    communication: it attaches the link anew.
+
+    In order to disambiguate the resume request from a pipelined re-attach the resuming attach performative MUST contain
+    a non-null value for its unsettled field: there is nothing to resume.
+
+    Receipt of a pipelined attach MUST result in the session being terminated with an errant-link session-error: it is
+    answered."""
+    stranger = Stranger()
+    receiver_of(stranger)
+    stranger.say(Transfer(0, 0, b"0"))
+    stranger.ask(Detach, Transfer(0, 1))
+    stranger.say(Transfer(0, 2, b"2"), flow(handle=0, delivery_count=3, echo=True))
+    stranger.say(Disposition(receiver=False, first=0, settled=True))
+    assert stranger.hear() == []
+    assert len(stranger.end.messages["in"]) == 1
+    stranger.say(Detach(0), attach("in", 0, receiver=False))
+    stranger.listen(Attach, Flow)
+    stranger.say(Transfer(0, 3, b"3", settled=True))
+    assert len(stranger.end.messages["in"]) == 2
+
+
 def test_a_link_is_closed_where_we_detach_it() -> None:
-    """Note that one peer MAY send a closing detach while its partner is sending a non-closing detach. In this case,
-    the partner MUST signal that it has closed the link by reattaching and then sending a closing detach."""
+    """In this case, the endpoint MUST send a detach frame to inform the remote peer that the handle is no longer
+    attached to the link endpoint.
+
+    Note that one peer MAY send a closing detach while its partner is sending a non-closing detach. In this case, the
+    partner MUST signal that it has closed the link by reattaching and then sending a closing detach."""
     both = ends()
     session = both.client.begin()
     both.settle()
@@ -536,9 +721,65 @@ def test_a_link_is_closed_where_we_detach_it() -> None:
     assert (answer.name, closing.closed) == ("in", True)
 
 
+@each("count", [0, 5, MAX_UINT - 1])
+def test_the_credit_of_a_sender(count: int) -> None:
+    """The sender's value MUST always be maintained in such a way as to match the delivery-limit identified by the
+    receiver.
+
+    This means that the sender's link-credit variable MUST be set according to this formula when flow information is
+    given by the receiver: link-credit(snd) := delivery-count(rcv) + link-credit(rcv) - delivery-count(snd).
+
+    In the event that the receiver does not yet know the delivery-count, i.e., delivery-count(rcv) is unspecified, the
+    sender MUST assume that the delivery-count(rcv) is the first delivery-count(snd) sent from sender to receiver, i.e.,
+    the delivery-count(snd) specified in the flow state carried by the initial attach frame from the sender to the
+    receiver.
+
+    Additionally, whenever the sender increases delivery-count, it MUST decrease link-credit by the same amount in order
+    to maintain the delivery-limit identified by the receiver."""
+    stranger = Stranger(Application(Connection("server"), count=count))
+    stranger.begin()
+    assert stranger.attach("out", 0, receiver=True).initial_delivery_count == count
+    (link,) = stranger.end.links
+    assert isinstance(link, SenderLink)
+
+    def tell(counted: int | None, credit: int) -> None:
+        number = None if counted is None else (count + counted) & MAX_UINT
+        stranger.say(Flow(count, WINDOW, 0, WINDOW, 0, number, credit))
+
+    tell(None, 3)
+    assert link.credit == 3
+    for left in (2, 1):
+        link.send(bytes((left,)), b"x")
+        assert (link.credit, link.delivery_count) == (left, (count + 3 - left) & MAX_UINT)
+    tell(None, 3)
+    assert link.credit == 1
+    tell(1, 3)
+    assert link.credit == 2
+    tell(2, 0)
+    assert link.credit == 0
+
+
+@each("available", [None, 0, 7])
+def test_what_a_sender_says_is_available_hinders_nobody(available: int | None) -> None:
+    """If this happens, the receiver MUST maintain a floor of zero in its calculation of the value of available: it
+    calculates none."""
+    stranger = Stranger()
+    receiver_of(stranger)
+    stranger.say(flow(handle=0, delivery_count=0, available=available))
+    stranger.say(*[Transfer(0, number, bytes((number,)), settled=True) for number in range(3)])
+    assert len(stranger.end.messages["in"]) == 3
+    stranger.say(flow(handle=0, delivery_count=3, available=available, echo=True))
+    told = [one for _, one, _ in stranger.hear() if isinstance(one, Flow)]
+    assert {one.available for one in told} == {None}
+
+
 def test_the_credit_is_never_exceeded() -> None:
-    """2.6.7: a sender begins no delivery for which it has no credit, also where credit is taken back that deliveries
-    waited for the window with."""
+    """If the link-credit is less than or equal to zero, i.e., the delivery-count is the same as or greater than the
+    delivery-limit, a sender MUST NOT send more messages: also where credit is taken back that deliveries waited for the
+    window with."""
+    poor = Stranger()
+    sender_of(poor, 0).send(b"0", b"x")
+    assert poor.hear() == []
     stranger = Stranger()
     link = sender_of(stranger, 3, window=0)
     for number in range(3):
@@ -565,7 +806,8 @@ def test_a_delivery_without_credit_detaches() -> None:
 
 
 def test_a_drain_gives_back_what_is_not_used() -> None:
-    """2.6.9: with drain, a sender advances its delivery-count by the credit that it can't use, and says so."""
+    """If the sender's drain flag is set and there are no available messages, the sender MUST advance its delivery-count
+    until link-credit is zero, and send its updated flow state to the receiver."""
     stranger = Stranger()
     link = sender_of(stranger, 3, window=0)
     link.send(b"0", b"x")
@@ -685,6 +927,27 @@ def test_what_a_flow_has() -> None:
     assert stranger.hear() == []  # there is none before the peer's begin is here
 
 
+def test_a_receiver_says_the_count_that_it_knows() -> None:
+    """When the flow state is being sent from the receiver endpoint to the sender endpoint this field MUST be set to the
+    last known value of the corresponding sending endpoint.
+
+    In the event that the receiving link endpoint has not yet seen the initial attach frame from the sender this field
+    MUST NOT be set."""
+    stranger = Stranger()
+    stranger.begin()
+    link = stranger.end.attach(stranger.end.sessions[0], "in", receives=True)
+    assert isinstance(link, ReceiverLink)
+    link.give_credit(5)
+    link.echo()
+    stranger.listen(Attach)  # there is no flow before the sender has answered
+    stranger.say(attach("in", 0, receiver=False, initial_delivery_count=77))
+    assert [(one.delivery_count, one.link_credit) for one in stranger.listen(Flow)] == [(77, 10)]
+    for count, said in ((78, Transfer(0, 0, b"0", settled=True)), (80, flow(1, handle=0, delivery_count=80))):
+        stranger.say(said)
+        link.echo()
+        assert [one.delivery_count for one in stranger.listen(Flow)] == [count]
+
+
 def test_a_flow_for_no_link_ends_the_session() -> None:
     """If set to a handle that is not currently associated with an attached link, the recipient MUST respond by
     ending the session with an unattached-handle session error."""
@@ -703,8 +966,10 @@ def test_a_flow_for_no_link_ends_the_session() -> None:
     ],
 )
 def test_further_transfers_are_of_the_same_delivery(second: Transfer, told: str) -> None:
-    """It is an error if the delivery-id on a continuation transfer differs from the delivery-id on the first
-    transfer of a delivery."""
+    """However, messages transferred along a single link MUST NOT be interleaved.
+
+    2.7.5: delivery-id, delivery-tag and message-format of a continuation transfer don't differ from those of the
+    first."""
     stranger = Stranger()
     receiver_of(stranger)
     detach = stranger.ask(Detach, Transfer(0, 0, b"0", 0, more=True), second)
@@ -714,7 +979,9 @@ def test_further_transfers_are_of_the_same_delivery(second: Transfer, told: str)
 
 @each(("first", "field"), [(Transfer(0, None, b"0"), "delivery-id"), (Transfer(0, 0), "delivery-tag")])
 def test_what_a_first_transfer_needs(first: Transfer, field: str) -> None:
-    """The delivery-id MUST be supplied on the first transfer of a multi-transfer delivery.
+    """Each delivery MUST be identified by a delivery-tag chosen by the sending application.
+
+    The delivery-id MUST be supplied on the first transfer of a multi-transfer delivery.
 
     This field MUST be specified for the first transfer of a multi-transfer message and can only be omitted for
     continuation transfers."""
@@ -811,7 +1078,9 @@ def test_who_settles_first() -> None:
 
 def test_an_aborted_delivery_is_forgotten() -> None:
     """Aborted messages SHOULD be discarded by the recipient (any payload within the frame carrying the performative
-    MUST be ignored)."""
+    MUST be ignored).
+
+    In this case the receiver MUST discard the message data that was transferred prior to the abort."""
     stranger = Stranger()
     link = receiver_of(stranger)
     stranger.say(Transfer(0, 0, b"0", more=True), payload=b"first")
@@ -864,6 +1133,43 @@ def test_a_delivery_is_kept_until_both_ends_have_settled_it() -> None:
     assert sent[2].progress is SETTLED_THERE
     sent[2].settle()
     assert both.client.connection.output() == b""
+
+
+def test_a_disposition_is_for_one_direction() -> None:
+    """The disposition frame MAY reference deliveries from many different links associated with a session, although all
+    links MUST have the directionality indicated by the specified role."""
+    stranger = Stranger()
+    stranger.begin()
+    for name, handle, receiver in (("in", 0, False), ("other", 1, False), ("out", 2, True)):
+        stranger.attach(name, handle, receiver=receiver)
+    stranger.say(Transfer(0, 0, b"0"), Transfer(1, 1, b"1"), Flow(0, WINDOW, 0, WINDOW, 2, 0, 1))
+    link = stranger.end.links[2]
+    assert isinstance(link, SenderLink)
+    sent = link.send(b"0", b"x")  # with the delivery-id of the one that came
+    stranger.hear()
+    for delivery in stranger.end.incoming:
+        delivery.update(ACCEPTED, settled=False)
+    assert stranger.listen(Disposition) == [Disposition(True, 0, 1, settled=False, state=ACCEPTED)]
+    stranger.say(Disposition(receiver=False, first=0, last=1, settled=True))
+    assert sent.progress is UNSETTLED
+    assert not link.session.incoming
+    stranger.say(Disposition(receiver=True, first=0, settled=True))
+    assert not link.session.outgoing
+
+
+def test_deliveries_end_with_their_link() -> None:
+    """As long as the links have not been closed or detached with an error then the deliveries are still "live" and the
+    updated state MUST be applied: a terminus of ours ends when its link is detached, and its deliveries with it."""
+    stranger = Stranger()
+    link = sender_of(stranger)
+    sent = link.send(b"0", b"x")
+    stranger.say(Detach(0))
+    stranger.hear()
+    assert sent.progress is not UNSETTLED
+    stranger.say(Disposition(receiver=True, first=0, state=ACCEPTED, settled=True))
+    assert stranger.hear() == []
+    (told,) = [event for event in stranger.end.events if isinstance(event, Disposed)]
+    assert (told.deliveries, told.unknown) == ([], True)  # who has such a delivery hears that it is late
 
 
 def test_deliveries_in_a_row_are_told_once() -> None:

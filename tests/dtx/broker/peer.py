@@ -35,6 +35,7 @@ from proton import (
     symbol,
     ulong,
 )
+from proton import Condition as ProtonCondition
 
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
@@ -55,6 +56,7 @@ from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import DECLARED, TRANSACTIONAL, decode_reply
 from dtx.store.memory import Disk, MemoryStore
 from rm_amqp.connection.frames import OutgoingFrames
+from tests.dtx.amqp.described import items_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,6 +210,8 @@ class Peer:
         self.states: list[tuple[str, int, int]] = []
         self.default_outcome: int | None = None
         """The default outcome in the sources of receivers that are attached from now on."""
+        self.default_fields: list[Any] = []
+        """The fields of the default outcome."""
         self._replies: Receiver | None = None
         self._requests: Sender | None = None
 
@@ -268,10 +272,10 @@ class Peer:
             size = int.from_bytes(octets[at : at + 4], "big")
             one, at = octets[at : at + size], at + size
             if one[10:11] == b"\x12":
-                fields = decode(one[8:]).value
-                source = fields[5].value
+                fields = items_of(decode(one[8:]))
+                source = items_of(fields[5])
                 source += [None] * (9 - len(source))
-                source[8] = TypedDescribed(Ulong(self.default_outcome), [])
+                source[8] = TypedDescribed(Ulong(self.default_outcome), self.default_fields)
                 one = frame(0x12, fields)
             found += one
         return found
@@ -363,6 +367,12 @@ class Peer:
             link.flow(credit)
         self.world.pump()
         return link
+
+    def fail(self, link: Link) -> None:
+        """Closes a link with an error: what it holds counts as a failed delivery."""
+        link.condition = ProtonCondition("app:failed", "the consumer can't go on")
+        link.close()
+        self.world.pump()
 
     # -- messages
     def send_octets(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dtx.amqp.decoding import decode_from
 from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
 from dtx.broker.endpoint.connection import BrokerConnection
+from tests.dtx.amqp.described import items_of, performative_at
 from tests.dtx.broker.peer import frame
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ class Stranger:
         while at < len(said):
             size, channel = int.from_bytes(said[at : at + 4], "big"), int.from_bytes(said[at + 6 : at + 8], "big")
             if size > 8:
-                performative, _ = decode_from(said, at + 8, at + size)
-                found.append((channel, int(performative.descriptor), performative.value))
+                code, fields, _ = performative_at(said, at + 8, at + size)
+                found.append((channel, code, fields))
             at += size
         return found
 
@@ -98,7 +98,7 @@ def closed_with(told: list[tuple[int, int, list[Any]]], code: int = CLOSE) -> st
     for _, said, fields in told:
         if said == code:
             error = fields[-1] if fields else None
-            return str(error.value[0]) if isinstance(error, Described) else "without an error"
+            return str(items_of(error)[0]) if isinstance(error, Described) else "without an error"
     return ""
 
 

@@ -13,7 +13,7 @@ from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.messages import PROPERTIES, value_message
 from dtx.amqp.sasl.mechanisms import Identity
-from dtx.amqp.values import Array, Described, Symbol, Ubyte, Uint, Ulong
+from dtx.amqp.values import Array, Described, Symbol, Ubyte, Uint, Ulong, Value
 from dtx.broker.access.permissions import Permissions, Rule
 from dtx.broker.settings import Limits, Settings
 from tests.dtx.broker.peer import World, closed, flow, frame
@@ -74,7 +74,7 @@ def terminus(value: Any) -> list[Any]:
 
 def message(body: str, **properties: Any) -> bytes:
     """A message with application properties."""
-    return encode(Described(Ulong(0x74), properties)) + value_message(encode(body))
+    return encode(Described(Ulong(0x74), dict(properties.items()))) + value_message(encode(body))
 
 
 def received(stranger: Stranger) -> list[str]:
@@ -85,7 +85,7 @@ def received(stranger: Stranger) -> list[str]:
         size = int.from_bytes(said[at : at + 4], "big")
         one = said[at : at + size]
         if one[10:11] == b"\x14":
-            found.append(decode(one[one.rindex(b"\x00\x53\x77") + 3 :]))
+            found.append(str(decode(one[one.rindex(b"\x00\x53\x77") + 3 :])))
         at += size
     return found
 
@@ -102,6 +102,7 @@ def received(stranger: Stranger) -> list[str]:
     ids=["no-local", "a filter that nobody knows", "a capability that nobody knows", "durable"],
 )
 def test_what_is_not_honoured_is_not_echoed(asked: dict[str, Any], place: int) -> None:
+    """In this case the endpoint MUST report the actual properties of the terminus as created."""
     world = World()
     stranger = connected(world)
     stranger.attach(0, source=source(**asked), receiver=True)
@@ -197,7 +198,7 @@ def test_topics_and_shared_subscriptions_are_refused_without_a_terminus(kind: st
     if receiver:
         stranger.attach(0, source=source(address, capabilities=capabilities), receiver=True)
     else:
-        fields = [address, None, None, None, None, None, capabilities]
+        fields: list[Value] = [address, None, None, None, None, None, capabilities]
         stranger.attach(0, target=Described(Ulong(0x29), fields))
     told = stranger.told()
     assert attach_answer(told)[5 if receiver else 6] is None

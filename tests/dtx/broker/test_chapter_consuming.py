@@ -9,9 +9,10 @@ from proton import Delivery, Described, Disposition, Message, ulong
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.settings import Limits, Settings
-from dtx.protocol.commands import CONTROL, Discharge, Prepare, Rollback, Start
+from dtx.protocol.commands import CONTROL, Commit, Discharge, Prepare, Rollback, Start
 from dtx.protocol.replies import TRANSACTIONAL, Result
-from tests.dtx.broker.peer import Coordinator, Peer, World, closed, condition_of, say_state, told
+from tests.cases import each
+from tests.dtx.broker.peer import Coordinator, Peer, World, closed, condition_of, flow, say_state, told
 from xa import Code, Xid
 
 if TYPE_CHECKING:
@@ -86,6 +87,22 @@ def test_after_a_rollback_the_delivery_is_live() -> None:
     second.settle()
     world.pump()
     assert world.container.resource.queues["q"].depth == 0
+
+
+@each(("settle", "fail"), [(False, False), (False, True), (True, False), (True, True)])
+def test_what_a_second_transaction_retires_is_not_settled_by_the_first(settle: bool, fail: bool) -> None:
+    """The message was delivered again at once, and the second transaction committed all the same."""
+    world, peer, control, receiver = consuming("x")
+    delivery = had(peer, receiver)
+    first = control.declare()
+    peer.retire(delivery, first)
+    control.discharge(first, fail=True)
+    second = control.declare()
+    peer.retire(delivery, second)
+    peer.retire(delivery, first, settle=settle)
+    assert peer.take(receiver) is None, "it is not delivered again"
+    control.discharge(second, fail=fail)
+    assert world.crash().connect().drained("q") == (["x"] if fail else [])
 
 
 @pytest.mark.parametrize("start", [None, Start(XID)])
@@ -482,3 +499,111 @@ def test_an_outcome_that_is_none_closes_the_link() -> None:
     world.pump()
     assert condition_of(receiver).condition == Condition.NOT_IMPLEMENTED
     assert world.connect().drained("q") == ["x", "y"]
+
+
+# --- sent settled --------------------
+def about_to_send_settled(*bodies: str, cached_size: int = 0) -> tuple[World, Peer, Coordinator, Receiver, bytes]:
+    """Messages that a transaction has acquired to be sent settled, while the store reads their payloads."""
+    world = World(cached_size=cached_size)
+    peer = world.connect()
+    sender = peer.sender("q")
+    for body in bodies:
+        peer.post(sender, body)
+    control = peer.coordinator()
+    receiver = peer.receiver("q", settled=True)
+    txn_id = control.declare()
+    peer.acquire_for(receiver, txn_id)
+    receiver.flow(len(bodies))
+    world.pump(store=False)
+    assert locked(world) == len(bodies)
+    assert world.jobs
+    return world, peer, control, receiver, txn_id
+
+
+def test_a_message_that_was_not_sent_is_not_the_transactions_when_the_credit_is_taken_back() -> None:
+    """The transaction's commit took it out of its queue, although somebody else had it by then."""
+    world, peer, control, receiver, txn_id = about_to_send_settled("x")
+    peer.connected = False  # the network is slow: what follows is done before the payload is read
+    peer.server.received(flow(peer.handle_of(receiver), 0, 0, None))
+    peer.connected = True
+    world.pump()
+    assert peer.bodies(receiver) == []
+    other = world.connect()
+    assert other.take(other.receiver("q", 1)) is not None
+    control.discharge(txn_id)
+    other.vanish()
+    world.pump()
+    assert world.connect().drained("q") == ["x"]
+
+
+def test_a_message_that_was_not_sent_is_not_the_transactions_when_the_link_is_closed() -> None:
+    world, _, control, receiver, txn_id = about_to_send_settled("x")
+    receiver.close()
+    world.pump(store=False)
+    world.pump()
+    other = world.connect()
+    assert other.take(other.receiver("q", 1)) is not None
+    control.discharge(txn_id)
+    other.vanish()
+    world.pump()
+    assert world.connect().drained("q") == ["x"]
+
+
+@pytest.mark.parametrize("fail", [False, True])
+@pytest.mark.parametrize("size", [1, 3_000_000])
+def test_a_message_that_is_discharged_before_it_was_sent_is_neither_lost_nor_sent_twice(fail: bool, size: int) -> None:
+    world, peer, control, receiver, txn_id = about_to_send_settled("x" * size)
+    reading = world.jobs.popleft()
+    discharged = control.send(CONTROL.encode(Discharge(txn_id, fail=fail)))
+    world.pump()
+    assert discharged.remote_state == Delivery.ACCEPTED
+    reading()
+    world.container.resource.settle()
+    world.pump()
+    received = len(peer.bodies(receiver))
+    receiver.close()
+    world.pump()
+    assert received + len(peer.drained("q")) == 1
+
+
+def test_the_places_of_messages_are_in_the_order_in_which_they_were_sent() -> None:
+    """A message whose payload has to be read first is acquired before one of another link, and sent after it."""
+    world = World(cached_size=100)
+    peer = world.connect()
+    peer.post(peer.sender("long"), "x" * 1000)
+    peer.post(peer.sender("short"), "x")
+    control = peer.coordinator()
+    receivers = [peer.receiver(address, settled=True) for address in ("long", "short")]
+    txn_id = control.declare(Start(XID))
+    for receiver in receivers:
+        peer.acquire_for(receiver, txn_id)
+        receiver.flow(1)
+        world.pump(store=False)
+    assert [len(peer.bodies(receiver)) for receiver in receivers] == [0, 1]
+    world.pump()
+    assert [len(peer.bodies(receiver)) for receiver in receivers] == [1, 0]
+    control.end(txn_id)
+    assert peer.ask(Prepare(XID, failed=(0,))) == Result(Code.XA_OK)
+    assert peer.ask(Commit(XID)) == Result(Code.XA_OK)
+    for receiver in receivers:
+        receiver.close()
+    world.pump()
+    assert (peer.drained("long"), peer.drained("short")) == ([], ["x"])
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_messages_behind_one_that_is_rolled_back_are_not_sent_before_they_are(fail: bool) -> None:
+    """The small ones wait for the pieces of the large one."""
+    bodies = ["x" * 3_000_000, "y", "z"]
+    world, peer, control, receiver, txn_id = about_to_send_settled(*bodies, cached_size=100)
+    reading = world.jobs.popleft()
+    discharged = control.send(CONTROL.encode(Discharge(txn_id, fail=fail)))
+    world.pump()
+    assert discharged.remote_state == Delivery.ACCEPTED
+    reading()
+    world.container.resource.settle()
+    world.pump()
+    received = peer.bodies(receiver)
+    receiver.close()
+    world.pump()
+    assert sorted([*received, *peer.drained("q")]) == sorted(bodies)

@@ -19,7 +19,21 @@ from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.messages import request_message, value_message
 from dtx.amqp.performatives import PERFORMATIVES
 from dtx.amqp.sasl.mechanisms import Identity
-from dtx.amqp.values import Array, Byte, Char, Described, Int, Long, Symbol, Timestamp, Ubyte, Uint, Ulong, Ushort
+from dtx.amqp.values import (
+    Array,
+    Byte,
+    Char,
+    Described,
+    Int,
+    Long,
+    Symbol,
+    Timestamp,
+    Ubyte,
+    Uint,
+    Ulong,
+    Ushort,
+    Value,
+)
 from dtx.broker.settings import Limits, Settings
 from dtx.protocol.addresses import COORDINATION as COORDINATION_ADDRESS
 from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
@@ -42,6 +56,7 @@ from dtx.protocol.commands import (
     Start,
 )
 from dtx.store.contract import Step
+from tests.dtx.amqp.described import decoded_list, items_of
 from tests.dtx.broker.peer import Peer, World, frame
 from tests.dtx.broker.strangers import (
     ATTACH,
@@ -69,7 +84,7 @@ CONVERSATIONS = int(os.environ.get("XABRIDGE_HOSTILE", "300"))
 TIMEOUT_S = 120 + CONVERSATIONS / 10
 XID = Xid(7, b"gtrid", b"bqual")
 LIMITS = Limits(sessions=8, links=16, transactions=16, credit=50, message_octets=100_000, partial_octets=150_000)
-TERMINUS = ["q", Uint(0), Symbol("session-end"), Uint(0), False, {}]
+TERMINUS: list[Value] = ["q", Uint(0), Symbol("session-end"), Uint(0), False, {}]
 SOURCE = Described(Ulong(0x28), [*TERMINUS, Symbol("move"), {}])
 TARGET = Described(Ulong(0x29), TERMINUS)
 STATE = Described(Ulong(0x34), [b"x", Described(Ulong(0x24), [])])
@@ -564,24 +579,25 @@ REQUESTS = [
 
 def wrongs(command: Described) -> Iterator[Any]:
     """What comes of a command with a wrong value in it, or in the composites in it."""
-    for index, field in enumerate([*command.value, None, None]):
-        fields = [*command.value, None, None]
-        inner = wrong_composites(field.descriptor, field.value, len(field.value)) if type(field) is Described else WRONG
-        for wrong in inner:
+    items = items_of(command)
+    for index, field in enumerate([*items, None, None]):
+        fields = [*items, None, None]
+        inside = items_of(field) if type(field) is Described else []
+        for wrong in wrong_composites(field.descriptor, inside, len(inside)) if type(field) is Described else WRONG:
             yield Described(command.descriptor, [*fields[:index], wrong, *fields[index + 1 :]])
-    yield from wrong_composites(command.descriptor, command.value, len(command.value))
+    yield from wrong_composites(command.descriptor, items, len(items))
 
 
-@pytest.mark.parametrize("octets", CONTROLS, ids=lambda octets: str(decode(octets).descriptor))
+@pytest.mark.parametrize("octets", CONTROLS, ids=lambda octets: str(decoded_list(octets).descriptor))
 def test_every_field_of_every_control_message_with_every_wrong_value(world: World, octets: bytes) -> None:
     """Each is answered, and the control link goes on."""
     stranger = Stranger(world)
     stranger.greet()
     stranger.attach(0, coordinator(LOCAL, DISTRIBUTED))
-    command = decode(octets)
+    command = decoded_list(octets)
     if not command.value:
         command = Described(
-            command.descriptor, [Described(START.descriptor, [decode(octets_of(XID)), *START.value[1:]])]
+            command.descriptor, [Described(START.descriptor, [decode(octets_of(XID)), *items_of(START)[1:]])]
         )
     for number, wrong in enumerate(wrongs(command)):
         stranger.told()
@@ -595,7 +611,7 @@ def test_every_field_of_every_control_message_with_every_wrong_value(world: Worl
 
 
 def octets_of(xid: Xid) -> bytes:
-    return encode(decode(COORDINATION.encode(Forget(xid))).value[0])
+    return encode(items_of(decode(COORDINATION.encode(Forget(xid))))[0])
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)
@@ -606,7 +622,7 @@ def test_every_field_of_every_command_with_every_wrong_value(world: World, reque
     stranger.attach(0, node(COORDINATION_ADDRESS))
     stranger.attach(1, source=Described(Ulong(0x28), [None, None, None, None, True]), receiver=True)
     address = next(iter(stranger.server.replies))
-    command = decode(COORDINATION.encode(request_))
+    command = decoded_list(COORDINATION.encode(request_))
     for number, wrong in enumerate(wrongs(command)):
         stranger.say(frame(FLOW, [Uint(0), Uint(5000), Uint(0), Uint(5000), Uint(1), Uint(number), Uint(5)]))
         stranger.told()

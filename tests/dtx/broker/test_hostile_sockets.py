@@ -23,7 +23,7 @@ from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER, HEARTBEAT
 from dtx.amqp.messages import value_message
 from dtx.amqp.sasl.layer import SASL_HEADER
-from dtx.amqp.values import Described, Symbol, Uint, Ulong
+from dtx.amqp.values import Described, Symbol, Uint, Ulong, Value
 from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.settings import Limits, Settings
@@ -41,7 +41,7 @@ LONG_S: Final = 30.0
 SETTINGS: Final = Settings(limits=Limits(connections=8, output_octets=200_000), handshake_s=LONG_S)
 
 
-def sasl(code: int, *fields: object) -> bytes:
+def sasl(code: int, *fields: Value) -> bytes:
     """A SASL frame."""
     body = encode(Described(Ulong(code), list(fields)))
     return struct.pack(">IBBH", 8 + len(body), 2, 1, 0) + body

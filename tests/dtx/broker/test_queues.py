@@ -13,8 +13,10 @@ from dtx.broker.queues.queue import State
 from dtx.broker.settings import Limits, QueueSettings, Settings
 from dtx.protocol.addresses import COORDINATION, MANAGEMENT
 from dtx.protocol.commands import Recover
+from dtx.protocol.conditions import Refusal
 from dtx.store.contract import Step, StoreStopped
 from tests.dtx.broker.peer import Peer, World, closed, condition_of
+from xa import Code
 
 
 def filled(*bodies: Any, settings: Settings | None = None) -> tuple[World, Peer]:
@@ -61,6 +63,53 @@ def test_what_is_given_back_comes_first_again() -> None:
     receiver.flow(10)
     peer.world.pump()
     assert peer.bodies(receiver) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["close", "detach", "end", "close the connection", "the broker shuts down"])
+@pytest.mark.parametrize("jms", [False, True])
+def test_what_a_consumer_that_closes_has_not_settled_is_no_failed_delivery(how: str, *, jms: bool) -> None:
+    """A program that receives one message per consumer has prefetched the others, again and again. They never reached
+    it, so they are not dead letters at the end. That holds also where the default outcome is modified with
+    delivery-failed, as each consumer of Qpid JMS says."""
+    numbers = list(range(15))
+    world, peer = filled(*numbers, settings=Settings(queue_defaults=QueueSettings(max_deliveries=3)))
+    found = []
+    for _ in numbers:
+        consumer = world.connect()
+        world.pump()
+        if jms:
+            consumer.default_outcome, consumer.default_fields = 0x27, [True]
+        receiver = consumer.receiver("q", 100)
+        taken = consumer.take(receiver)
+        assert taken is not None
+        delivery, message = taken
+        found.append((message.body, message.delivery_count))
+        delivery.update(Delivery.ACCEPTED)
+        delivery.settle()
+        if how == "the broker shuts down":
+            world.pump()
+            consumer.server.close(Refusal(Condition.CONNECTION_FORCED, "the broker shuts down", Code.XAER_RMFAIL))
+        else:
+            ends = {"close": receiver.close, "detach": receiver.detach, "end": consumer.session.close}
+            ends.get(how, consumer.connection.close)()
+        world.pump()
+    assert found == [(number, 0) for number in numbers]
+    assert peer.drained("q.dead") == []
+
+
+def test_what_a_consumer_that_fails_has_not_settled_is_a_failed_delivery() -> None:
+    """It is lost, or it closes its link with an error: the message may be why."""
+    world, peer = filled("x", settings=Settings(queue_defaults=QueueSettings(max_deliveries=3)))
+    for ends in ("vanish", "error", "vanish"):
+        consumer = world.connect()
+        receiver = consumer.receiver("q", 10)
+        assert consumer.take(receiver) is not None
+        if ends == "error":
+            consumer.fail(receiver)
+        else:
+            consumer.vanish()
+    assert peer.drained("q") == []
+    assert peer.drained("q.dead") == ["x"]
 
 
 def test_consumers_compete_in_turn() -> None:
@@ -186,10 +235,9 @@ def test_a_full_queue_refuses_and_goes_on() -> None:
 def test_a_dead_letter_queue_that_is_full_takes_nothing_and_loses_nothing() -> None:
     defaults = QueueSettings(max_deliveries=1, dead_letter="dead")
     settings = Settings(queue_defaults=defaults, queues={"dead": QueueSettings(max_depth=1)})
-    world, peer = filled("a", "b", settings=settings)
+    _, peer = filled("a", "b", settings=settings)
     for _ in range(3):
-        peer.receiver("q", 2).close()
-        world.pump()
+        peer.fail(peer.receiver("q", 2))
     assert sorted(peer.drained("q") + peer.drained("dead")) == ["a", "b"]
     assert len(peer.drained("dead")) == 1
 

@@ -249,8 +249,7 @@ def test_after_many_failures_a_message_is_dead() -> None:
         taken = peer.take(receiver)
         assert taken is not None
         assert taken[1].delivery_count == attempt
-        receiver.close()
-        world.pump()
+        peer.fail(receiver)
     assert peer.drained("q") == []
     assert peer.drained("dead") == ["poison"]
     assert world.crash().connect().drained("dead") == ["poison"]
@@ -297,12 +296,10 @@ def test_each_queue_has_dead_letters_of_its_own_and_they_have_none() -> None:
     long = "q" * 255
     for queue in ("a", "b", long):
         peer.post(peer.sender(queue), f"of {queue[:1]}")
-        peer.receiver(queue, 1).close()
-        world.pump()
+        peer.fail(peer.receiver(queue, 1))
     assert (peer.drained("a"), peer.drained("b")) == ([], [])
     assert peer.drained("dead.a") == ["of a"]
-    peer.receiver("dead.b", 1).close()
-    world.pump()
+    peer.fail(peer.receiver("dead.b", 1))
     assert peer.drained("dead.b") == ["of b"], "delivered in vain once more, it stays"
     assert peer.drained(f"dead.{'q' * 250}") == ["of q"]
     assert sorted(world.container.resource.queues) == sorted(["a", "b", long, "dead.a", "dead.b", f"dead.{'q' * 250}"])
@@ -313,8 +310,7 @@ def test_without_a_dead_letter_queue_only_what_is_rejected_is_dropped() -> None:
     peer = world.connect()
     peer.post(peer.sender("q"), "failed")
     for _ in range(3):
-        peer.receiver("q", 1).close()
-        world.pump()
+        peer.fail(peer.receiver("q", 1))
     assert peer.drained("q") == ["failed"]
     receiver = peer.receiver("q", 1)
     taken = peer.take(receiver)
@@ -557,8 +553,7 @@ def test_a_redelivered_large_message_tells_its_count() -> None:
     world = World(cached_size=0)
     peer = world.connect()
     peer.post(peer.sender("q"), "x" * (2 * CHUNK))
-    peer.receiver("q", 1).close()
-    world.pump()
+    peer.fail(peer.receiver("q", 1))
     receiver = peer.receiver("q", 1)
     taken = peer.take(receiver)
     assert taken is not None

@@ -23,6 +23,7 @@ from dtx.amqp.values import (
     Float,
     Int,
     Long,
+    Map,
     Short,
     Symbol,
     Timestamp,
@@ -30,6 +31,7 @@ from dtx.amqp.values import (
     Uint,
     Ulong,
     Ushort,
+    Value,
 )
 from dtx.broker.queues.selector import (
     FILTER_CODE,
@@ -832,7 +834,7 @@ def test_numbers_of_floats_are_rounded_as_the_producer_rounds_them() -> None:
 def test_the_selector_of_a_source() -> None:
     for descriptor in (FILTER_NAME, FILTER_CODE):
         described = Described(descriptor, "color = 'red'")
-        filters = {
+        filters: Map = {
             Symbol("no-local"): Described(Symbol("apache.org:no-local-filter:list"), []),
             Symbol("jms-selector"): described,
             Symbol("unknown"): Described(Ulong(1), "x"),
@@ -855,7 +857,7 @@ def test_a_source_without_a_selector() -> None:
 
 def test_a_blank_selector_is_honoured_by_every_message() -> None:
     for text in ("", " \n"):
-        filters = {FILTER_NAME: Described(FILTER_NAME, text)}
+        filters: Map = {FILTER_NAME: Described(FILTER_NAME, text)}
         assert selector_of(filters) == (None, filters)
 
 
@@ -865,6 +867,6 @@ def test_only_one_selector_is_honoured() -> None:
 
 
 @pytest.mark.parametrize("value", ["color =", 5, None, Symbol("a"), b"a", ["a"]])
-def test_a_wrong_selector_of_a_source_is_refused(value: object) -> None:
+def test_a_wrong_selector_of_a_source_is_refused(value: Value) -> None:
     with pytest.raises(SelectorError):
         selector_of({FILTER_NAME: Described(FILTER_NAME, value)})

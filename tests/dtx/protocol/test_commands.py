@@ -14,7 +14,7 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
 from dtx.amqp.printable import printable
-from dtx.amqp.values import Described, Symbol, Ubyte, Uint, Ulong, Ushort
+from dtx.amqp.values import Described, Map, Symbol, Ubyte, Uint, Ulong, Ushort, Value
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -36,6 +36,7 @@ from dtx.protocol.commands import (
 from dtx.protocol.conditions import CODE_OF, CODE_OF_CONDITION, CONDITION_OF, STATUS_OF, Refusal
 from dtx.protocol.replies import Details, Holding, Recovered, Result, Timeout, decode_reply, encode_reply
 from tests.cases import each
+from tests.dtx.amqp.described import items_of
 from tests.dtx.protocol.wire_examples import COMMAND_EXAMPLES, CONTROL_EXAMPLES
 from xa import NULL_XID, Code, Xid
 
@@ -138,7 +139,7 @@ EXAMPLES = [(CONTROL, one) for one in CONTROL_EXAMPLES.values()] + [
 WRONG = [Ubyte(1), Ulong(1), Symbol("x"), "x", [], {}, 1.5, Described(Symbol("x"), [])]
 
 
-def condition_of(catalog: Catalog, octets: bytes) -> Condition | None:
+def condition_of(catalog: Catalog[Any], octets: bytes) -> Condition | None:
     """What refuses these octets, None when they are taken."""
     try:
         catalog.decode(octets)
@@ -147,9 +148,9 @@ def condition_of(catalog: Catalog, octets: bytes) -> Condition | None:
     return None
 
 
-def fields() -> list[tuple[Catalog, Any, int]]:
+def fields() -> list[tuple[Catalog[Any], Any, int]]:
     """Every field of every kind of command."""
-    seen: dict[type, tuple[Catalog, Any]] = {}
+    seen: dict[type, tuple[Catalog[Any], Any]] = {}
     for catalog, one in EXAMPLES:
         seen.setdefault(type(one), (catalog, one))
     return [
@@ -160,12 +161,12 @@ def fields() -> list[tuple[Catalog, Any, int]]:
 
 
 @each(("catalog", "command", "index"), fields())
-def test_a_field_of_a_wrong_type_is_refused(catalog: Catalog, command: Any, index: int) -> None:
+def test_a_field_of_a_wrong_type_is_refused(catalog: Catalog[Any], command: Any, index: int) -> None:
     found: Composite[Any] = catalog.by_type[type(command)]
-    items_of = decode(found.encode(command)).value
+    given = items_of(decode(found.encode(command)))
     taken = 0
     for wrong in WRONG:
-        items = [*items_of, *[None] * len(found.fields)][: len(found.fields)]
+        items = [*given, *[None] * len(found.fields)][: len(found.fields)]
         items[index] = wrong
         condition = condition_of(catalog, encode(Described(found.sent, items)))
         taken += condition is None
@@ -179,10 +180,10 @@ def test_a_field_of_a_wrong_type_is_refused(catalog: Catalog, command: Any, inde
 
 
 @each(("catalog", "command", "index"), fields())
-def test_a_missing_mandatory_field_is_refused(catalog: Catalog, command: Any, index: int) -> None:
+def test_a_missing_mandatory_field_is_refused(catalog: Catalog[Any], command: Any, index: int) -> None:
     found: Composite[Any] = catalog.by_type[type(command)]
     field = found.fields[index]
-    items: list[Any] = [*decode(found.encode(command)).value, *[None] * len(found.fields)][: len(found.fields)]
+    items: list[Any] = [*items_of(decode(found.encode(command))), *[None] * len(found.fields)][: len(found.fields)]
     items[index] = None
     octets = encode(Described(found.sent, items))
     if field.mandatory:
@@ -193,9 +194,9 @@ def test_a_missing_mandatory_field_is_refused(catalog: Catalog, command: Any, in
 
 
 @each(("catalog", "command"), EXAMPLES)
-def test_both_forms_of_a_descriptor_are_taken(catalog: Catalog, command: Any) -> None:
+def test_both_forms_of_a_descriptor_are_taken(catalog: Catalog[Any], command: Any) -> None:
     found: Composite[Any] = catalog.by_type[type(command)]
-    items = decode(found.encode(command)).value
+    items = items_of(decode(found.encode(command)))
     for descriptor in (found.symbol, found.code):
         assert catalog.decode(encode(Described(descriptor, items))) == command
     with pytest.raises(WireError, match=r"has \d+ fields"):
@@ -241,7 +242,8 @@ def test_what_is_no_xid_is_refused(parts: list[Any]) -> None:
 
 def test_the_null_xid_is_null_or_minus_one() -> None:
     null = Described(Symbol("xabridge:xid:list"), [Uint(2**32 - 1), b"", b""])
-    for value in ([], [None], [null]):
+    values: list[list[Value]] = [[], [None], [null]]
+    for value in values:
         assert COORDINATION.decode(encode(Described(Symbol("xabridge:rollback:list"), value))) == Rollback(NULL_XID)
     with pytest.raises(WireError, match="names no branch"):
         COORDINATION.decode(encode(Described(Symbol("xabridge:forget:list"), [null])))
@@ -292,7 +294,13 @@ def test_a_status_that_is_none_is_refused() -> None:
 @each("condition", list(Condition))
 def test_errors_of_others_are_understood(condition: Condition) -> None:
     """A broker that knows nothing of xa-status, or tells nonsense in it."""
-    for info in (None, {}, {"xa-status": "x", "xid": 5}, {"xa-status": 12345, "xid": "nonsense"}):
+    told: list[Map | None] = [
+        None,
+        {},
+        {"xa-status": "x", "xid": Uint(5)},
+        {"xa-status": Uint(12345), "xid": "nonsense"},
+    ]
+    for info in told:
         refusal = Refusal.read(condition, None, info)
         assert refusal.code is CODE_OF_CONDITION.get(condition, Code.XAER_RMERR)
         assert refusal.xid is None

@@ -68,7 +68,7 @@ def test_reply_examples_decode(name: str) -> None:
 
 def ours() -> dict[str, Composite[object]]:
     """Every composite of our domain, by name."""
-    found = [*CONTROL.by_type.values(), *COORDINATION.by_type.values()]
+    found: list[Composite[object]] = [*CONTROL.by_type.values(), *COORDINATION.by_type.values()]
     found += [XID_TYPE, START, RESULT, RECOVERED, HOLDING, DETAILS, TIMEOUT]
     return {one.name: one for one in found if int(one.code) >> 32 == DOMAIN}
 

@@ -12,13 +12,13 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.tm.wrapped import VERBS, hooked
 from tm import ProtocolMisuse, RolledBack, Verdict
-from tm.concurrency.uninterrupted import UninterruptedCalls
+from tm.concurrency.uninterrupted import StillGoingOn, UninterruptedCalls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -28,44 +28,37 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """Holds one verb of `a`, and interrupts the main thread so many times meanwhile, as Ctrl-C does."""
+    """Presses Ctrl-C so many times before one verb of `a`; with `waits` it holds it until its connections are
+    broken."""
 
-    def __init__(self, shop: Shop, verb: str, times: int = 0) -> None:
-        self.reached = threading.Event()
+    def __init__(self, shop: Shop, verb: str, times: int = 0, *, waits: bool = False) -> None:
         self.go_on = threading.Event()
         self.thread: threading.Thread | None = None
         self._verb = verb
         self._times = times
-        self._heard = 0
-        self._signalled = threading.Event()
-        shop.wrap["a"] = hooked(self._hold, (*VERBS, "recover"))
+        self._waits = waits
+        wrapper = hooked(self._hold, (*VERBS, "recover"))
+        wrapper.break_off = lambda _: self.go_on.set()
+        shop.wrap["a"] = wrapper
         shop.flags["a"] = 0
 
     def _hold(self, when: str, verb: str) -> None:
         if (when, verb) != ("before", self._verb):
             return
         self.thread = threading.current_thread()
-        self.reached.set()
-        for _ in range(self._times):
-            self._signalled.clear()
-            while True:  # one that comes just before the thread begins to wait is heard of with the next one
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                if self._signalled.wait(0.05):
-                    break
-        if self._times != 1:
+        times, self._times = self._times, 0
+        for _ in range(times):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if self._waits:
             assert self.go_on.wait(30)
 
-    def handler(self, number: int, frame: object) -> None:
-        if self._signalled.is_set():
-            return  # sent once more than needed, because this thread was slow to hear of it
-        self._signalled.set()
-        raise KeyboardInterrupt(number, frame)
 
-
-@pytest.fixture
-def on_sigint() -> Iterator[Any]:
-    before = signal.getsignal(signal.SIGINT)
-    yield lambda held: signal.signal(signal.SIGINT, held.handler)
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """What Python does at Ctrl-C; a test's process may have been begun to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.signal(signal.SIGINT, before)
 
 
@@ -75,9 +68,8 @@ def write(shop: Shop, tx: Transaction) -> None:
 
 
 @pytest.mark.parametrize("verb", ["end", "prepare", "commit"])
-def test_one_interruption_is_raised_when_the_commit_is_done(shop: Shop, on_sigint: Any, verb: str) -> None:
-    held = Held(shop, verb, times=1)
-    on_sigint(held)
+def test_one_interruption_is_raised_when_the_commit_is_done(shop: Shop, verb: str) -> None:
+    Held(shop, verb, times=1)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
         write(shop, tx)
     assert tx.outcome is not None
@@ -88,53 +80,37 @@ def test_one_interruption_is_raised_when_the_commit_is_done(shop: Shop, on_sigin
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_two_interruptions_leave_it_to_itself(shop: Shop, on_sigint: Any, *, fails: bool) -> None:
-    held = Held(shop, "rollback" if fails else "prepare", times=2)
-    on_sigint(held)
+def test_two_interruptions_break_the_connections(shop: Shop, *, fails: bool) -> None:
+    held = Held(shop, "rollback" if fails else "prepare", times=2, waits=True)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
         write(shop, tx)
         if fails:
             raise ValueError
-    held._times = 0
+    assert held.go_on.is_set()
     assert shop.tm.current_or_none() is None
-    with shop.tm.begin() as again:
-        again["b"].write("other", 1)
-    held.go_on.set()
-    shop.tm.wait_for_completions()
     assert shop.tm.recover().clean
     assert shop.values() == ({"a": None, "b": None} if fails else {"a": 1, "b": 1})
-    assert shop.values("other")["b"] == 1
     shop.assert_nothing_left()
 
 
-def test_an_enlistment_that_was_left_is_waited_for_by_the_rollback(shop: Shop, on_sigint: Any) -> None:
-    held = Held(shop, "start", times=2)
-    on_sigint(held)
-    held_until = threading.Timer(0.05, held.go_on.set)
-    with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
-        held_until.start()
-        tx.enlist("a")
-    assert tx.outcome is not None
-    assert tx.outcome.verdict is Verdict.ROLLED_BACK
-    shop.assert_nothing_left()
+def test_other_signals_break_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their handlers may have nothing to do with an end."""
+    ticks: list[int] = []
+    monkeypatch.setattr("tests.tm.concurrency.test_uninterrupted.signal.SIGINT", signal.SIGUSR1)
+    before = signal.signal(signal.SIGUSR1, lambda number, _: ticks.append(number))
+    try:
+        held = Held(shop, "prepare", times=3)
+        with shop.tm.begin() as tx:
+            write(shop, tx)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        monkeypatch.undo()
+    assert ticks == [signal.SIGUSR1]
+    assert not held.go_on.is_set()
 
 
-def test_an_enlistment_that_was_left_while_the_first_interruption_was_logged(
-    shop: Shop, on_sigint: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = Held(shop, "start", times=1)
-    on_sigint(held)
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    def hold(when: str, verb: str) -> None:
-        Held._hold(held, when, verb)
-        if (when, verb) == ("before", "start"):
-            time.sleep(0.05)  # the main thread is in its rollback by now
-
-    shop.wrap["a"] = hooked(hold, (*VERBS, "recover"))
-    monkeypatch.setattr("tm.concurrency.uninterrupted.logger.warning", interrupted)
+def test_an_interrupted_enlistment_is_rolled_back(shop: Shop) -> None:
+    Held(shop, "start", times=2)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
         tx.enlist("a")
     assert tx.outcome is not None
@@ -142,15 +118,12 @@ def test_an_enlistment_that_was_left_while_the_first_interruption_was_logged(
     shop.assert_nothing_left()
 
 
-def test_a_manager_whose_recovery_was_interrupted_recovers_again(shop: Shop, on_sigint: Any) -> None:
-    held = Held(shop, "recover", times=0)
-    held.go_on.set()
+def test_a_manager_whose_recovery_was_interrupted_recovers_again(shop: Shop) -> None:
+    held = Held(shop, "recover")
     assert shop.tm.recover().clean
-    held._times = 2
-    on_sigint(held)
+    held._times, held._waits = 2, True
     with pytest.raises(KeyboardInterrupt):
         shop.tm.recover()
-    held._times = 0
     assert shop.tm.recover().clean
 
 
@@ -169,12 +142,11 @@ def test_the_main_thread_calls_its_callbacks_itself(shop: Shop) -> None:
     assert [outcome.verdict for outcome in called] == [Verdict.COMMITTED]
 
 
-def test_verbs_of_the_main_thread_are_carried_out_elsewhere_and_others_are_not(shop: Shop) -> None:
+def test_verbs_are_carried_out_by_the_caller(shop: Shop) -> None:
     held = Held(shop, "prepare")
-    held.go_on.set()
     with shop.tm.begin() as tx:
         write(shop, tx)
-    assert held.thread is not threading.main_thread()
+    assert held.thread is threading.main_thread()
     with ThreadPoolExecutor(1, thread_name_prefix="own") as executor:
         executor.submit(lambda: committed(shop)).result()
     assert held.thread is not None
@@ -341,9 +313,8 @@ def test_a_cancelled_task_ends_its_transaction_also_where_every_thread_is_busy(s
     shop.assert_nothing_left()
 
 
-def test_interrupted_twice_in_an_event_loop(shop: Shop, on_sigint: Any) -> None:
-    held = Held(shop, "prepare", times=2)
-    on_sigint(held)
+def test_interrupted_twice_in_an_event_loop(shop: Shop) -> None:
+    held = Held(shop, "prepare", times=2, waits=True)
 
     async def main() -> None:
         async with shop.tm.begin() as tx:
@@ -369,20 +340,15 @@ def committed_again(shop: Shop) -> None:
         tx["b"].write("again", 1)
 
 
-def test_a_forked_child_has_threads_of_its_own() -> None:
-    calls = UninterruptedCalls()
-    assert calls.run("here", threading.get_ident) != threading.get_ident()
+def test_a_forked_child_has_calls_of_its_own() -> None:
+    calls = UninterruptedCalls(lambda: None)
+    held = threading.Event()
+    with pytest.raises(StillGoingOn):
+        calls.run_for(0.01, "the parent's", held.wait)
     child = os.fork()
     if not child:
-        os._exit(0 if calls.run("there", lambda: 7) == 7 else 1)
+        calls.wait()
+        os._exit(0 if calls.run_for(30, "the child's", lambda: 7) == 7 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    calls.close()
-
-
-def test_closed_it_can_be_used_again_and_leaves_no_thread() -> None:
-    calls = UninterruptedCalls()
-    before = set(threading.enumerate())
-    for _ in range(3):
-        assert calls.run("it", lambda: 1) == 1
-        calls.close()
-    assert set(threading.enumerate()) <= before
+    held.set()
+    calls.wait()

@@ -139,6 +139,24 @@ class TestFailures(Contract):
         assert xid not in client.in_doubt()
 
     # --- the resource can't be reached ----------------------------------------------------------------------
+    def test_connections_that_are_broken_off(self, harness: Harness, client: Client) -> None:
+        """A connection with nothing at work may stay; everything is as after a failure of the network."""
+        if not hasattr(client.rm, "break_off"):
+            pytest.skip("its connections can't be broken off")
+        prepared = client.prepared(key := new_key())
+        begun = client.begun(lost := new_key())
+        client.rm.break_off()
+        try:
+            client.end(begun)
+        except ResourceUnavailable:
+            client.reopen()
+        client.retrying("rollback", begun)
+        assert client.retrying("commit", prepared) is Code.XA_OK
+        assert key in harness.committed()
+        assert lost not in harness.committed()
+        assert client.commit(client.ended(another := new_key()), TMONEPHASE) is Code.XA_OK
+        assert another in harness.committed()
+
     def test_while_the_resource_can_not_be_reached(self, harness: Harness, client: Client) -> None:
         if not harness.capabilities.unreachable:
             pytest.skip("can't be made unreachable")

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from proton import Message, symbol, timestamp, ulong
 
+from tests.cases import each
 from xabridge.pipeline.core import Messages
 from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
 from xabridge.pipeline.core.task.message_encoder import encode_messages
@@ -69,6 +70,27 @@ def test_what_nobody_can_read_is_left_out_and_noted() -> None:
     assert [chunk.body for chunk in chunks] == [[b"good"], [b"good"]]
     assert [chunk.message_id for chunk in chunks] == [["1"], ["1"]]
     assert sorted(sorting.bad) == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+@each(
+    ("section", "told"),
+    [
+        (b"\x00\x53\x73\x43", "the properties are no list"),
+        (b"\x00\x53\x73\xa1\x01x", "the properties are no list"),
+        (b"\x00\x53\x72\x45", "annotations is no map"),
+        (b"\x00\x53\x74\x43", "application_properties is no map"),
+        (b"\x00\x53\x71\x43", "the delivery annotations are no map"),
+        (b"\x00\x53\x73\x45\x00\x53\x70\x45", "the header is not the first section"),
+        (b"\x00\x53\x70\x45\x00\x53\x70\x45", "the header is not the first section"),
+    ],
+)
+def test_a_section_of_another_type_or_at_another_place_is_noted(section: bytes, told: str) -> None:
+    good = b"\x00\x53\x75\xa0\x04good"
+    sorting = Sorting()
+    (columns,) = decode_messages([("orders", section + good), ("orders", good)], 100, sorting)
+    assert columns.body == [b"good"]
+    assert list(sorting.bad) == [0]
+    assert told in sorting.bad[0]
 
 
 def test_what_is_set_aside_is_no_text_or_is_named_bad_is_left_out() -> None:

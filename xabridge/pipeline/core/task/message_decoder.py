@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from dtx.amqp.messages import Header
+    from dtx.amqp.values import Value
 
 SHORT: Final = 3
 """Where the value of a message's first section begins, where its descriptor has its short form."""
@@ -145,7 +146,7 @@ def _read(place: int, octets: bytes, address: str | None, columns: _Columns, sor
         body = _sections(octets, columns)
         if sorting.text and type(body) is bytes:
             body = body.decode("utf-8")
-    except (DecodeError, WireError, ValueError, IndexError, AttributeError) as error:  # the last: a map that is none
+    except (DecodeError, WireError, ValueError, IndexError) as error:
         columns.drop()
         sorting.bad[place] = f"it can't be read: {error}"
         return False
@@ -190,6 +191,8 @@ def _known_header(octets: bytes) -> Header:
 def _header(octets: bytes, at: int, columns: _Columns) -> int:
     short = at == SHORT and octets[at] == 0xC0
     header = _known_header(octets[: at + 2 + octets[at + 1]]) if short else read_header(octets)
+    if header.end <= at:
+        raise DecodeError("the header is not the first section")
     if header.delivery_count:
         columns.put("delivery_count", header.delivery_count)
     if header.priority != NORMAL:
@@ -199,13 +202,18 @@ def _header(octets: bytes, at: int, columns: _Columns) -> int:
 
 def _origin(octets: bytes, at: int, columns: _Columns) -> int:
     value, end = decode_from(octets, at)
-    columns.told = value.get(Symbol(ORIGIN_QUEUE))
+    if type(value) is not dict:
+        raise DecodeError("the delivery annotations are no map")
+    told = value.get(Symbol(ORIGIN_QUEUE))
+    columns.told = told if isinstance(told, str) else None
     return end
 
 
 def _map_into(name: str) -> Callable[[bytes, int, _Columns], int]:
     def read(octets: bytes, at: int, columns: _Columns) -> int:
         value, end = decode_from(octets, at)
+        if type(value) is not dict:
+            raise DecodeError(f"{name} is no map")
         columns.put(name, {str(key): text_of(item) for key, item in value.items()})
         return end
 
@@ -245,6 +253,8 @@ def _value(octets: bytes, at: int) -> tuple[bytes | str | None, int]:
 def _properties(octets: bytes, at: int, columns: _Columns) -> int:
     if octets[at] != 0xC0:  # a list of one octet's size; the others are rare
         items, end = decode_from(octets, at)
+        if type(items) is not list:
+            raise DecodeError("the properties are no list")
         for place, name in _KEPT:
             if place < len(items) and items[place] is not None:
                 columns.put(name, _property(name, items[place]))
@@ -252,6 +262,7 @@ def _properties(octets: bytes, at: int, columns: _Columns) -> int:
     end = at + 2 + octets[at + 1]
     count = octets[at + 2]
     at += 3
+    value: Value
     for place in range(count):
         kind = octets[at]
         if kind == 0x40:
@@ -277,7 +288,7 @@ def _property(name: str, value: Any) -> Any:
     return value if type(value) is str else text_of(value)
 
 
-def text_of(value: Any) -> str | None:
+def text_of(value: Value) -> str | None:
     """A value of AMQP as text: octets in hex, lists and maps as JSON."""
     if value is None:
         return None

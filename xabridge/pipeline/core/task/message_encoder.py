@@ -45,7 +45,7 @@ def _described(messages: Messages) -> Iterable[bytes]:
     if messages.application_properties is None:
         return repeat(b"")
     return (
-        encode(Described(Ulong(APPLICATION_PROPERTIES), dict(told))) if told else b""
+        encode(Described(Ulong(APPLICATION_PROPERTIES), dict(told.items()))) if told else b""
         for told in messages.application_properties
     )
 

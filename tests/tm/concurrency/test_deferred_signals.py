@@ -1,0 +1,178 @@
+"""These tests send signals to this process while its main thread is inside of code that must not be interrupted."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tm.concurrency.deferred_signals import DeferredSignals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """SIGINT raises, the others are as Python begins with them; the same handlers are there after the test."""
+    before = [signal.signal(number, signal.SIG_DFL) for number in NUMBERS]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in zip(NUMBERS, before, strict=True):
+        signal.signal(number, handler)
+
+
+class Broken:
+    """Counts how often connections were broken."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.heard = threading.Event()
+
+    def __call__(self) -> None:
+        self.times += 1
+        self.heard.set()
+
+
+def deferred(work: Callable[[], object], broken: Broken | None = None) -> None:
+    signals = DeferredSignals("the work", broken or Broken())
+    try:
+        signals.begin()
+        work()
+    finally:
+        signals.end()
+
+
+def send(*numbers: int) -> None:
+    for number in numbers:
+        signal.raise_signal(number)
+
+
+def test_a_signal_is_handled_when_the_work_is_done() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        send(signal.SIGINT)
+        done.append("it")
+
+    with pytest.raises(KeyboardInterrupt):
+        deferred(work)
+    assert done == ["it"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_every_signal_is_handled_once_and_none_is_lost_when_another_one_raises() -> None:
+    heard: list[int] = []
+
+    def leaves(number: int, frame: Any) -> None:
+        assert frame is not None
+        heard.append(number)
+        raise SystemExit(number)
+
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, leaves)
+    with pytest.raises(SystemExit):
+        deferred(lambda: send(signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGUSR1))
+    assert heard == [signal.SIGUSR1, signal.SIGUSR2]
+
+
+def test_what_the_application_ignores_or_leaves_to_the_system_is_not_touched() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def work() -> None:
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        send(signal.SIGINT)
+
+    deferred(work)
+
+
+def test_a_handler_that_the_work_has_set_stays() -> None:
+    heard: list[int] = []
+
+    def mine(number: int, _: object) -> None:
+        heard.append(number)
+
+    def work() -> None:
+        signal.signal(signal.SIGINT, mine)
+        send(signal.SIGINT)
+
+    deferred(work)
+    assert heard == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is mine
+
+
+def test_work_inside_of_work_is_one() -> None:
+    done: list[str] = []
+
+    def inner() -> None:
+        send(signal.SIGINT)
+        done.append("inner")
+
+    def outer() -> None:
+        deferred(inner)
+        done.append("outer")
+
+    with pytest.raises(KeyboardInterrupt):
+        deferred(outer)
+    assert done == ["inner", "outer"]
+
+
+def test_handlers_that_were_not_put_back_put_themselves_back() -> None:
+    """An interruption came when the first of two handlers was back."""
+    signals = DeferredSignals("the work", Broken())
+    signals.begin()
+    signals.over = True
+    with pytest.raises(KeyboardInterrupt):
+        send(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_work_after_such_work_puts_the_right_ones_back() -> None:
+    left = DeferredSignals("the work before", Broken())
+    left.begin()
+    left.over = True
+    with pytest.raises(KeyboardInterrupt):
+        deferred(lambda: send(signal.SIGINT))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_second_ctrl_c_breaks_connections_and_the_third_does_nothing_more() -> None:
+    broken = Broken()
+
+    def work() -> None:
+        send(signal.SIGINT)
+        assert not broken.heard.wait(0.05)
+        send(signal.SIGINT)
+        assert broken.heard.wait(30)
+        send(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        deferred(work, broken)
+    assert broken.times == 1
+
+
+def test_a_handler_of_the_applications_own_breaks_nothing() -> None:
+    """It may only take note, and wants the work done."""
+    broken, heard = Broken(), []
+    signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    deferred(lambda: send(signal.SIGINT, signal.SIGINT), broken)
+    assert heard == [signal.SIGINT]
+    assert not broken.times
+
+
+def test_who_waits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tm.concurrency.deferred_signals.TOLD_AFTER_S", 0.01)
+    told = threading.Event()
+    monkeypatch.setattr("tm.concurrency.deferred_signals.logger.warning", lambda *_: told.set())
+
+    def work() -> None:
+        send(signal.SIGINT)
+        assert told.wait(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        deferred(work)

@@ -1,0 +1,142 @@
+"""DeferredSignals: a piece of code of the main thread in which no handler of the application's for a signal runs.
+
+CPython runs signal handlers in the main thread, between any two of its instructions. KeyboardInterrupt is raised there:
+between a request and the place where its handle is kept, for example, or between the acquisition of a lock and the
+block that releases it. No code can be correct at every instruction. So while the main thread carries out something that
+must not be interrupted, handlers of ours stand in for those of the application. They note the signals, and the
+application's handlers are called for them when it is done.
+
+Who presses Ctrl-C a second time doesn't want to wait for a resource that doesn't answer. Then `break_off` is called, on
+another thread: it shall break the connections that are waited for, which the code is prepared for at any moment, as an
+exception in the middle of it is not.
+
+A handler of ours that is called too late, because an interruption came while the application's were put back, puts the
+application's back itself and calls it.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # as `signal`, without its enumerations, which cost more than the rest
+import _thread
+import logging
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import TypeAlias
+
+    Handler: TypeAlias = "Callable[[int, FrameType | None], object]"
+
+logger = logging.getLogger("xabridge.tm")
+
+SIGNALS: Final = tuple(
+    getattr(_signal, name)
+    for name in (
+        "SIGINT",
+        "SIGTERM",
+        "SIGALRM",
+        "SIGHUP",
+        "SIGQUIT",
+        "SIGUSR1",
+        "SIGUSR2",
+        "SIGVTALRM",
+        "SIGPROF",
+    )
+    if hasattr(_signal, name)
+)
+"""Those whose handlers may raise. Those that tell of children and windows are left alone."""
+TOLD_AFTER_S: Final = 0.3
+"""How long after Ctrl-C the code may go on before a log message says that it does."""
+
+
+class DeferredSignals:
+    """One piece of code, `about` which log messages are. `begin`, then the code, then `end` in any case."""
+
+    __slots__ = ("_about", "_break_off", "_handler", "_replaced", "_waiting", "over")
+
+    def __init__(self, about: object, break_off: Callable[[], object]) -> None:
+        self._about = about
+        self._break_off = break_off
+        self._handler: Handler = self._note
+        self.over = False
+        self._replaced: list[tuple[int, Handler]] = []
+        """Signals with the application's handlers."""
+        self._waiting: list[int] = []
+        """Signals that came, in their order."""
+
+    def begin(self) -> None:
+        """Interrupted: `end` puts back what was replaced. Inside of another piece of code nothing is replaced."""
+        for number in SIGNALS:
+            handler = _signal.getsignal(number)
+            if not callable(handler):
+                continue
+            other = getattr(handler, "__self__", None)
+            if type(other) is DeferredSignals:
+                if not other.over:
+                    continue
+                handler = other.application(number)
+            self._replaced.append((number, handler))  # first, so that it is put back whatever happens
+            _signal.signal(number, self._handler)
+
+    def end(self) -> None:
+        """Puts the application's handlers back, and calls them for the signals that came. They may raise."""
+        handler = self._handler
+        try:
+            for number, application in self._replaced:
+                if _signal.getsignal(number) == handler:  # else the code has set another one
+                    _signal.signal(number, application)
+        finally:
+            self.over = True
+            if self._waiting:
+                self._call()
+
+    def _call(self) -> None:
+        """Calls the application's handlers, once for each signal, also if one raises."""
+        while self._waiting:
+            number = self._waiting[0]
+            self._waiting[:] = [other for other in self._waiting if other != number]
+            try:
+                self.application(number)(number, sys._getframe())  # noqa: SLF001 — it is documented
+            finally:
+                if self._waiting:
+                    self._call()
+
+    def application(self, number: int) -> Handler:
+        """The application's handler for a signal."""
+        return next(handler for replaced, handler in self._replaced if replaced == number)
+
+    def _note(self, number: int, frame: FrameType | None) -> object:
+        """The handler that stands in. It may be called at any instruction, and does nothing that takes a lock."""
+        if self.over:
+            application = self.application(number)
+            if _signal.getsignal(number) == self._handler:
+                _signal.signal(number, application)
+            return application(number, frame)
+        self._waiting.append(number)
+        if number == _signal.SIGINT and self.application(number) is _signal.default_int_handler:
+            times = self._waiting.count(number)
+            if times <= 2:  # nothing is left to do at the third
+                with suppress(RuntimeError):  # no thread can be had: it ends by itself, or in its time
+                    _thread.start_new_thread(self._tell if times == 1 else self._leave_off, ())
+        return None
+
+    def _tell(self) -> None:
+        time.sleep(TOLD_AFTER_S)
+        if not self.over:
+            logger.warning(
+                "%s: interrupted, and waits for the end of the call that is being carried out; interrupt again to "
+                "break the connections that it waits for",
+                self._about,
+            )
+
+    def _leave_off(self) -> None:
+        if not self.over:
+            logger.warning("%s: interrupted again; breaks its connections", self._about)
+            try:
+                self._break_off()
+            except Exception:
+                logger.exception("%s: connections could not be broken", self._about)
