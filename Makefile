@@ -6,13 +6,15 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= 3
 
-.PHONY: help setup demo test test-long fuzz check bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
+.PHONY: help setup demo test test-long fuzz check compiled pure check-compiled bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
 
 help:
 	@echo "make setup   the virtual environment .venv, with .venv/bin/xabridge"
 	@echo "make demo    the product's main job, on embedded defaults"
 	@echo "make check   lint, types, layering and the fast tests"
 	@echo "make test    every test"
+	@echo "make compiled  the hot modules compiled to C, in place; make pure removes them again"
+	@echo "make check-compiled  the fast tests with compiled modules"
 	@echo "make test-long  every test in its long form: every point, more schedules and rounds; it takes hours"
 	@echo "make fuzz    ten minutes of search for octets that break the AMQP endpoint (fetches atheris)"
 	@echo "make bench   every benchmark, into .bench/, docs/benchmarks.md and its picture"
@@ -61,6 +63,17 @@ check: setup
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow"
 
+compiled: setup
+	$(BIN)/python -m tools.compilation build
+
+pure: setup
+	$(BIN)/python -m tools.compilation remove
+
+# The modules are compiled before, and pure again behind it, also where a test failed.
+check-compiled: compiled
+	XABRIDGE_COMPILED=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow"; \
+	  status=$$?; $(BIN)/python -m tools.compilation remove; exit $$status
+
 bench: setup
 	$(BIN)/python -m bench all --out .bench
 	$(BIN)/python -m bench.report .bench docs
@@ -97,4 +110,4 @@ artemis:
 	@echo "now: XABRIDGE_ARTEMIS=.artemis $(BIN)/python -m pytest tests/interop/test_artemis.py"
 
 clean:
-	rm -rf .venv .demo .bench .artemis site theme/scripts .sqlalchemy-2.0 .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .compiled .demo .bench .artemis site theme/scripts .sqlalchemy-2.0 .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -36,7 +36,14 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[1]
 _SECTION: Final = re.compile(r"^## (?:\[(?P<version>[^]]+)\]|(?P<plain>\S+))", re.MULTILINE)
 _IN_THE_WHEEL: Final = ("/py.typed", ".dist-info/licenses/LICENSE", "share/doc/xabridge/start.md")
-_IN_THE_SOURCES: Final = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "tests/conftest.py")
+_IN_THE_SOURCES: Final = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "tests/conftest.py",
+    "tools/compilation.py",
+)
 
 
 class Defect(Exception):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.postgres import Postgres
+from tools import compilation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,10 +36,23 @@ def pytest_runtest_teardown() -> None:
             lock.release()
 
 
+def pytest_configure() -> None:
+    """Refuses to test compiled modules that are not what the sources say: Python imports them in place of these."""
+    stale = compilation.stale()
+    if stale:
+        raise pytest.UsageError(f"older than their sources: {', '.join(stale)}; run `make compiled` or `make pure`")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a database server is slow: it says so by a fixture, a parameter, or the folder it stands in."""
+    """What needs a database server is slow: it says so by a fixture, a parameter, or the folder it stands in. What is
+    marked "pure" is skipped where the modules are compiled."""
+    compiled = compilation.is_compiled()
     for item in items:
+        if compiled and item.get_closest_marker("pure"):
+            item.add_marker(
+                pytest.mark.skip(reason="compiled modules have no frames, and nothing in them can be replaced")
+            )
         named = getattr(getattr(item, "callspec", None), "id", "")
         if (
             "postgres_server" in getattr(item, "fixturenames", ())

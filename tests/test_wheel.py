@@ -15,11 +15,14 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from importlib.metadata import Distribution, distribution, entry_points
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from tools.compilation import libraries, sources
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -87,6 +90,56 @@ def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def compiled_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel with the compiled modules, for this interpreter."""
+    folder = tmp_path_factory.mktemp("compiled-wheel")
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, env=os.environ | {"XABRIDGE_COMPILE": "1"})
+    (made,) = folder.glob("xabridge-*.whl")
+    return made
+
+
+@pytest.mark.slow
+def test_the_wheel_is_pure_unless_the_compiled_one_is_asked_for(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if name.endswith((".so", ".c"))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # the C compiler
+def test_the_compiled_wheel_in_an_empty_environment(compiled_wheel: Path, tmp_path: Path) -> None:
+    """It has every compiled module and its source, and a first transaction commits on them."""
+    assert "-none-any" not in compiled_wheel.name
+    with zipfile.ZipFile(compiled_wheel) as archive:
+        names = set(archive.namelist())
+    assert {str(path) for path in libraries(Path())} | {str(path) for path in sources()} <= names
+    commands = environment(tmp_path / "environment", compiled_wheel)
+    modules = [".".join(path.with_suffix("").parts) for path in sources()]
+    code = f"import importlib; print(*(importlib.import_module(name).__file__ for name in {modules}))"
+    files = run(tmp_path, commands / "python", "-c", code).stdout.split()
+    assert len(files) == len(modules)
+    assert all(file.endswith(".so") and file.startswith(str(tmp_path)) for file in files), files
+    first = run(tmp_path, commands / "python", "-c", FIRST)
+    assert (first.returncode, first.stdout) == (0, "{'number': 1} 1\n"), first.stderr
+
+
+@pytest.mark.slow
+def test_a_build_fetches_the_compiler_only_where_it_is_asked_for() -> None:
+    code = "from hatchling.build import get_requires_for_build_wheel as needs; print(needs())"
+    for wanted, fetches in (("", False), ("1", True)):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=os.environ | {"XABRIDGE_COMPILE": wanted},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ("mypy==" in done.stdout) is fetches, done.stdout
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ holds what its annotation says. Nothing but WireError leaves `decode`, whatever 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping  # noqa: TC003 — compiled dataclasses have the types of their fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, TypeVarTuple, cast
 
@@ -38,8 +39,6 @@ from dtx.amqp.encoding import (
 from dtx.amqp.values import Array, Symbol, Ulong
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from _typeshed import DataclassInstance
 
     from dtx.amqp.decoding import Reader

@@ -187,7 +187,7 @@ def _array(width: int) -> Reader[Array]:
             items.empty_of = octets[start:at]
         for _ in range(count):
             item, at = READERS[element](octets, at, stop, depth - 1)
-            for descriptor in reversed(descriptors):
+            for descriptor in descriptors[::-1]:
                 item = Described(descriptor, item)
             items.append(item)
         if at != stop:

@@ -31,10 +31,10 @@ from dtx.amqp.values import Ushort
 from dtx.protocol.commands import MAX_PAGE, NAMED_XID, TXN_ID, Found
 from dtx.protocol.conditions import CODE_OF, STATUS_OF, Refusal
 from dtx.protocol.extension import composite
+from xa import Code, Xid  # noqa: TC001 — compiled dataclasses have the types of their fields
 
 if TYPE_CHECKING:
     from dtx.amqp.values import Map
-    from xa import Code, Xid
 
 ACCEPTED: Final = 0x24
 REJECTED: Final = 0x25

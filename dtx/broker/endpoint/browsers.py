@@ -35,10 +35,9 @@ AHEAD = 50
 class BrowsingLink(Link, ABC):
     """Sends copies, settled unless the peer wants them unsettled. What it says of them changes nothing."""
 
-    endpoint: SenderLink
-
     def __init__(self, connection: BrokerConnection, session: Session, endpoint: SenderLink) -> None:
         super().__init__(connection, session, endpoint)
+        self.sender = endpoint
         self._resource = connection.container.resource
         self._settles = endpoint.snd_settle_mode != SENDER_UNSETTLED
         self._unsettled = 0
@@ -74,22 +73,22 @@ class BrowsingLink(Link, ABC):
 
     def flow_event(self) -> None:
         self.advance()
-        if self.endpoint.drain:
+        if self.sender.drain:
             self.connection.draining[self] = None
 
     def drain(self) -> None:
-        if not self.endpoint.drain:
+        if not self.sender.drain:
             self.connection.draining.pop(self, None)
-        elif not self._asked and not self._crowded and self.endpoint.idle:
+        elif not self._asked and not self._crowded and self.sender.idle:
             self.connection.draining.pop(self, None)
-            self.endpoint.drained()
+            self.sender.drained()
 
     def advance(self) -> None:
         """Asks for the payloads of what the credit allows to send."""
         limits = self.connection.container.limits
         while (
             self.open
-            and len(self._asked) < min(AHEAD, self.endpoint.credit)
+            and len(self._asked) < min(AHEAD, self.sender.credit)
             and self._unsettled + len(self._asked) < limits.unsettled
         ):
             if self._crowded:
@@ -159,7 +158,7 @@ class BrowsingLink(Link, ABC):
             self.detach(Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL))
             return
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
-        self.endpoint.send(self._tag.to_bytes(4, "big"), octets, settled=self._settles)
+        self.sender.send(self._tag.to_bytes(4, "big"), octets, settled=self._settles)
         self._unsettled += not self._settles
         self.connection.container.touch(self.connection)
 
@@ -272,28 +271,27 @@ class BranchBrowser(BrowsingLink):
 class DepthLink(Link):
     """Sends one message: how many are available in a queue. Those that have expired since the last look count."""
 
-    endpoint: SenderLink
-
     def __init__(self, connection: BrokerConnection, session: Session, endpoint: SenderLink, queue: Queue) -> None:
         super().__init__(connection, session, endpoint)
+        self.sender = endpoint
         self._queue = queue
         self._told = False
 
     def flow_event(self) -> None:
-        if not self._told and self.endpoint.credit > 0:
+        if not self._told and self.sender.credit > 0:
             self._told = True
             octets = encode(Described(Ulong(VALUE), Ulong(self._queue.available)))
-            self.endpoint.send(b"0", octets, settled=True)
+            self.sender.send(b"0", octets, settled=True)
             self.connection.container.touch(self.connection)
-        if self.endpoint.drain:
+        if self.sender.drain:
             self.connection.draining[self] = None
 
     def drain(self) -> None:
-        if not self.endpoint.drain:
+        if not self.sender.drain:
             self.connection.draining.pop(self, None)
-        elif self.endpoint.idle:
+        elif self.sender.idle:
             self.connection.draining.pop(self, None)
-            self.endpoint.drained()
+            self.sender.drained()
 
     def gone(self) -> None:
         self.connection.draining.pop(self, None)

@@ -85,12 +85,11 @@ class Link:
 class ReceivingLink(Link, ABC):
     """Takes messages. `limit` bounds their size."""
 
-    endpoint: ReceiverLink
-
     def __init__(
         self, connection: BrokerConnection, session: Session, endpoint: ReceiverLink, *, credit: int, limit: int
     ) -> None:
         super().__init__(connection, session, endpoint)
+        self.receiver = endpoint
         self._txns = connection.txns
         self._credit = credit
         self._limit = limit
@@ -102,7 +101,7 @@ class ReceivingLink(Link, ABC):
         self._unsettled: dict[IncomingDelivery, None] = {}
 
     def opened(self) -> None:
-        self.endpoint.give_credit(self._credit)
+        self.receiver.give_credit(self._credit)
 
     def gone(self) -> None:
         self._end_partial()
@@ -229,13 +228,13 @@ class ReceivingLink(Link, ABC):
 
     def _replenish(self) -> None:
         """Gives credit anew, unless the peer leaves too much unsettled."""
-        endpoint = self.endpoint
+        receiver = self.receiver
         if (
-            endpoint.credit * 2 < self._credit
-            and endpoint.attached
+            receiver.credit * 2 < self._credit
+            and receiver.attached
             and len(self._unsettled) < self.connection.container.limits.unsettled
         ):
-            endpoint.give_credit(self._credit)
+            receiver.give_credit(self._credit)
 
     # -- messages
     @abstractmethod

@@ -46,7 +46,6 @@ class OutgoingLink(Link):
     """A link that consumes from a queue; one that is `dynamic` goes with the link. `default` is the outcome that the
     peer named as the default of its source, if any."""
 
-    endpoint: SenderLink
     willing = False
 
     def __init__(
@@ -60,6 +59,7 @@ class OutgoingLink(Link):
         dynamic: bool = False,
     ) -> None:
         super().__init__(connection, session, endpoint)
+        self.sender = endpoint
         self._queue = queue
         self._dynamic = dynamic
         self._default = default or (TAKEN if dynamic else FAILED)
@@ -189,14 +189,14 @@ class OutgoingLink(Link):
     # -- sending
     @property
     def queued(self) -> bool:
-        return self.endpoint.queued > 0
+        return self.sender.queued > 0
 
     def begin(self, sent: OutgoingDelivery, octets: bytes, *, more: bool) -> None:
         """Sends a message, or its first part."""
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
         state = self._acquisition if sent.context is self._context and not self.settles else None
         tag = self._tag.to_bytes(4, "big")
-        sent.delivery = self.endpoint.send(tag, octets, state, settled=self.settles, more=more)
+        sent.delivery = self.sender.send(tag, octets, state, settled=self.settles, more=more)
         if not self.settles:
             self._sent[sent.delivery] = sent
         self.connection.container.touch(self.connection)
@@ -245,7 +245,7 @@ class OutgoingLink(Link):
     # -- credit
     def flow_event(self) -> None:
         begun = self._streaming is None or self._streaming.delivery is not None
-        self._credit = self.endpoint.credit - len(self._waiting) - (not begun)
+        self._credit = self.sender.credit - len(self._waiting) - (not begun)
         while self._credit < 0 and self._waiting:
             self._waiting.pop().give_back()
             self._credit += 1
@@ -254,7 +254,7 @@ class OutgoingLink(Link):
             self._streaming = None
             sent.give_back()
             self._credit += 1
-        if self.endpoint.drain:
+        if self.sender.drain:
             self.connection.draining[self] = None
         if self._credit > 0:
             self.wake()
@@ -265,11 +265,11 @@ class OutgoingLink(Link):
 
     def drain(self) -> None:
         # The queue had its turn.
-        if not self.endpoint.drain:
+        if not self.sender.drain:
             self.connection.draining.pop(self, None)
-        elif self._has_nothing_to_send and self.endpoint.idle:
+        elif self._has_nothing_to_send and self.sender.idle:
             self.connection.draining.pop(self, None)
-            self.endpoint.drained()
+            self.sender.drained()
             self._credit = 0
 
     def flow_properties(self, txn_id: Value) -> None:
@@ -292,7 +292,7 @@ class OutgoingLink(Link):
     def _acquire_for(self, context: WorkContext | None) -> None:
         self._context = self._outside if context is None else context
         self._acquisition = None if context is None else context.acquisition
-        self.endpoint.properties = None if context is None else {Symbol(TXN_ID): context.txn_id}
+        self.sender.properties = None if context is None else {Symbol(TXN_ID): context.txn_id}
 
     def transaction_ended(self, context: WorkContext) -> None:
         if self._context is context:

@@ -338,10 +338,11 @@ def _operation(calculate: Callable[[Any, Any], Any]) -> Callable[[Value, Value],
     return operate
 
 
-def _quotient(a: float, b: float) -> float:
+def _quotient(a: Any, b: Any) -> int | float:
+    """Of two numbers of one type. `float` would be wrong for the parameters: compiled code makes floats of integers."""
     if type(a) is float:
-        return a / b
-    quotient = abs(a) // abs(b)
+        return a / b  # type: ignore[no-any-return] # mypy does not narrow Any here
+    quotient: int = abs(a) // abs(b)
     return quotient if (a < 0) == (b < 0) else -quotient
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from dtx.broker.transactions.contexts import WorkContext
 
 
+pytestmark = pytest.mark.pure  # the deliveries have no link, which compiled code refuses
+
+
 class Transaction:
     """What a delivery knows of its transaction."""
 

@@ -146,6 +146,7 @@ def test_an_answer_about_queues_names_some_branches_and_counts_all(crowd: World)
     assert (second["name"], second["branches"]) == ("queue-01", 1000)
 
 
+@pytest.mark.pure  # replaces a function of ours
 def test_an_answer_costs_what_it_tells(crowd: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The work of a prepared branch is looked at once, however often somebody asks; a branch that is decided is told no
     more, whether it was looked at or not."""

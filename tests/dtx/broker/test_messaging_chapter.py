@@ -381,6 +381,7 @@ def test_what_is_undeliverable_here_hinders_nobody() -> None:
     assert peer.bodies(receiver) == ["late"]
 
 
+@pytest.mark.pure  # replaces a constant of ours
 def test_a_link_says_of_many_messages_that_they_are_undeliverable(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the undeliverable-here is set, then any messages released MUST NOT be redelivered to the modifying link
     endpoint: there may be so many of them, and no more. Those that are gone don't count."""
