@@ -6,7 +6,6 @@ Each line in the source is either provoked and checked here, or listed in ABOUT_
 from __future__ import annotations
 
 import ast
-import itertools
 import logging
 import signal
 import threading
@@ -18,6 +17,7 @@ import pytest
 import tm
 from tests.tm.two_resources import TwoResources
 from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, transaction
+from tm.concurrency import deferred_signals
 from tm.concurrency.reaper import Reaper
 from tm.log import Branch, Decision
 from tm.recovery import unfinished
@@ -178,40 +178,48 @@ def interrupted_in_the_background(_: TwoResources) -> None:
         both.manager.close()
 
 
-class LeftResource(ReferenceResource):
-    """Somebody presses Ctrl-C twice while its commit is under way, which fails then."""
+class ImpatientResource(ReferenceResource):
+    """Somebody presses Ctrl-C twice while its commit is under way, and its connections can't be broken."""
 
     def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        interrupt_main(self.left)
-        raise Interrupted(xid, rmid, flags)
+        for heard in (self.waits, self.is_broken):
+            signal.raise_signal(signal.SIGINT)
+            assert heard.wait(30)
+        return super().commit(xid, rmid, flags)
 
-    left = threading.Event()
+    def break_off(self) -> None:
+        raise OSError("no connection of its own")
+
+    waits = threading.Event()
+    is_broken = threading.Event()
 
 
-def interrupt_main(left: threading.Event) -> None:
-    """As Ctrl-C does, until the main thread has left."""
-    while not left.is_set():
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        left.wait(0.01)
+def interrupted_twice(_: TwoResources) -> None:
+    ImpatientResource.waits.clear()
+    ImpatientResource.is_broken.clear()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    log = deferred_signals.logger
 
+    def warned(text: str, *arguments: object) -> None:
+        log.log(logging.WARNING, text, *arguments)
+        if "waits for" in text:
+            ImpatientResource.waits.set()
 
-def left_by_its_caller(_: TwoResources) -> None:
-    LeftResource.left.clear()
-    presses = itertools.count(1)
+    def failed(text: str, *arguments: object) -> None:
+        log.error(text, *arguments)
+        ImpatientResource.is_broken.set()
 
-    def pressed(number: int, frame: object) -> None:
-        if next(presses) <= 2:  # what comes behind the second one would interrupt the test
-            raise KeyboardInterrupt(number, frame)
-
-    before = signal.signal(signal.SIGINT, pressed)
     try:
-        with TwoResources(factory=lambda store: lambda registrar: LeftResource(store, registrar, 0)) as both:
+        with (
+            TwoResources(factory=lambda store: lambda registrar: ImpatientResource(store, registrar, 0)) as both,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setattr(deferred_signals, "TOLD_AFTER_S", 0.0)
+            patch.setattr(log, "warning", warned)
+            patch.setattr(log, "exception", failed)
             with pytest.raises(KeyboardInterrupt), both.manager.begin():
                 both.write()
-            LeftResource.left.set()
-            both.manager.wait_for_completions()
     finally:
-        LeftResource.left.set()
         signal.signal(signal.SIGINT, before)
 
 
@@ -225,7 +233,23 @@ class SlowResource(ReferenceResource):
     go_on = threading.Event()
 
 
+class SlowInterruptedResource(SlowResource):
+    """The same, and it is interrupted then."""
+
+    def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        assert self.go_on.wait(30)
+        raise Interrupted(xid, rmid, flags)
+
+
 def closed_generator(_: TwoResources) -> None:
+    _close_generator(SlowResource)
+
+
+def closed_generator_interrupted(_: TwoResources) -> None:
+    _close_generator(SlowInterruptedResource)
+
+
+def _close_generator(kind: type[SlowResource]) -> None:
     SlowResource.go_on.clear()
 
     def generator(both: TwoResources) -> Iterator[None]:
@@ -234,7 +258,7 @@ def closed_generator(_: TwoResources) -> None:
             yield
 
     with (
-        TwoResources(factory=lambda store: lambda registrar: SlowResource(store, registrar, 0)) as both,
+        TwoResources(factory=lambda store: lambda registrar: kind(store, registrar, 0)) as both,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(transaction, "CLOSED_S", 0.0)
@@ -306,8 +330,9 @@ PATHS: list[Callable[[TwoResources], None]] = [
     callback_failed,
     alive_at_shutdown,
     interrupted_in_the_background,
-    left_by_its_caller,
+    interrupted_twice,
     closed_generator,
+    closed_generator_interrupted,
     end_not_noted,
     through_tx,
     given_up,
