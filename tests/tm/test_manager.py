@@ -26,7 +26,7 @@ from tm import (
 from tm.log import FileLog, LogLocked, LogStopped
 from tm.log.journal import LEAST_SEGMENT_SIZE
 from tm.recovery import Action
-from xa import Code, ResourceUnavailable, XaError, Xid, entered
+from xa import Code, ResourceUnavailable, ThreadOfControl, XaError, Xid, entered
 from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
@@ -64,6 +64,24 @@ def test_it_starts_without_a_resource_and_takes_it_when_it_is_back(shop: Shop) -
         write(tx, 4)
     assert shop.values() == {"a": 4, "b": 4}
     shop.assert_nothing_left()
+
+
+def test_the_time_until_the_next_try_is_told_once(shop: Shop) -> None:
+    """Its connections were broken off while it was open: a thread asks again and again, until it may open it again."""
+    wrapper = hooked(lambda _, __: None, ())
+    wrapper.break_off = lambda _: None
+    shop.wrap["b"] = wrapper
+    resource = shop.open().resource("b")
+    resource.break_off()
+    with entered(ThreadOfControl()):
+        resource.lost("the connection was lost")
+        for _ in range(3):
+            with pytest.raises(ResourceUnavailable, match="the connection was lost") as raised:
+                resource.reopen()
+            assert str(raised.value).count("next try in") == 1
+            resource.failed(raised.value)
+        shop.clock.pass_by(10)
+        resource.reopen()
 
 
 def test_the_back_off_doubles_up_to_its_bound_and_begins_anew_after_a_success(shop: Shop) -> None:

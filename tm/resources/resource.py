@@ -273,10 +273,12 @@ class Resource:
 
     def lost(self, why: str) -> None:
         """The calling thread of control has to open it again before its next verb."""
+        control = thread_of_control()
         with self._lock:
-            if self.state is ResourceState.OPEN:  # otherwise `why` says already why it can't be opened
+            # otherwise `why` says already why it can't be opened, or was lost, and `reopen` has added to that
+            if self.state is ResourceState.OPEN and control not in self._lost:
                 self.why = why
-            self._lost.add(thread_of_control())
+            self._lost.add(control)
             self.suspect = True
 
     def as_xa_error(self, raised: Exception, routine: str, xid: Xid | None = None) -> XaError:
