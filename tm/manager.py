@@ -14,8 +14,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
+from tm.concurrency.deferred_signals import interruptible
 from tm.concurrency.reaper import Reaper
-from tm.concurrency.uninterrupted import UninterruptedCalls, interruptible
+from tm.concurrency.uninterrupted import UninterruptedCalls
 from tm.concurrency.with_block import WithBlock
 from tm.config import Configuration, configuration_from
 from tm.consumer import Consumer

@@ -13,8 +13,9 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 
+from tm.concurrency.deferred_signals import interruptible
 from tm.concurrency.transaction_lock import TransactionLock
-from tm.concurrency.uninterrupted import StillGoingOn, finish_in_thread, interruptible
+from tm.concurrency.uninterrupted import StillGoingOn, finish_in_thread
 from tm.concurrency.with_block import WithBlock
 from tm.errors import ProtocolMisuse, RolledBack, error_of
 from tm.outcome import Outcome, Reason, Verdict, named
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from tm.concurrency.deferred_signals import DeferredSignals
     from tm.concurrency.uninterrupted import UninterruptedCalls
     from tm.resources import Resource
     from tm.resources.enlistment import DelistHow, Enlistment
@@ -99,6 +101,7 @@ class Transaction:
         "_after",
         "_before",
         "_block",
+        "_calls_after",
         "_commit",
         "_decider",
         "_enlisted",
@@ -106,7 +109,6 @@ class Transaction:
         "_manager",
         "_reasons",
         "_state",
-        "_waited_for",
         "began_at",
         "control",
         "deadline",
@@ -143,8 +145,8 @@ class Transaction:
         """Whether it waits for work and has none, so that its rollback is not worth a message."""
         self._decider = decider
         self._state = _ACTIVE
-        self._waited_for = False
-        """Whether the caller of commit or rollback calls the callbacks when that is over."""
+        self._calls_after = False
+        """Whether a caller of commit or rollback calls the callbacks when that is over."""
         self._guard = TransactionLock(gtrid, self.control)
         self._enlisted = Enlistments(gtrid, decider)
         self._commit: TwoPhaseCommit | None = None
@@ -211,7 +213,12 @@ class Transaction:
         could not take part, and the transaction is rollback-only. ProtocolMisuse: the transaction is not active.
         """
         if interruptible():
-            return self._manager.uninterrupted.run(self, lambda: self._enlist(name))
+            signals = self._manager.uninterrupted.signals(self)
+            try:
+                signals.begin()
+                return self._enlist(name)
+            finally:
+                signals.end()
         return self._enlist(name)
 
     def _enlist(self, name: str) -> Any:
@@ -341,11 +348,13 @@ class Transaction:
         if self._before and self._state is _ACTIVE and not self.suspended:
             self._run_before()
         begin = partial(self._begin_commit, stops_at_decision=wait == "logged")
-        run = self._wait_for if interruptible() else partial(self._manager.executor.run, self, self._guard)
+        signals = self._manager.uninterrupted.signals(self)
         try:
-            stopped = run(begin)
+            signals.begin()
+            self._calls_after = True
+            stopped = self._manager.executor.run(self, self._guard, begin)
         finally:
-            self._leave()
+            self._leave(signals)
         if not stopped:
             self._raise_outcome(asked_for=_COMMITTED)
 
@@ -368,11 +377,13 @@ class Transaction:
     def rollback(self) -> None:
         """Rolls back, whether suspended or not; returns when that is done. Raises only if a resource has committed on
         its own. A transaction that was rolled back already because it took too long is as asked."""
-        run = self._wait_for if interruptible() else partial(self._manager.executor.run, self, self._guard)
+        signals = self._manager.uninterrupted.signals(self)
         try:
-            run(self._begin_wanted_rollback)
+            signals.begin()
+            self._calls_after = True
+            self._manager.executor.run(self, self._guard, self._begin_wanted_rollback)
         finally:
-            self._leave()
+            self._leave(signals)
         self._raise_outcome(asked_for=Verdict.ROLLED_BACK)
 
     def _begin_wanted_rollback(self) -> Steps | None:
@@ -381,19 +392,16 @@ class Transaction:
         self._check_active("roll back", marked=True, suspended=True)
         return self._begin_rollback(*self._reasons)
 
-    def _wait_for(self, begin: Callable[[], Steps | None]) -> bool:
-        """Runs what `begin` returns, uninterrupted. Callbacks are called after it, because they may be interrupted."""
-        self._waited_for = True
+    def _leave(self, signals: DeferredSignals) -> None:
+        """After commit or rollback: signals are handled, and a transaction that is over calls its callbacks, which may
+        be interrupted, and is taken off the calling context."""
+        self._calls_after = False
         try:
-            return self._manager.uninterrupted.run(self, partial(self._manager.executor.run, self, self._guard, begin))
+            signals.end()
         finally:
-            self._waited_for = False
-
-    def _leave(self) -> None:
-        """Takes the transaction off the calling context, if it is over."""
-        if self._state in _OVER:
-            self._call_after()
-            self._manager.detach(self)
+            if self._state in _OVER:
+                self._call_after()
+                self._manager.detach(self)
 
     async def acommit(self) -> None:
         """`commit` for tasks: it waits in a worker thread. If the task is cancelled, it is finished first."""
@@ -497,7 +505,7 @@ class Transaction:
         self.outcome = outcome
         self._enlisted.forget_sessions()
         self._block = None
-        if not self._waited_for:
+        if not self._calls_after:
             self._call_after()
 
     def _call_after(self) -> None:

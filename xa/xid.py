@@ -44,9 +44,6 @@ class Xid:
         ):
             self._check()
 
-    def __hash__(self) -> int:
-        return hash(self.gtrid)  # the octets keep theirs; a transaction has few branches
-
     def _check(self) -> None:
         """The null XID passes; for everything else that gets here, says why it is none."""
         if type(self.gtrid) is not bytes or type(self.bqual) is not bytes:

@@ -10,8 +10,8 @@ Who presses Ctrl-C a second time doesn't want to wait for a resource that doesn'
 another thread: it shall break the connections that are waited for, which the code is prepared for at any moment, as an
 exception in the middle of it is not.
 
-A handler of ours that is called too late, because an interruption came while the application's were put back, puts the
-application's back itself and calls it.
+An interruption may come while handlers are replaced or put back. A handler of ours that is left then finds that its
+code is not being executed any more: it puts the application's back itself and calls it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import _signal  # type: ignore[import-not-found]  # as `signal`, without its enu
 import _thread
 import logging
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -53,30 +54,40 @@ TOLD_AFTER_S: Final = 0.3
 """How long after Ctrl-C the code may go on before a log message says that it does."""
 
 
+def interruptible() -> bool:
+    """Whether signal handlers run in the calling thread."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
 class DeferredSignals:
     """One piece of code, `about` which log messages are. `begin`, then the code, then `end` in any case."""
 
-    __slots__ = ("_about", "_break_off", "_handler", "_replaced", "_waiting", "over")
+    __slots__ = ("_about", "_break_off", "_caller", "_handler", "_over", "_replaced", "_waiting")
 
     def __init__(self, about: object, break_off: Callable[[], object]) -> None:
         self._about = about
         self._break_off = break_off
         self._handler: Handler = self._note
-        self.over = False
+        self._over = False
+        self._caller: FrameType | None = None
         self._replaced: list[tuple[int, Handler]] = []
         """Signals with the application's handlers."""
         self._waiting: list[int] = []
         """Signals that came, in their order."""
 
     def begin(self) -> None:
-        """Interrupted: `end` puts back what was replaced. Inside of another piece of code nothing is replaced."""
+        """To be called by who calls the code. Inside of another piece of code, and in any thread but the main one,
+        nothing is replaced. Interrupted: `end` puts back what was replaced."""
+        if not interruptible():
+            return
+        self._caller = sys._getframe(1)  # noqa: SLF001 — it is documented
         for number in SIGNALS:
             handler = _signal.getsignal(number)
             if not callable(handler):
                 continue
             other = getattr(handler, "__self__", None)
             if type(other) is DeferredSignals:
-                if not other.over:
+                if other.is_executed(self._caller):
                     continue
                 handler = other.application(number)
             self._replaced.append((number, handler))  # first, so that it is put back whatever happens
@@ -90,7 +101,8 @@ class DeferredSignals:
                 if _signal.getsignal(number) == handler:  # else the code has set another one
                     _signal.signal(number, application)
         finally:
-            self.over = True
+            self._over = True
+            self._caller = None
             if self._waiting:
                 self._call()
 
@@ -105,36 +117,47 @@ class DeferredSignals:
                 if self._waiting:
                     self._call()
 
+    def is_executed(self, frame: FrameType | None) -> bool:
+        """Whether the code is being executed, as the stack at `frame` says."""
+        while frame is not None and not self._over:
+            if frame is self._caller:
+                return True
+            frame = frame.f_back
+        return False
+
     def application(self, number: int) -> Handler:
         """The application's handler for a signal."""
         return next(handler for replaced, handler in self._replaced if replaced == number)
 
     def _note(self, number: int, frame: FrameType | None) -> object:
         """The handler that stands in. It may be called at any instruction, and does nothing that takes a lock."""
-        if self.over:
+        if not self.is_executed(frame):
             application = self.application(number)
             if _signal.getsignal(number) == self._handler:
                 _signal.signal(number, application)
             return application(number, frame)
         self._waiting.append(number)
-        if number == _signal.SIGINT and self.application(number) is _signal.default_int_handler:
+        if number == _signal.SIGINT:
             times = self._waiting.count(number)
-            if times <= 2:  # nothing is left to do at the third
-                with suppress(RuntimeError):  # no thread can be had: it ends by itself, or in its time
-                    _thread.start_new_thread(self._tell if times == 1 else self._leave_off, ())
+            impatient = self.application(number) is _signal.default_int_handler
+            with suppress(RuntimeError):  # no thread can be had: it ends by itself, or in its time
+                if times == 1:
+                    _thread.start_new_thread(self._tell, (impatient,))
+                elif times == 2 and impatient:  # nothing is left to do at the third
+                    _thread.start_new_thread(self._leave_off, ())
         return None
 
-    def _tell(self) -> None:
+    def _tell(self, impatient: bool) -> None:
         time.sleep(TOLD_AFTER_S)
-        if not self.over:
+        if not self._over:
             logger.warning(
-                "%s: interrupted, and waits for the end of the call that is being carried out; interrupt again to "
-                "break the connections that it waits for",
+                "%s: interrupted, and waits for the end of the call that is being carried out%s",
                 self._about,
+                "; interrupt again to break the connections that it waits for" if impatient else "",
             )
 
     def _leave_off(self) -> None:
-        if not self.over:
+        if not self._over:
             logger.warning("%s: interrupted again; breaks its connections", self._about)
             try:
                 self._break_off()

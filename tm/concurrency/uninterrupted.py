@@ -54,11 +54,6 @@ _WAITED_FOR: Final[dict[int, Waited]] = {}
 """Thread → the call that it carries out for another thread or task."""
 
 
-def interruptible() -> bool:
-    """Whether signal handlers run in the calling thread."""
-    return threading.get_ident() == threading.main_thread().ident
-
-
 def left_by_its_caller(thread: int) -> bool:
     """Whether that thread carries out a call whose caller does not wait for it any more."""
     waited = _WAITED_FOR.get(thread)
@@ -102,14 +97,16 @@ class UninterruptedCalls:
 
     def run(self, about: object, work: Callable[[], T]) -> T:
         """Carries out `work`, uninterrupted, and returns or raises what it does. `about` names it in log messages."""
-        if not interruptible():
-            return work()
-        signals = DeferredSignals(about, self._break_off)
+        signals = self.signals(about)
         try:
             signals.begin()
             return work()
         finally:
             signals.end()
+
+    def signals(self, about: object) -> DeferredSignals:
+        """For callers that do by themselves what `run` does."""
+        return DeferredSignals(about, self._break_off)
 
     def run_for(self, seconds: float, about: object, work: Callable[[], T]) -> T:
         """Carries out `work` on a thread of its own, and waits no longer than `seconds`. StillGoingOn: it goes on.

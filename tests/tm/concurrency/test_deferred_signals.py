@@ -122,20 +122,23 @@ def test_work_inside_of_work_is_one() -> None:
     assert done == ["inner", "outer"]
 
 
-def test_handlers_that_were_not_put_back_put_themselves_back() -> None:
-    """An interruption came when the first of two handlers was back."""
-    signals = DeferredSignals("the work", Broken())
+def left() -> DeferredSignals:
+    """What an interruption left before its end."""
+    signals = DeferredSignals("the work before", Broken())
     signals.begin()
-    signals.over = True
+    return signals
+
+
+def test_handlers_that_were_not_put_back_put_themselves_back() -> None:
+    signals = left()
     with pytest.raises(KeyboardInterrupt):
         send(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signals.end()
 
 
 def test_work_after_such_work_puts_the_right_ones_back() -> None:
-    left = DeferredSignals("the work before", Broken())
-    left.begin()
-    left.over = True
+    left()
     with pytest.raises(KeyboardInterrupt):
         deferred(lambda: send(signal.SIGINT))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
