@@ -203,7 +203,6 @@ class Switch(Generic[W]):
         self._forget_everything()
 
     def break_off(self) -> None:
-        """As `xa.BreakingOff` says."""
         self.driver.break_off()
 
     def _check_open(self, verb: str, rmid: int) -> None:

@@ -7,8 +7,8 @@ must not be interrupted, handlers of ours stand in for those of the application.
 application's handlers are called for them when it is done.
 
 Who presses Ctrl-C a second time doesn't want to wait for a resource that doesn't answer. Then `break_off` is called, on
-another thread: it shall break the connections that are waited for, which the code is prepared for at any moment, as an
-exception in the middle of it is not.
+another thread: it breaks the connections that are waited for. The code is prepared for that at any moment, because a
+network may fail at any moment; it is not prepared for an exception at any instruction.
 
 An interruption may come while handlers are replaced or put back. A handler of ours that is left then finds that its
 code is not being executed any more: it puts the application's back itself and calls it.
