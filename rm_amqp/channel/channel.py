@@ -154,8 +154,8 @@ class DistributedChannel:
 
     def _finish(self, work: Work, deadline: float) -> Steps[None]:
         """Tells what became of the work's messages, and sends what is left to be sent."""
-        work.tell()
-        self.messages.stop_acquiring()
+        work.leave()
+        work.unread = self.messages.stop_acquiring() or work.unread
         yield from self.messages.all_sent(work, deadline)
 
     def _fail(self, work: Work, deadline: float, *, suspended: bool) -> Steps[None]:
@@ -232,8 +232,12 @@ def unusable(endpoint: Endpoint, why: str) -> ConnectionLost:
 
 
 def _swallowed(work: Work) -> str:
-    """Which link the broker closed after something was sent over it, so that it swallowed the message; the empty string
-    for none. The broker has said so before it answers the end."""
+    """What was lost on the way, so that the branch may not be committed; the empty string for nothing.
+
+    That is a message that was sent over a link which the broker closed (it has said so before it answers the end), or
+    one that the branch took from a queue and nobody received."""
+    if work.unread:
+        return f"what was gathered from {work.unread} was not received"
     for sender in work.senders:
         if sender.refusal is not None:
             return f"a message for {sender.address} was not taken ({sender.refusal.description})"

@@ -177,6 +177,7 @@ class MessageLinks:
                 yield from self._drained(receiver, work, patience)
                 break
             yield deadline
+        self.check_work(work)  # nobody would say what became of a message that is taken after the end
         if not receiver.arrived:
             return None
         if prefetch and 2 * receiver.credit < prefetch:
@@ -200,6 +201,7 @@ class MessageLinks:
             yield deadline
         if len(receiver.arrived) < count and receiver.credit > 0:
             yield from self._drained(receiver, work, patience)
+        self.check_work(work)
         prefetch = self._settings.prefetch
         if 2 * receiver.credit < prefetch:
             receiver.flow(prefetch - receiver.credit)
@@ -224,20 +226,37 @@ class MessageLinks:
         receiver.flow(count)
         yield from self._drained(receiver, work, patience)
         self._check_link(receiver)
+        self.check_work(work)
         return receiver.take()
 
     def settle(self, arrived: Arrived) -> None:
         """Outside of any transaction: the message is taken."""
         arrived.link.settle(arrived, None, ACCEPTED)
 
-    def stop_acquiring(self) -> None:
-        """The txn-id is about to be discharged: no flow names it any more."""
-        for (_, acquire), receiver in self._receivers.items():
-            if acquire and receiver.alive:
-                self._endpoint.set_flow_properties(receiver.name, {})
-        for bulk in self._bulk_receivers.values():
-            if bulk.alive:
-                self._endpoint.set_flow_properties(bulk.name, {})
+    def stop_acquiring(self) -> str:
+        """The txn-id is about to be discharged: no flow names it any more. What came over a link for this branch and
+        was not received goes back with the link, so that the next branch does not take it for its own.
+
+        The address from which something was gathered that nobody received, or the empty string: the branch has taken
+        it, and may not be committed."""
+        for key, receiver in tuple(self._receivers.items()):
+            if key[1] and not self._stops_acquiring(receiver):
+                del self._receivers[key]
+        unread = ""
+        for address, bulk in tuple(self._bulk_receivers.items()):
+            if not self._stops_acquiring(bulk):
+                del self._bulk_receivers[address]
+                unread = address
+        return unread
+
+    def _stops_acquiring(self, receiver: Receiver) -> bool:
+        """Whether the link can be kept for the next branch."""
+        if receiver.alive:
+            self._endpoint.set_flow_properties(receiver.name, {})
+        if receiver.idle:
+            return True
+        receiver.close()
+        return False
 
     def _return_prefetched(self, work: Work | None, patience: float) -> Steps[None]:
         for receiver in [receiver for receiver in self._receivers.values() if receiver.attached]:

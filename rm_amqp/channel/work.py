@@ -4,8 +4,11 @@ On the wire a txn-id stands for the work while it is active. What the applicatio
 ends. Only then are the outcomes told, all in one write with the end, so that the application can change its mind until
 then.
 
-    NEW --begin--> ACTIVE --suspend--> SUSPENDED --begin--> ACTIVE
-    ACTIVE, SUSPENDED --end--> ENDED
+    NEW --begin--> ACTIVE --leave--> LEAVING --suspend--> SUSPENDED --begin--> ACTIVE
+    ACTIVE, LEAVING, SUSPENDED --end--> ENDED
+
+An end may come from another thread than the one that works, when the time of a transaction is over: between what
+became of the messages and the answer to the end, nothing more may be received.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class WorkState(Member):
 
     NEW = "not begun"
     ACTIVE = "active"
+    LEAVING = "what became of its messages is told, its end is not known"
     SUSPENDED = "suspended"
     ENDED = "ended"
 
@@ -57,18 +61,26 @@ class WorkEvent(Member):
     """The events that move work."""
 
     BEGIN = "begun or resumed"
+    LEAVE = "to be suspended or ended: what became of its messages is told"
     SUSPEND = "suspended"
     END = "ended, whatever the broker said of it"
 
 
-ACTIVE, SUSPENDED, ENDED = WorkState.ACTIVE, WorkState.SUSPENDED, WorkState.ENDED
+ACTIVE, LEAVING, SUSPENDED, ENDED = WorkState.ACTIVE, WorkState.LEAVING, WorkState.SUSPENDED, WorkState.ENDED
 WORK: Final[dict[tuple[WorkState, WorkEvent], WorkState]] = {
     (WorkState.NEW, WorkEvent.BEGIN): ACTIVE,
     (SUSPENDED, WorkEvent.BEGIN): ACTIVE,
-    (ACTIVE, WorkEvent.SUSPEND): SUSPENDED,
+    (ACTIVE, WorkEvent.LEAVE): LEAVING,
+    (ACTIVE, WorkEvent.SUSPEND): SUSPENDED,  # of a local transaction, which is not told
+    (LEAVING, WorkEvent.SUSPEND): SUSPENDED,
     (ACTIVE, WorkEvent.END): ENDED,
+    (LEAVING, WorkEvent.END): ENDED,
+    (SUSPENDED, WorkEvent.LEAVE): LEAVING,  # of a local transaction, too
     (SUSPENDED, WorkEvent.END): ENDED,
-    (ENDED, WorkEvent.END): ENDED,  # a call that was interrupted is repeated
+    # a call that was interrupted is repeated
+    (LEAVING, WorkEvent.LEAVE): LEAVING,
+    (ENDED, WorkEvent.LEAVE): ENDED,
+    (ENDED, WorkEvent.END): ENDED,
 }
 """The transitions of work; there are no others."""
 
@@ -98,6 +110,7 @@ class Work:
         "senders",
         "state",
         "txn_id",
+        "unread",
         "xid",
     )
 
@@ -113,6 +126,8 @@ class Work:
         """Whether it ever held a message."""
         self.senders: set[Sender] = set()
         """The links on which it has sent since it is active."""
+        self.unread = ""
+        """The address from which it took messages that nobody received."""
         self.opening: Answer | None = None
         """The result of a start that no call has waited for."""
         self.set_txn_id(b"")
@@ -147,9 +162,14 @@ class Work:
         self.received = True
         self.held[id(message)] = Held(arrived, message)
         if len(self.held) > MAX_HELD:
-            self.tell(MAX_HELD // 2)
+            self._tell(MAX_HELD // 2)
 
-    def tell(self, keep: int = 0) -> None:
+    def leave(self) -> None:
+        """Tells what became of its messages. From now on it receives nothing."""
+        self.move(WorkEvent.LEAVE)
+        self._tell()
+
+    def _tell(self, keep: int = 0) -> None:
         """Tells the outcomes of all but the latest `keep` messages, and settles: should the branch be rolled back,
         they are available again, and one more failed delivery is counted."""
         for number in list(self.held)[: len(self.held) - keep] if keep else list(self.held):

@@ -149,7 +149,7 @@ class LocalChannel:
         """Tells what became of the messages that were received, and waits until the broker has taken all that were
         sent. RefusedError: it did not take one."""
         self.messages.check()
-        work.tell()
+        work.leave()
         self.messages.stop_acquiring()
         yield from self.messages.all_sent(work, deadline)
         if not (yield from until(self.endpoint, work.all_taken, deadline)):
@@ -161,7 +161,7 @@ class LocalChannel:
     def undo(self, work: LocalWork, deadline: float) -> Steps[None]:
         """Rolls back. What was received and not told yet is told first, because nobody holds it afterwards."""
         self.messages.check()
-        work.tell()
+        work.leave()
         self.messages.stop_acquiring()
         yield from self.discharge(work, deadline, fail=True)
 

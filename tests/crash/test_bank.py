@@ -40,6 +40,8 @@ def decisive(setup: Setup) -> tuple[Fault, ...]:
     """The points where the nodes can get into each other's way most easily."""
     point = f"after decide {setup.decider}" if setup.decider else "after force"
     fates: tuple[Any, ...] = ("killed", "stopped") if setup.decides != "sql" else ("killed", "replaced")
+    if setup.decides in {"file", "token"}:
+        fates = (*fates, "overdue")
     return tuple(Fault(point, fate) for fate in fates)
 
 
@@ -202,4 +204,4 @@ def test_storms_come_from_their_seed_and_reach_every_setup_and_fate() -> None:
     assert setups == {
         ("file", False), ("sql", False), ("database", False), ("database", True), ("token", False), ("token", True),
     }  # fmt: skip
-    assert {gust.fate for gust in gusts} == {"killed", "stopped", "held", "replaced"}
+    assert {gust.fate for gust in gusts} == {"killed", "stopped", "overdue", "held", "replaced"}

@@ -47,4 +47,5 @@ def test_work_begins_before_it_ends() -> None:
             with pytest.raises(KeyError):
                 work.move(event)
             assert work.state is state
-    assert not [event for event in WorkEvent if event is not WorkEvent.END and (WorkState.ENDED, event) in WORK]
+    after = {event: target for (state, event), target in WORK.items() if state is WorkState.ENDED}
+    assert after == dict.fromkeys((WorkEvent.LEAVE, WorkEvent.END), WorkState.ENDED), "only what is repeated"

@@ -24,7 +24,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.crash.bank.audit import Queues, compare
-from bench.crash.bank.faults import setup_of, storm
+from bench.crash.bank.faults import TIMEOUT_S, setup_of, storm
 from bench.crash.bank.transfers import TOTAL, some_transfers
 from bench.crash.bank.worker import LEASE_S
 from bench.crash.child import PATIENCE_S, ChildGone, Stuck
@@ -98,6 +98,8 @@ class BankCampaign:
         self._strike(0, fault.fate)
         if fault.fate == "stopped" and setup.decider:
             threading.Event().wait(1.2 * LEASE_S)  # who lives is taken for dead
+        elif fault.fate == "overdue":
+            threading.Event().wait(TIMEOUT_S + 0.5)
         others = [process for process in site.processes[1:] if process.child.running]
         if fault.fate == "replaced":
             site.processes[0].child.wait("ready")
@@ -199,7 +201,7 @@ class BankCampaign:
         site = self._site
         if fate == "killed":
             site.kill(number)
-        elif fate == "stopped":
+        elif fate in {"stopped", "overdue"}:
             site.pause(number)
         elif fate == "replaced":
             site.pause(number)

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
 
     from bench.crash.bank.transfers import Decides
 
-Fate: TypeAlias = Literal["killed", "stopped", "held", "replaced"]
+TIMEOUT_S: Final = 4.0
+"""Of a transaction."""
+Fate: TypeAlias = Literal["killed", "stopped", "overdue", "held", "replaced"]
 """What happens to a process that stands at a point, while all others recover. killed: SIGKILL, started again
-afterwards. stopped: SIGSTOP, for longer than a lease at the one that decides, then SIGCONT. held: only the thread at
-the point waits. replaced: SIGSTOP until another process has taken over its node, then SIGCONT."""
+afterwards. stopped: SIGSTOP, for longer than a lease at the one that decides, then SIGCONT. overdue: SIGSTOP until the
+time of every transaction that it has begun is over, then SIGCONT. held: only the thread at the point waits. replaced:
+SIGSTOP until another process has taken over its node, then SIGCONT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,8 @@ _POINTS: Final[dict[Decides, tuple[str, ...]]] = {
 
 def fates(setup: Setup) -> tuple[Fate, ...]:
     """Those that can befall a process. A log in files has one process, as long as that lives."""
-    return ("killed", "stopped", "held", "replaced") if setup.decides == "sql" else ("killed", "stopped", "held")
+    everywhere: tuple[Fate, ...] = ("killed", "stopped", "overdue", "held")
+    return (*everywhere, "replaced") if setup.decides == "sql" else everywhere
 
 
 def points(setup: Setup) -> tuple[str, ...]:
@@ -124,5 +128,6 @@ def storm(dice: Random, setup: Setup, count: int) -> list[Gust]:
         point = dice.choice(("", *points(setup), *points(setup)))
         number = dice.randrange(setup.nodes * setup.processes)
         fate = dice.choice(("killed", "killed", *fates(setup)))
-        gusts.append(Gust(pause_s, "", number, fate, point, dice.uniform(0.2, 3.0)))
+        absence_s = dice.uniform(0.2, 3.0) + (TIMEOUT_S if fate == "overdue" else 0.0)
+        gusts.append(Gust(pause_s, "", number, fate, point, absence_s))
     return gusts

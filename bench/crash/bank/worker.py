@@ -18,6 +18,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from bench.crash.bank.faults import TIMEOUT_S
 from bench.crash.bank.transfers import BROKER, EAST, PLACES, WEST, Account, Decides, Transfer
 from bench.crash.points import DECIDER_VERBS, VERBS, Gate, GatedLog, hooked, tell
 from bench.crash.worker import NEVER, SEGMENT, GivenUp, Teller, recover_all
@@ -160,7 +161,7 @@ class BankWorker:
         resources = {
             name: self.resource(name, url, "decider" if name == decider else "two-phase") for name, url in urls.items()
         }
-        return TransactionManager(station.node, self.log(), resources, timeout_s=20.0, recovery_interval_s=0.3)
+        return TransactionManager(station.node, self.log(), resources, timeout_s=TIMEOUT_S, recovery_interval_s=0.3)
 
     def run(self) -> None:
         """Until it is told to quit, or killed."""
