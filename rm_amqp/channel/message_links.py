@@ -14,6 +14,7 @@ with the branch. Nothing of it is ever prefetched.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.conditions import Condition
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from rm_amqp.connection.links import Arrived, Control, Link
     from rm_amqp.settings import Settings
 
+IDLE_S: Final = 1.0
+"""How long prefetched messages are kept for an address from which nobody receives any more."""
 MAX_LINKS: Final = 64
 """Links to addresses that are kept for the next transaction."""
 BROWSED: Final = 100
@@ -344,6 +347,7 @@ class MessageLinks:
             receiver = Receiver(self._endpoint, address, name=name, capabilities=self._capabilities)
             self._receivers[address, acquire] = receiver
             yield from self.attached(receiver, deadline)
+        receiver.used = True
         if acquire and work is not None:
             self._acquire_for(work, receiver)
         return receiver
@@ -360,23 +364,36 @@ class MessageLinks:
                 links.pop(key).close()
 
     # -- at rest
-    @property
-    def idle(self) -> bool:
-        """Whether no message was prefetched, or can come."""
-        return all(receiver.idle for receiver in self._receivers.values() if receiver.alive)
+    def put_down(self, now: float) -> bool:
+        """Nobody has the channel any more. True if messages were prefetched over it for an address from which nobody
+        has received for a while: the channel may have been used for something else all the time."""
+        late = False
+        for receiver in tuple(self._receivers.values()):
+            if receiver.used:
+                receiver.used, receiver.resting_since = False, now
+            elif receiver.resting_since < now - IDLE_S:
+                late = True
+        return late
 
-    def release_prefetched(self) -> Steps[None]:
-        """Nobody has used the channel for a while: what was prefetched is given back, first the credit and then, at
-        the next call, the messages. It waits for nothing."""
+    def is_late(self, now: float) -> bool:
+        """As `put_down`, of a channel that nobody has."""
+        return any(receiver.resting_since < now - IDLE_S for receiver in tuple(self._receivers.values()))
+
+    def release_prefetched(self, now: float) -> Steps[None]:
+        """What was prefetched for addresses from which nobody has received for a while is given back, first the credit
+        and then, at the next call, the messages. It waits for nothing."""
         yield from ()
         if self._endpoint.lost is not None or self._control.refusal is not None:
             return
         for receiver in self._receivers.values():
-            if receiver.attached and not receiver.draining:
-                if receiver.credit > 0:
-                    receiver.drain()
-                else:
-                    receiver.give_back()
+            if receiver.resting_since >= now - IDLE_S or receiver.draining:
+                continue
+            if receiver.attached and receiver.credit > 0:
+                receiver.drain()
+                continue
+            if receiver.attached:
+                receiver.give_back()
+            receiver.resting_since = math.inf
 
     def empty(self, deadline: float) -> Steps[None]:
         """The channel is about to be closed: what was prefetched is given back, and what is on its way. Nobody has seen

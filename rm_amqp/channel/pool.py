@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from rm_amqp.channel.channel import Channel
+from rm_amqp.channel.message_links import IDLE_S
 from rm_amqp.errors import AllInUse, ConnectionLost
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Channel)
 C_co = TypeVar("C_co", bound=Channel, covariant=True)
 SPARE: Final = 4
-IDLE_S: Final = 1.0
-"""How long a channel that nobody has keeps prefetched messages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,8 +37,6 @@ class PooledChannel(Generic[C_co]):
     connection: Connection
     works: int = 0
     """How many works of its thread of control it carries; with the last one it goes back to the pool."""
-    idle_since: float = 0.0
-    """When it was put back, on the pool's clock, as long as it may have prefetched messages; otherwise 0."""
 
 
 class Pool(Generic[C]):
@@ -128,7 +125,9 @@ class Pool(Generic[C]):
         if pooled.channel.broken or self._closed:
             self.discard(pooled)
             return
-        pooled.idle_since = self._clock()
+        messages, now = pooled.channel.messages, self._clock()
+        if messages.put_down(now):
+            pooled.connection.run(messages.release_prefetched(now))
         with self._changed:
             self._at_work.discard(pooled)
             self._idle.append(pooled)
@@ -145,21 +144,18 @@ class Pool(Generic[C]):
             self._changed.notify_all()
 
     def maintain(self) -> float | None:
-        """Gives back what was prefetched to channels that nobody has used for a while
+        """Gives back what was prefetched for addresses from which nobody has received for a while
         (`rm_amqp.connection.maintenance`)."""
         if self._closed:
             return None
         now = self._clock()
         with self._changed:
-            idle = [pooled for pooled in self._idle if 0 < pooled.idle_since < now - IDLE_S]
+            idle = [pooled for pooled in self._idle if pooled.channel.messages.is_late(now)]
             for pooled in idle:
                 self._idle.remove(pooled)
         for pooled in idle:
-            messages = pooled.channel.messages
-            pooled.connection.run(messages.release_prefetched())
+            pooled.connection.run(pooled.channel.messages.release_prefetched(now))
             with self._changed:
-                if messages.idle:
-                    pooled.idle_since = 0.0
                 self._idle.insert(0, pooled)
                 self._changed.notify_all()
         return now + IDLE_S / 2

@@ -12,6 +12,7 @@ The steps that wait for these are in `rm_amqp.channel`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
@@ -286,6 +287,10 @@ class Receiver(Link):
         self._open: set[Arrived] = set()
         """The deliveries that have arrived and are not settled."""
         self._parts: list[bytes] = []
+        self.used = False
+        """Whether whoever has the channel has received from it."""
+        self.resting_since = math.inf
+        """When the channel was put down after that, as long as something may have been prefetched."""
         proton.set_source(self.pointer, address, capabilities, browse=browse)
         self._before_attach()
         if settled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -249,6 +250,37 @@ def test_what_was_sent_ahead_to_an_idle_channel_goes_back(connect: Connect, queu
     got = [other.session.receive(queue, 20) for _ in range(9)]
     assert [(message.body, message.delivery_count) for message in got] == [(n, 0) for n in range(1, 10)]
     other.commit(xid)
+
+
+def test_what_was_sent_ahead_goes_back_though_the_channel_is_in_use(connect: Connect, queue: str) -> None:
+    """Nobody receives from that queue any more, and the channel is used for others all the time."""
+    hoarder, other = connect("prefetch=100"), connect()
+    hoarder.put(queue, range(10))
+    xid = hoarder.start()
+    assert hoarder.session.receive(queue, 5).body == 0
+    hoarder.commit(xid)
+    got: list[object] = []
+    deadline = time.monotonic() + 20
+    while len(got) < 9:
+        assert time.monotonic() < deadline
+        hoarder.put(f"{queue}-other", ["again"])
+        xid = other.start()
+        got += [message.body for message in other.session.receive_batch(queue, 9, 0)]
+        other.commit(xid)
+    assert got == list(range(1, 10))
+
+
+def test_a_slow_consumer_keeps_what_was_sent_ahead(connect: Connect, queue: str) -> None:
+    hoarder, other = connect("prefetch=100"), connect()
+    hoarder.put(queue, range(3))
+    for number in range(3):
+        xid = hoarder.start()
+        assert hoarder.session.receive(queue, 5).body == number
+        time.sleep(1.2)
+        xid_other = other.start()
+        assert other.session.receive_batch(queue, 9, 0) == []
+        other.commit(xid_other)
+        hoarder.commit(xid)
 
 
 def test_what_was_sent_ahead_goes_back_when_the_resource_manager_is_closed(connect: Connect, queue: str) -> None:
