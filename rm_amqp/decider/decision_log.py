@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.protocol.conditions import refused
 from rm_amqp.decider.channel import LocalWork
 from rm_amqp.decider.token_queues import TokenBusyError
-from rm_amqp.decider.tokens import MAX_OCTETS, Founding, Token, Word
+from rm_amqp.decider.tokens import MAX_OCTETS, Founding, Token, Word, WrongTokenError
 from xa import Code, DecisionRecord
 
 if TYPE_CHECKING:
@@ -57,12 +57,14 @@ class WornTokenError(Exception):
 
 @dataclass(slots=True)
 class Attempt:
-    """One try to decide. `asked`: the discharge is on its way; until its answer arrives, the outcome is unknown."""
+    """One try to decide. `asked`: the discharge is on its way; until its answer arrives, the outcome is unknown.
+    `loose`: the token is held, or may be on its way, outside of the transaction."""
 
     gtrid: bytes
     record: bytes
     known: int
     asked: bool = False
+    loose: bool = False
 
 
 def patience(now_s: float, settings: Settings, deadline: float) -> float:
@@ -101,12 +103,19 @@ class DecisionLog:
     # -- deciding
     def decide(self, channel: LocalChannel, work: LocalWork, attempt: Attempt, deadline: float) -> Steps[None]:
         """Commits work and decision; durable when it returns. RefusedError: neither is and never will be, unless
-        `attempt.asked`. TokenBusyError: not now. Whatever it raises, the work is still to be rolled back."""
+        `attempt.asked`. TokenBusyError: not now. Whatever it raises, the work is still to be rolled back; where
+        `attempt.loose`, with its connection."""
         slot = self.founding.slot_of(attempt.gtrid)
-        held = yield from channel.tokens.acquire(self.founding, slot, self._patience(deadline), deadline)
+        attempt.loose = True
+        try:
+            held = yield from channel.tokens.acquire(self.founding, slot, self._patience(deadline), deadline)
+        except (TokenBusyError, WrongTokenError):
+            attempt.loose = False
+            raise
         self._note(held.token)
         if held.deliveries >= WORN:
             yield from channel.tokens.release(held)
+            attempt.loose = False
             raise WornTokenError(slot)
         with self._lock:
             ended = frozenset(self._ended[slot])
@@ -114,9 +123,10 @@ class DecisionLog:
         why = self._objection(held.token, token, attempt)
         if why:
             yield from channel.tokens.release(held)
+            attempt.loose = False
             raise refused(Code.XA_RBROLLBACK, why)
         yield from channel.tokens.replace(work, held, token, deadline)
-        attempt.asked = True
+        attempt.asked, attempt.loose = True, False
         yield from channel.discharge(work, deadline, fail=False)  # the commit point
         self._taken_out(slot, ended)
 

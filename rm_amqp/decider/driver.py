@@ -384,6 +384,8 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         else:
             self._over(branch, BranchVerb.COMMIT_ONE_PHASE, Code.XA_OK)
             return Code.XA_OK
+        if attempt.loose:  # nobody else could have the token as long as this connection lives
+            branch.pooled.connection.drop()
         self._undo(branch)
         self._over(branch, BranchVerb.COMMIT_ONE_PHASE, error.code)
         raise error

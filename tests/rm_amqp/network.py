@@ -47,9 +47,11 @@ class Kind(Enum):
     CRASH = "the broker crashes, and starts again from what was forced"
     MOVE = "the broker crashes, and is away for a while; then it is on the other host"
     CANCEL = "the application's task is cancelled"
+    STILL = "the client's process stands still for longer than it is patient, and nothing is lost"
 
 
 DELAYS_S: Final = {Kind.LATE: 60.0, Kind.SLOW: 5.0}
+STILL_S: Final = 25.0
 ONE_IN: Final = 1 if EVERY_POINT else 3
 AWAY_S: Final = 15.0
 HOSTS: Final = ("here", "there")
@@ -354,6 +356,9 @@ class Network:
             return False
         if kind is Kind.CANCEL:
             self.cancel()
+            return False
+        if kind is Kind.STILL:
+            self.now += STILL_S
             return False
         if kind in {Kind.CRASH, Kind.MOVE}:
             self._crash()

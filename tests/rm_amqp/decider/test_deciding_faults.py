@@ -9,6 +9,7 @@ mistake, and these tests must notice every one.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -289,6 +290,38 @@ def test_a_fault_at_every_boundary(kind: Kind, options: str, monkeypatch: pytest
     patient = kind is Kind.SLOW and options != OPTIONS["impatient"]
     assert ("unknown" in heard) == (not patient)
     assert ("rolled back" in heard) == (not patient)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("token", ["free", "held by another client"])
+def test_a_process_that_stood_still_keeps_nothing(token: str) -> None:
+    """Messages and the token come to it when it does not wait for them any more. It lives on, and others get them."""
+    for at in range(1, 1000):
+        where = f"stood still at boundary {at}, the token {token}"
+        field = Field()
+        other = field.client()
+        pooled = other.driver.connections.pool.take(math.inf)
+        held = None
+        if token != "free":
+            steps = pooled.channel.tokens.acquire(
+                other.driver._decisions.founding, 0, field.network.now + 5, field.network.now + 10
+            )
+            held = pooled.connection.run(steps)
+        field.network.boundaries, field.network.faults = 0, {at: Kind.STILL}
+        told = field.transaction()
+        struck = not field.network.faults
+        field.network.faults.clear()
+        if held is not None:
+            pooled.connection.run(pooled.channel.tokens.release(held))
+        field.network.sleep(5)
+        for queue in field.network.container.resource.queues.values():
+            assert queue.held == 0, f"{queue.name}, {where}"
+        other.close("", RMID)
+        field.recover()
+        field.check(told, where)
+        if not struck:
+            assert at > 20, "there are boundaries"
+            break
 
 
 # --- mutants --------------------------------------------------------------------------------------------------
