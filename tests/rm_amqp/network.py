@@ -206,6 +206,8 @@ class Network:
         self.boundaries = 0
         self.faults: dict[int, Kind] = {}
         """By the number of the boundary."""
+        self.still_s = 0.0
+        """How long the client's process has stood still."""
         self.cancel: Callable[[], object] = bool
         """Cancels the application's task."""
         self._away_until_s = 0.0
@@ -359,6 +361,7 @@ class Network:
             return False
         if kind is Kind.STILL:
             self.now += STILL_S
+            self.still_s += STILL_S
             return False
         if kind in {Kind.CRASH, Kind.MOVE}:
             self._crash()
