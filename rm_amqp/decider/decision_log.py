@@ -18,6 +18,7 @@ in vain, or settle a transaction that is still at work, which is then rolled bac
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 HOLD_WAIT_S: Final = 10.0
 """How long a decision, or a call that settles one, waits for the token of its slot."""
+STUCK_S: Final = 1.0
+"""How long nobody waits again for a token that did not come in time: recovery has many transactions to settle in a
+slot, and would wait for each of them in turn."""
 WORN: Final = 3
 """Deliveries in vain after which a token is sent anew, because brokers remove messages that come back too often."""
 END_BATCH: Final = 64
@@ -91,6 +95,8 @@ class DecisionLog:
         self._lock = threading.Lock()
         self._epochs: dict[int, int] = {}
         self._ended: defaultdict[int, set[bytes]] = defaultdict(set)
+        self._stuck: dict[int, float] = {}
+        """Since when the token of a slot is missed."""
 
     def known(self, gtrid: bytes) -> int:
         """The epoch that the slot of a transaction has reached for certain, now that it begins."""
@@ -218,8 +224,11 @@ class DecisionLog:
         pooled = pool.take(deadline, spare=True)
         channel = pooled.channel
 
+        stuck = self._clock() - self._stuck.get(slot, -math.inf) < STUCK_S
+        until_s = self._clock() if stuck else self._patience(deadline)
+
         def steps() -> Steps[Token]:
-            held = yield from channel.tokens.acquire(self.founding, slot, self._patience(deadline), deadline)
+            held = yield from channel.tokens.acquire(self.founding, slot, until_s, deadline)
             if alone:
                 yield from channel.tokens.check_alone(held, self.founding, deadline)
             token = change(held.token)
@@ -236,12 +245,15 @@ class DecisionLog:
         try:
             token = pooled.connection.run(steps())
         except TokenBusyError:
+            if not stuck:
+                self._stuck[slot] = self._clock()
             pool.give(pooled)
             raise
         except BaseException:  # the token, or a transaction, may be left at this end
             pool.discard(pooled)
             raise
         pool.give(pooled)
+        self._stuck.pop(slot, None)
         self._note(token)
         return token
 

@@ -19,7 +19,7 @@ import pytest
 from dtx.protocol.replies import ACCEPTED
 from rm_amqp import Message, NoMessage
 from rm_amqp.decider.channel import LocalWork
-from rm_amqp.decider.decision_log import DecisionLog
+from rm_amqp.decider.decision_log import HOLD_WAIT_S, DecisionLog
 from rm_amqp.decider.token_queues import TokenQueues
 from rm_amqp.decider.tokens import Founding, Token
 from tests.rm_amqp.client import RMID, new_xid
@@ -28,7 +28,7 @@ from tests.tm.wrapped import DECIDER_VERBS, hooked
 from tm import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBack, TransactionManager
 from tm.recovery.lease import LEASE_S
 from tm.resources import ResourceConfig
-from xa import TMONEPHASE, TMSUCCESS, Owner, XaError
+from xa import TMONEPHASE, TMSUCCESS, Code, Owner, XaError
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
@@ -322,6 +322,24 @@ def test_a_process_that_stood_still_keeps_nothing(*, held_by_another: bool) -> N
         if not struck:
             assert at > 20, "there are boundaries"
             break
+
+
+def test_recovery_waits_once_for_a_token_that_another_process_keeps() -> None:
+    """A process that stands still may keep it for long, and many transactions may be in doubt."""
+    field = Field()
+    other, rm = field.client(), field.client()
+    pooled = other.driver.connections.pool.take(math.inf)
+    now = field.network.now
+    steps = pooled.channel.tokens.acquire(other.driver._decisions.founding, 0, now + 5, now + 10)
+    held = pooled.connection.run(steps)
+    began = field.network.now
+    for number in range(50):
+        with pytest.raises(XaError) as raised:
+            rm.settle(b"gtrid %d" % number, RMID)
+        assert raised.value.code is Code.XA_RETRY
+    assert field.network.now - began < 2 * HOLD_WAIT_S
+    pooled.connection.run(pooled.channel.tokens.release(held))
+    assert rm.settle(b"gtrid", RMID) is None
 
 
 # --- mutants --------------------------------------------------------------------------------------------------
