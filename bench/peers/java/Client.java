@@ -146,7 +146,17 @@ public class Client {
             }
         }
         factories.forEach(ClientSessionFactory::close);
+        forget(queue);
         return String.format("{\"done\": %d, \"seconds\": %f}", after - before, took);
+    }
+
+    /** What is left of a run must not burden the next one. */
+    private void forget(String queue) throws Exception {
+        try (ClientSessionFactory factory = locator.createSessionFactory(); ClientSession session = factory.createSession()) {
+            session.deleteQueue(queue);
+            session.deleteQueue(Worker.INVOICES);
+        }
+        create(Worker.INVOICES);
     }
 
     private static long done(List<Worker> workers) {
