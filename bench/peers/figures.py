@@ -31,7 +31,8 @@ class Shape:
         return f"{self.workers}" if self.batch == 1 else f"batch{self.batch}"
 
 
-SHAPES: Final = (Shape(1), Shape(16), Shape(1, 100))
+MANY: Final = Shape(16)
+SHAPES: Final = (Shape(1), MANY, Shape(1, 100))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,9 @@ from xabridge.testing.postgres import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Literal
+
+    Prepare = Literal["together", "in-turn"]
 
 SOURCES: Final = Path(__file__).with_name("java")
 PROGRAMS: Final = ("java", "javac", "mvn")
@@ -86,10 +89,11 @@ class Artemis(Program):
 
 
 class Narayana(Program):
-    """The client, with its log of decisions in `folder`."""
+    """The client, with its log of decisions in `folder`. It prepares both branches "together" or "in-turn"."""
 
-    def __init__(self, java: Sequence[str], folder: Path, artemis: Artemis, database: str) -> None:
+    def __init__(self, java: Sequence[str], folder: Path, artemis: Artemis, database: str, prepare: Prepare) -> None:
         folder.mkdir(parents=True)
         command = [*java, *CLIENT_OPTIONS, "Client", str(artemis.port), str(folder / "log"), artemis.nanoseconds]
+        command.append(prepare)
         super().__init__("Narayana", command, folder / "errors", {"PEER_DATABASE": database})
         self.expect("ready")

@@ -1,3 +1,4 @@
+import com.arjuna.ats.arjuna.common.CoordinatorEnvironmentBean;
 import com.arjuna.ats.arjuna.common.CoreEnvironmentBean;
 import com.arjuna.ats.arjuna.common.ObjectStoreEnvironmentBean;
 import com.arjuna.ats.internal.arjuna.objectstore.hornetq.HornetqJournalEnvironmentBean;
@@ -23,9 +24,10 @@ import org.apache.activemq.artemis.core.io.aio.AIOSequentialFileFactory;
 import org.postgresql.xa.PGXADataSource;
 
 /**
- * A client of Narayana (JTA, decisions in ArjunaCore's journal store), Artemis and PostgreSQL: Client PORT FOLDER NANOSECONDS,
- * with the database's URL in the environment variable PEER_DATABASE. The journal is set up like that of Artemis, with the same
- * time-out. It takes commands, a line each, from standard input:
+ * A client of Narayana (JTA, decisions in ArjunaCore's journal store), Artemis and PostgreSQL: Client PORT FOLDER NANOSECONDS
+ * PREPARE, with the database's URL in the environment variable PEER_DATABASE. The journal is set up like that of Artemis, with
+ * the same time-out. PREPARE is "together" or "in-turn": whether both branches are prepared at once, in threads of a pool. It
+ * takes commands, a line each, from standard input:
  *
  * <pre>
  * fill QUEUE COUNT                          puts orders into a new queue, says "filled"
@@ -65,7 +67,7 @@ public class Client {
     }
 
     private Client(String[] arguments, URI url) throws Exception {
-        configure(arguments[1], Long.parseLong(arguments[2]));
+        configure(arguments[1], Long.parseLong(arguments[2]), arguments[3].equals("together"));
         manager = com.arjuna.ats.jta.TransactionManager.transactionManager();
         locator = ActiveMQClient.createServerLocator("tcp://127.0.0.1:" + arguments[0]);
         // what a transaction sends is answered for by its prepare: no message has to be waited for by itself
@@ -78,8 +80,9 @@ public class Client {
         database.setReWriteBatchedInserts(true);
     }
 
-    private static void configure(String folder, long nanoseconds) throws Exception {
-        BeanPopulator.getDefaultInstance(CoreEnvironmentBean.class).setNodeIdentifier("bench");
+    private static void configure(String folder, long nanoseconds, boolean together) throws Exception {
+        BeanPopulator.getDefaultInstance(CoreEnvironmentBean.class).setNodeIdentifier(together ? "together" : "in-turn");
+        BeanPopulator.getDefaultInstance(CoordinatorEnvironmentBean.class).setAsyncPrepare(together);
         for (String name : STORES) {
             HornetqJournalEnvironmentBean journal = bean(HornetqJournalEnvironmentBean.class, name);
             journal.setStoreDir(folder + "/" + (name == null ? "decisions" : name));
