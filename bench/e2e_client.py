@@ -124,7 +124,7 @@ def consume(job: Job) -> dict[str, Any]:
         handler = handle_together if job.together else handle
         consumer = Consumer(manager, job.queue, handler, takes=takes, workers=job.workers, batch=job.batch, idle_s=0.05)
         with consumer:
-            measured = _window(job.seconds, lambda: consumer.counts.handled, watch)
+            measured = window(job.seconds, lambda: consumer.counts.handled, watch)
         if consumer.counts.failed:
             raise RuntimeError(f"{consumer.counts.failed} orders failed")
     return measured
@@ -149,15 +149,16 @@ def floor(job: Job) -> dict[str, Any]:
     for thread in threads:
         thread.start()
     try:
-        return _window(job.seconds, lambda: sum(counts), Stopwatch())
+        return window(job.seconds, lambda: sum(counts), Stopwatch())
     finally:
         stop.set()
         for thread in threads:
             thread.join()
 
 
-def _window(seconds: float, count: Callable[[], int], watch: Stopwatch) -> dict[str, Any]:
-    """What is counted in so many seconds, once the work has warmed up."""
+def window(seconds: float, count: Callable[[], int], watch: Stopwatch) -> dict[str, Any]:
+    """What is counted in so many seconds, once the work has warmed up; it says "begin" and "end" on stdout, so that
+    others can measure the same time."""
     tick = threading.Event()
     deadline = time.perf_counter() + START_S
     while not count():
@@ -168,10 +169,10 @@ def _window(seconds: float, count: Callable[[], int], watch: Stopwatch) -> dict[
     before, spent, cpu, began = count(), dict(watch.spent), time.process_time(), time.perf_counter()
     print("begin", flush=True)
     tick.wait(seconds)
-    done, took, cpu = count() - before, time.perf_counter() - began, time.process_time() - cpu
+    total, took, cpu = count(), time.perf_counter() - began, time.process_time() - cpu
     steps = {name: value - spent.get(name, 0.0) for name, value in watch.spent.items()}
     print("end", flush=True)
-    return {"done": done, "seconds": took, "cpu_s": cpu, "steps": steps}
+    return {"done": total - before, "total": total, "seconds": took, "cpu_s": cpu, "steps": steps}
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""This package measures others at the same work, beside us: `python -m bench peers`."""

@@ -1,0 +1,145 @@
+"""These tests cover `python -m bench peers`: what it makes of what was measured, what it says if something is missing,
+and that it measures everybody, if Maven has the artefacts.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.command import flat, main
+from bench.peers.figures import NAMES, SHAPES, Sample, Shape, figures_of, table
+from bench.peers.java import build
+from bench.peers.programs import Program, watched
+
+ONE, SIXTEEN, BATCHES = SHAPES
+
+
+def sample(who: str, shape: Shape, per_s: int, cpu_us: int = 100) -> Sample:
+    cpu = {"client": per_s * cpu_us / 1e6, "broker": 0.002}
+    return Sample.of(who, shape, {"done": per_s * 2, "seconds": 2.0, "cpu_s": cpu})
+
+
+def everybody(narayana: int, decider: int) -> list[Sample]:
+    rates = {"narayana": narayana, "decider": decider}
+    return [sample(who, shape, rates.get(who, 100)) for shape in SHAPES for who in NAMES]
+
+
+def test_shapes_have_the_names_of_the_figures() -> None:
+    assert [str(shape) for shape in SHAPES] == ["1", "16", "batch100"]
+
+
+def test_a_sample_is_for_one_message() -> None:
+    found = Sample.of("outbox", ONE, {"done": 50, "seconds": 0.5, "cpu_s": {"client": 0.01, "relay": 0.001}})
+    assert found.per_s == 100
+    assert found.cpu_us == {"client": pytest.approx(200), "relay": pytest.approx(20)}
+
+
+def test_who_has_done_nothing_has_no_rate() -> None:
+    with pytest.raises(RuntimeError, match=r"Narayana \+ Artemis has done nothing in 3.0 s \(16\)"):
+        Sample.of("narayana", SIXTEEN, {"done": 0, "seconds": 3.0, "cpu_s": {}})
+
+
+def test_figures_are_medians_and_ratios_are_within_a_round() -> None:
+    figures = figures_of([everybody(100, 200), everybody(400, 1200), everybody(200, 800)])
+    assert figures["narayana"]["16"]["per_s"] == 200
+    assert (figures["narayana"]["16"]["per_s_lowest"], figures["narayana"]["16"]["per_s_highest"]) == (100, 400)
+    assert figures["decider"]["1"]["per_s"] == 800
+    assert figures["ratio"]["decider_to_narayana"] == {"1": 3.0, "16": 3.0, "batch100": 3.0}  # of 2, 3 and 4
+    assert set(figures["ratio"]) == {
+        "two_phase_to_narayana", "two_phase_to_outbox", "decider_to_narayana", "decider_to_outbox",
+    }  # fmt: skip
+    cpu = figures["two_phase"]["batch100"]["cpu_us"]
+    assert cpu == {"client": 50.0, "broker": 10.0, "all": 60.0}
+
+
+def test_the_table_has_a_line_for_everybody_in_each_shape() -> None:
+    lines = table(figures_of([everybody(100, 2000)])).splitlines()
+    assert len(lines) == 2 + len(SHAPES) * len(NAMES)
+    assert "| 1, 16 | xabridge, decider | 2,000 (2,000–2,000) | 50, –, 0, – | 50 |" in lines
+    assert lines[-1].startswith("| 100, 1 |")
+
+
+SAYS_IT = """
+print("begin"); print("end"); print('{"done": 7, "seconds": 1.5}', flush=True); input()
+"""
+
+
+def test_processor_time_is_taken_between_begin_and_end(tmp_path: Path) -> None:
+    looks = []
+    with Program("one", [sys.executable, "-c", SAYS_IT], tmp_path / "errors") as program:
+        measured = watched(program, {"client": program.pid}, lambda: looks.append(program.pid))
+        pid = program.pid
+    assert (measured["done"], measured["seconds"]) == (7, 1.5)
+    assert measured["cpu_s"]["client"] >= 0
+    assert looks == [pid, pid]
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_program_that_ends_is_named_with_its_last_lines(tmp_path: Path) -> None:
+    with (
+        Program("the client", [sys.executable, "-c", "raise SystemExit('no broker')"], tmp_path / "errors") as program,
+        pytest.raises(RuntimeError, match="the client ended: no broker"),
+    ):
+        program.expect("ready")
+
+
+def test_without_maven_one_sentence_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["peers", "--quick", "--json"]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    why = "java, javac, mvn not found: the peers in Java need Maven and a JDK of version 17 or newer"
+    assert output.err.splitlines()[1:] == [f"python -m bench peers: {why}"]
+
+
+def test_all_leaves_it_out_where_something_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("bench.command.BENCHMARKS", {"peers": "bench.peers.benchmark", "xa": "bench.contract"})
+    assert main(["all", "--quick", "--json"]) == 0
+    output = capsys.readouterr()
+    assert set(json.loads(output.out)) == {"xa"}
+    assert "mvn not found" in output.err
+
+
+def test_what_maven_can_not_fetch_is_told_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("java", "javac"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "mvn").write_text("#!/bin/sh\necho 'no network'; exit 1\n")
+    (tmp_path / "mvn").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match=r"Maven could not fetch or build .*: see .*maven\.log"):
+        build(tmp_path / "built")
+    assert (tmp_path / "built" / "maven.log").read_text() == "no network\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_everybody_is_measured() -> None:
+    fetched = Path.home() / ".m2" / "repository" / "org" / "jboss" / "narayana"
+    if shutil.which("mvn") is None or shutil.which("javac") is None or not fetched.is_dir():
+        pytest.skip("needs Maven, a JDK, and what `python -m bench peers` has fetched once")
+    command = [sys.executable, "-m", "bench", "peers", "--quick", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    figures = dict(flat(json.loads(result.stdout.splitlines()[-1])))
+    for who in NAMES:
+        for shape in SHAPES:
+            assert figures[f"{who}.{shape}.per_s"] > 0
+            for process in ("client", "broker", "database"):
+                assert figures[f"{who}.{shape}.cpu_us.{process}"] > 0
+    assert figures["outbox.1.cpu_us.relay"] > 0
+    assert figures["artemis_journal"] in {"ASYNCIO", "NIO"}
+    assert "| 100, 1 | Narayana + Artemis |" in result.stderr
