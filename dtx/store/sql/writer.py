@@ -90,17 +90,21 @@ class Writer:
     ) -> bool:
         """Makes a group durable on the calling thread and calls `completed`, where both take a moment only. False:
         nothing happened, and the thread is to be asked. Not to be called while the thread has a group."""
-        if not (self._transactions.prompt and self._pace.quick) or self._stopped is not None or not _is_small(group):
+        if not (self._transactions.prompt and self._pace.quick) or self._stopped is not None:
+            return False
+        batches = [batch for batch, _ in group]
+        size = _size(batches)
+        if not _is_small(size) or any(batch.queues_deleted for batch in batches):  # they may have a million messages
             return False
         if not self._at_work.acquire(blocking=False):  # the thread keeps the file in order
             return False
         error: StoreError | None = None
         foreseen = False
         try:
-            if self._closed or self._told or not self._has_room(sum(batch.octets for batch, _ in group)):
+            if self._closed or self._told or not self._has_room(size[0]):
                 foreseen = True
                 return False
-            error = self._force([batch for batch, _ in group], 0)
+            error = self._force(batches, size, 0)
             foreseen = True
         finally:
             self._at_work.release()
@@ -248,9 +252,11 @@ class Writer:
         self._look_at = now + LOOK_AGAIN_S
         self._space.keep_room(octets)
 
-    def _force(self, batches: list[Batch], wait_ms: int = LOCKED_MS) -> StoreError | None:
-        """Makes the group durable; the error that its batches are told, or None. `wait_ms`: how long somebody else may
-        have locked the database."""
+    def _force(
+        self, batches: list[Batch], size: tuple[int, int] | None = None, wait_ms: int = LOCKED_MS
+    ) -> StoreError | None:
+        """Makes the group, of this size, durable; the error that its batches are told, or None. `wait_ms`: how long
+        somebody else may have locked the database."""
         if self._stopped is not None:
             return self._stopped
         try:
@@ -269,10 +275,10 @@ class Writer:
             return self._stop(f"a force failed: {error}")
         took = self._clock() - began
         self._hook(Step.FORCED)
-        octets, rows = _size(batches)
-        if rows <= SMALL_ROWS and octets <= SMALL_OCTETS:
+        size = size or _size(batches)
+        if _is_small(size):
             self._pace.took(took)
-        self._space.written(octets, rows)
+        self._space.written(*size)
         self._untidy = self._untidy or any(batch.dequeues or batch.queues_deleted for batch in batches)
         return None
 
@@ -311,7 +317,7 @@ def _size(batches: Iterable[Batch]) -> tuple[int, int]:
     return octets, rows
 
 
-def _is_small(group: list[Submitted]) -> bool:
-    """Whether the event loop may carry out this much. To delete a queue takes as long as it has messages."""
-    octets, rows = _size(batch for batch, _ in group)
-    return rows <= SMALL_ROWS and octets <= SMALL_OCTETS and not any(batch.queues_deleted for batch, _ in group)
+def _is_small(size: tuple[int, int]) -> bool:
+    """Whether the event loop may carry out a group of this size."""
+    octets, rows = size
+    return rows <= SMALL_ROWS and octets <= SMALL_OCTETS
