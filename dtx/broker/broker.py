@@ -1,8 +1,9 @@
 """Broker: the asyncio shell around a container. Sockets, TLS, SASL, time, and the store's completions.
 
-All of the container runs on the event loop; the store forces in its own thread, and tells what is durable through
-`call_soon_threadsafe`, so the loop goes on serving while something is forced. What connections have to say is
-written when what came in has been carried out, be it from a peer or from the store.
+All of the container runs on the event loop. A turn ends with `flush`: its changes are written to the store together,
+and then each peer is sent what its connection has to say. A small group of changes is forced on the loop as long as
+the disk is quick. The store's thread forces any other one, and tells through `call_soon_threadsafe` what is durable.
+The loop goes on serving meanwhile.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Broker:
             anonymous = True
         self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)
         self._loop = asyncio.get_running_loop()
-        self._store = SqlStore(config.store, self._deliver, hook, self._at_end_of_turn)
+        self._store = SqlStore(config.store, self._deliver, hook, self._at_flush)
         self.container = Container(self._store, clock, config.settings, permissions, self._store_stopped)
         self.peers: dict[BrokerConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
@@ -168,20 +169,26 @@ class Broker:
 
     def flush_soon(self) -> None:
         """Has `flush` called when everything that the loop found ready is carried out: one write per peer."""
+        if len(self.open_peers) < MANY_PEERS:  # there is little else to gather
+            self.flush()
+        else:
+            self._flush_later()
+
+    def _flush_later(self) -> None:
         if not self._flushing:
             self._flushing = True
-            self._at_end_of_turn(self.flush)
+            self._loop.call_soon(self._flush_now)
 
-    def _at_end_of_turn(self, call: Callable[[], None]) -> None:
-        """Calls `call` when what the loop found ready is carried out; at once where that is little anyway."""
-        if len(self.open_peers) < MANY_PEERS:
-            call()
-        else:
-            self._loop.call_soon(call)
+    def _flush_now(self) -> None:
+        self._flushing = False
+        self.flush()
+
+    def _at_flush(self, write: Callable[[], None]) -> None:
+        """What was submitted to the store is written in `flush`, which every turn ends with."""
 
     def flush(self) -> None:
-        """Writes what connections have to say."""
-        self._flushing = False
+        """Has the turn's changes written to the store, and sends what connections have to say."""
+        self._store.write()
         while touched := self.container.take_touched():
             for connection in touched:
                 peer = self.peers.get(connection)
@@ -191,6 +198,8 @@ class Broker:
             for peer in self._paused:
                 peer.resume_reading()
             self._paused.clear()
+        if self._store.waits:  # of what was completed or sent just now: the others have their turn before
+            self._flush_later()
         if self.container.continues and not self._continuing:
             self._continuing = True
             self._loop.call_soon(self._go_on)
@@ -215,6 +224,7 @@ class Broker:
                     self.container.touch(connection)
             self._drop_stalled()
             self.flush()
+            self._store.maintain()
             self._timer = self._loop.call_later(max(delay, 0.01), self._tick)
 
     def _drop_stalled(self) -> None:

@@ -205,6 +205,22 @@ class Batch:
         and frees some in the end; so does a branch that is prepared to retire."""
         return bool(self.enqueues or self.payloads or self.chunks or self.queues)
 
+    @property
+    def rows(self) -> int:
+        """How many things it creates, changes or deletes."""
+        return (
+            len(self.enqueues)
+            + len(self.placements)
+            + len(self.dequeues)
+            + len(self.branches)
+            + len(self.work)
+            + len(self.finished)
+            + len(self.completions)
+            + len(self.fences)
+            + len(self.queues)
+            + len(self.chunks)
+        )
+
     @classmethod
     def merged(cls, group: Iterable[Batch]) -> Batch:
         """One batch with the changes of all these, in their order."""

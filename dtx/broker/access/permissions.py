@@ -96,8 +96,11 @@ class Permissions:
 
     def may_coordinate(self, identity: Identity, owner: str) -> bool:
         """Whether `identity` may complete, see and read a branch of `owner`, the name of an identity."""
-        granted = {rule.coordinate for rule in self._of(identity)}
-        return Coordination.ALL in granted or (Coordination.OWN in granted and identity.name == owner)
+        for rule in self._of(identity):
+            granted = rule.coordinate
+            if granted is Coordination.ALL or (granted is Coordination.OWN and identity.name == owner):
+                return True
+        return False
 
     def may_coordinate_all(self, identity: Identity) -> bool:
         """Whether `identity` may complete everybody's branches."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 OPENING_FAILURES: Final = (SQLAlchemyError, sqlite3.Error)
 """The exceptions that opening a database raises, through SQLAlchemy and below it, in SQLite's pragmas."""
+
+LOCKED_MS: Final = 5000
+"""How long the writing thread waits where somebody else has locked the database. The event loop does not wait."""
 
 
 class Space(Protocol):
@@ -43,8 +46,17 @@ class Space(Protocol):
         """Whether what takes so much may be tried; otherwise it is refused as if the disk were full."""
         ...
 
-    def written(self, octets: int) -> None:
+    def written(self, octets: int, rows: int) -> None:
         """So much was made durable."""
+        ...
+
+    @property
+    def log_is_long(self) -> bool:
+        """Whether so much is in the database's log that a commit would soon have to shorten it."""
+        ...
+
+    def shorten_log(self) -> None:
+        """Takes over what is in the log, so that no commit has to."""
         ...
 
     def make_room(self) -> bool:
@@ -66,6 +78,7 @@ class UnknownSpace:
     """The space of another machine's disk: nobody knows of it here, so everything is tried."""
 
     tight: Final = False
+    log_is_long: Final = False
 
     def is_undone(self, error: Exception) -> bool:  # noqa: ARG002 — the server does not tell it of any error
         return False
@@ -73,7 +86,10 @@ class UnknownSpace:
     def has_room(self, octets: int) -> bool:  # noqa: ARG002
         return True
 
-    def written(self, octets: int) -> None:
+    def written(self, octets: int, rows: int) -> None:
+        pass
+
+    def shorten_log(self) -> None:
         pass
 
     def make_room(self) -> bool:
@@ -90,17 +106,18 @@ class Transactions:
     """Transactions on a connection's driver itself: every statement of a force is one of few texts, and
     SQLAlchemy's way with a statement would take longer than SQLite's."""
 
-    def __init__(self, connection: Connection, begin: str = "") -> None:
+    prompt: ClassVar[bool] = False
+    """Whether a small transaction takes no longer than this machine's disk does."""
+
+    def __init__(self, connection: Connection) -> None:
         self._driver = connection.connection
-        self._begin = begin
         self.cursor = self._driver.cursor()
         self.failures: tuple[type[Exception], ...] = (SQLAlchemyError, connection.dialect.loaded_dbapi.Error)
         """The exceptions that these methods raise."""
 
-    def begin(self) -> None:
-        """Begins one; PostgreSQL's driver does so itself, at the first statement."""
-        if self._begin:
-            self.cursor.execute(self._begin)
+    def begin(self, wait_ms: int) -> None:
+        """Begins one; `wait_ms`: how long somebody else may have locked the database. PostgreSQL locks no database, and
+        its driver begins at the first statement."""
 
     def execute(self, text: str, parameters: Sequence[Any]) -> None:
         """One statement."""

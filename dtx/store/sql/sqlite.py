@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.pool import NullPool
 
 from dtx.store.contract import StoreError, StoreLocked
-from dtx.store.sql.database import OPENING_FAILURES, Transactions, close_all
+from dtx.store.sql.database import LOCKED_MS, OPENING_FAILURES, Transactions, close_all
 from dtx.store.sql.reserve import BESIDES, LEAST, Reserve
 from xa.sql import sqlite
 from xa.sql.errors import ErrorKind, kind_of
@@ -35,6 +35,9 @@ FEW_PAGES: Final = 16
 TIDY_PAGES: Final = 256
 TIGHT_PAGES: Final = 32
 """So many are given back at a time then: what this writes to the log has to find space, too."""
+PAGES_OF_A_GROUP: Final = 4
+ROWS_OF_A_PAGE: Final = 3
+"""How many pages a group writes to the log: these, and one for so many rows, because those of a group share pages."""
 MOST_TIMES: Final = 64
 """So often at most while a caller waits."""
 MARGIN: Final = 256 * 1024
@@ -43,6 +46,25 @@ LITTLE: Final = 1024 * 1024
 KEPT_TEXTS: Final = 512
 OPENING_S: Final = 5.0
 """How long a file may be locked by others while it is opened: by people, since another broker has the lock file."""
+
+
+class SqliteTransactions(Transactions):
+    """Transactions of SQLite."""
+
+    prompt = True
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._wait_ms = LOCKED_MS
+
+    def begin(self, wait_ms: int) -> None:
+        if wait_ms != self._wait_ms:
+            self.cursor.execute(f"PRAGMA busy_timeout = {wait_ms}").fetchall()
+            self._wait_ms = wait_ms
+        self.cursor.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        self.cursor.execute("COMMIT")  # the driver's own way compiles the statement each time
 
 
 class DiskSpace:
@@ -54,6 +76,8 @@ class DiskSpace:
         self._reserve = reserve
         self._gives_back = self._pragma("auto_vacuum") == INCREMENTAL
         self._tight = not reserve.hold()
+        self._log_pages = 0
+        """Pages in the log, estimated: nothing but a checkpoint tells their number."""
         self._limit_log()
         if self._tight:
             self.keep_room(0)
@@ -73,9 +97,17 @@ class DiskSpace:
             return True
         return free > octets + max(0, octets - self._unused)
 
-    def written(self, octets: int) -> None:
+    def written(self, octets: int, rows: int) -> None:
+        self._log_pages += PAGES_OF_A_GROUP + rows // ROWS_OF_A_PAGE + octets // PAGE_SIZE
         if octets > self._reserve.octets // 4:
             self._checkpoint("PASSIVE")
+
+    @property
+    def log_is_long(self) -> bool:
+        return 4 * self._log_pages > 3 * self._log_limit
+
+    def shorten_log(self) -> None:
+        self._checkpoint("PASSIVE")
 
     def make_room(self) -> bool:
         self._tight = True
@@ -118,10 +150,12 @@ class DiskSpace:
 
     def _limit_log(self) -> None:
         """What is in the log only, and not in the file, has to fit into the reserve when nothing else is left."""
-        self._cursor.execute(f"PRAGMA wal_autocheckpoint = {max(1, self._reserve.octets // 2 // PAGE_SIZE)}")
+        self._log_limit = max(1, self._reserve.octets // 2 // PAGE_SIZE)
+        self._cursor.execute(f"PRAGMA wal_autocheckpoint = {self._log_limit}")
 
     def _checkpoint(self, mode: str = "TRUNCATE") -> None:
         """Takes over what is in the log, so that its space can be had."""
+        self._log_pages = 0
         with contextlib.suppress(*self._failures):  # a reader is at work at this moment; there will be another chance
             self._cursor.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
 
@@ -151,7 +185,12 @@ class SqliteDatabase:
         self._engine = create_engine(
             url,
             poolclass=NullPool,
-            connect_args={"isolation_level": None, "check_same_thread": False, "cached_statements": KEPT_TEXTS},
+            connect_args={
+                "isolation_level": None,
+                "check_same_thread": False,
+                "cached_statements": KEPT_TEXTS,
+                "timeout": LOCKED_MS / 1000,
+            },
         )
         event.listen(self._engine, "connect", _lay_out)  # first: in WAL mode the layout can't be changed any more
         sqlite.force_commits(self._engine, OPENING_S, _no_write_ahead_log)
@@ -165,7 +204,7 @@ class SqliteDatabase:
         return self._connections[-1]
 
     def transactions(self, writer: Connection) -> tuple[Transactions, Space]:
-        transactions = Transactions(writer, "BEGIN IMMEDIATE")
+        transactions = SqliteTransactions(writer)
         return transactions, DiskSpace(transactions, self._reserve)
 
     def close(self) -> None:

@@ -52,10 +52,11 @@ class _Opened:
 
 
 class SqlStore:
-    """A `dtx.store.contract.MessageStore`. `hook` is called in the writing thread at each `Step`.
+    """A `dtx.store.contract.MessageStore`. `hook` is called at each `Step`, on the thread that writes.
 
-    `soon` calls what it is given a little later, on the event loop: what is submitted until then goes to the writing
-    thread together, so that a turn of the loop wakes it once, and has one force.
+    What is submitted in a turn of the event loop is gathered: it is written together, and has one force. `soon` is
+    given the call that hands it to the writing thread, to be called at the end of the turn. Who calls `write` at the
+    end of each turn has no use for that: `write` forces on the event loop where this is quicker.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class SqlStore:
         self._hook = hook
         self._soon = soon
         self._gathered: list[Submitted] = []
+        self._in_thread = 0
+        """Batches that the writing thread has, or has written, and that are not answered."""
         self._cache = PayloadCache(cache_octets)
         self._opened: _Opened | None = None
         self.waiting_octets = 0
@@ -115,11 +118,39 @@ class SqlStore:
         """Gives the writing thread what was submitted; on the event loop, and before `close` for the last time."""
         gathered, self._gathered = self._gathered, []
         if gathered:
+            self._in_thread += len(gathered)
             self._open.writer.submit(gathered)
+
+    def write(self) -> None:
+        """Has what was submitted written: at once where this is quick, else by the writing thread. On the event loop,
+        and where completions may be called."""
+        gathered = self._gathered
+        if not gathered or self._opened is None:
+            return
+        if self._in_thread == 0:
+            self._gathered = []
+            if self._opened.writer.write_now(gathered, self._completed):
+                return
+            self._gathered = gathered
+        self.hand_over()
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something for `write` or `hand_over`."""
+        return bool(self._gathered)
+
+    def maintain(self) -> None:
+        """Keeps the database in order. To be called now and then, also when nothing is submitted."""
+        if self._opened is not None:
+            self._opened.writer.maintain()
 
     def _written(self, group: list[Submitted], error: StoreError | None) -> None:
         """Called in the writing thread, once per group."""
-        self._deliver(lambda: self._completed(group, error))
+        self._deliver(lambda: self._returned(group, error))
+
+    def _returned(self, group: list[Submitted], error: StoreError | None) -> None:
+        self._in_thread -= len(group)
+        self._completed(group, error)
 
     def _completed(self, group: list[Submitted], error: StoreError | None) -> None:
         self.groups += 1

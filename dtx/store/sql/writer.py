@@ -4,6 +4,11 @@
 2. It commits: this is the force, and the only one.
 3. It delivers the completion of the group to the event loop, which answers the batches in their order.
 
+The event loop carries a small group out itself (`write_now`) while the thread has nothing to do and forces are quick
+(`dtx.store.sql.pace`): this saves both changes of thread. Whatever is not plain remains the thread's: a group that was
+refused, a disk without space, and what keeps the file in order (`maintain`). A lock excludes one while the other is at
+work.
+
 When the database takes nothing before step 2 (it is locked), the group is refused. When there is no space, only what
 takes some is refused, and the rest is carried out with the space that was kept for this (`dtx.store.sql.reserve`). When
 the database does not take what one of the batches says, they are carried out one by one, so that the others are kept.
@@ -19,17 +24,19 @@ from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from dtx.store.contract import Batch, Step, StoreError, StoreFull, StoreRefused, StoreStopped
+from dtx.store.contract import Batch, NotStored, Step, StoreError, StoreFull, StoreRefused, StoreStopped
 from dtx.store.sql.batches import carry_out
-from dtx.store.sql.database import not_stored
+from dtx.store.sql.database import LOCKED_MS, not_stored
+from dtx.store.sql.pace import Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dtx.store.sql.database import Space, Transactions
     from dtx.store.sql.statements import Statements
 
     Submitted: TypeAlias = tuple[Batch, Callable[[StoreError | None], None]]
+    Completed: TypeAlias = Callable[[list[Submitted], StoreError | None], None]
 
 LOG: Final = logging.getLogger("xabridge.broker")
 TIGHT: Final = "no space in the store: only what frees some is taken"
@@ -37,6 +44,9 @@ LOOK_AGAIN_S: Final = 1.0
 TELL_AGAIN_S: Final = 60.0
 GROUP_OCTETS: Final = 16 * 1024 * 1024
 GROUP_BATCHES: Final = 4096
+SMALL_ROWS: Final = 160
+"""A group of so many rows is small: it takes a millisecond or two beside the force."""
+SMALL_OCTETS: Final = 64 * 1024
 
 
 class Writer:
@@ -48,7 +58,7 @@ class Writer:
         space: Space,
         statements: Statements,
         hook: Callable[[Step], None],
-        completed: Callable[[list[Submitted], StoreError | None], None],
+        completed: Completed,
     ) -> None:
         self._transactions = transactions
         self._space = space
@@ -58,6 +68,10 @@ class Writer:
         self._waiting: SimpleQueue[list[Submitted] | None] = SimpleQueue()
         self._stopped: StoreStopped | None = None
         self._clock = time.monotonic
+        self._pace = Pace(self._clock)
+        self._at_work = threading.Lock()
+        """Held by the thread that uses the connection."""
+        self._closed = False
         self._look_at = 0.0
         self._untidy = True
         """Whether there may be space to give back; also what an earlier process left."""
@@ -71,10 +85,49 @@ class Writer:
         """Queues batches."""
         self._waiting.put(batches)
 
+    def write_now(
+        self, group: list[Submitted], completed: Callable[[list[Submitted], StoreError | None], None]
+    ) -> bool:
+        """Makes a group durable on the calling thread and calls `completed`, where both take a moment only. False:
+        nothing happened, and the thread is to be asked. Not to be called while the thread has a group."""
+        if not (self._transactions.prompt and self._pace.quick) or self._stopped is not None:
+            return False
+        batches = [batch for batch, _ in group]
+        size = _size(batches)
+        if not _is_small(size) or any(batch.queues_deleted for batch in batches):  # they may have a million messages
+            return False
+        if not self._at_work.acquire(blocking=False):  # the thread keeps the file in order
+            return False
+        error: StoreError | None = None
+        foreseen = False
+        try:
+            if self._closed or self._told or not self._has_room(size[0]):
+                foreseen = True
+                return False
+            error = self._force(batches, size, 0)
+            foreseen = True
+        finally:
+            self._at_work.release()
+            if not foreseen:  # a defect of ours: it is reported, and nobody waits for ever
+                completed(group, self._stop("a write ended unexpectedly"))
+        if isinstance(error, NotStored):  # it is undone: the thread finds out what can be taken
+            return False
+        if self._space.log_is_long:
+            self._waiting.put([])
+        completed(group, error)
+        return True
+
+    def maintain(self) -> None:
+        """Has the thread keep the file in order, where there is something to do. To be called now and then."""
+        if self._untidy or self._space.log_is_long:
+            self._waiting.put([])
+
     def close(self) -> None:
         """Writes what waits, and ends the thread."""
         self._waiting.put(None)
         self._thread.join()
+        with self._at_work:
+            self._closed = True
 
     def _run(self) -> None:
         group: list[Submitted] = []
@@ -83,7 +136,8 @@ class Writer:
             while not ended:
                 group, ended = self._next_group()
                 if group:
-                    self._write(group)
+                    with self._at_work:
+                        self._write(group)
                     group = []
         finally:
             if not ended:  # something that nobody foresaw: it is reported, and nobody waits for ever
@@ -106,16 +160,27 @@ class Writer:
         return group, True
 
     def _next(self) -> list[Submitted] | None:
-        """The next batches; while there are none, unused space is given back."""
-        more = self._untidy
+        """The next batches; while there are none, the file is kept in order."""
+        more = True
         while more:
             try:
                 return self._waiting.get_nowait()
             except Empty:
-                more = self._untidy = self._stopped is None and self._tidied()
-                if not more and self._stopped is None and self._space.tight:
-                    self._look_for_room(0)
+                more = self._maintained()
         return self._waiting.get()
+
+    def _maintained(self) -> bool:
+        """Gives back some unused space and shortens the log, where there is a reason; whether there is more to do."""
+        if self._stopped is not None or not (self._untidy or self._space.log_is_long):
+            return False
+        with self._at_work:
+            if self._space.log_is_long:
+                self._space.shorten_log()
+            if self._untidy:
+                self._untidy = self._tidied()
+                if not self._untidy and self._space.tight:
+                    self._look_for_room(0)
+            return self._untidy
 
     def _tidied(self) -> bool:
         try:
@@ -187,13 +252,17 @@ class Writer:
         self._look_at = now + LOOK_AGAIN_S
         self._space.keep_room(octets)
 
-    def _force(self, batches: list[Batch]) -> StoreError | None:
-        """Makes the group durable; the error that its batches are told, or None."""
+    def _force(
+        self, batches: list[Batch], size: tuple[int, int] | None = None, wait_ms: int = LOCKED_MS
+    ) -> StoreError | None:
+        """Makes the group, of this size, durable; the error that its batches are told, or None. `wait_ms`: how long
+        somebody else may have locked the database."""
         if self._stopped is not None:
             return self._stopped
         try:
             self._hook(Step.BEFORE_WRITE)
-            self._transactions.begin()
+            began = self._clock()
+            self._transactions.begin(wait_ms)
             carry_out(batches, self._transactions, self._statements)
             self._hook(Step.WRITTEN)
         except self._transactions.failures as error:
@@ -204,8 +273,12 @@ class Writer:
             if self._space.is_undone(error):
                 return self._not_written(error)
             return self._stop(f"a force failed: {error}")
+        took = self._clock() - began
         self._hook(Step.FORCED)
-        self._space.written(sum(batch.octets for batch in batches))
+        size = size or _size(batches)
+        if _is_small(size):
+            self._pace.took(took)
+        self._space.written(*size)
         self._untidy = self._untidy or any(batch.dequeues or batch.queues_deleted for batch in batches)
         return None
 
@@ -233,3 +306,18 @@ class Writer:
             if entry is None:
                 return
             group = entry
+
+
+def _size(batches: Iterable[Batch]) -> tuple[int, int]:
+    """The octets and rows of a group."""
+    octets = rows = 0
+    for batch in batches:
+        octets += batch.octets
+        rows += batch.rows
+    return octets, rows
+
+
+def _is_small(size: tuple[int, int]) -> bool:
+    """Whether the event loop may carry out a group of this size."""
+    octets, rows = size
+    return rows <= SMALL_ROWS and octets <= SMALL_OCTETS

@@ -1,5 +1,6 @@
-"""This process is the broker that tests kill: python -m tests.dtx.broker.broker_child FOLDER
+"""This process is the broker that tests kill: python -m tests.dtx.broker.broker_child FOLDER loop|thread
 
+Its store forces on the event loop, or in its thread, as the second argument says, however quick the disk is today.
 It writes to stdout where it listens. When the file FOLDER/die names a step of the store ("FORCED 3": the third time
 that the store reaches it from now on), the process kills itself there.
 """
@@ -17,6 +18,7 @@ from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.store.contract import Step
+from dtx.store.sql import pace
 
 QUEUES = ("orders", "invoices")
 
@@ -29,7 +31,7 @@ class Fuse:
         self._passed = 0
 
     def hit(self, step: Step) -> None:
-        """Called in the store's thread."""
+        """Called on the thread that writes."""
         if not self._order.exists():
             return
         name, count = self._order.read_text().split()
@@ -52,4 +54,5 @@ async def serve(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    pace.QUICK_S = pace.SLOW_S = {"loop": float("inf"), "thread": 0.0}[sys.argv[2]]  # type: ignore[misc]
     asyncio.run(serve(Path(sys.argv[1])))

@@ -133,10 +133,11 @@ class RemotePeer(Peer):
 
 
 class BrokerChild:
-    """The broker process, over one folder."""
+    """The broker process, over one folder. `forces` says on which thread its store forces what is small."""
 
-    def __init__(self, folder: Path, root: Path) -> None:
+    def __init__(self, folder: Path, root: Path, forces: str = "loop") -> None:
         self._folder = folder
+        self._forces = forces
         self._root = root
         self._process: subprocess.Popen[str] | None = None
         self._peers: list[RemotePeer] = []
@@ -146,7 +147,7 @@ class BrokerChild:
         (self._folder / "die").unlink(missing_ok=True)
         with (self._folder / "broker.err").open("a") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.dtx.broker.broker_child", str(self._folder)],
+                [sys.executable, "-m", "tests.dtx.broker.broker_child", str(self._folder), self._forces],
                 cwd=self._root,
                 stdout=subprocess.PIPE,
                 stderr=errors,

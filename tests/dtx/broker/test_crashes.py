@@ -38,10 +38,10 @@ ANSWERED: Final = None
 """The parent kills the broker, once it has the answer."""
 
 
-@pytest.fixture
-def child(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[BrokerChild]:
-    """A broker process."""
-    child = BrokerChild(tmp_path, pytestconfig.rootpath)
+@pytest.fixture(params=["loop", "thread"])
+def child(tmp_path: Path, pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> Iterator[BrokerChild]:
+    """A broker process, whose store forces on the event loop, or in its thread."""
+    child = BrokerChild(tmp_path, pytestconfig.rootpath, request.param)
     yield child
     child.kill()
 

@@ -1,7 +1,8 @@
 """This process works on a store, writes to stdout what the store answered, and kills itself at one step of one force.
 
-Its arguments are the URL, the name of the step, and the number of the force (from 1) at which it dies. It writes the
-line `first <number>`, then `kept <name>` for each batch that the store answered. The history is `WORK`.
+Its arguments are the URL, the name of the step, the number of the force (from 1) at which it dies, and which thread
+forces: the store's (`thread`), or this process's own wherever the store lets it (`loop`). It writes the line
+`first <number>`, then `kept <name>` for each batch that the store answered. The history is `WORK`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Final
 
 from dtx.store.contract import PENDING, Batch, Step, StoreError
-from dtx.store.sql import SqlStore
+from dtx.store.sql import SqlStore, pace
 from tests.dtx.store.stores import Loop
 from xa import Xid
 
@@ -57,27 +59,36 @@ def say(*words: object) -> None:
     sys.stdout.flush()
 
 
-def main(url: str, step: str, force: int) -> None:
+def main(url: str, step: str, force: int, thread: str) -> None:
     """Works until it dies."""
     forces = 0
+    if thread == "loop":
+        pace.QUICK_S = pace.SLOW_S = float("inf")  # type: ignore[misc]
 
     def hook(at: Step) -> None:
         nonlocal forces
+        if at is Step.BEFORE_WRITE and forces > 0 and url.startswith("sqlite"):
+            assert (threading.current_thread() is threading.main_thread()) is (thread == "loop")
         forces += at is Step.BEFORE_WRITE
         if forces == force and at is Step[step]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     loop = Loop()
-    store = SqlStore(url, loop.deliver, hook)
+    later: list[Callable[[], None]] = []
+    store = SqlStore(url, loop.deliver, hook, later.append)
     store.open()
     say("first", store.first_number)
     for make in WORK:
         answers: list[StoreError | None] = []
         store.submit(make(store.first_number), answers.append)
+        if thread == "loop":
+            store.write()
+        else:
+            later.pop()()
         loop.until(lambda answers=answers: answers)  # type: ignore[misc]
         assert answers == [None]
         say("kept", make.__name__)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("force", range(1, len(WORK) + 1))
 @pytest.mark.parametrize("step", list(Step))
+@pytest.mark.parametrize("thread", ["loop", "thread"])
 def test_a_kill_leaves_what_was_forced_and_nothing_else(
-    sql_place: Place, pytestconfig: pytest.Config, step: Step, force: int
+    sql_place: Place, pytestconfig: pytest.Config, thread: str, step: Step, force: int
 ) -> None:
     died = subprocess.run(
-        [sys.executable, "-m", "tests.dtx.store.crashing", str(sql_place.where), step.name, str(force)],
+        [sys.executable, "-m", "tests.dtx.store.crashing", str(sql_place.where), step.name, str(force), thread],
         cwd=pytestconfig.rootpath,
         capture_output=True,
         text=True,

@@ -1,0 +1,280 @@
+"""These tests cover the groups that the SQL store writes on the event loop: which ones, and what happens to others."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dtx.store.contract import Batch, Step, StoreBusy, StoreError, StoreFull, StoreRefused, StoreStopped
+from dtx.store.sql import SqlStore, pace
+from dtx.store.sql.pace import FOR_EACH, QUICK_S, SLOW_S, Pace
+from dtx.store.sql.sqlite import PAGE_SIZE, DiskSpace
+from dtx.store.sql.writer import SMALL_OCTETS, SMALL_ROWS
+from tests.dtx.store.stores import WAIT_S, Loop, Opened, enqueued
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+QUEUE = 1
+HERE = threading.current_thread()
+
+
+class Turns:
+    """A store that is written to in turns, as the broker does. `threads` tells which thread made each force."""
+
+    def __init__(self, folder: Path) -> None:
+        self.where = f"sqlite:///{folder}/store.db"
+        self.threads: list[str] = []
+        self.calls: list[Step] = []
+        self.fails: Exception | None = None
+        self.loop = Loop()
+        self.store = SqlStore(self.where, self.loop.deliver, self.hook, lambda _: None)
+        self.opened = Opened(self.store, self.loop)
+        assert self.turn(enqueued([1], QUEUE)) == [None]  # nothing is known of the disk before
+        assert self.threads == ["thread"]
+        self.threads.clear()
+
+    def hook(self, step: Step) -> None:
+        """The store's."""
+        if step is Step.BEFORE_WRITE:
+            self.threads.append("loop" if threading.current_thread() is HERE else "thread")
+        if step is Step.WRITTEN and self.fails is not None:
+            raise self.fails
+
+    def turn(self, *batches: Batch) -> list[StoreError | None]:
+        """Submits, writes, and waits for the answers."""
+        answers: list[StoreError | None] = []
+        for batch in batches:
+            self.store.submit(batch, answers.append)
+            assert answers == []
+        self.store.write()
+        self.loop.until(lambda: len(answers) == len(batches))
+        self.until_idle()
+        return answers
+
+    def until_idle(self) -> None:
+        """Waits until the thread has nothing to do: it answers a group first, and then looks for more."""
+        writer = self.store._open.writer
+        _until(lambda: writer._waiting.empty() and not writer._at_work.locked())
+
+
+@pytest.fixture
+def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
+    """A store on a disk that counts as quick, whatever else this machine does."""
+    monkeypatch.setattr(pace, "QUICK_S", float("inf"))
+    monkeypatch.setattr(pace, "SLOW_S", float("inf"))
+    turns = Turns(tmp_path)
+    yield turns
+    turns.store.close()
+
+
+def test_a_small_group_is_durable_and_answered_when_write_returns(turns: Turns) -> None:
+    answers: list[StoreError | None] = []
+    for number in (2, 3):
+        turns.store.submit(enqueued([number], QUEUE), answers.append)
+    assert turns.store.waiting_octets > 0
+    turns.store.write()
+    assert answers == [None, None]
+    assert turns.threads == ["loop"]
+    assert turns.store.waiting_octets == 0
+    assert turns.store.cached(3) == b"payload"
+    other = sqlite3.connect(turns.where.removeprefix("sqlite:///"))
+    assert other.execute("SELECT count(*) FROM dtx_message").fetchone() == (3,)
+    other.close()
+
+
+def test_nothing_to_write_is_no_force(turns: Turns) -> None:
+    turns.store.write()
+    assert turns.threads == []
+
+
+def test_what_takes_longer_is_the_threads(turns: Turns) -> None:
+    rows = enqueued(range(10, 11 + SMALL_ROWS), QUEUE)
+    octets = enqueued([2], QUEUE, bytes(SMALL_OCTETS + 1))
+    queue = Batch()
+    queue.delete_queue(7)
+    for batch in (queue, rows, octets):
+        assert turns.turn(batch) == [None]
+    assert turns.threads == ["thread"] * 3
+    writer = turns.store._open.writer
+    _until(lambda: not writer._untidy)
+    turns.until_idle()
+    assert turns.turn(enqueued([3], QUEUE)) == [None]
+    assert turns.threads[3:] == ["loop"]
+
+
+def test_the_order_is_kept_while_the_thread_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes while the thread has a group goes to the thread as well, until that is answered."""
+    monkeypatch.setattr(pace, "QUICK_S", float("inf"))
+    monkeypatch.setattr(pace, "SLOW_S", float("inf"))
+    turns = Turns(tmp_path)
+    answers: list[int] = []
+    for number in (2, 3, 4):
+        payload = bytes(SMALL_OCTETS + 1) if number == 2 else b"payload"
+        turns.store.submit(
+            enqueued([number], QUEUE, payload),
+            lambda error, number=number: answers.append(number) if error is None else None,  # type: ignore[misc]
+        )
+        turns.store.write()
+    assert answers == []
+    turns.loop.until(lambda: len(answers) == 3)
+    assert answers == [2, 3, 4]
+    turns.until_idle()
+    assert "loop" not in turns.threads
+    assert turns.turn(enqueued([5], QUEUE)) == [None]
+    assert turns.threads[-1] == "loop"
+    turns.store.close()
+
+
+def test_the_loop_does_not_wait_for_a_lock(turns: Turns) -> None:
+    """Somebody else has the database locked: the thread waits for it."""
+    other = sqlite3.connect(turns.where.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    answers: list[StoreError | None] = []
+    turns.store.submit(enqueued([2], QUEUE), answers.append)
+    turns.store.write()
+    assert answers == []
+    other.close()
+    turns.loop.until(lambda: answers)
+    assert answers == [None]
+    turns.until_idle()
+    assert turns.threads == ["loop", "thread"]
+    assert turns.turn(enqueued([3], QUEUE)) == [None]
+    assert turns.threads == ["loop", "thread", "loop"]
+
+
+def test_what_is_refused_is_tried_by_the_thread(turns: Turns) -> None:
+    """One of three batches can't be stored: the others are."""
+    batches = [enqueued([2], QUEUE), enqueued([1], QUEUE), enqueued([3], QUEUE)]
+    answers = turns.turn(*batches)
+    assert [type(answer) for answer in answers] == [type(None), StoreRefused, type(None)]
+    assert turns.threads == ["loop", "thread", "thread", "thread", "thread"]
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"), [(sqlite3.SQLITE_BUSY, StoreBusy), (sqlite3.SQLITE_FULL, StoreFull)], ids=["busy", "full"]
+)
+def test_an_error_that_lasts_is_told_by_the_thread(turns: Turns, code: int, answer: type[StoreError]) -> None:
+    turns.fails = sqlite3.OperationalError("as the test says")
+    turns.fails.sqlite_errorcode = code
+    assert [type(told) for told in turns.turn(enqueued([2], QUEUE))] == [answer]
+    assert turns.threads[:2] == ["loop", "thread"]
+    turns.fails = None
+
+
+def test_a_write_that_fails_stops_the_store(turns: Turns) -> None:
+    turns.fails = sqlite3.OperationalError("as the test says")
+    turns.fails.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    assert [type(told) for told in turns.turn(enqueued([2], QUEUE))] == [StoreStopped]
+    turns.fails = None
+    assert [type(told) for told in turns.turn(enqueued([3], QUEUE))] == [StoreStopped]
+    assert turns.threads == ["loop"]
+
+
+def test_an_unforeseen_error_leaves_nobody_waiting(turns: Turns) -> None:
+    class BugError(Exception):
+        pass
+
+    turns.fails = BugError()
+    answers: list[StoreError | None] = []
+    turns.store.submit(enqueued([2], QUEUE), answers.append)
+    with pytest.raises(BugError):
+        turns.store.write()
+    assert [type(answer) for answer in answers] == [StoreStopped]
+
+
+def test_a_completion_may_submit(turns: Turns) -> None:
+    answers: list[StoreError | None] = []
+
+    def again(error: StoreError | None) -> None:
+        answers.append(error)
+        turns.store.submit(enqueued([3], QUEUE), answers.append)
+
+    turns.store.submit(enqueued([2], QUEUE), again)
+    turns.store.write()
+    assert answers == [None]
+    assert turns.store.waits
+    turns.store.write()
+    assert answers == [None, None]
+    assert not turns.store.waits
+
+
+def test_no_commit_shortens_the_log(turns: Turns) -> None:
+    """The thread does, before a commit would have to: the loop would wait for it."""
+    space = turns.store._open.writer._space
+    assert isinstance(space, DiskSpace)
+    limit = space._log_limit
+    for number in range(2, limit):
+        assert turns.turn(enqueued([number], QUEUE)) == [None]
+    log = Path(turns.where.removeprefix("sqlite:///") + "-wal")
+    assert log.stat().st_size < limit * PAGE_SIZE
+    assert turns.threads.count("loop") > limit // 2
+
+
+def test_unused_space_is_given_back(turns: Turns) -> None:
+    """Nothing wakes the thread but `maintain`."""
+    many = range(100, 400)
+    assert turns.turn(enqueued(many, QUEUE, bytes(60_000))) == [None]
+    for number in many:
+        batch = Batch()
+        batch.dequeue(number, 60_000)
+        assert turns.turn(batch) == [None]
+    writer = turns.store._open.writer
+    assert writer._untidy
+    turns.store.maintain()
+    _until(lambda: not writer._untidy)
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    until = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+# -- pace
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_first_force_is_the_threads() -> None:
+    paced = Pace(Clock())
+    assert not paced.quick
+    paced.took(QUICK_S / 2)
+    assert [paced.quick] == [True]
+
+
+def test_a_disk_that_is_slow_on_average_is_the_threads() -> None:
+    paced = Pace(Clock())
+    for _ in range(100):
+        paced.took(2 * QUICK_S)
+        assert not paced.quick
+    for _ in range(100):
+        paced.took(QUICK_S / 2)
+    assert paced.quick
+
+
+def test_after_one_slow_force_the_thread_forces_for_a_multiple_of_its_time() -> None:
+    clock = Clock()
+    paced = Pace(clock)
+    for _ in range(100):
+        paced.took(QUICK_S / 4)
+    assert paced.quick
+    paced.took(2.0)
+    assert [paced.quick] == [False]
+    for _ in range(100):
+        paced.took(QUICK_S / 4)
+    clock.now += FOR_EACH * 2.0 - 1
+    assert [paced.quick] == [False]
+    clock.now += 1
+    assert [paced.quick] == [True]
+    paced.took(SLOW_S)
+    assert [paced.quick] == [True]
