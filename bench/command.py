@@ -27,6 +27,7 @@ BENCHMARKS: Final[dict[str, str]] = {
     "log": "bench.log",
     "pipeline": "bench.pipelines.benchmark",
     "recovery": "bench.recovery",
+    "start": "bench.startup",
     "tm": "bench.transactions",
     "xa": "bench.contract",
 }
