@@ -28,6 +28,7 @@ BENCHMARKS: Final[dict[str, str]] = {
     "peers": "bench.peers.benchmark",
     "pipeline": "bench.pipelines.benchmark",
     "recovery": "bench.recovery",
+    "start": "bench.startup",
     "tm": "bench.transactions",
     "xa": "bench.contract",
 }

@@ -1,12 +1,21 @@
-"""The AMQP resource managers, the message and the session that applications use, and factories by URL scheme."""
+"""The AMQP resource managers, the message and the session that applications use, and factories by URL scheme.
 
-from rm_amqp.connections import Environment
-from rm_amqp.decider.resource import DecidingBroker
-from rm_amqp.factories import deciding, dynamic, static
-from rm_amqp.message import Message
-from rm_amqp.resource import AmqpResource
-from rm_amqp.session import AsyncSession, MessagingSession, NoMessage, Session
-from rm_amqp.settings import Settings
+A name is imported when it is first used: a module that only makes a `Message` needs no connection.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rm_amqp.connections import Environment
+    from rm_amqp.decider.resource import DecidingBroker
+    from rm_amqp.factories import deciding, dynamic, static
+    from rm_amqp.message import Message
+    from rm_amqp.resource import AmqpResource
+    from rm_amqp.session import AsyncSession, MessagingSession, NoMessage, Session
+    from rm_amqp.settings import Settings
 
 __all__ = [
     "AmqpResource",
@@ -22,3 +31,33 @@ __all__ = [
     "dynamic",
     "static",
 ]
+
+_HOME: Final = {
+    "AmqpResource": "rm_amqp.resource",
+    "AsyncSession": "rm_amqp.session",
+    "DecidingBroker": "rm_amqp.decider.resource",
+    "Environment": "rm_amqp.connections",
+    "Message": "rm_amqp.message",
+    "MessagingSession": "rm_amqp.session",
+    "NoMessage": "rm_amqp.session",
+    "Session": "rm_amqp.session",
+    "Settings": "rm_amqp.settings",
+    "deciding": "rm_amqp.factories",
+    "dynamic": "rm_amqp.factories",
+    "static": "rm_amqp.factories",
+}
+"""Name → the module that has it."""
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(home), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

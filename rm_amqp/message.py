@@ -172,8 +172,8 @@ class Message:
             self.group_sequence or None,
             self.reply_to_group_id,
         )
-        if fields == _NO_PROPERTY:
-            return []
+        if fields[1:] == _NO_PROPERTY_BUT_ID:
+            return [_encoded_id(self.id)] if self.id is not None else []
         return _trimmed(
             [convert(field) if field is not None else None for convert, field in zip(_KINDS, fields, strict=True)]
         )
@@ -182,10 +182,11 @@ class Message:
     def from_octets(cls, octets: bytes) -> Message:
         """The message that these octets are; DecodeError for octets that are none."""
         message = cls()
-        at = 0
+        at = last = 0
         if octets.startswith(_NO_FIELDS):
             at = len(_NO_FIELDS)
-        last = 0
+        elif octets.startswith(_NO_HEADER):
+            at, last = len(_NO_HEADER), HEADER
         sections: list[Any] = []
         while at < len(octets):
             code, start = read_section(octets, at)
@@ -250,7 +251,13 @@ _KINDS: Final[tuple[Callable[[Any], Any], ...]] = (
     _as_text, Uint, _as_text,
 )  # fmt: skip
 """The types that the fields of the properties are sent as, in their order."""
-_NO_PROPERTY: Final = (None,) * len(_KINDS)
+_NO_PROPERTY_BUT_ID: Final = (None,) * (len(_KINDS) - 1)
+
+
+def _encoded_id(value: Any) -> bytes:
+    if type(value) is str and len(octets := value.encode()) < 256:
+        return b"\xa1" + _OCTET[len(octets)] + octets
+    return encode(_as_id(value))
 
 
 def _trimmed(fields: list[Any]) -> list[bytes]:
@@ -365,6 +372,8 @@ _REPEATED: Final = frozenset({DATA, SEQUENCE})
 
 
 # --- writing values --------------------
+_OCTET: Final = tuple(bytes((number,)) for number in range(256))
+_SMALL_LONGS: Final = {number: bytes((0x55, number & 0xFF)) for number in range(-128, 128)}
 _LISTS: Final = frozenset({list, tuple})
 _BINARIES: Final = frozenset({bytes, bytearray, memoryview})
 
@@ -422,9 +431,16 @@ def _write_list(pieces: list[bytes], value: list[Any] | tuple[Any, ...], depth: 
 def _write_map(pieces: list[bytes], pairs: Any, count: int, depth: int) -> None:
     _check_depth(depth)
     items: list[bytes] = []
-    for key, item in pairs:
-        _write(items, key, depth + 1)
-        _write(items, item, depth + 1)
+    append = items.append
+    for pair in pairs:
+        for value in pair:  # short text and numbers without a call for each: maps consist of them
+            kind = type(value)
+            if kind is str and len(octets := value.encode()) < 256:
+                append(b"\xa1" + _OCTET[len(octets)] + octets)
+            elif kind is int:
+                append(_SMALL_LONGS.get(value) or _LONG.pack(0x81, value))
+            else:
+                _write(items, value, depth + 1)
     _write_compound(pieces, 0xD1, 2 * count, items)
 
 
@@ -591,17 +607,26 @@ def _read_compound(octets: bytes, at: int, constructor: int, depth: int) -> tupl
         stop, count, at = at + 4 + _U32.unpack_from(octets, at)[0], _U32.unpack_from(octets, at + 4)[0], at + 8
     if stop > len(octets) or count > stop - at:
         raise _Unusual
-    value: Any
-    if constructor & 1:
-        value = {}
-        for _ in range(count >> 1):
-            key, at = _read(octets, at, depth + 1)
-            value[key], at = _read(octets, at, depth + 1)
-    else:
-        value = []
-        for _ in range(count):
+    items: list[Any] = []
+    append = items.append
+    for _ in range(count):  # short text and numbers without a call for each; what is too long does not end at `stop`
+        kind = octets[at]
+        if kind == 0xA1:
+            end = at + 2 + octets[at + 1]
+            append(octets[at + 2 : end].decode())
+            at = end
+        elif kind == 0x55:
+            append((octets[at + 1] ^ 0x80) - 0x80)
+            at += 2
+        elif kind == 0x81:
+            append(_I64.unpack_from(octets, at + 1)[0])
+            at += 9
+        else:
             item, at = _read(octets, at, depth + 1)
-            value.append(item)
+            append(item)
     if at != stop or (constructor & count & 1):
         raise _Unusual
-    return value, stop
+    if not constructor & 1:
+        return items, stop
+    keys_and_values = iter(items)
+    return dict(zip(keys_and_values, keys_and_values, strict=True)), stop

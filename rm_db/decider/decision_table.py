@@ -52,7 +52,6 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.dialects.mysql import LONGBLOB
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.schema import CreateTable
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from sqlalchemy import Connection, Engine
+    from sqlalchemy.types import TypeEngine
 
 logger = logging.getLogger("xabridge.rm_db")
 
@@ -122,7 +122,7 @@ class DecisionTable:
             metadata,
             Column("gtrid", String(128), primary_key=True),
             Column("state", String(11), nullable=False),
-            Column("record", LargeBinary().with_variant(LONGBLOB(), *mariadb.DIALECTS)),  # a BLOB there ends at 64 KiB
+            Column("record", _octets(engine.dialect.name)),
             Column("created", DateTime(timezone=True), nullable=False, server_default=func.current_timestamp()),
             **_INNODB,
         )
@@ -371,6 +371,15 @@ def _now(connection: Connection) -> float:
 
 
 _INNODB: Final[dict[str, Any]] = {f"{dialect}_engine": "InnoDB" for dialect in mariadb.DIALECTS}
+
+
+def _octets(dialect: str) -> TypeEngine[bytes]:
+    """The type of octets of any length."""
+    if dialect in mariadb.DIALECTS:
+        from sqlalchemy.dialects.mysql import LONGBLOB  # noqa: PLC0415 — a process uses one dialect
+
+        return LONGBLOB()  # a BLOB there ends at 64 KiB
+    return LargeBinary()
 
 
 def _insert_if_missing(dialect: str, table: Table) -> Insert:

@@ -1,6 +1,6 @@
-"""BranchConnection and BranchSession: SQLAlchemy's Connection and ORM Session inside a branch's transaction.
+"""BranchConnection: SQLAlchemy's Connection inside a branch's transaction. Its ORM session is in `rm_db.sessions.orm`.
 
-They are made for one association. Only the transaction manager may begin, commit, roll back, close or set autocommit;
+Both are made for one association. Only the transaction manager may begin, commit, roll back, close or set autocommit;
 savepoints are allowed. When SQLAlchemy itself rolls back, for example after a flush that failed, the branch becomes
 rollback-only. It also does when the end of a savepoint is refused, because it is not known then whether the application
 still wants the work in it.
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from sqlalchemy import text
 from sqlalchemy.engine import Connection, RootTransaction
-from sqlalchemy.orm import Session as OrmSession
 from sqlalchemy.pool import PoolProxiedConnection
 
 from rm_db.sessions.errors import expired_error, reserved_error
 from xa import XaError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from sqlalchemy.engine import Engine, NestedTransaction
 
+    from rm_db.sessions.orm import BranchSession
     from xa import Xid
 
 
@@ -153,6 +153,8 @@ class BranchConnection(Connection):
     def orm(self) -> BranchSession:
         """The ORM session on this connection. It is made at the first use, and flushed when the association ends."""
         if self._orm is None:
+            from rm_db.sessions.orm import BranchSession  # noqa: PLC0415 — loads SQLAlchemy's ORM
+
             self._orm = BranchSession(self)
         return self._orm
 
@@ -234,36 +236,3 @@ def ending_savepoint(access: ConnectionAccess) -> Iterator[None]:
     except XaError as refused:
         access.set_rollback_only(f"the end of a savepoint was refused: {refused.message}")
         raise
-
-
-class BranchSession(OrmSession):
-    """An ORM session in the middle of a branch's transaction."""
-
-    def __init__(self, connection: BranchConnection) -> None:
-        super().__init__(bind=connection, join_transaction_mode="rollback_only")
-        self._branch = connection
-
-    def begin(self, nested: bool = False) -> Any:
-        """A savepoint with `nested`; refused without."""
-        if not nested:
-            self._branch.refuse("begin()")
-        with self._branch.hold():
-            return super().begin(nested=True)
-
-    def flush(self, objects: Sequence[Any] | None = None) -> None:
-        """As SQLAlchemy's. It holds the connection from its first statement to its last, because SQLAlchemy would roll
-        the whole transaction back if a statement in the middle were refused."""
-        with self._branch.hold():
-            super().flush(objects)
-
-    def commit(self) -> None:
-        self._branch.refuse("commit()")
-
-    def rollback(self) -> None:
-        self._branch.refuse("rollback()")
-
-    def close(self) -> None:
-        self._branch.refuse("close()")
-
-    def invalidate(self) -> None:
-        self._branch.refuse("invalidate()")

@@ -23,6 +23,7 @@ from psycopg.adapt import AdaptersMap
 from rm_db.postgres.libpq import IDLE, ConnectionLost
 from rm_db.sessions.access import ReservedMethods, access_mode_statement, deferrable_statement, isolation_statement
 from rm_db.sessions.connection import ending_savepoint
+from rm_db.sessions.executemany import Executemany
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 RV = TypeVar("RV")
 
 
-class PsycopgAsyncCursor(psycopg.AsyncCursor["Row"]):
+class PsycopgAsyncCursor(Executemany, psycopg.AsyncCursor["Row"]):
     """A psycopg cursor that leaves the transaction's end to the transaction manager."""
 
     _conn: PsycopgAsyncConnection

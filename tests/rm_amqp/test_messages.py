@@ -47,6 +47,8 @@ def message(dice: Random, made: Any) -> Any:
     if dice.random() < 0.3:
         made.id, made.subject = dice.choice(("m", 7, b"b")), "s"
     if dice.random() < 0.2:
+        made.id = dice.choice(("", "é" * 127, "é" * 128, 7, b"b", uuid.UUID(int=3)))
+    if dice.random() < 0.2:
         made.ttl, made.durable, made.delivery_count = 5.0, True, 3
     if dice.random() < 0.1:
         made.annotations = {symbol("a"): 1}

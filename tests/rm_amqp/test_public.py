@@ -65,3 +65,16 @@ def test_proton_s_python_is_not_loaded() -> None:
         "import sys, rm_amqp; print([name for name in sys.modules if name.partition('.')[0] in ('proton', 'cproton')])"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_message_loads_no_connection() -> None:
+    code = "import sys; from rm_amqp import Message; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "rm_amqp.message" in modules
+    assert not {"rm_amqp.connections", "rm_amqp.decider", "ssl", "asyncio"} & set(modules)
+
+
+def test_a_name_that_is_none() -> None:
+    assert not hasattr(rm_amqp, "nothing")
+    assert set(rm_amqp.__all__) == set(rm_amqp._HOME)
+    assert set(rm_amqp.__all__) <= set(dir(rm_amqp))

@@ -36,3 +36,10 @@ def test_importing_it_loads_nothing_else() -> None:
     assert not {"xa", "dtx", "rm_amqp", "rm_db", "tm", "proton", "sqlalchemy", "psycopg", "pyspark", "asyncio"} & set(
         told
     )
+
+
+def test_what_every_application_uses_loads_no_resource_manager() -> None:
+    code = "import sys; from xabridge import Message, RolledBack, TransactionManager; print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "tm.manager" in told
+    assert not {"rm_db", "rm_amqp.connections", "dtx.broker", "proton", "sqlalchemy", "psycopg"} & set(told)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import inspect
-from sqlalchemy.dialects import postgresql, sqlite
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
+    from sqlalchemy.dialects import postgresql, sqlite
 
 SECONDS_1970: Final = {
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)",
@@ -22,8 +22,12 @@ SECONDS_1970: Final = {
 def upsert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
     """An INSERT that can have an ON CONFLICT; LookupError: the dialect has none."""
     if dialect == "sqlite":
+        from sqlalchemy.dialects import sqlite  # noqa: PLC0415 — a process uses one dialect
+
         return sqlite.insert(table)
     if dialect == "postgresql":
+        from sqlalchemy.dialects import postgresql  # noqa: PLC0415
+
         return postgresql.insert(table)
     raise LookupError(f"{dialect} has no ON CONFLICT")
 

@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from psycopg.rows import dict_row
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from xa import TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUSPEND, Code, XaMisuse, Xid
+from rm_db.sessions.executemany import GATHERED
+from xa import TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUCCESS, TMSUSPEND, BranchRolledBack, Code, XaMisuse, Xid
 from xabridge.testing.contract.client import RMID, Client, elsewhere, new_xid, refused
 
 if TYPE_CHECKING:
@@ -262,6 +263,59 @@ FORBIDDEN: dict[str, Callable[[Any], object]] = {
     "psycopg tpc rollback": lambda shop: shop.psycopg.tpc_rollback(),
     "engine": lambda shop: shop.engine.connect(),
 }
+
+
+@pytest.mark.parametrize("count", [0, 1, GATHERED - 1, GATHERED, GATHERED + 1, 3 * GATHERED + 5])
+def test_every_row_of_executemany_arrives_in_its_order(client: Client, count: int) -> None:
+    xid, shop = begin(client)
+    with shop.psycopg.cursor() as cursor:
+        cursor.executemany("INSERT INTO item (name) VALUES (%s)", [(f"{n:04}",) for n in range(count)])
+        assert cursor.rowcount == count
+        assert cursor.execute("SELECT count(*) FROM item").fetchone() == (count,)
+    commit(client, xid) if count else client.end(xid, TMFAIL)
+    assert names(client) == [f"{n:04}" for n in range(count)]
+
+
+def test_executemany_in_a_pipeline_and_with_results(client: Client) -> None:
+    xid, shop = begin(client)
+    with shop.psycopg.pipeline(), shop.psycopg.cursor() as cursor:
+        shop.psycopg.execute("INSERT INTO item (name) VALUES ('first')")
+        cursor.executemany("INSERT INTO item (name) VALUES (%s)", [(f"n{n}",) for n in range(GATHERED + 2)])
+        shop.psycopg.execute("INSERT INTO item (name) VALUES ('last')")
+    with shop.psycopg.cursor() as cursor:
+        rows = [(f"r{n}",) for n in range(2 * GATHERED)]
+        cursor.executemany("INSERT INTO item (name) VALUES (%s) RETURNING name", rows, returning=True)
+        told = [cursor.fetchone()]
+        while cursor.nextset():
+            told.append(cursor.fetchone())
+    assert told == rows
+    commit(client, xid)
+    assert len(names(client)) == GATHERED + 4 + 2 * GATHERED
+
+
+@pytest.mark.parametrize("at", [0, 3, GATHERED, 2 * GATHERED + 1])
+def test_a_row_that_the_server_refuses_in_executemany(client: Client, at: int) -> None:
+    xid, shop = begin(client)
+    rows = [("much too long" if n == at else "x",) for n in range(3 * GATHERED)]
+    with shop.psycopg.cursor() as cursor, pytest.raises(psycopg.errors.StringDataRightTruncation):
+        cursor.executemany("INSERT INTO item (name) VALUES (%s)", rows)
+    with pytest.raises(BranchRolledBack):
+        client.rm.end(xid, RMID, TMSUCCESS)
+    client.rollback(xid)
+    assert names(client) == []
+
+
+@pytest.mark.parametrize("at", [0, 3, GATHERED, 2 * GATHERED + 1])
+def test_a_row_that_can_t_be_sent_in_executemany(client: Client, at: int) -> None:
+    """Those before it have arrived, as they do with psycopg by itself; the savepoint takes them back."""
+    xid, shop = begin(client)
+    rows = [(object() if n == at else "x",) for n in range(3 * GATHERED)]
+    with shop.psycopg.cursor() as cursor:
+        with pytest.raises(psycopg.ProgrammingError), shop.psycopg.transaction():
+            cursor.executemany("INSERT INTO item (name) VALUES (%s)", rows)
+        cursor.executemany("INSERT INTO item (name) VALUES (%s)", [("a",), ("b",)])
+    commit(client, xid)
+    assert names(client) == ["a", "b"]
 
 
 @pytest.mark.parametrize("attempt", FORBIDDEN.values(), ids=FORBIDDEN)

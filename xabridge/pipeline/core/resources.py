@@ -9,8 +9,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from rm_amqp import AmqpResource
-from rm_db import PostgresResource
+import rm_amqp
+import rm_db
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.two_phase.blocking import BlockingPorts
 from xa import NULL_XID, TMENDRSCAN, TMSTARTRSCAN, AxCode, Code, XaError, Xid
@@ -22,6 +22,8 @@ from xabridge.pipeline.core.secrets import expanded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from rm_amqp import AmqpResource
+    from rm_db import PostgresResource
     from tm.log import Branch
     from tm.two_phase.ports import Answer
     from tm.two_phase.return_codes import Verb
@@ -83,7 +85,7 @@ def _made(name: str, url: str) -> Resource:
         resource = Resource(name, RMID, ResourceConfig(expanded(f"resources.{name}", url)), _NoRegistrar())
     except ConfigurationError as error:
         raise PipelineError(str(error)) from error
-    if not isinstance(resource.rm, (AmqpResource, PostgresResource)):
+    if not (isinstance(resource.rm, rm_amqp.AmqpResource) or isinstance(resource.rm, rm_db.PostgresResource)):  # noqa: SIM101 — a broker does not load rm_db
         raise PipelineError(
             f"resources.{name}: a pipeline works with AMQP brokers (amqp://, amqps://) and PostgreSQL (postgresql://) "
             f"in two phases, and {masked(url)} is a resource of {resource.rm.name}"
@@ -93,14 +95,14 @@ def _made(name: str, url: str) -> Resource:
 
 def broker(resource: Resource) -> AmqpResource:
     """The resource as a broker; PipelineError where it is none."""
-    if isinstance(resource.rm, AmqpResource):
+    if isinstance(resource.rm, rm_amqp.AmqpResource):
         return resource.rm
     raise PipelineError(f"resources.{resource.name}: messages need an AMQP broker, and this is {resource.rm.name}")
 
 
 def database(resource: Resource) -> PostgresResource:
     """The resource as a database; PipelineError where it is none."""
-    if isinstance(resource.rm, PostgresResource):
+    if isinstance(resource.rm, rm_db.PostgresResource):
         return resource.rm
     raise PipelineError(f"resources.{resource.name}: tables need PostgreSQL, and this is {resource.rm.name}")
 
@@ -109,7 +111,7 @@ def prepared_branches(resource: Resource, prefix: bytes) -> frozenset[Xid]:
     """The prepared branches whose gtrid begins with `prefix`."""
 
     def ask() -> frozenset[Xid]:
-        if isinstance(resource.rm, AmqpResource):
+        if isinstance(resource.rm, rm_amqp.AmqpResource):
             return frozenset(resource.rm.prepared(resource.rmid, prefix))
         found = resource.rm.recover(resource.rmid, TMSTARTRSCAN | TMENDRSCAN, SCANNED)
         return frozenset(xid for xid in found if xid.gtrid.startswith(prefix))

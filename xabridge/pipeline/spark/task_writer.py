@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from xabridge.pipeline.core import Attempt, BatchRefused, PipelineError, SinkReport
 from xabridge.pipeline.core.retry import Backoff
-from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.spark.message_rows import COLUMNS, RECEIVED, SENT, messages_of
-from xabridge.pipeline.spark.postgres_table import check_rows, csv_of, look_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from xabridge.pipeline.core import AddressTarget, SinkPlan, TableTarget
+    from xabridge.pipeline.core.task.sink_task import SinkTask
     from xabridge.pipeline.options import SinkOptions
     from xabridge.pipeline.spark.postgres_table import PostgresTable
 
@@ -49,6 +48,8 @@ def layout(options: SinkOptions, rows: Mapping[str, str], *, table: PostgresTabl
     if options.address is not None:
         _check_messages(options.address, rows, alone=options.table is None)
     if options.table is not None:
+        from xabridge.pipeline.spark.postgres_table import check_rows, look_up  # noqa: PLC0415 — loads psycopg
+
         columns = options.columns or tuple(name for name in rows if options.address is None or name not in COLUMNS)
         for name in columns:
             if name not in rows:
@@ -132,6 +133,8 @@ class TaskWriter:
             for _ in batches:
                 pass
             return SinkReport(attempt.partition, attempt.task, self.plan.gtrid, ())
+        from xabridge.pipeline.core.task.sink_task import SinkTask  # noqa: PLC0415 — loads psycopg; planners don't write
+
         backoff = Backoff(self.plan.outage_s)
         rows = _Rows(batches)
         while True:
@@ -147,6 +150,8 @@ class TaskWriter:
 
     def _write(self, task: SinkTask, batch: pa.RecordBatch) -> None:
         if self.layout.table is not None:
+            from xabridge.pipeline.spark.postgres_table import csv_of  # noqa: PLC0415 — loads psycopg
+
             octets = csv_of(batch, self.layout.columns)
             task.write_csv(self.layout.table, self.layout.columns, octets, len(batch))
         if self.layout.address is not None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import sqlalchemy.dialects.postgresql.psycopg
 from pyspark.daemon import manager
 
+import rm_amqp.resource
+import rm_db.postgres.resource_manager
 import xabridge.pipeline.core.driver.sink_coordinator
 import xabridge.pipeline.core.driver.source_planner
+import xabridge.pipeline.core.driver.upsert_branch
 import xabridge.pipeline.core.task.sink_task
 import xabridge.pipeline.core.task.source_task
 
-__all__ = ["sqlalchemy", "xabridge"]
+__all__ = ["rm_amqp", "rm_db", "sqlalchemy", "xabridge"]
 
 if __name__ == "__main__":
     manager()

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from rm_amqp import AmqpResource
+import rm_amqp
 from tm.log import DecisionRefused, LogError
 from tm.log.sql.gtrids import TakenOver
 from tm.two_phase.blocking import BlockingPorts
 from tm.two_phase.return_codes import Verb
 from xa import XaError, log_prefix
-from xabridge.pipeline.core.driver.upsert_branch import upsert_staged_rows
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError, PipelineTaken
 from xabridge.pipeline.core.protocol.ports import Ports
 from xabridge.pipeline.core.resources import ask_branches, broker, call_resource, prepared_branches
@@ -110,7 +109,7 @@ class BlockingBranches:
     async def fence(self, resource: str, gtrid: bytes) -> XaError | None:
         fenced = self._resources[resource]
         rm = fenced.rm
-        if not isinstance(rm, AmqpResource):
+        if not isinstance(rm, rm_amqp.AmqpResource):
             return None
         try:
             call_resource(fenced, "fence", lambda: rm.fence(gtrid, fenced.rmid))
@@ -127,6 +126,8 @@ class BlockingBranches:
             return error
 
     async def upsert(self, gtrid: bytes, staged: Sequence[StagedRows]) -> Sequence[Branch] | BatchRefused:
+        from xabridge.pipeline.core.driver.upsert_branch import upsert_staged_rows  # noqa: PLC0415 — loads psycopg
+
         done: list[Branch] = []
         for name in sorted({one.target.resource for one in staged}):
             some = [one for one in staged if one.target.resource == name]

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rm_db import PostgresResource
+import rm_db
 from tm.log.sql.gtrids import TakenOver
 from xa import XaError
 from xa.coroutines import drive
@@ -96,7 +96,7 @@ class SinkCoordinator:
         of failed attempts may need as many again."""
         for name, resource in resources.items():
             rm = resource.rm
-            if not isinstance(rm, PostgresResource):
+            if not isinstance(rm, rm_db.PostgresResource):
                 continue
             try:
                 call_resource(resource, "open", lambda: None)

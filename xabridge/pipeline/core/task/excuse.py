@@ -6,7 +6,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Final
 
-from rm_amqp import AmqpResource
+import rm_amqp
 from xa import TMSUCCESS, XaError
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.resources import call_resource
@@ -27,7 +27,7 @@ def excuse(urls: Iterable[tuple[str, str]], gtrid: bytes, resources: Resources) 
     for name, url in urls:
         try:
             resource = resources.get(name, url)
-            if not isinstance(resource.rm, AmqpResource):
+            if not isinstance(resource.rm, rm_amqp.AmqpResource):
                 continue
             rm = resource.rm
             call_resource(resource, "start", lambda rm=rm, resource=resource: rm.start(xid, resource.rmid))  # type: ignore[misc]
