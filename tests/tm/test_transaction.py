@@ -4,7 +4,9 @@ application gets.
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -63,6 +65,32 @@ def test_whatever_leaves_the_block_rolls_back_and_goes_on(shop: Shop, error: Bas
     assert shop.tm.current_or_none() is None
     assert thread_of_control() is before
     shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_transaction_is_freed_with_its_last_reference(shop: Shop, *, in_thread: bool) -> None:
+    """Not only when garbage is collected: the collections of a process with many transactions would cost more than the
+    rest of their ends."""
+    freed: list[bool] = []
+
+    def work() -> None:
+        with shop.tm.begin() as tx:
+            write(tx)
+        control = weakref.ref(tx.control)
+        del tx
+        freed.append(control() is None)
+
+    gc.disable()
+    try:
+        if in_thread:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        else:
+            work()
+    finally:
+        gc.enable()
+    assert freed == [True]
 
 
 def test_an_empty_block_commits_nothing(shop: Shop) -> None:
