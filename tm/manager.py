@@ -10,8 +10,9 @@ import itertools
 import logging
 import threading
 import time
+from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
 from tm.concurrency.deferred_signals import interruptible
@@ -20,7 +21,7 @@ from tm.concurrency.uninterrupted import UninterruptedCalls
 from tm.concurrency.with_block import WithBlock
 from tm.config import Configuration, configuration_from
 from tm.consumer import Consumer
-from tm.errors import ManagerUnusable, ProtocolMisuse
+from tm.errors import ManagerUnusable, ProtocolMisuse, TransactionError
 from tm.log import LogError
 from tm.log.factory import open_log
 from tm.outcome import named
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
     from tm.two_phase.ports import Ports
 
 logger = logging.getLogger("xabridge.tm")
+
+LEFT_S: Final = 0.5
+"""How long a consumer may leave the answers to a commit; then the reaper waits for them."""
 _T = TypeVar("_T")
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -338,6 +342,10 @@ class TransactionManager(Generic[Tx_co]):
             ) from error
         self.executor.log_stopped = False
 
+    def answers_due(self) -> float:
+        """For a transaction: until when the answers to its commit may be left."""
+        return self._clock() + LEFT_S
+
     def _begin_prefix(self) -> bytes:
         """The prefix of this incarnation's gtrids. It is known as soon as the log or the decider is open, and has noted
         the incarnation durably."""
@@ -516,6 +524,10 @@ class TransactionManager(Generic[Tx_co]):
         self._unusable = "this transaction manager is closed"
         self._reaper.stop()
         deadline = time.monotonic() + timeout_s
+        for transaction in tuple(self._live.values()):
+            if transaction.is_left:
+                with suppress(TransactionError):  # it is told by the log messages
+                    transaction.finish()
         idle = threading.Event()
         while self._live and time.monotonic() < deadline:
             idle.wait(0.01)

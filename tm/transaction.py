@@ -75,6 +75,10 @@ class TransactionHost(Protocol):
         """Takes the transaction off the calling context, because it is completed or suspended."""
         ...
 
+    def answers_due(self) -> float:
+        """The time until which answers that a commit has left may be left."""
+        ...
+
     @property
     def uninterrupted(self) -> UninterruptedCalls:
         """The runner for code that no signal handler may interrupt."""
@@ -106,6 +110,7 @@ class Transaction:
         "_decider",
         "_enlisted",
         "_guard",
+        "_left",
         "_manager",
         "_reasons",
         "_state",
@@ -114,6 +119,8 @@ class Transaction:
         "deadline",
         "expired",
         "gtrid",
+        "is_left",
+        "leaves",
         "outcome",
         "outer",
         "outer_control",
@@ -143,6 +150,8 @@ class Transaction:
         self.expired = False
         self.waits = False
         """Whether it waits for work and has none, so that its rollback is not worth a message."""
+        self.leaves = ""
+        """The resource, of a consumer, whose answers to the commit the end of the block does not wait for."""
         self._decider = decider
         self._state = _ACTIVE
         self._calls_after = False
@@ -151,6 +160,10 @@ class Transaction:
         self._enlisted = Enlistments(gtrid, decider)
         self._commit: TwoPhaseCommit | None = None
         """Its commit or rollback, while that is under way."""
+        self.is_left = False
+        """Whether its commit has left answers, which `finish` waits for."""
+        self._left: Steps | None = None
+        """Its commit, as long as nobody waits for these answers."""
         self._block: WithBlock | None = None
         """The `with` block that it belongs to, in a thread that may be interrupted."""
         self._reasons: list[Reason] = []
@@ -339,15 +352,18 @@ class Transaction:
 
     # --- completion -------------------------------------------------------------------------------------------
 
-    def commit(self, *, wait: Literal["completed", "logged"] = "completed") -> None:
+    def commit(self, *, wait: Literal["completed", "logged"] = "completed", leaves: str = "") -> None:
         """Commits. Returns when everything is committed; raises one of `tm.errors` otherwise.
 
         `wait="logged"` returns when the decision is durable; the branches are told in the background, or before it
         returns where too many transactions are there already. What comes of that is in the log and in `outcome`.
+
+        `leaves`, for a consumer: returns when the decision is durable, every branch was told, and all have answered but
+        those of this resource. `is_left` says whether that is so; `finish` waits for the rest.
         """
         if self._before and self._state is _ACTIVE and not self.suspended:
             self._run_before()
-        begin = partial(self._begin_commit, stops_at_decision=wait == "logged")
+        begin = partial(self._begin_commit, stops_at_decision=wait == "logged", leaves=leaves)
         signals = self._manager.uninterrupted.signals(self)
         try:
             signals.begin()
@@ -358,7 +374,7 @@ class Transaction:
         if not stopped:
             self._raise_outcome(asked_for=_COMMITTED)
 
-    def _begin_commit(self, *, stops_at_decision: bool) -> Steps:
+    def _begin_commit(self, *, stops_at_decision: bool, leaves: str) -> Steps:
         if self._state is not _ACTIVE or self.suspended:
             self._check_completable("commit")
         if self._decider is not None:
@@ -366,7 +382,7 @@ class Transaction:
         if self._state is _MARKED:
             return self._begin_rollback(*self._reasons)
         ports = self._manager.executor.ports
-        commit = self._enlisted.two_phase_commit(ports, self._state, stops_at_decision=stops_at_decision)
+        commit = self._enlisted.two_phase_commit(ports, self._state, stops_at_decision=stops_at_decision, leaves=leaves)
         self._commit = commit
         return commit, commit.commit()
 
@@ -418,13 +434,16 @@ class Transaction:
             self._manager.detach(self)
 
     def expire(self, now: float) -> bool:
-        """For the reaper: rolls back if the deadline has passed and nothing is prepared. Whether nothing is left to
-        do."""
+        """For the reaper: rolls back if the deadline has passed and nothing is prepared. Waits for answers that were
+        left for so long. Whether nothing is left to do."""
         if now < self.deadline:
             return False
         if not self._guard.enter_as_reaper():
             return False  # in use: its own thread is completing it, or the reaper comes again
         try:
+            if self._left is not None:
+                self._manager.executor.finish(self, nullcontext())
+                return True
             if self._state not in (GlobalState.ACTIVE, GlobalState.MARKED):
                 return True
             reason = Reason(None, f"it took longer than its {self.timeout_s:g} s")
@@ -494,6 +513,25 @@ class Transaction:
                 raise error
         self._check_active(what, marked=True)
 
+    def finish(self) -> None:
+        """For a consumer: waits for the answers that the commit has left, and raises what `commit` would have
+        raised."""
+        self._manager.executor.finish(self, self._guard)
+        self._raise_outcome(asked_for=_COMMITTED)
+
+    def leave_answers(self, steps: Steps) -> None:
+        """For the executor: the decision is durable, and every branch was told. The reaper waits for the answers,
+        where nobody else has in time."""
+        self._state = GlobalState.COMMITTING
+        self._left = steps
+        self.is_left = True
+        self.deadline = self._manager.answers_due()
+
+    def take_left_answers(self) -> Steps | None:
+        """For the executor: what `leave_answers` was given; None where that was taken already."""
+        left, self._left = self._left, None
+        return left
+
     def goes_on(self) -> None:
         """For the executor: the decision is durable, and the rest is done in the background."""
         self._state = GlobalState.COMMITTING
@@ -541,7 +579,7 @@ class Transaction:
         if self._state in _OVER:
             self._leave_block(error)
         elif error is None and not self.suspended:
-            self.commit()
+            self.commit(leaves=self.leaves)
         elif kind is GeneratorExit:
             self._roll_back_elsewhere()
         else:

@@ -183,9 +183,9 @@ class MessageLinks:
         self.check_work(work)  # nobody would say what became of a message that is taken after the end
         if not receiver.arrived:
             return None
-        if prefetch and 2 * receiver.credit < prefetch:
-            receiver.flow(prefetch - receiver.credit)
-        return receiver.arrived.popleft()
+        arrived = receiver.arrived.popleft()
+        _prefetch(receiver, prefetch)
+        return arrived
 
     def receive_batch(
         self, address: str, count: int, work: Work | None, deadline: float, patience: float
@@ -205,10 +205,9 @@ class MessageLinks:
         if len(receiver.arrived) < count and receiver.credit > 0:
             yield from self._drained(receiver, work, patience)
         self.check_work(work)
-        prefetch = self._settings.prefetch
-        if 2 * receiver.credit < prefetch:
-            receiver.flow(prefetch - receiver.credit)
-        return [receiver.arrived.popleft() for _ in range(min(count, len(receiver.arrived)))]
+        batch = [receiver.arrived.popleft() for _ in range(min(count, len(receiver.arrived)))]
+        _prefetch(receiver, self._settings.prefetch)
+        return batch
 
     def gather(self, address: str, count: int, work: Work, patience: float) -> Steps[list[bytes]]:
         """The messages that an address has now, at most `count`: taken by the branch, in the order in which it holds
@@ -405,3 +404,11 @@ class MessageLinks:
         yield from until(self._endpoint, lambda: not any(one.draining for one in receivers), deadline)
         for receiver in receivers:
             receiver.give_back()
+
+
+def _prefetch(receiver: Receiver, prefetch: int) -> None:
+    """Lets the broker send messages ahead, where there are fewer than half of them. What has arrived and is not
+    received counts: otherwise every receive would ask for more, and the client would hold all that a queue has."""
+    ahead = receiver.credit + len(receiver.arrived)
+    if 2 * ahead < prefetch:
+        receiver.flow(prefetch - ahead)

@@ -283,6 +283,22 @@ def test_a_slow_consumer_keeps_what_was_sent_ahead(connect: Connect, queue: str)
         hoarder.commit(xid)
 
 
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_no_more_is_sent_ahead_than_asked_for(connect: Connect, queue: str, *, in_batches: bool) -> None:
+    """What has arrived and is not received counts, however often something is received."""
+    hoarder, other = connect("prefetch=10"), connect()
+    hoarder.put(queue, range(200))
+    for number in range(20):
+        xid = hoarder.start()
+        if in_batches:
+            (message,) = hoarder.session.receive_batch(queue, 1, 5)
+        else:
+            message = hoarder.session.receive(queue, 5)
+        assert message.body == number
+        hoarder.commit(xid)
+        assert len(other.look(queue)) >= 200 - (number + 1) - 10
+
+
 def test_what_was_sent_ahead_goes_back_when_the_resource_manager_is_closed(connect: Connect, queue: str) -> None:
     """Nobody has seen it: its delivery is not counted."""
     hoarder, other = connect("prefetch=100"), connect()

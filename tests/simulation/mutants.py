@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tm.recovery.ownership import AtWork
     from tm.recovery.ports import Decisions, RecoveryPorts, Scanned
     from tm.recovery.report import Report
-    from tm.two_phase.ports import Answer, Ports
+    from tm.two_phase.ports import Answer, Asked, Ports
 
     Live = tuple[frozenset[bytes], AtWork, Decisions]
 
@@ -46,6 +46,7 @@ class Mutant:
     recovery: Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]] = recover
     leasing: bool = True
     counting: bool = False
+    leaving: bool = False
     seed: int = 0
 
 
@@ -57,6 +58,12 @@ class BentPorts:
 
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         return await self.ports.ask(verb, branches, flags)
+
+    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
+        return await self.ports.send(verb, branches, leave)
+
+    async def collect(self, asked: Asked) -> list[Answer]:
+        return await self.ports.collect(asked)
 
     async def force(self, decision: Decision) -> LogError | None:
         return await self.ports.force(decision)
@@ -202,6 +209,15 @@ class _BranchForgotten(BentPorts):
             return await self.ports.ask(verb, branches, flags)
         answers = await self.ports.ask(verb, branches[:1], flags)
         return answers + [Code.XA_OK] * (len(branches) - 1)
+
+
+class _LeftAnswersAreForgotten(BentPorts):
+    """What was left is taken for XA_OK when somebody asks for it."""
+
+    async def collect(self, asked: Asked) -> list[Answer]:
+        left = set(asked.outstanding)
+        answers = await self.ports.collect(asked)
+        return [Code.XA_OK if index in left else answer for index, answer in enumerate(answers)]
 
 
 class _UnknownIsAlwaysAHazard(BentPorts):
@@ -395,6 +411,7 @@ MUTANTS = (
         "recovery reads who is at work before the scan",
         recovery=recovery_through(_AtWorkReadBeforeTheScan),
     ),
+    Mutant("answers that were left are forgotten", commit_through=_LeftAnswersAreForgotten, leaving=True),
     Mutant("nobody takes a lease", leasing=False, seed=10981),
     Mutant("what another process has finished is a hazard", commit_through=_UnknownIsAlwaysAHazard, seed=7879),
 )

@@ -20,23 +20,25 @@ PARTS = 2
 SEARCH = 60_000
 
 
-def _run(seed: int) -> None:
-    world = World(seed)
+def _run(seed: int, *, leaving: bool = False) -> None:
+    world = World(seed, leaving=leaving)
     world.run()
     assert not world.violations(), f"seed {seed}: {world.violations()}\n" + "\n".join(world.trace)
 
 
-def test_one_seed_or_a_quick_walk() -> None:
+@pytest.mark.parametrize("leaving", [False, True])
+def test_one_seed_or_a_quick_walk(*, leaving: bool) -> None:
     for seed in few(QUICK):
-        _run(seed)
+        _run(seed, leaving=leaving)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
+@pytest.mark.parametrize("leaving", [False, True])
 @pytest.mark.parametrize("part", range(PARTS))
-def test_schedules(part: int) -> None:
+def test_schedules(part: int, *, leaving: bool) -> None:
     for seed in many(part, PARTS, SCHEDULES):
-        _run(seed)
+        _run(seed, leaving=leaving)
 
 
 def test_a_seed_runs_the_same_way_twice() -> None:
@@ -56,6 +58,7 @@ def test_the_checker_sees_every_mutant(mutant: Mutant) -> None:
             recovery=mutant.recovery,
             leasing=mutant.leasing,
             counting=mutant.counting,
+            leaving=mutant.leaving,
         )
         world.run()
         if world.violations():

@@ -29,6 +29,7 @@ from tm.recovery.ports import Decisions
 from tm.recovery.recovery_pass import recover
 from tm.recovery.report import Action
 from tm.two_phase.commit import TwoPhaseCommit
+from tm.two_phase.ports import Asked
 from tm.two_phase.return_codes import Verb
 from xa import (
     FORMAT_ID,
@@ -177,6 +178,14 @@ class WorldPorts:
         await suspension()
         return await self._world.ask_all(self._process, self._control, verb, branches, flags)
 
+    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
+        await suspension()
+        return await self._world.send_all(self._process, self._control, verb, branches, leave)
+
+    async def collect(self, asked: Asked) -> list[Answer]:
+        await suspension()
+        return await self._world.collect_left(self._process, self._control, asked)
+
     async def force(self, decision: Decision) -> LogError | None:
         await suspension()
         return _refusal(lambda: self._process.log.decide(decision))
@@ -233,7 +242,8 @@ def _as_they_are(ports: Ports) -> Ports:
 
 class World:
     """One seed's world. Commits work through what `commit_through` makes of their ports. With `leasing` off no process
-    takes a lease, with `counting` on incarnations are counted: two mistakes that the checker has to see."""
+    takes a lease, with `counting` on incarnations are counted: two mistakes that the checker has to see. With `leaving`
+    on, every commit leaves the answers of one resource."""
 
     def __init__(
         self,
@@ -243,12 +253,14 @@ class World:
         recovery: Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]] = recover,
         leasing: bool = True,
         counting: bool = False,
+        leaving: bool = False,
     ) -> None:
         self.random = Random(seed)
         self.commit_through = commit_through
         self.recovery = recovery
         self.leasing = leasing
         self.counting = counting
+        self.leaving = leaving
         self.decider_mode = self.random.random() < 0.3
         self.fault_rate = self.random.choice((0.0, 0.02, 0.1, 0.25))
         self.crash_rate = self.random.choice((0.0, 0.01, 0.04, 0.1))
@@ -521,7 +533,8 @@ class World:
             outcome = await TwoPhaseCommit(ports, gtrid, others, branches, decider, late=late).rollback()
         else:
             ports = self.commit_through(ports)
-            outcome = await TwoPhaseCommit(ports, gtrid, others, branches, decider, late=late).commit()
+            leaves = self.random.choice(names) if self.leaving else ""
+            outcome = await TwoPhaseCommit(ports, gtrid, others, branches, decider, late=late, leaves=leaves).commit()
         self.trace.append(f"{named(gtrid)} told {outcome.verdict.value}")
         self.told[gtrid] = outcome
         if outcome.heuristics:
@@ -545,12 +558,55 @@ class World:
     async def ask_all(
         self, process: Process, control: ThreadOfControl, verb: Verb, branches: tuple[Branch, ...], asked_flags: int
     ) -> list[Any]:
+        answers = await self._send_all(process, control, verb, branches, asked_flags)
+        await self._collect_all(process, control, branches, answers)
+        self._trace_answers(verb, branches, answers)
+        return answers
+
+    async def send_all(
+        self, process: Process, control: ThreadOfControl, verb: Verb, branches: tuple[Branch, ...], leave: str
+    ) -> Asked:
+        """As `ask_all`, without the answers of the resource `leave`."""
+        answers = await self._send_all(process, control, verb, branches, 0, leave)
+        for name in {branch.resource for branch in branches if branch.resource != leave}:
+            await self._collect_all(process, control, branches, answers, name)
+        numbered = dict(enumerate(answers))
+        return Asked(
+            verb,
+            branches,
+            {index: answer for index, answer in numbered.items() if not isinstance(answer, Handle)},
+            {index: answer for index, answer in numbered.items() if isinstance(answer, Handle)},
+        )
+
+    async def collect_left(self, process: Process, control: ThreadOfControl, asked: Asked) -> list[Any]:
+        """The answers, with those that were left."""
+        answers: list[Any] = [{**asked.answers, **asked.outstanding}[index] for index in range(len(asked.branches))]
+        await self._collect_all(process, control, asked.branches, answers)
+        self._trace_answers(asked.verb, asked.branches, answers)
+        return answers
+
+    def _trace_answers(self, verb: Verb, branches: tuple[Branch, ...], answers: list[Any]) -> None:
+        for branch, answer in zip(branches, answers, strict=True):
+            self.trace.append(f"{_ROUTINE[verb]} {named(branch.xid.gtrid)} {branch.resource}: {_shown(answer)}")
+
+    async def _send_all(
+        self,
+        process: Process,
+        control: ThreadOfControl,
+        verb: Verb,
+        branches: tuple[Branch, ...],
+        asked_flags: int,
+        leave: str = "",
+    ) -> list[Any]:
         """As `tm.two_phase.blocking` overlaps: whoever is told to collect first does, and then asks again."""
         routine = _ROUTINE[verb]
         answers: list[Any] = []
         for branch in branches:
             await suspension()
-            flags = TMASYNC if self.random.random() < 0.5 and len(branches) > 1 else 0
+            if branch.resource == leave:
+                flags = TMASYNC
+            else:
+                flags = TMASYNC if self.random.random() < 0.5 and len(branches) > 1 else 0
             answer = self._ask(process, control, routine, branch, asked_flags | flags)
             if flags and _is_full(answer):
                 await self._collect_all(process, control, branches, answers, branch.resource)
@@ -558,9 +614,6 @@ class World:
                 if _is_full(answer):  # by operations of others
                     answer = self._ask_in_vain(process, control, routine, branch, asked_flags)
             answers.append(answer)
-        await self._collect_all(process, control, branches, answers)
-        for branch, answer in zip(branches, answers, strict=True):
-            self.trace.append(f"{routine} {named(branch.xid.gtrid)} {branch.resource}: {_shown(answer)}")
         return answers
 
     async def _collect_all(

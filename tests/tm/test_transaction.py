@@ -4,7 +4,9 @@ application gets.
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,7 +24,7 @@ from tm import (
     TransactionError,
     Verdict,
 )
-from xa import Code, XaError, thread_of_control
+from xa import TMASYNC, Code, XaError, thread_of_control, xa_error
 from xa.tables import BranchState
 from xabridge.testing.reference import Fate
 
@@ -63,6 +65,32 @@ def test_whatever_leaves_the_block_rolls_back_and_goes_on(shop: Shop, error: Bas
     assert shop.tm.current_or_none() is None
     assert thread_of_control() is before
     shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_transaction_is_freed_with_its_last_reference(shop: Shop, *, in_thread: bool) -> None:
+    """Not only when garbage is collected: the collections of a process with many transactions would cost more than the
+    rest of their ends."""
+    freed: list[bool] = []
+
+    def work() -> None:
+        with shop.tm.begin() as tx:
+            write(tx)
+        control = weakref.ref(tx.control)
+        del tx
+        freed.append(control() is None)
+
+    gc.disable()
+    try:
+        if in_thread:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        else:
+            work()
+    finally:
+        gc.enable()
+    assert freed == [True]
 
 
 def test_an_empty_block_commits_nothing(shop: Shop) -> None:
@@ -730,3 +758,137 @@ def test_a_code_that_was_returned_is_told_by_its_name(shop: Shop) -> None:
     shop.wrap["a"] = Returns
     with pytest.raises(RolledBack, match="a: XA_RBDEADLOCK"), shop.tm.begin() as tx:
         write(tx)
+
+
+# --- commit(leaves=…) ---------------------------------------------------------------------------------------------
+def commit_and_leave(shop: Shop, name: str = "a") -> Transaction:
+    """A transaction whose block has ended, and has left the answer of one resource."""
+    with shop.tm.begin() as tx:
+        write(tx)
+        tx.leaves = name
+    assert tx.is_left
+    assert tx.status.value == "committing"
+    assert shop.tm.current_or_none() is None
+    return tx
+
+
+@pytest.mark.parametrize("decider", [False, True])
+def test_answers_that_are_left_are_waited_for_by_finish(shop: Shop, *, decider: bool) -> None:
+    names = "ab"
+    if decider:
+        shop.add_decider()
+        names = "abd"
+    told: list[Outcome] = []
+    with shop.tm.begin() as tx:
+        write(tx, names=names)
+        tx.register_synchronization(after=told.append)
+        tx.leaves = "a"
+    assert tx.is_left
+    assert not told
+    other = {name: value for name, value in shop.values().items() if name != "a"}
+    assert set(other.values()) == {1}, "all others have answered"
+    assert shop.tm.recover().findings == [], "it is live: recovery leaves it to its own completion"
+    with pytest.raises(ProtocolMisuse, match="committing: too late"):
+        tx.rollback()
+    tx.finish()
+    assert tx.status is GlobalState.COMMITTED
+    assert [outcome.verdict for outcome in told] == [Verdict.COMMITTED]
+    assert set(shop.values().values()) == {1}
+    tx.finish()
+    shop.assert_nothing_left()
+
+
+def test_the_next_transaction_goes_on_beside_answers_that_are_left(shop: Shop) -> None:
+    left = [commit_and_leave(shop)]
+    for number in range(3):
+        with shop.tm.begin() as tx:
+            tx["a"].write(f"k{number}", 1)
+            tx["b"].write(f"k{number}", 1)
+            tx.leaves = "a"
+        left.append(tx)
+    for tx in left:
+        tx.finish()
+        assert tx.status is GlobalState.COMMITTED
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("full", ["a", "b", "ab"])
+def test_nothing_is_left_where_a_resource_takes_no_more(shop: Shop, full: str) -> None:
+    class Full(Wrapped):
+        def commit(self, xid: Any, rmid: int, flags: int = 0) -> Any:
+            if flags & TMASYNC:
+                raise xa_error(Code.XAER_ASYNC, "too many", xid)
+            return self.rm.commit(xid, rmid, flags)
+
+    for name in full:
+        shop.wrap[name] = Full
+    with shop.tm.begin() as tx:
+        write(tx)
+        tx.leaves = "a"
+    tx.finish()
+    assert tx.status is GlobalState.COMMITTED
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_a_commit_inside_of_the_block_leaves_nothing(shop: Shop) -> None:
+    with shop.tm.begin() as tx:
+        write(tx)
+        tx.leaves = "a"
+        tx.commit()
+        assert tx.status is GlobalState.COMMITTED
+    assert not tx.is_left
+    shop.assert_nothing_left()
+
+
+def test_what_was_left_is_reported_by_finish(shop: Shop) -> None:
+    shop["a"].script.plan("commit", Code.XA_HEURRB)
+    tx = commit_and_leave(shop)
+    with pytest.raises(HeuristicMixed):
+        tx.finish()
+    with pytest.raises(HeuristicMixed):
+        tx.finish()
+    assert tx.status is GlobalState.HEURISTIC
+    assert shop.tm.log is not None
+    assert [heuristic.branch.resource for heuristic in shop.tm.log.heuristics()] == ["a"]
+
+
+def test_what_was_left_and_is_lost_is_recovered(shop: Shop) -> None:
+    shop["a"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
+    tx = commit_and_leave(shop)
+    with pytest.raises(OutcomeUnknown):
+        tx.finish()
+    assert tx.status is GlobalState.IN_DOUBT
+    shop["a"].script.clear()
+    shop.tm.recover()
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_the_reaper_waits_for_what_nobody_else_waits_for(shop: Shop) -> None:
+    tx = commit_and_leave(shop)
+    shop.tm._reaper.reap()
+    assert tx.status.value == "committing"
+    shop.clock.pass_by(1)
+    shop.tm._reaper.reap()
+    assert tx.status is GlobalState.COMMITTED
+    shop.assert_nothing_left()
+    tx.finish()
+
+
+def test_a_manager_that_is_closed_waits_for_what_was_left(shop: Shop) -> None:
+    tx = commit_and_leave(shop)
+    shop.tm.close()
+    assert tx.status is GlobalState.COMMITTED
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left_at_stores()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_manager_that_is_killed_before_what_was_left_has_answered(shop: Shop, *, lost: bool) -> None:
+    if lost:
+        shop["a"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
+    commit_and_leave(shop)
+    shop.restart()
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()

@@ -62,12 +62,11 @@ def interruptible() -> bool:
 class DeferredSignals:
     """One piece of code, `about` which log messages are. `begin`, then the code, then `end` in any case."""
 
-    __slots__ = ("_about", "_break_off", "_caller", "_handler", "_over", "_replaced", "_waiting")
+    __slots__ = ("_about", "_break_off", "_caller", "_over", "_replaced", "_waiting")
 
     def __init__(self, about: object, break_off: Callable[[], object]) -> None:
         self._about = about
         self._break_off = break_off
-        self._handler: Handler = self._note
         self._over = False
         self._caller: FrameType | None = None
         self._replaced: list[tuple[int, Handler]] = []
@@ -91,14 +90,13 @@ class DeferredSignals:
                     continue
                 handler = other.application(number)
             self._replaced.append((number, handler))  # first, so that it is put back whatever happens
-            _signal.signal(number, self._handler)
+            _signal.signal(number, self._note)
 
     def end(self) -> None:
         """Puts the application's handlers back, and calls them for the signals that came. They may raise."""
-        handler = self._handler
         try:
             for number, application in self._replaced:
-                if _signal.getsignal(number) == handler:  # else the code has set another one
+                if _signal.getsignal(number) == self._note:  # else the code has set another one
                     _signal.signal(number, application)
         finally:
             self._over = True
@@ -133,7 +131,7 @@ class DeferredSignals:
         """The handler that stands in. It may be called at any instruction, and does nothing that takes a lock."""
         if not self.is_executed(frame):
             application = self.application(number)
-            if _signal.getsignal(number) == self._handler:
+            if _signal.getsignal(number) == self._note:
                 _signal.signal(number, application)
             return application(number, frame)
         self._waiting.append(number)

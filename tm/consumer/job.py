@@ -61,18 +61,12 @@ class Job:
         return messages if self.settings.takes == "message" else [messages]
 
     def done(
-        self,
-        number: int,
-        wanted: str,
-        messages: Sequence[Any],
-        transaction: Transaction,
-        error: Exception | None,
-        began: float,
+        self, wanted: str, messages: Sequence[Any], transaction: Transaction, error: Exception | None, took_s: float
     ) -> None:
         """Counts, and logs, what came of messages that were to be HANDLED, DEAD_LETTERED or RETURNED."""
         outcome = wanted if error is None else outcome_of(error)
         queue = self.settings.queue
-        self.statistics.done(number, outcome, len(messages), began)
+        self.statistics.done(transaction, outcome, len(messages), took_s)
         if error is not None:
             self._failed(wanted, messages, transaction, outcome, error)
             return

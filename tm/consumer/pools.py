@@ -55,7 +55,7 @@ class ThreadPool:
 
     def _run(self, number: int) -> None:
         try:
-            drive(Worker(number, self._job, ThreadCalls(self._stopping)).run())
+            drive(Worker(number, self._job, ThreadCalls(self._stopping, self._job.settings.resource)).run())
         except BaseException as error:  # noqa: BLE001 — told to who waits for it
             self._failed(error)
 

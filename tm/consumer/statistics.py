@@ -115,14 +115,16 @@ class Statistics:
         self._trouble.pop(worker, None)
         self._busy[worker] = transaction, self.clock()
 
-    def done(self, worker: int, outcome: str, messages: int, began: float) -> None:
+    def ended(self, worker: int) -> None:
         """... and has come to an end with them."""
-        busy = self._busy.pop(worker, None)
-        if busy is not None:
-            self._note(busy[0])
+        self._busy.pop(worker, None)
+
+    def done(self, transaction: Transaction, outcome: str, messages: int, took_s: float) -> None:
+        """So many messages came to this, in a transaction that took so long."""
+        self._note(transaction)
         self.count(outcome, messages)
         if self._recorder is not None:
-            self._recorder.consumed(self._queue, outcome, messages, self.clock() - began)
+            self._recorder.consumed(self._queue, outcome, messages, took_s)
 
     def count(self, outcome: str, messages: int) -> None:
         """So many messages came to this."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
@@ -69,10 +69,12 @@ class Calls(Protocol):
 
 
 class ThreadCalls:
-    """`Calls` that block the worker's thread; a coroutine over them is never suspended."""
+    """`Calls` that block the worker's thread; a coroutine over them is never suspended. `leaves` names the resource
+    whose answers to a commit the worker does not wait for before it goes on."""
 
-    def __init__(self, stopping: threading.Event) -> None:
+    def __init__(self, stopping: threading.Event, leaves: str = "") -> None:
         self._stopping = stopping
+        self._leaves = leaves
 
     def is_stopping(self) -> bool:
         return self._stopping.is_set()
@@ -94,6 +96,7 @@ class ThreadCalls:
         handler(message, transaction)
 
     async def within(self, transaction: Transaction, work: Coroutine[Any, Any, None]) -> None:
+        transaction.leaves = self._leaves
         with transaction:
             await work
 
@@ -141,20 +144,40 @@ class TaskCalls:
         await transaction.arollback()
 
 
+class Unanswered(NamedTuple):
+    """A transaction that is decided, and whose commit has left answers, with what it was for."""
+
+    transaction: Transaction
+    wanted: str
+    messages: Sequence[Any]
+    took_s: float
+
+
 class Worker:
-    """One worker, the ports of its receive loop. `job` is what it shares with the others of its consumer."""
+    """One worker, the ports of its receive loop. `job` is what it shares with the others of its consumer.
+
+    A worker in a thread goes on with the next messages as soon as every branch of the last transaction was told to
+    commit, and all resources but the one of the queue have answered. It waits for that answer before it commits the
+    next transaction, or has nothing to do: so there is one such transaction at most, they are committed in the order of
+    their messages, and what came of each is counted and logged as ever.
+    """
 
     def __init__(self, number: int, job: Job, calls: Calls) -> None:
         self._number = number
         self._job = job
         self._calls = calls
         self._transaction: Transaction
+        self._unanswered: Unanswered | None = None
 
     async def run(self) -> None:
         """Until the consumer is to stop."""
-        await receive_loop(self, self._job.settings, self._job.timeout_s, self._calls.is_stopping)
+        try:
+            await receive_loop(self, self._job.settings, self._job.timeout_s, self._calls.is_stopping)
+        finally:
+            self._finish()
 
     async def pause(self, seconds: float) -> None:
+        self._finish()
         await self._calls.pause(seconds)
 
     async def receive(self, count: int, *, check: bool) -> Sequence[Any] | Exception:
@@ -175,8 +198,10 @@ class Worker:
             if not messages:
                 await calls.rollback(transaction)
                 job.received(self._number, None)
+                self._finish()
                 return ()
         except Exception as error:  # noqa: BLE001 — a resource manager of anybody's
+            self._finish()
             job.failed_to_receive(self._number, error)
             return error
         self._transaction = transaction
@@ -200,12 +225,38 @@ class Worker:
         error: Exception | None = None
         transaction = self._transaction
         try:
-            await self._calls.within(transaction, work)
+            await self._calls.within(transaction, self._in_order(work))
+            if transaction.is_left:
+                took_s = self._job.statistics.clock() - began
+                self._unanswered = Unanswered(transaction, wanted, messages, took_s)
+                self._job.statistics.ended(self._number)
+                return None
             error = _not_committed(transaction)
         except Exception as raised:  # noqa: BLE001 — a handler of anybody's
             error = raised
-        self._job.done(self._number, wanted, messages, transaction, error, began)
+        self._job.statistics.ended(self._number)
+        self._job.done(wanted, messages, transaction, error, self._job.statistics.clock() - began)
         return error
+
+    async def _in_order(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does `work`; the transaction before it is finished when it is done."""
+        try:
+            await work
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Waits for the answers that the last commit has left, and tells what came of it."""
+        unanswered, self._unanswered = self._unanswered, None
+        if unanswered is None:
+            return
+        transaction, wanted, messages, took_s = unanswered
+        error: Exception | None = None
+        try:
+            transaction.finish()
+        except Exception as raised:  # noqa: BLE001 — it may be anything that a resource manager of anybody's raises
+            error = raised
+        self._job.done(wanted, messages, transaction, error, took_s)
 
     async def _call_handler(self, messages: Sequence[Any]) -> None:
         for message in self._job.calls(messages):

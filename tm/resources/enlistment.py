@@ -221,7 +221,9 @@ class Enlistments:
         for enlistment in self._by_name.values():
             enlistment.session = None
 
-    def two_phase_commit(self, ports: Ports, state: GlobalState, *, stops_at_decision: bool = False) -> TwoPhaseCommit:
+    def two_phase_commit(
+        self, ports: Ports, state: GlobalState, *, stops_at_decision: bool = False, leaves: str = ""
+    ) -> TwoPhaseCommit:
         """The commit, or rollback, of the transaction, which stands in `state`; see `TwoPhaseCommit`."""
         branches = []
         associations = []
@@ -245,6 +247,7 @@ class Enlistments:
             state,
             late=late,
             stops_at_decision=stops_at_decision,
+            leaves=leaves,
         )
 
 

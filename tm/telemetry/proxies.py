@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tm.log import Branch, Decision, Heuristic, LogError
     from tm.telemetry.recorder import Recorder
-    from tm.two_phase.ports import Answer, Ports
+    from tm.two_phase.ports import Answer, Asked, Ports
     from xa import Completion, DecidingResource, DecisionRecord, Owner, ResourceManager, Xid
 
 RAISED: Final = "RAISED"
@@ -185,6 +185,19 @@ class MeasuredPorts:
             return await self._ports.ask(verb, branches, flags)
         finally:
             self._recorder.phase(phase, began)
+
+    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
+        began = perf_counter()
+        asked = await self._ports.send(verb, branches, leave)
+        asked.took_s = perf_counter() - began
+        return asked
+
+    async def collect(self, asked: Asked) -> list[Answer]:
+        began = perf_counter()
+        try:
+            return await self._ports.collect(asked)
+        finally:  # without the time in which nobody waited
+            self._recorder.phase(_PHASES[asked.verb], began - asked.took_s)
 
     async def force(self, decision: Decision) -> LogError | None:
         return await self._forced("decision", self._ports.force(decision))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from tm.log import LogError, LogFull
 from tm.log.decision_record import encode_branches
 from tm.outcome import named
+from tm.two_phase.ports import Asked
 from tm.two_phase.return_codes import Verb
 from xa import TMASYNC, TMNOFLAGS, Code, Gtrid, Handle, XaError, XaMisuse, xa_error
 
@@ -69,18 +70,47 @@ class BlockingPorts:
             for index, handle in handles.items():
                 answers[index] = self._collect(branches[index], handle)
 
-        for index, branch in enumerate(branches) if overlaps else ():
-            if _is_full(answers[index]):  # of other threads' operations, or it takes none at all
-                again = self._send(verb, branch, flags)
-                answers[index] = self._collect(branch, again) if isinstance(again, Handle) else again
+        if overlaps:
+            self._ask_again(verb, branches, answers, flags)
         return [answers[index] for index in range(len(branches))]
 
-    def _overlapped(self, branches: tuple[Branch, ...], flags: int) -> list[tuple[int, int]]:
+    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
+        asked = Asked(verb, branches, {}, {})
+        sent = False
+        try:
+            for index, flags in self._overlapped(branches, TMNOFLAGS, leave):
+                answer = self._send(verb, branches[index], flags)
+                if isinstance(answer, Handle):
+                    asked.outstanding[index] = answer
+                else:  # one that took no more is asked again by `collect`
+                    asked.answers[index] = answer
+            sent = True
+        finally:  # as in `ask`
+            for index in tuple(asked.outstanding):
+                if not sent or branches[index].resource != leave:
+                    asked.answers[index] = self._collect(branches[index], asked.outstanding.pop(index))
+        return asked
+
+    async def collect(self, asked: Asked) -> list[Answer]:
+        branches, answers = asked.branches, asked.answers
+        for index in tuple(asked.outstanding):
+            answers[index] = self._collect(branches[index], asked.outstanding.pop(index))
+        self._ask_again(asked.verb, branches, answers, TMNOFLAGS)
+        return [answers[index] for index in range(len(branches))]
+
+    def _ask_again(self, verb: Verb, branches: tuple[Branch, ...], answers: dict[int, Answer], flags: int) -> None:
+        """Asks those again whose resource took no more, because of other threads' operations, or takes none at all."""
+        for index, branch in enumerate(branches):
+            if _is_full(answers[index]):
+                again = self._send(verb, branch, flags)
+                answers[index] = self._collect(branch, again) if isinstance(again, Handle) else again
+
+    def _overlapped(self, branches: tuple[Branch, ...], flags: int, leave: str = "") -> list[tuple[int, int]]:
         """The branches in the order in which they are asked, by index, each with its flags: all that can be sent is
         sent before anything is waited for.
 
         The last one may as well be waited for at once, unless another one of its resource manager is outstanding: table
-        6-5 has no synchronous call beside an asynchronous one.
+        6-5 has no synchronous call beside an asynchronous one. Those of the resource `leave` are not waited for.
         """
         asynchronous: list[tuple[int, int]] = []
         synchronous: list[tuple[int, int]] = []
@@ -88,7 +118,7 @@ class BlockingPorts:
         last = len(branches) - 1
         for index, branch in enumerate(branches):
             name = branch.resource
-            if self._resources[name].overlaps and (index < last or name in sent):
+            if self._resources[name].overlaps and (index < last or name in sent or name == leave):
                 sent.add(name)
                 asynchronous.append((index, flags | TMASYNC))
             else:

@@ -14,6 +14,10 @@ commit():
     stopped, say) or its log was taken over.
  7. If every branch is finished, note lazily that the decision has ended.
 
+The answers of step 6 need not be waited for at once. If `leaves` names a resource, the coroutine suspends itself when
+every commit was sent, all others have answered XA_OK, and the answers of this resource are outstanding. Whoever resumes
+it waits for them, and goes on as if it had never stopped.
+
 rollback(): end every association with failure, roll back every branch. Nothing is logged, because recovery rolls back
 every branch without a decision.
 
@@ -78,7 +82,8 @@ class TwoPhaseCommit:
 
     `branches` are its branches without the decider's. `associations` are the (resource, xid) pairs that are still
     associated, in the order in which they were made; `late` says that each of them is the only one of its branch. With
-    `stops_at_decision` the coroutine suspends itself once, when the decision is durable and nobody was told yet.
+    `stops_at_decision` the coroutine suspends itself once, when the decision is durable and nobody was told yet; with
+    `leaves`, once when every branch was told (step 6).
 
     `came_to` collects what became of the branches that had work: COMMITTED, ROLLED_BACK, MIXED, HAZARD.
     """
@@ -92,6 +97,7 @@ class TwoPhaseCommit:
         "decider",
         "gtrid",
         "late",
+        "leaves",
         "pending",
         "reasons",
         "state",
@@ -109,6 +115,7 @@ class TwoPhaseCommit:
         *,
         late: bool = False,
         stops_at_decision: bool = False,
+        leaves: str = "",
     ) -> None:
         self._ports = ports
         self.gtrid = gtrid
@@ -118,6 +125,7 @@ class TwoPhaseCommit:
         self.state = state
         self.late = late
         self.stops_at_decision = stops_at_decision
+        self.leaves = leaves
         self.reasons: list[Reason] = []
         self.damage: list[tuple[Branch, Meaning]] = []
         self.came_to: set[Verdict] = set()
@@ -154,7 +162,7 @@ class TwoPhaseCommit:
         if refused is not None:
             return await self._not_decided(refused, yes)
         await self._decided()
-        answers = await self._ports.ask(_COMMIT, yes)
+        answers = await (self._tell(yes) if self.leaves else self._ports.ask(_COMMIT, yes))
         if answers != [_OK] * len(yes):
             return await self._commit_all(decision, None, _COMMIT, answers)
         await self._ports.end(decision)
@@ -277,8 +285,8 @@ class TwoPhaseCommit:
         meaning = MEANING[Verb.DECIDE][code_of(answer)]
         if meaning is Meaning.DONE:
             await self._decided()
-            answers = await self._ports.ask(Verb.COMMIT, yes)
-            return await self._commit_all(decision, decider.resource, Verb.COMMIT, answers)
+            answers = await (self._tell(yes) if self.leaves else self._ports.ask(_COMMIT, yes))
+            return await self._commit_all(decision, decider.resource, _COMMIT, answers)
         self.reasons.append(Reason(decider, answer))
         if meaning is Meaning.LATER:
             self.pending = list(yes)
@@ -289,6 +297,13 @@ class TwoPhaseCommit:
         return await self._refuse((*yes, decider))
 
     # --- after the decision ---------------------------------------------------------------------------------
+
+    async def _tell(self, yes: tuple[Branch, ...]) -> list[Answer]:
+        """Step 6 where answers may be left."""
+        asked = await self._ports.send(_COMMIT, yes, self.leaves)
+        if asked.outstanding and list(asked.answers.values()) == [_OK] * len(asked.answers):
+            await suspension()
+        return await self._ports.collect(asked)
 
     async def _commit_all(
         self, decision: Decision, decider: str | None, verb: Verb, answers: Sequence[Answer]

@@ -1,7 +1,7 @@
 """Executor: runs two-phase commits to their end, and tells what came of them: the transaction, the log lines, recovery.
 
 A commit runs in the thread that asks for it. One that is asked to return at the decision goes on behind that in a
-thread of the executor, if there is room.
+thread of the executor, if there is room. One that leaves answers is finished by whoever asks for that first.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Executor:
         nothing to do), all of it under the guard. The transaction is live until its end.
 
         True: the commit stopped at its decision, as it was asked to. It goes on in the background; where there was no
-        room it has gone on here. What came of it then is not for this caller to hear.
+        room it has gone on here. What came of it then is not for this caller to hear. Or it has left answers, which the
+        transaction keeps for `finish`.
         """
         decided = False
         with guard:
@@ -77,7 +78,9 @@ class Executor:
             try:
                 steps.send(None)  # returns where the steps stop at their decision; StopIteration: they are at their end
                 decided = True
-                if not self._handed_over(transaction, commit, steps):
+                if commit.leaves:
+                    transaction.leave_answers(begun)
+                elif not self._handed_over(transaction, commit, steps):
                     steps.send(None)
             except StopIteration as stop:
                 self._completed(transaction, commit, stop.value)
@@ -85,6 +88,21 @@ class Executor:
                 self._broken_off(transaction, commit, error)
                 raise
         return decided
+
+    def finish(self, transaction: Transaction, guard: AbstractContextManager[None]) -> None:
+        """Waits for the answers that the commit of the transaction has left, if nobody else has."""
+        with guard:
+            left = transaction.take_left_answers()
+            if left is None:
+                return
+            commit, steps = left
+            try:
+                steps.send(None)
+            except StopIteration as stop:
+                self._completed(transaction, commit, stop.value)
+            except BaseException as error:
+                self._broken_off(transaction, commit, error)
+                raise
 
     def _handed_over(
         self, transaction: Transaction, commit: TwoPhaseCommit, steps: Coroutine[None, None, Outcome]

@@ -9,6 +9,7 @@ A failure that the algorithm goes on with is an answer, not an exception.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from xa import Code, XaError
@@ -16,6 +17,7 @@ from xa import Code, XaError
 if TYPE_CHECKING:
     from tm.log import Branch, Decision, Heuristic, LogError
     from tm.two_phase.return_codes import Verb
+    from xa import Handle
 
 Answer: TypeAlias = Code | XaError
 """The resource manager's answer: the code that it returned, or the error that it raised (with its code)."""
@@ -24,6 +26,20 @@ Answer: TypeAlias = Code | XaError
 def code_of(answer: Answer) -> Code:
     """The code in an answer."""
     return answer if isinstance(answer, Code) else answer.code
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """Branches that were asked a verb, not all of which have answered."""
+
+    verb: Verb
+    branches: tuple[Branch, ...]
+    answers: dict[int, Answer]
+    """The answers that are here, by the place of the branch."""
+    outstanding: dict[int, Handle]
+    """The operations of all others."""
+    took_s: float = 0.0
+    """How long it took to send, where that is measured."""
 
 
 class OutcomePorts(Protocol):
@@ -48,6 +64,15 @@ class Ports(OutcomePorts, Protocol):
 
     async def force(self, decision: Decision) -> LogError | None:
         """Makes the decision durable in the log. None, or the error that `DecisionLog.decide` raised."""
+        ...
+
+    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
+        """As `ask`, but the answers of the resource `leave` are not waited for, where it takes TMASYNC. Every request
+        was sent when it returns."""
+        ...
+
+    async def collect(self, asked: Asked) -> list[Answer]:
+        """Waits for the answers that `send` has left; all of them, as `ask` returns them."""
         ...
 
     async def decide(self, branch: Branch, decision: Decision) -> Answer:

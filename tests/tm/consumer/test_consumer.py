@@ -23,12 +23,14 @@ from proton import symbol
 from proton.utils import BlockingConnection
 
 from rm_amqp import Message
+from rm_amqp.driver import PendingOutcome
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import PATIENCE_S, Stall
 from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
 from tm.consumer.failures import name_of, place_of
 from tm.consumer.settings import ConsumerOptions, ConsumerSettings
 from tm.telemetry import opentelemetry
+from xa import Code, xa_error
 from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
@@ -108,6 +110,63 @@ def test_every_message_is_consumed_written_and_produced(stall: Stall, settings: 
     assert sorted(stall.look(stall.out)) == list(range(40))
     assert stall.store.data == {str(number): 0 for number in range(40)}
     assert stall.look(stall.queue) == []
+
+
+def test_the_next_message_is_handled_before_the_broker_has_answered_the_last_commit(stall: Stall) -> None:
+    """The resources of the handler have answered by then, so that it sees what it wrote for the message before."""
+    stall.put(*range(5))
+    seen: list[tuple[int, int, bool]] = []
+
+    def handle(message: Message, tx: Transaction) -> None:
+        number = message.body
+        seen.append((number, consumer.counts.handled, not number or str(number - 1) in stall.store.data))
+        Work(stall)(message, tx)
+
+    consumer = stall.consumer(handle)
+    with consumer:
+        stall.until.count(5)
+    assert seen == [(number, max(number - 1, 0), True) for number in range(5)]
+    assert consumer.counts == Counts(handled=5)
+    assert stall.look(stall.out) == list(range(5)), "in the order of the messages"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_answer_that_comes_late_is_counted_as_it_is(
+    stall: Stall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, known: bool
+) -> None:
+    """A commit whose answer is a hazard, or is lost, while the next messages are handled."""
+    wrong: list[Any] = []
+    result = PendingOutcome.result
+
+    def bent(self: PendingOutcome) -> Code:
+        code = result(self)
+        if wrong or self._verb != "commit":
+            return code
+        wrong.append(self._xid)
+        raise xa_error(Code.XA_HEURHAZ if known else Code.XAER_RMFAIL, "bent", self._xid)
+
+    stall.put(*range(5))
+    monkeypatch.setattr(PendingOutcome, "result", bent)
+    with stall.consumer(Work(stall)) as consumer:
+        stall.until.count(5)
+    # what was lost was done: the second try is told that the branch is not known any more
+    assert consumer.counts == (Counts(handled=4, heuristic=1) if known else Counts(handled=5))
+    assert sorted(stall.look(stall.out)) == list(range(5))
+    assert len(wrong) == 1
+    assert any("heuristic" in line for line in caplog.messages) == known
+    if known:
+        assert stall.manager.log is not None
+        (heuristic,) = stall.manager.log.heuristics()
+        stall.manager.forget("broker", heuristic.branch.xid)
+
+
+def test_what_came_of_the_last_message_is_known_when_the_consumer_has_stopped(stall: Stall) -> None:
+    stall.put("a")
+    with stall.consumer(Work(stall)) as consumer:
+        stall.until.count(1)
+    assert consumer.counts == Counts(handled=1)
+    assert stall.manager.log is not None
+    assert stall.manager.log.decisions() == []
 
 
 def test_the_decorator_makes_a_consumer_that_can_be_called_as_before(stall: Stall) -> None:

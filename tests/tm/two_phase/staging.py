@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 from tm.log import Branch
 from tm.two_phase.commit import TwoPhaseCommit
+from tm.two_phase.ports import Asked
 from tm.two_phase.return_codes import Verb
 from tm.two_phase.states import GLOBAL, GlobalState
-from xa import FORMAT_ID, Code, Gtrid, Xid, xa_error
+from xa import FORMAT_ID, Code, Gtrid, Handle, Xid, xa_error
 from xa.coroutines import drive
 from xa.errors import EXCEPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from tm.log import Decision, Heuristic, LogError
     from tm.outcome import Outcome
@@ -51,12 +52,13 @@ class Stage:
         associated: Iterable[str] | None = None,
         late: bool = False,
         held: bool = True,
+        leaves: str = "",
     ) -> None:
         names = list(names)
         branches = [branch(name) for name in names if name != DECIDER]
         decider = branch(DECIDER) if DECIDER in names else None
         associations = [branch(name) for name in (names if associated is None else associated)]
-        self.completion = TwoPhaseCommit(self, GTRID, branches, associations, decider, state, late=late)
+        self.completion = TwoPhaseCommit(self, GTRID, branches, associations, decider, state, late=late, leaves=leaves)
         self._script: Mapping[tuple[Verb, str], Code | list[Code]] = script or {}
         self._calls: dict[tuple[Verb, str], int] = {}
         self._force = force
@@ -68,6 +70,17 @@ class Stage:
 
     def commit(self) -> Outcome:
         return self._run(self.completion.commit())
+
+    def commit_and_leave(self) -> Callable[[], Outcome] | Outcome:
+        """Commits as far as it leaves answers, and returns what goes on; its outcome where it leaves none."""
+        steps = self.completion.commit()
+        try:
+            steps.send(None)
+        except StopIteration as stop:
+            outcome: Outcome = stop.value
+            return outcome
+        self._see()
+        return lambda: self._run(steps)
 
     def rollback(self) -> Outcome:
         return self._run(self.completion.rollback())
@@ -90,6 +103,23 @@ class Stage:
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:  # noqa: ARG002
         self._asks(f"{verb.value}: {_names(branches)}")
         return [as_answer(self._code(verb, asked.resource)) for asked in branches]
+
+    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
+        self._asks(f"send {verb.value}: {_names(branches)}")
+        places = dict(enumerate(branches))
+        return Asked(
+            verb,
+            branches,
+            {at: as_answer(self._code(verb, one.resource)) for at, one in places.items() if one.resource != leave},
+            {at: Handle(at) for at, one in places.items() if one.resource == leave},
+        )
+
+    async def collect(self, asked: Asked) -> list[Answer]:
+        left = {at: asked.branches[at].resource for at in asked.outstanding}
+        self._asks(f"collect {asked.verb.value}: {' '.join(left.values())}".rstrip(": "))
+        for at, name in left.items():
+            asked.answers[at] = as_answer(self._code(asked.verb, name))
+        return [asked.answers[at] for at in range(len(asked.branches))]
 
     async def force(self, decision: Decision) -> LogError | None:
         self._asks(f"force: {_names(decision.branches)}")

@@ -534,3 +534,49 @@ def test_the_summary_counts_those_who_were_rolled_back_by_their_vote(
     outcome = Stage(names, script).commit()
     assert outcome.verdict is expected
     assert outcome.decided is False
+
+
+# --- answers that are left --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("names", ["ab", "abd"])
+@pytest.mark.parametrize("left", ["a", "b"])
+def test_answers_are_left_when_everybody_was_told(names: str, left: str) -> None:
+    good = GOOD_DECIDED if "d" in names else GOOD
+    stage = Stage(names, leaves=left)
+    goes_on = stage.commit_and_leave()
+    assert callable(goes_on)
+    assert stage.asked == [*good[:3], "send commit: a b"]
+    assert stage.completion.state is GlobalState.COMMITTING
+    goes_on()
+    committed(stage, [*good[:3], "send commit: a b", f"collect commit: {left}", good[-1]])
+
+
+def test_nothing_is_left_where_another_one_has_more_to_do() -> None:
+    stage = Stage("ab", {(Verb.COMMIT, "a"): RMFAIL, (Verb.COMMIT_AGAIN, "a"): OK}, leaves="b")
+    stage.commit()
+    committed(stage, [*GOOD[:3], "send commit: a b", "collect commit: b", "pause", "commit, again: a", "ended"])
+
+
+def test_nothing_is_left_where_the_resource_takes_no_part() -> None:
+    stage = Stage("ab", leaves="c")
+    stage.commit()
+    committed(stage, [*GOOD[:3], "send commit: a b", "collect commit", "ended"])
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(HEURRB, V.MIXED), (HEURHAZ, V.HAZARD), (RMERR, V.MIXED)])
+def test_what_was_left_is_heuristic(code: Code, verdict: Verdict) -> None:
+    stage = Stage("ab", {(Verb.COMMIT, "b"): code}, leaves="b")
+    goes_on = stage.commit_and_leave()
+    assert callable(goes_on)
+    outcome = goes_on()
+    assert (outcome.verdict, outcome.decided) == (verdict, True)
+    assert any(line.startswith("note: b") for line in stage.asked)
+
+
+def test_what_was_left_is_lost() -> None:
+    """It is asked for again, and left to recovery in the end."""
+    stage = Stage("ab", {(Verb.COMMIT, "b"): RMFAIL, (Verb.COMMIT_AGAIN, "b"): RMFAIL}, leaves="b")
+    goes_on = stage.commit_and_leave()
+    assert callable(goes_on)
+    outcome = goes_on()
+    assert (outcome.verdict, outcome.decided, outcome.pending) == (UNKNOWN, True, (branch("b"),))
+    assert "ended" not in stage.asked
