@@ -7,7 +7,7 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tm.consumer.worker import TaskCalls, ThreadCalls, Worker
 from tm.errors import TransactionError
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from tm.consumer.job import Job
 
     Failed = Callable[[BaseException], None]
+
+
+FEW: Final = 3
+"""Up to so many workers in threads go on before the last answer to their commit. Of more, others are at work while one
+waits, and leaving answers costs more processor time than it saves."""
 
 
 class WorkerPool(Protocol):
@@ -45,6 +50,7 @@ class ThreadPool:
         self._job = job
         self._failed = failed
         self._stopping = threading.Event()
+        self._leaves = job.settings.resource if job.settings.workers <= FEW else ""
         queue = job.settings.queue
         self._threads = [
             threading.Thread(target=self._run, args=(number,), name=f"xabridge-{queue}-{number}", daemon=True)
@@ -55,7 +61,7 @@ class ThreadPool:
 
     def _run(self, number: int) -> None:
         try:
-            drive(Worker(number, self._job, ThreadCalls(self._stopping, self._job.settings.resource)).run())
+            drive(Worker(number, self._job, ThreadCalls(self._stopping, self._leaves)).run())
         except BaseException as error:  # noqa: BLE001 — told to who waits for it
             self._failed(error)
 
