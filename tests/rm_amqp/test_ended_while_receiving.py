@@ -63,8 +63,7 @@ class Receiving:
         self.work = work
         self.connection = work.pooled.connection
         self.run: StepsRun[Any] = self.connection.begin(operation(work.pooled.channel.messages, work), lambda: None)
-        self.wait_until(lambda: bool(self._receivers))
-        self.resume()
+        # resumed once it is attached, and not before: otherwise this could find the message that `message_comes` awaits
         self.wait_until(lambda: self._receivers[0].attached)
         self.resume()
 
