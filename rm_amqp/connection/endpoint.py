@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.sasl import SaslClient
 from rm_amqp.connection import proton
+from rm_amqp.connection.dispositions import join_dispositions
 from rm_amqp.connection.frames import OutgoingFrames
 from rm_amqp.connection.tls import TlsLayer
 from rm_amqp.errors import Cause, ConnectionLost
@@ -155,7 +156,7 @@ class Endpoint:
             self._staged.append(self._sasl.output())
         elif self.lost is None:
             for octets in self.engine.output():
-                self._staged.append(self._frames.feed(octets))
+                self._staged.append(join_dispositions(self._frames.feed(octets)))
 
     def output(self) -> list[bytes]:
         """The octets that are to be written now, in pieces, so that a large message is not copied once more."""
