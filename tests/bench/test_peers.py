@@ -16,6 +16,7 @@ from bench.command import flat, main
 from bench.peers.figures import NAMES, SHAPES, Sample, Shape, figures_of, table
 from bench.peers.java import build
 from bench.peers.programs import Program, watched
+from tests.simulation.seeds import EVERY_POINT
 
 ONE, SIXTEEN, BATCHES = SHAPES
 
@@ -127,6 +128,7 @@ def test_what_maven_can_not_fetch_is_told_with_its_log(tmp_path: Path, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.skipif(not EVERY_POINT, reason="takes two minutes: XABRIDGE_POINTS=all")
 def test_everybody_is_measured() -> None:
     fetched = Path.home() / ".m2" / "repository" / "org" / "jboss" / "narayana"
     if shutil.which("mvn") is None or shutil.which("javac") is None or not fetched.is_dir():
