@@ -5,8 +5,9 @@ A name is imported when it is first used: a module that only makes a `Message` n
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from xa.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from rm_amqp.connections import Environment
@@ -48,15 +49,8 @@ _HOME: Final = {
 }
 """Name → the module that has it."""
 
-
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
-
-    def __getattr__(name: str) -> Any:
-        home = _HOME.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(home), name)
-        return found
+    __getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,9 @@ manager to print its help.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from xa.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from tm.config import Configuration, configuration_from
@@ -113,15 +114,8 @@ _HOME: Final = {
 }
 """Name → the module that has it."""
 
-
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
-
-    def __getattr__(name: str) -> Any:
-        home = _HOME.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(home), name)
-        return found
+    __getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -364,18 +364,15 @@ class MessageLinks:
 
     # -- at rest
     def put_down(self, now: float) -> bool:
-        """Nobody has the channel any more. True if messages were prefetched over it for an address from which nobody
-        has received for a while: the channel may have been used for something else all the time."""
-        late = False
+        """Nobody has the channel any more; whether it `is_late`, because it was used for something else all the
+        time."""
         for receiver in tuple(self._receivers.values()):
             if receiver.used:
                 receiver.used, receiver.resting_since = False, now
-            elif receiver.resting_since < now - IDLE_S:
-                late = True
-        return late
+        return self.is_late(now)
 
     def is_late(self, now: float) -> bool:
-        """As `put_down`, of a channel that nobody has."""
+        """Whether messages may have been prefetched for an address from which nobody has received for a while."""
         return any(receiver.resting_since < now - IDLE_S for receiver in tuple(self._receivers.values()))
 
     def release_prefetched(self, now: float) -> Steps[None]:
