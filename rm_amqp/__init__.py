@@ -5,9 +5,8 @@ A name is imported when it is first used: a module that only makes a `Message` n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-from xa.lazy_names import lazy_names
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rm_amqp.connections import Environment
@@ -49,8 +48,15 @@ _HOME: Final = {
 }
 """Name → the module that has it."""
 
+
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
-    __getattr__ = lazy_names(__name__, _HOME)
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(home), name)
+        return found
 
 
 def __dir__() -> list[str]:

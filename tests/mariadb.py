@@ -43,18 +43,22 @@ class MariaDB:
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
         self.port = free_port()
-        subprocess.run(
+        made = subprocess.run(
             [
                 _program("mariadb-install-db") or "",
                 "--no-defaults",
+                "--force",  # also where neither the machine's name nor localhost has an address
                 f"--datadir={self._folder}/data",
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
                 *self._as_root(),
             ],
-            check=True,
+            check=False,
             capture_output=True,
+            text=True,
         )
+        if made.returncode != 0:
+            raise RuntimeError(f"mariadb-install-db exited with {made.returncode}: {made.stdout}{made.stderr}")
 
     @staticmethod
     def _as_root() -> list[str]:

@@ -6,9 +6,8 @@ manager to print its help.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-from xa.lazy_names import lazy_names
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tm.config import Configuration, configuration_from
@@ -114,8 +113,15 @@ _HOME: Final = {
 }
 """Name → the module that has it."""
 
+
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
-    __getattr__ = lazy_names(__name__, _HOME)
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(home), name)
+        return found
 
 
 def __dir__() -> list[str]:
