@@ -16,9 +16,10 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy.exc import OperationalError
 
-from rm_db.postgres.libpq import ConnectionLost, LibpqConnection, Reply, Steps
-from rm_db.postgres.pending import OutstandingSteps
-from rm_db.postgres.pool import ConnectionPool, ServerFull
+from rm_db.connections.pending import OutstandingSteps
+from rm_db.connections.pool import ConnectionPool, ServerFull
+from rm_db.connections.steps import ConnectionLost, Steps
+from rm_db.postgres.libpq import LibpqConnection, Reply
 from rm_db.postgres.prepared_transactions import PreparedTransactions
 from rm_db.postgres.transaction import EndCommands, PostgresTransaction
 from rm_db.sessions.postgres import PostgresSession, SessionEngine
