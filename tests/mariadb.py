@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pymysql
 
@@ -117,6 +117,15 @@ class MariaDB:
         with pymysql.connect(unix_socket=f"{self._folder}/socket", user="root", autocommit=True) as connection:
             for statement in statements:
                 connection.cursor().execute(statement)
+
+    def ask(self, statement: str) -> list[tuple[Any, ...]]:
+        """What a statement of the superuser answers."""
+        with (
+            pymysql.connect(unix_socket=f"{self._folder}/socket", user="root", autocommit=True) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(statement)
+            return list(cursor.fetchall())
 
     def create_database(self, scheme: str = "mysql+pymysql") -> str:
         """A new, empty database, with a user who may do everything there, and no more; its URL."""

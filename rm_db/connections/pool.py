@@ -176,6 +176,13 @@ class ConnectionPool(Generic[C]):
                 self._open -= 1
             self._event()
 
+    def park(self, connection: C) -> None:
+        """The connection does no work any more, and is not free either."""
+        with self._lock:
+            self._working -= connection.working
+            connection.working = False
+            self._event()
+
     def close(self) -> None:
         """Closes the idle connections now, and the others when they are released."""
         with self._lock:
