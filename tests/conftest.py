@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.mariadb import MariaDB
-from tests.mariadb import installed as mariadb_installed
 from tests.postgres import Postgres
 from tools import compilation
+from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import installed as mariadb_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from rm_db.mariadb.connection import MariaConnection
     from rm_db.postgres.libpq import LibpqConnection
-    from tests.mariadb import MariaDB
     from tests.postgres import Postgres
     from xa import Code, DecidingResource, Registrar, ResourceManager, Xid
+    from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
 

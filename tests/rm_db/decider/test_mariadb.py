@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from tests.mariadb import MariaDB
     from tests.postgres import Postgres
+    from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
 

@@ -12,7 +12,7 @@ from xabridge.testing.contract.client import RMID, Client
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.mariadb import MariaDB
+    from xabridge.testing.mariadb import MariaDB
 
 
 @pytest.fixture(scope="module")

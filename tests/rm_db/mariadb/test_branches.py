@@ -19,7 +19,7 @@ from xa import TMFAIL, TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable, 
 from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 
 if TYPE_CHECKING:
-    from tests.mariadb import MariaDB
+    from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
 

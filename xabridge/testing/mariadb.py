@@ -1,5 +1,5 @@
-"""This module starts Debian's `mariadb-server` on loopback with data of its own for the tests, and removes it
-afterwards.
+"""MariaDB in a process of its own, for tests: the system's `mariadb-server` on loopback, with data of its own that are
+removed afterwards. It needs the extra `mariadb`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MariaDB:
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
         self.port = free_port()
-        made = subprocess.run(
+        made = subprocess.run(  # noqa: S603 — the system's own program
             [
                 _program("mariadb-install-db") or "",
                 "--no-defaults",
@@ -69,7 +69,7 @@ class MariaDB:
         if self._process is not None:
             return
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 — the system's own program
                 [
                     _program("mariadbd") or "",
                     "--no-defaults",
