@@ -1,4 +1,5 @@
-"""Database resource managers: PostgreSQL in two phases, and any SQLAlchemy database as the one that decides.
+"""Database resource managers: PostgreSQL, MariaDB and MySQL in two phases, and any SQLAlchemy database as the one that
+decides.
 
 A name is imported when it is first used: `postgresql://` needs nothing of the databases that decide.
 """
@@ -10,15 +11,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from rm_db.decider.resource_manager import DecidingDatabase, deciding_database
+    from rm_db.mariadb.resource_manager import MariaResource
     from rm_db.postgres.prepared_transactions import PreparedTransaction
     from rm_db.postgres.resource_manager import PostgresResource
     from rm_db.sessions.connection import BranchConnection
     from rm_db.sessions.engine import take_part
+    from rm_db.sessions.mariadb import MariaBranchConnection
     from rm_db.sessions.postgres import PostgresBranchConnection
 
 __all__ = [
     "BranchConnection",
     "DecidingDatabase",
+    "MariaBranchConnection",
+    "MariaResource",
     "PostgresBranchConnection",
     "PostgresResource",
     "PreparedTransaction",
@@ -29,6 +34,8 @@ __all__ = [
 _HOME: Final = {
     "BranchConnection": "rm_db.sessions.connection",
     "DecidingDatabase": "rm_db.decider.resource_manager",
+    "MariaBranchConnection": "rm_db.sessions.mariadb",
+    "MariaResource": "rm_db.mariadb.resource_manager",
     "PostgresBranchConnection": "rm_db.sessions.postgres",
     "PostgresResource": "rm_db.postgres.resource_manager",
     "PreparedTransaction": "rm_db.postgres.prepared_transactions",

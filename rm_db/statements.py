@@ -17,7 +17,7 @@ MAX_CACHED_CHARS: Final = 8192
 
 
 ENDS: Final = 1
-"""The text begins, commits, rolls back or prepares a transaction; savepoints don't count."""
+"""The text begins, commits, rolls back or prepares a transaction, or a branch (XA); savepoints don't count."""
 WRITES: Final = 2
 """Its first statement inserts, updates, deletes or merges; whether any row, its row count tells."""
 NOTIFIES: Final = 4
@@ -49,7 +49,7 @@ _TOKEN: Final = re.compile(
 _COMMENT_EDGE: Final = re.compile(r"/\*|\*/")
 _NOTIFIES: Final = re.compile(r"notify|listen", re.IGNORECASE)
 
-_ENDS: Final = frozenset({"COMMIT", "END", "ABORT", "BEGIN"})
+_ENDS: Final = frozenset({"COMMIT", "END", "ABORT", "BEGIN", "XA"})
 _ENDS_WITH: Final = frozenset({("START", "TRANSACTION"), ("PREPARE", "TRANSACTION")})
 _WRITES: Final = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 _DEFINES: Final = frozenset(

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.postgres import Postgres
 from tools import compilation
+from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import installed as mariadb_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,3 +106,20 @@ def postgres(postgres_server: Postgres) -> Postgres:
     """A PostgreSQL that runs, the same for the whole session. A test that stops it need not start it again."""
     postgres_server.start()
     return postgres_server
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariaDB]:
+    """The session's MariaDB, which may be stopped. Use `mariadb`, unless you start it yourself."""
+    if not mariadb_installed():
+        pytest.skip("MariaDB is not installed: .ci/run installs it")
+    server = MariaDB()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def mariadb(mariadb_server: MariaDB) -> MariaDB:
+    """A MariaDB that runs."""
+    mariadb_server.start()
+    return mariadb_server

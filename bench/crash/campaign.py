@@ -83,6 +83,8 @@ class Campaign:
     def named(self, plan: Iterable[tuple[Setup, Iterable[Fault]]]) -> None:
         """Each fault once."""
         for setup, faults in plan:
+            if setup.database == "mariadb" and self._stage.mariadb is None:
+                continue
             for fault in faults:
                 self.at_point(setup, fault)
 
@@ -129,7 +131,7 @@ class Campaign:
 
     def storm(self, dice: Random, name: str) -> Audit:
         """One round."""
-        stage, setup = self._stage, setup_of(dice)
+        stage, setup = self._stage, setup_of(dice, mariadb=self._stage.mariadb is not None)
         began = time.monotonic()
         stage.man(setup, failing=dice.choice((0, 20)))
         stage.begin_round()
@@ -206,10 +208,14 @@ class Campaign:
         for worker in stage.workers:
             worker.wait("ready" if worker in fresh else "rested")
         deadline = time.monotonic() + HELD_S + 1
-        audit = stage.ledger.audit(placed, orders, invoices, second=setup.second, told=stage.told)
+        audit = stage.ledger.audit(
+            placed, orders, invoices, database=setup.database, second=setup.second, told=stage.told
+        )
         while audit.lost and time.monotonic() < deadline:  # held by a branch that waits for its timeout?
             threading.Event().wait(LOOK_S)
-            audit = stage.ledger.audit(placed, orders, invoices, second=setup.second, told=stage.told)
+            audit = stage.ledger.audit(
+                placed, orders, invoices, database=setup.database, second=setup.second, told=stage.told
+            )
         self.tally.add(what, audit, len(stage.told))
         for detail in audit.details:
             print(f"  VIOLATION {what}: {detail}", file=sys.stderr)

@@ -14,8 +14,8 @@ An action is a few words:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from dtx.store.contract import Step
 
@@ -25,19 +25,24 @@ if TYPE_CHECKING:
     from tm.resources import Mode
 
 
+Database: TypeAlias = Literal["postgresql", "mariadb"]
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a round's workers work."""
+    """How a round's workers work; `database` is what has the rows."""
 
     mode: Mode = "two-phase"
     second: bool = False
     workers: int = 1
     threads: int = 1
     batch: int = 1
+    database: Database = "postgresql"
 
     def __str__(self) -> str:
         brokers = 2 if self.second else 1
-        return f"{self.mode}, {brokers} broker(s), {self.workers}×{self.threads} workers, batches of {self.batch}"
+        workers = f"{self.workers}×{self.threads} workers, batches of {self.batch}"
+        return f"{self.mode}, {self.database}, {brokers} broker(s), {workers}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +142,11 @@ _TWO_BROKERS: Final = (
 NAMED: Final[tuple[tuple[Setup, tuple[Fault, ...]], ...]] = (
     (Setup("two-phase"), _in_both("force") + _TWO_PHASE),
     (Setup("decider"), _in_both("decide shop") + _DECIDER),
+    (Setup("two-phase", database="mariadb"), _in_both("force") + _TWO_PHASE),
     (Setup("two-phase", second=True, batch=5), (*_TWO_BROKERS, *_kills(("force",)))),
     (Setup("decider", second=True, batch=5), (*_TWO_BROKERS, *_kills(("decide shop",)))),
 )
-"""Every named point, by the setup that it is tried in."""
+"""Every named point, by the setup that it is tried in. Where MariaDB is not installed, its setup is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +180,12 @@ _STORMY: Final = (
 )
 
 
-def setup_of(dice: Random) -> Setup:
-    """How the workers of a storm work."""
+def setup_of(dice: Random, *, mariadb: bool) -> Setup:
+    """How the workers of a storm work, in every fourth one with MariaDB, where that is installed."""
     mode: Mode = dice.choice(("two-phase", "decider"))
-    return Setup(mode, dice.random() < 0.5, dice.choice((1, 2)), dice.choice((1, 4)), dice.choice((1, 1, 10)))
+    setup = Setup(mode, dice.random() < 0.5, dice.choice((1, 2)), dice.choice((1, 4)), dice.choice((1, 1, 10)))
+    in_mariadb = dice.random() < 0.25
+    return replace(setup, mode="two-phase", database="mariadb") if in_mariadb and mariadb else setup
 
 
 def storm(dice: Random, setup: Setup, gusts: int) -> list[Gust]:

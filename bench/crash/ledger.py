@@ -1,8 +1,8 @@
 """`Ledger` places orders, and compares them with queue, rows and invoices.
 
-It reads the brokers with a client of another project and the database with plain psycopg. Beyond these it trusts only
-the outcomes that the workers got: the data of a committed transaction must be there, and that of a rolled back one must
-not.
+It reads the brokers with a client of another project and the databases with plain psycopg and PyMySQL. Beyond these it
+trusts only the outcomes that the workers got: the data of a committed transaction must be there, and that of a rolled
+back one must not.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
+import pymysql
 from proton import ConnectionException, Message, Timeout
 from proton.reactor import Copy
 from proton.utils import BlockingConnection, SyncRequestResponse
+from sqlalchemy import make_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -164,17 +166,69 @@ class Broker:
         raise ConnectionException(f"{self._url} loses every connection")
 
 
-class Ledger:
-    """`brokers` are the URLs of the one that has the orders and of the second, `database` is that with the rows."""
+class Shop:
+    """A PostgreSQL database with the rows."""
 
-    def __init__(self, brokers: tuple[str, ...], database: str) -> None:
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def make(self) -> None:
+        """Makes the table."""
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            connection.execute(TABLE)
+
+    def rows(self, invoices: str) -> list[tuple[int, str]]:
+        """Order and gtrid of each row whose invoice belongs into this queue."""
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            return connection.execute("SELECT number, attempt FROM handled WHERE queue = %s", (invoices,)).fetchall()
+
+    def in_doubt(self) -> list[tuple[str, ...]]:
+        """What is prepared."""
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            return connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall()
+
+
+class MariaShop(Shop):
+    """A MariaDB database with the rows."""
+
+    def make(self) -> None:
+        for statement in TABLE.split(";"):
+            self._ask(statement.replace("text", "varchar(200)").replace("CREATE INDEX", "CREATE INDEX by_queue"))
+
+    def rows(self, invoices: str) -> list[tuple[int, str]]:
+        return self._ask("SELECT number, attempt FROM handled WHERE queue = %s", invoices)
+
+    def in_doubt(self) -> list[tuple[str, ...]]:
+        return self._ask("XA RECOVER")
+
+    def _ask(self, statement: str, *parameters: str) -> list[Any]:
+        url = make_url(self._url)
+        with (
+            pymysql.connect(
+                host=url.host,
+                port=url.port or 0,
+                user=url.username,
+                password=url.password or "",
+                database=url.database,
+                autocommit=True,
+            ) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(statement, parameters or None)
+            return list(cursor.fetchall())
+
+
+class Ledger:
+    """`brokers` are the URLs of the one that has the orders and of the second, `databases` those with the rows."""
+
+    def __init__(self, brokers: tuple[str, ...], databases: Mapping[str, str]) -> None:
         self._brokers = tuple(map(Broker, brokers))
-        self._database = database
+        self._shops = {name: MariaShop(url) if name == "mariadb" else Shop(url) for name, url in databases.items()}
 
     def open(self) -> None:
-        """Makes the table."""
-        with psycopg.connect(self._database, autocommit=True) as connection:
-            connection.execute(TABLE)
+        """Makes the tables."""
+        for shop in self._shops.values():
+            shop.make()
 
     def place(self, queue: str, numbers: Iterable[int]) -> list[int]:
         """Puts orders into the queue at the first broker; those that it has acknowledged."""
@@ -189,18 +243,14 @@ class Ledger:
         self._brokers[0].close()
 
     def audit(
-        self, placed: Iterable[int], orders: str, invoices: str, *, second: bool, told: Mapping[str, str]
+        self, placed: Iterable[int], orders: str, invoices: str, *, database: str, second: bool, told: Mapping[str, str]
     ) -> Audit:
         """Compares everything of one round. Nobody may be at work."""
         there = self._brokers[1 if second else 0]
         waiting = [body["number"] for body in self._brokers[0].browse(orders)]
         issued = [(body["number"], body["attempt"]) for body in there.browse(invoices)]
-        with psycopg.connect(self._database, autocommit=True) as connection:
-            rows: list[tuple[int, str]] = connection.execute(
-                "SELECT number, attempt FROM handled WHERE queue = %s", (invoices,)
-            ).fetchall()
-            in_database = connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall()
-        audit = compare(placed, waiting, rows, issued, told)
+        in_database = [branch for shop in self._shops.values() for branch in shop.in_doubt()]
+        audit = compare(placed, waiting, self._shops[database].rows(invoices), issued, told)
         at_brokers = [broker.in_doubt() for broker in self._brokers]
         audit.left_in_doubt = len(in_database) + sum(at_brokers)
         if audit.left_in_doubt:

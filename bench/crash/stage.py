@@ -1,7 +1,7 @@
 """`Stage` has the processes of the campaign, and can harm each of them and bring it back.
 
-There are two brokers and a PostgreSQL, each behind a proxy, and the workers. Workers go through the proxies; the ledger
-does not.
+There are two brokers, a PostgreSQL and, where it is installed, a MariaDB, each behind a proxy, and the workers. Workers
+go through the proxies; the ledger does not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from bench.crash.child import Child
 from bench.crash.ledger import Ledger
 from bench.crash.nursery import Nursery
 from bench.crash.proxy import HOST, Proxies, Proxy
+from xabridge.testing.mariadb import MariaDB, installed
 from xabridge.testing.postgres import EmbeddedPostgres, free_port
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from bench.crash.faults import Setup
+    from bench.crash.faults import Database, Setup
 
 WORKER: Final = "bench.crash.worker"
 BROKER: Final = "bench.crash.broker"
@@ -53,6 +54,8 @@ class Stage:
         self.told: dict[str, str] = {}
         self.workers: list[Child] = []
         self._nursery = Nursery()
+        self._shop: Database = "postgresql"
+        self.mariadb = MariaDB() if installed() else None
         self.brokers = {
             name: Child(
                 self._nursery,
@@ -74,14 +77,20 @@ class Stage:
                 stack.callback(broker.kill)
                 broker.launch()
             self.postgres.start()
-            self._database = self.postgres.create_database("shop")
+            self._databases = {"postgresql": self.postgres.create_database("shop")}
+            self._shop_ports = {"postgresql": self.postgres.port}
+            if self.mariadb is not None:
+                stack.callback(self.mariadb.remove)
+                self.mariadb.start()
+                self._databases["mariadb"] = self.mariadb.create_database("mariadb")
+                self._shop_ports["mariadb"] = self.mariadb.port
             for broker in self.brokers.values():
                 broker.wait("ready")
             stack.callback(self._end_workers)
             self._proxies = {
-                name: proxies.add(port) for name, port in (*self._ports.items(), ("shop", self.postgres.port))
+                name: proxies.add(port) for name, port in (*self._ports.items(), *self._shop_ports.items())
             }
-            self.ledger = Ledger(tuple(f"amqp://{HOST}:{port}" for port in self._ports.values()), self._database)
+            self.ledger = Ledger(tuple(f"amqp://{HOST}:{port}" for port in self._ports.values()), self._databases)
             stack.callback(self.ledger.close)
             self.ledger.open()
             self._stack = stack.pop_all()
@@ -99,6 +108,7 @@ class Stage:
     # --- workers --------------------------------------------------------------------------------------------
     def man(self, setup: Setup, failing: int = 0) -> None:
         """There are workers as `setup` says, and they are ready; those that are there already go on."""
+        self._shop = setup.database
         wanted = [self._station(setup, number, failing) for number in range(setup.workers)]
         if [(worker.module, worker.arguments) for worker in self.workers] != [(self.worker, one) for one in wanted]:
             self._end_workers()
@@ -114,14 +124,16 @@ class Stage:
                 worker.wait("ready")
 
     def _station(self, setup: Setup, number: int, failing: int) -> dict[str, Any]:
-        node = f"{setup.mode}-{number}"
+        node = f"{setup.mode}-{setup.database}-{number}"
         urls = {name: f"amqp://{HOST}:{self._proxies[name].port}/{OPTIONS}" for name in self._ports}
         return {
             "node": node,
-            "log": "" if setup.mode == "decider" else str(self._folder / f"log-{number}"),
+            "log": "" if setup.mode == "decider" else str(self._folder / f"log-{setup.database}-{number}"),
             "broker": urls["broker"],
             "second": urls["second"] if setup.second else "",
-            "database": self._database.replace(f":{self.postgres.port}/", f":{self._proxies['shop'].port}/"),
+            "database": self._databases[setup.database].replace(
+                f":{self._shop_ports[setup.database]}/", f":{self._proxies[setup.database].port}/"
+            ),
             "mode": setup.mode,
             "threads": setup.threads,
             "batch": setup.batch,
@@ -152,9 +164,9 @@ class Stage:
         if verb == "kill":
             self._kill(what, worker)
         elif verb == "cut":
-            self._proxies[what].cut()
+            self._proxy(what).cut()
         elif verb == "deaf":
-            self._proxies[what].lose_reply()
+            self._proxy(what).lose_reply()
         elif verb == "stop":
             _tell(self.brokers[what], "arm", 1, "at", rest[0])
         elif verb == "disk":
@@ -168,9 +180,14 @@ class Stage:
         else:
             raise ValueError(f"{action!r} is no action")
 
+    def _proxy(self, what: str) -> Proxy:
+        return self._proxies[self._shop if what == "shop" else what]
+
     def _kill(self, what: str, worker: Child) -> None:
         if what == "worker":
             worker.kill()
+        elif what == "shop" and self._shop == "mariadb" and self.mariadb is not None:
+            self.mariadb.stop(immediate=True)
         elif what == "shop":
             self.postgres.kill()
         else:
@@ -188,6 +205,8 @@ class Stage:
             broker.kill()
             broker.launch()
         self.postgres.start()
+        if self.mariadb is not None:
+            self.mariadb.start()
         for broker in down:
             broker.wait("ready")
 

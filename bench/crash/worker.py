@@ -114,7 +114,7 @@ class Work:
         self._gate.hit("after", "receive")
         body: Any = message.body
         number, attempt = int(body["number"]), transaction.gtrid.hex()
-        transaction[DATABASE].psycopg.execute(
+        transaction[DATABASE].exec_driver_sql(
             "INSERT INTO handled (number, attempt, queue) VALUES (%s, %s, %s)", (number, attempt, self.invoices)
         )
         where = SECOND if self._station.second else BROKER

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rm_db.sessions.connection import BorrowedConnection, BranchConnection
-from rm_db.sessions.errors import reserved_error
+from rm_db.sessions.errors import no_asyncio_error, reserved_error
 from rm_db.statements import classify
-from xa import Code, xa_error
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -29,12 +28,7 @@ class SqlBranchConnection(BranchConnection):
     @property
     def asyncio(self) -> NoReturn:
         """Refused: only PostgreSQL's driver can be awaited."""
-        raise xa_error(
-            Code.XAER_PROTO,
-            f"{self.dialect.name} has no asyncio session here, only PostgreSQL has. Work with it in a thread: "
-            'await asyncio.to_thread(work, transaction["…"]); cancelled, its statement is interrupted and rolled back',
-            self._session.xid,
-        )
+        raise no_asyncio_error(self.dialect.name, self._session.xid)
 
     def execute(self, *arguments: Any, **options: Any) -> Any:
         with self._session.work.statement(self._session):

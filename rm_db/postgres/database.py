@@ -16,12 +16,14 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy.exc import OperationalError
 
-from rm_db.postgres.libpq import ConnectionLost, LibpqConnection, Reply, Steps
-from rm_db.postgres.pending import OutstandingSteps
-from rm_db.postgres.pool import ConnectionPool, ServerFull
+from rm_db.connections.pending import OutstandingSteps
+from rm_db.connections.pool import ConnectionPool, ServerFull
+from rm_db.connections.steps import ConnectionLost, Steps
+from rm_db.postgres.libpq import LibpqConnection, Reply
 from rm_db.postgres.prepared_transactions import PreparedTransactions
 from rm_db.postgres.transaction import EndCommands, PostgresTransaction
-from rm_db.sessions.postgres import PostgresSession, SessionEngine
+from rm_db.sessions.postgres import PostgresSession
+from rm_db.sessions.session_engine import SessionEngine
 from xa import Code, ResourceError, XaError, xa_error
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class PostgresDatabase:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._conninfo = conninfo(address)
-        self._session_engine = SessionEngine(self.connect)
+        self._session_engine = SessionEngine("postgresql+psycopg", self.connect)
         self._make_session = partial(PostgresSession, self._session_engine)
         self.outstanding = OutstandingSteps(address.reply_s)
         self.pool = ConnectionPool(

@@ -1,7 +1,6 @@
 """LibpqConnection: one PostgreSQL connection as the XA verbs use it, on libpq's own calls below psycopg's transactions.
 
-Code that talks to the server is a generator, `Steps`. It yields a `Wait` whenever it has to wait for a socket, and
-returns when the replies are complete. `rm_db.postgres.steps` runs such generators.
+Code that talks to the server is a generator, `Steps` (`rm_db.connections.steps`).
 
 A request can be sent without waiting for its reply (`send`). The reply is then owed: the next exchange collects it
 first. At most one reply is owed at a time.
@@ -14,20 +13,18 @@ import select
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 from psycopg import pq
 
+from rm_db.connections.steps import ConnectionLost, Failure, Wait, drive
 from rm_db.sqlstate import is_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from psycopg.pq.abc import PGconn, PGresult
 
-T = TypeVar("T")
+    from rm_db.connections.steps import Steps
 
 IDLE: Final = pq.TransactionStatus.IDLE
 ACTIVE: Final = pq.TransactionStatus.ACTIVE
@@ -38,36 +35,6 @@ _OK: Final = pq.ConnStatus.OK
 _NO_PIPELINE: Final = pq.PipelineStatus.OFF
 _GOOD: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY})
 _FIELD: Final = pq.DiagnosticField
-
-
-class Wait(NamedTuple):
-    """What a generator waits for: `events` of select.poll on the socket of `connection`."""
-
-    connection: LibpqConnection
-    events: int
-
-
-Steps: TypeAlias = "Generator[Wait, None, T]"
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error that the server or libpq reported. `sqlstate` is None for errors of libpq itself."""
-
-    sqlstate: str | None
-    message: str
-    constraint: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.sqlstate} {self.message}" if self.sqlstate else self.message
-
-
-class ConnectionLost(Exception):
-    """The connection broke or was closed. Requests that were sent on it may have been carried out."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
 
 
 class Reply(NamedTuple):
@@ -146,11 +113,24 @@ class LibpqConnection:
 
     @property
     def is_free(self) -> bool:
-        """Whether it is in no transaction, or will be once the reply that it owes is there."""
         pgconn = self.pgconn
         if pgconn.status != _OK:
             return False
         return self.owes or (pgconn.transaction_status == IDLE and pgconn.pipeline_status == _NO_PIPELINE)
+
+    def is_usable(self, timeout_s: float, *, test: bool) -> bool:
+        try:
+            if self.owes:
+                reply = drive(self.collect(), timeout_s)
+                if reply.failure is not None:
+                    return False
+            if self.went_away():
+                return False
+            if test:
+                drive(self.exchange(b""), timeout_s)
+        except ConnectionLost:
+            return False
+        return self.status == IDLE
 
     def went_away(self) -> bool:
         """Whether the other side has closed an idle connection, as far as is known without asking."""
@@ -163,8 +143,10 @@ class LibpqConnection:
                 return True
         return True
 
+    def fileno(self) -> int:
+        return self.pgconn.socket
+
     def poll(self, events: int, timeout_s: float) -> bool:
-        """Waits until one of `events` can go on; False when none did in time."""
         if events == select.POLLIN:
             return bool(self._poller.poll(timeout_s * 1000))
         poller = select.poll()
@@ -172,7 +154,6 @@ class LibpqConnection:
         return bool(poller.poll(timeout_s * 1000))
 
     def close(self) -> None:
-        """Closes the connection, whatever happens on it."""
         self.owes = False
         self._psycopg.close()
 
@@ -182,7 +163,6 @@ class LibpqConnection:
         self.break_off()
 
     def break_off(self) -> None:
-        """Shuts the connection down, as a network does that fails. Any thread may call this at any moment."""
         with (
             suppress(OSError, psycopg.Error),  # it is closed already
             socket.socket(fileno=os.dup(self.pgconn.socket)) as duplicate,

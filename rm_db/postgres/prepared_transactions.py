@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from rm_db.connections.steps import ConnectionLost, Failure, Steps
 from rm_db.postgres.gid import decode_gid, encode_gid
 from rm_db.postgres.holdings import LOCKED, REPORT, read_locks, read_report
-from rm_db.postgres.libpq import ConnectionLost, Failure, LibpqConnection, Steps
 from rm_db.sqlstate import (
     COMMIT_PREPARED,
     FEATURE_NOT_SUPPORTED,
@@ -26,6 +26,7 @@ from xa import Code, Xid, xa_error
 
 if TYPE_CHECKING:
     from rm_db.postgres.database import PostgresDatabase
+    from rm_db.postgres.libpq import LibpqConnection
     from xa.holdings import InDoubtBranch
 
 _ROLE_SETTABLE: Final = 16_00_00

@@ -21,7 +21,7 @@ from xa.switch import Switch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rm_db.postgres.libpq import Steps
+    from rm_db.connections.steps import Steps
     from rm_db.postgres.prepared_transactions import PreparedTransaction
     from xa import Registrar, Xid
     from xa.diagnosis import Diagnosis

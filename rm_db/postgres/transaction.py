@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
+from rm_db.connections.steps import ConnectionLost, Failure, Steps
 from rm_db.postgres.gid import encode_gid
-from rm_db.postgres.libpq import ACTIVE, IDLE, IN_ERROR, ConnectionLost, Failure, LibpqConnection, Reply, Steps
+from rm_db.postgres.libpq import ACTIVE, IDLE, IN_ERROR, LibpqConnection, Reply
 from rm_db.sessions.session import end_session
 from rm_db.sqlstate import (
     DUPLICATE_OBJECT,
@@ -36,8 +37,8 @@ from xa.branches import Unit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rm_db.postgres.pending import OutstandingSteps
-    from rm_db.postgres.pool import ConnectionPool
+    from rm_db.connections.pending import OutstandingSteps
+    from rm_db.connections.pool import ConnectionPool
     from rm_db.sessions.session import Session
     from xa import XaError, Xid
     from xa.driver import Pending, SessionContext
@@ -103,7 +104,7 @@ class PostgresTransaction(Unit):
     def __init__(
         self,
         xid: Xid,
-        pool: ConnectionPool,
+        pool: ConnectionPool[LibpqConnection],
         end_commands: EndCommands,
         make_session: Callable[[PostgresTransaction], Session],
         outstanding: OutstandingSteps,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import psycopg
 from psycopg.waiting import Wait
 
-from rm_db.postgres.libpq import IDLE, ConnectionLost, Steps
-from rm_db.postgres.steps import drive
+from rm_db.connections.steps import ConnectionLost, Steps, drive
+from rm_db.postgres.libpq import IDLE
 from rm_db.postgres.transaction import ENDED
 from rm_db.sessions.errors import busy_error, expired_error, reserved_error
 from rm_db.sessions.statement_lock import StatementLock, on_event_loop

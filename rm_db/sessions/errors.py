@@ -48,3 +48,13 @@ def expired_error(xid: Xid) -> XaError:
         "Ask the transaction for the resource again",
         xid,
     )
+
+
+def no_asyncio_error(database: str, xid: Xid) -> XaError:
+    """The database's driver can't be awaited."""
+    return xa_error(
+        Code.XAER_PROTO,
+        f"{database} has no asyncio session here, only PostgreSQL has. Work with it in a thread: "
+        'await asyncio.to_thread(work, transaction["…"]); cancelled, its statement is interrupted and rolled back',
+        xid,
+    )

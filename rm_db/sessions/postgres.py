@@ -6,16 +6,11 @@ reached. Each of them is made at its first use. `SessionEngine` is what the sess
 
 from __future__ import annotations
 
-import threading
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from sqlalchemy import create_engine
-from sqlalchemy.engine import URL
-from sqlalchemy.pool import NullPool
+from typing import TYPE_CHECKING, TypeVar
 
 from rm_db.sessions.access import PostgresAccess
-from rm_db.sessions.connection import BorrowedConnection, BranchConnection
+from rm_db.sessions.lazy_connection import LazyBranchConnection
 from rm_db.sessions.psycopg_async_connection import PsycopgAsyncConnection
 from rm_db.sessions.psycopg_connection import PsycopgConnection
 from xa import Code, xa_error
@@ -23,21 +18,19 @@ from xa import Code, xa_error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import psycopg
     from psycopg.adapt import AdaptersMap
     from sqlalchemy.engine import Engine
 
     from rm_db.postgres.libpq import LibpqConnection
     from rm_db.postgres.transaction import PostgresTransaction
     from rm_db.sessions.asyncio_connection import BranchAsyncConnection
+    from rm_db.sessions.session_engine import SessionEngine
 
 T = TypeVar("T")
 
 
-class PostgresBranchConnection(BranchConnection):
-    """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction. SQLAlchemy's part
-    of it is made when one of its attributes is first needed, so that an application that uses psycopg never pays for
-    it."""
+class PostgresBranchConnection(LazyBranchConnection):
+    """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction."""
 
     def __init__(
         self, session: PostgresSession, new_psycopg: Callable[[AdaptersMap | None], PsycopgConnection]
@@ -45,20 +38,10 @@ class PostgresBranchConnection(BranchConnection):
         super().__init__(session.access)
         self._session = session
         self._new_psycopg = new_psycopg
-        self._making = threading.RLock()
-        self._is_made = False
 
-    def __getattr__(self, name: str) -> Any:
-        """Makes SQLAlchemy's part when one of its attributes is first needed."""
-        with self._making:
-            if name not in self.__dict__:  # no other thread has made it meanwhile
-                if self._is_made:
-                    raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-                engine, adapters = self._session.engine
-                borrowed = BorrowedConnection(self._new_psycopg(adapters), self._access)
-                self._is_made = True  # after everything that may fail, so that the next use tries again
-                self._connect(engine, borrowed)
-        return getattr(self, name)
+    def _make(self) -> tuple[Engine, PsycopgConnection]:
+        engine, adapters = self._session.engine
+        return engine, self._new_psycopg(adapters)
 
     @property
     def psycopg(self) -> PsycopgConnection:
@@ -142,7 +125,8 @@ class PostgresSession:
     @property
     def engine(self) -> tuple[Engine, AdaptersMap | None]:
         """SQLAlchemy's engine, and the adapters that its dialect wants."""
-        return self._engine.made
+        engine = self._engine.made
+        return engine, _adapters(engine)
 
     def new_psycopg(self, adapters: AdaptersMap | None) -> PsycopgConnection:
         """A new psycopg connection; `adapters` are used instead of psycopg's own."""
@@ -177,35 +161,6 @@ class PostgresSession:
 
     def expire(self) -> None:
         self.access.expire()
-
-
-class SessionEngine:
-    """SQLAlchemy's engine for the sessions of one database. It is made when a session first needs it, and then asks the
-    server for what it has to know. After that it makes no connection of its own."""
-
-    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
-        self._connect = connect
-        self._lock = threading.Lock()
-        self._made: tuple[Engine, AdaptersMap | None] | None = None
-
-    @property
-    def made(self) -> tuple[Engine, AdaptersMap | None]:
-        """The engine, and the adapters that its dialect wants."""
-        if self._made is None:
-            with self._lock:
-                if self._made is None:  # no other thread has made it meanwhile
-                    engine = create_engine(URL.create("postgresql+psycopg"), poolclass=NullPool, creator=self._create)
-                    with engine.connect():
-                        self._made = engine, _adapters(engine)
-        return self._made
-
-    def _create(self) -> psycopg.Connection[Any]:
-        if self._made is not None:
-            raise xa_error(
-                Code.XAER_PROTO,
-                "connecting through a session's engine would leave the transaction: use the session itself",
-            )
-        return self._connect()
 
 
 def _adapters(engine: Engine) -> AdaptersMap | None:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 from psycopg.adapt import AdaptersMap
 
-from rm_db.postgres.libpq import IDLE, ConnectionLost
+from rm_db.connections.steps import ConnectionLost
+from rm_db.postgres.libpq import IDLE
 from rm_db.sessions.access import ReservedMethods, access_mode_statement, deferrable_statement, isolation_statement
 from rm_db.sessions.connection import ending_savepoint
 from rm_db.sessions.executemany import Executemany

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 
 from rm_db.address import _DEFAULTS
+from rm_db.connections.pool import RESERVE
 from rm_db.decider.decision_table import END_BATCH
-from rm_db.postgres.pool import RESERVE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "database-resources.md").read_text(encoding="utf-8")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from sqlalchemy import create_engine, make_url
 
 from tests.cli import parsed
 from tests.docs.guide import ROOT, Block, blocks, pages
@@ -37,6 +38,8 @@ ELSEWHERE = {
 }
 ON_SPARK = "pipeline.md"
 """The page whose Python needs a process of its own: Spark's."""
+ON_MARIADB = "mariadb.md"
+"""The page whose database is MariaDB's."""
 MODULES = "resource-managers.md"
 """The page whose Python are two modules: test_resource_managers.py runs them."""
 WITH_PYTHON = [
@@ -47,13 +50,14 @@ WITH_PYTHON = [
 
 
 class Surroundings:
-    """What a page needs: a folder to be in, a broker, and a database when it is asked for."""
+    """What a page needs: a folder to be in, a broker, and a database, which is MariaDB's where a page is about that."""
 
     def __init__(self, folder: Path, broker: str, database: str) -> None:
         self._folder = folder
         self._places = {
             "amqp://127.0.0.1:5672": f"amqp://{broker}",
             "postgresql://shop@127.0.0.1/shop": database,
+            "mariadb://shop@127.0.0.1/shop": database,
             "file:///var/lib/xabridge/": f"file://{folder}/",
         }
         self._database = database
@@ -71,6 +75,9 @@ class Surroundings:
         code = self.code(block)
         if block.language == "python":
             exec(compile("\n" * (block.line - 1) + code, block.page, "exec", dont_inherit=True), self._namespace)  # noqa: S102 — our own
+        elif block.language == "sql" and self._database.startswith("mariadb"):
+            with create_engine(make_url(self._database).set(drivername="mariadb+pymysql")).begin() as connection:
+                connection.exec_driver_sql(code)
         elif block.language == "sql":
             with psycopg.connect(self._database, autocommit=True) as connection:
                 connection.execute(code.encode())
@@ -82,10 +89,14 @@ class Surroundings:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
-def test_the_blocks_run(page: Path, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_run(page: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: Any) -> None:
+    if page.name == ON_MARIADB:
+        database = request.getfixturevalue("mariadb").create_database("mariadb")
+    else:
+        database = request.getfixturevalue("postgres").create_database()
     broker = EmbeddedBroker(tmp_path)
     monkeypatch.chdir(tmp_path)
-    surroundings = Surroundings(tmp_path, broker.address, postgres.create_database())
+    surroundings = Surroundings(tmp_path, broker.address, database)
     try:
         for block in sorted(blocks(page), key=lambda block: block.language != "sql"):
             surroundings.execute(block)

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.mariadb import MariaDB
-from tests.mariadb import installed as mariadb_installed
 from tests.postgres import Postgres
 from tests.rm_db.harness import PostgresHarness
 from tests.rm_db.pooler import Pooler, installed
@@ -58,23 +56,6 @@ def pooler(postgres_unprepared: Postgres) -> Iterator[Pooler]:
     pooler = Pooler(postgres_unprepared, size=8)
     yield pooler
     pooler.remove()
-
-
-@pytest.fixture(scope="session")
-def mariadb_server() -> Iterator[MariaDB]:
-    """The session's MariaDB, which may be stopped. Use `mariadb`, unless you start it yourself."""
-    if not mariadb_installed():
-        pytest.skip("MariaDB is not installed: .ci/run installs it")
-    server = MariaDB()
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def mariadb(mariadb_server: MariaDB) -> MariaDB:
-    """A MariaDB that runs."""
-    mariadb_server.start()
-    return mariadb_server
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -12,7 +13,7 @@ import pymysql
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 
-from rm_db import DecidingDatabase, PostgresResource
+from rm_db import DecidingDatabase, MariaResource, PostgresResource
 from rm_db.postgres.database import PostgresDatabase
 from rm_db.postgres.resource_manager import PostgresDriver
 from tests.rm_db.proxy import Proxy
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
+    from rm_db.mariadb.connection import MariaConnection
     from rm_db.postgres.libpq import LibpqConnection
-    from tests.mariadb import MariaDB
     from tests.postgres import Postgres
     from xa import Code, DecidingResource, Registrar, ResourceManager, Xid
+    from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
 
@@ -175,10 +177,11 @@ class PooledDeciderHarness(PostgresDeciderHarness):
         self.proxy.cut()
 
 
-class MariaDeciderHarness(_Harness):
+class MariaHarness(_Harness):
     """A database of MariaDB's, behind a proxy."""
 
-    wrong_open_string = "mysql+pymysql://127.0.0.1:1/nowhere?xa_pool_size=0"
+    capabilities = replace(_Harness.capabilities, format_ids=False)
+    wrong_open_string = "mariadb://127.0.0.1:1/nowhere?xa_nonsense=1"
 
     def __init__(self, server: MariaDB, url: str) -> None:
         super().__init__()
@@ -186,7 +189,7 @@ class MariaDeciderHarness(_Harness):
         self._url = make_url(url)
         self.proxy = Proxy(url)
         self.open_string = self.proxy.url
-        self.admin("CREATE TABLE work (`key` varchar(100) PRIMARY KEY) ENGINE = InnoDB")
+        self.admin("CREATE TABLE IF NOT EXISTS work (`key` varchar(100) PRIMARY KEY) ENGINE = InnoDB")
 
     def close(self) -> None:
         """The end, also of clients that a test has not closed."""
@@ -211,7 +214,7 @@ class MariaDeciderHarness(_Harness):
             return list(cursor.fetchall())
 
     def new(self, registrar: Registrar) -> Any:
-        rm = DecidingDatabase(registrar)
+        rm = MariaResource(registrar)
         self._clients.append(rm)
         return rm
 
@@ -226,10 +229,9 @@ class MariaDeciderHarness(_Harness):
 
     def _let_go(self, rm: Any) -> None:
         abandon(rm)
-        backend = rm.driver.unit_driver.backend
-        if backend is not None:
-            backend._engine.dispose()
-            backend.table._engine.dispose()
+        database = rm.driver.unit_driver.database
+        if database is not None:
+            database.close()
 
     def disconnect(self, rm: ResourceManager) -> None:
         """As `Harness` says: what anybody has connected through the proxy, and the server has rolled it back."""
@@ -243,6 +245,37 @@ class MariaDeciderHarness(_Harness):
         return self.admin(
             "SELECT id, info FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
         )
+
+    def go_down(self) -> None:
+        self._server.stop(immediate=True)
+
+    def come_back(self) -> None:
+        self._server.start()
+
+    def leaks(self) -> list[str]:
+        left = [f"prepared: {row}" for row in self.admin("XA RECOVER")]
+        for rm in self._clients:
+            left += [f"connection: {one.thread_id}" for one in maria_connections(rm)]
+        at_work = "SELECT trx_mysql_thread_id, trx_query FROM information_schema.innodb_trx"
+        return left + [f"at work: {row}" for row in self._server.ask(at_work)]
+
+
+class MariaDeciderHarness(MariaHarness):
+    """The same, deciding."""
+
+    wrong_open_string = "mysql+pymysql://127.0.0.1:1/nowhere?xa_pool_size=0"
+
+    def new(self, registrar: Registrar) -> Any:
+        rm = DecidingDatabase(registrar)
+        self._clients.append(rm)
+        return rm
+
+    def _let_go(self, rm: Any) -> None:
+        abandon(rm)
+        backend = rm.driver.unit_driver.backend
+        if backend is not None:
+            backend._engine.dispose()
+            backend.table._engine.dispose()
 
     def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
         if before:
@@ -260,12 +293,6 @@ class MariaDeciderHarness(_Harness):
         while not self.admin("SELECT gtrid FROM xabridge_decision WHERE gtrid = %s", xid.gtrid.hex()):
             pass
         self.proxy.cut()
-
-    def go_down(self) -> None:
-        self._server.stop(immediate=True)
-
-    def come_back(self) -> None:
-        self._server.start()
 
     def leaks(self) -> list[str]:
         rows = self.admin("SELECT gtrid, state FROM xabridge_decision")
@@ -345,3 +372,12 @@ def connections(rm: Any) -> list[LibpqConnection]:
         return []
     working = [branch.unit.connection for branch in rm.driver._branches.values()]
     return [*database.pool._idle, *filter(None, working)]
+
+
+def maria_connections(rm: Any) -> list[MariaConnection]:
+    """The connections that an instance has to MariaDB."""
+    database = rm.driver.unit_driver.database
+    if database is None:
+        return []
+    working = [branch.unit.connection for branch in rm.driver._branches.values()]
+    return [*database.pool._idle, *database.parked._parked.values(), *filter(None, working)]

@@ -14,6 +14,8 @@ def test_public_names() -> None:
     assert sorted(rm_db.__all__) == [
         "BranchConnection",
         "DecidingDatabase",
+        "MariaBranchConnection",
+        "MariaResource",
         "PostgresBranchConnection",
         "PostgresResource",
         "PreparedTransaction",

@@ -259,7 +259,7 @@ def test_who_is_registered_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "can_decide"), [("mysql+pymysql://db/shop", True), ("sqlite:///shop.db", True), ("gopher://db", False)]
+    ("url", "can_decide"), [("mssql+pyodbc://db/shop", True), ("sqlite:///shop.db", True), ("gopher://db", False)]
 )
 def test_what_can_only_decide_is_said_to_be_able_to(url: str, can_decide: bool) -> None:
     with pytest.raises(ConfigurationError) as raised:

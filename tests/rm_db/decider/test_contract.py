@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.mariadb import MariaDB
     from tests.postgres import Postgres
     from tests.rm_db.pooler import Pooler
+    from xabridge.testing.mariadb import MariaDB
 
 __all__ = ["TestDeciding"]
 

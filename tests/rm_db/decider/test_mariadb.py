@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from rm_db import DecidingDatabase
+from rm_db import DecidingDatabase, MariaResource
 from rm_db.decider.decision_table import DecisionTable
 from rm_db.decider.engine import make_engine
 from tm import ConfigurationError, ResourceConfig, RolledBack, TransactionManager
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from tests.mariadb import MariaDB
     from tests.postgres import Postgres
+    from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
 
@@ -94,9 +94,15 @@ def test_a_scheme_that_sqlalchemy_does_not_know_is_a_mistake_of_the_configuratio
     }.items():
         with pytest.raises(ConfigurationError, match=why):
             find_factory("shop", ResourceConfig(url, "decider"))
-    with pytest.raises(ConfigurationError, match="no resource manager is registered for mysql"):
-        find_factory("shop", ResourceConfig("mysql+pymysql://h/d"))
+    with pytest.raises(ConfigurationError, match="no resource manager is registered for mssql"):
+        find_factory("shop", ResourceConfig("mssql+pyodbc://h/d"))
     assert find_factory("shop", ResourceConfig("mssql+pyodbc://h/d", "decider")) is DecidingDatabase
+
+
+@pytest.mark.parametrize("scheme", ["mysql+pymysql", "mariadb+pymysql"])
+def test_the_mode_tells_who_decides_from_who_prepares(scheme: str) -> None:
+    assert find_factory("shop", ResourceConfig(f"{scheme}://h/d", "decider")) is DecidingDatabase
+    assert find_factory("shop", ResourceConfig(f"{scheme}://h/d")) is MariaResource
 
 
 # --- one transaction --------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 import pytest
 
+from rm_db.connections.pending import OutstandingSteps
+from rm_db.connections.pool import RESERVE, ConnectionPool
 from rm_db.postgres.libpq import LibpqConnection
-from rm_db.postgres.pending import OutstandingSteps
-from rm_db.postgres.pool import RESERVE, ConnectionPool
 from tests.rm_db.harness import PostgresDeciderHarness
 from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError
 from xabridge.testing.contract.capacity import overlap
@@ -154,7 +154,7 @@ def test_a_decision_of_whose_reply_only_a_part_arrives(postgres: Postgres, datab
 
 # --- the queue of those who wait --------------------------------------------------------------------------------
 @pytest.fixture
-def pool(harness: PostgresHarness) -> Iterator[ConnectionPool]:
+def pool(harness: PostgresHarness) -> Iterator[ConnectionPool[LibpqConnection]]:
     """A pool for one branch at work."""
     pool = ConnectionPool(
         lambda: LibpqConnection(psycopg.connect(harness.url)),
@@ -167,7 +167,7 @@ def pool(harness: PostgresHarness) -> Iterator[ConnectionPool]:
     pool.close()
 
 
-def test_who_waits_longest_is_next(pool: ConnectionPool) -> None:
+def test_who_waits_longest_is_next(pool: ConnectionPool[LibpqConnection]) -> None:
     """A thread that asks for a connection again and again leaves the others their turn."""
     held = [pool.acquire(work=False) for _ in range(1 + RESERVE)]
     with ThreadPoolExecutor(1) as threads:
@@ -183,7 +183,7 @@ def test_who_waits_longest_is_next(pool: ConnectionPool) -> None:
         pool.release(connection)
 
 
-def test_work_that_waits_is_not_in_the_way_of_commands(pool: ConnectionPool) -> None:
+def test_work_that_waits_is_not_in_the_way_of_commands(pool: ConnectionPool[LibpqConnection]) -> None:
     work = pool.acquire(work=True)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(pool.acquire, work=True)
@@ -195,7 +195,7 @@ def test_work_that_waits_is_not_in_the_way_of_commands(pool: ConnectionPool) -> 
         pool.release(waiting.result(PATIENCE_S))
 
 
-def test_closing_ends_the_wait(pool: ConnectionPool) -> None:
+def test_closing_ends_the_wait(pool: ConnectionPool[LibpqConnection]) -> None:
     held = [pool.acquire(work=False) for _ in range(1 + RESERVE)]
     heard: list[XaError] = []
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from rm_db.postgres.steps import is_ready
+from rm_db.connections.steps import is_ready
 from xa import TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable, XaError, Xid
 from xabridge.testing.contract.client import RMID, Client, new_key, refused
 

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from rm_db import DecidingDatabase, PostgresResource
+from tests.rm_db.strike import Strike
 from tests.tm.wrapped import DECIDER_VERBS, VERBS, hooked
 from tm import OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
 
@@ -32,25 +33,6 @@ def backends_terminated(server: Postgres) -> None:
         connection.execute(
             "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'xabridge'"
         )
-
-
-class Strike:
-    """What happens at the point number `at` of a transaction; points are before and after each verb."""
-
-    def __init__(self, at: int, disaster: Callable[[], None]) -> None:
-        self._at = at
-        self._disaster = disaster
-        self._points = 0
-        self.armed = False
-        self.struck = ""
-
-    def hit(self, when: str, verb: str) -> None:
-        """A point was reached."""
-        if self.armed:
-            self._points += 1
-            if self._points == self._at:
-                self.struck = f"{when} {verb}"
-                self._disaster()
 
 
 @pytest.mark.parametrize("mode", ["two-phase", "decider"])

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.mariadb import MariaDB
     from tests.postgres import Postgres
     from tm import Transaction
+    from xabridge.testing.mariadb import MariaDB
 
 
 class Base(DeclarativeBase):

@@ -29,6 +29,9 @@ class Capabilities:
     interleaves: bool = True
     """A thread of control can start another branch while its association with the first is suspended."""
 
+    format_ids: bool = True
+    """Xids that differ in their format id only are two branches."""
+
     heuristics: bool = True
     """`Harness.complete_heuristically` works."""
 

@@ -1,4 +1,4 @@
-"""ConnectionPool: a bounded pool of PostgreSQL connections, for work and for commands.
+"""ConnectionPool: a bounded pool of connections to a database, for work and for commands.
 
 Work (a branch from its start to its vote) may hold `size` connections. Commands (commit and rollback of prepared
 branches, recovery) may take `RESERVE` more, so that a command which frees a lock never waits for the work that waits
@@ -20,10 +20,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from rm_db.postgres.libpq import IDLE, ConnectionLost, LibpqConnection, Steps
-from rm_db.postgres.steps import drive
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -36,6 +34,39 @@ CHECK_AFTER_S: Final = 30.0
 """A connection that was idle for longer is tested before it is used."""
 FULL_S: Final = 5.0
 """How long no further connection is tried after the server refused one."""
+
+
+class PooledConnection(Protocol):
+    """One connection, as the pool has it. `reusable` is cleared when the session can't be brought back to where it
+    began, `is_cut` is set when another thread has to close it. `working`, `affinity` and `idle_since` are the pool's.
+    """
+
+    reusable: bool
+    is_cut: bool
+    working: bool
+    affinity: int
+    idle_since: float
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is in no transaction, or will be once the replies that it owes are there."""
+        ...
+
+    def is_usable(self, timeout_s: float, *, test: bool) -> bool:
+        """Whether an idle connection can be used: the other side has not closed it, and its last reply was a success.
+        With `test` the server is asked."""
+        ...
+
+    def close(self) -> None:
+        """Closes the connection, whatever happens on it."""
+        ...
+
+    def break_off(self) -> None:
+        """Shuts the connection down, as a network does that fails. Any thread may call this at any moment."""
+        ...
+
+
+C = TypeVar("C", bound=PooledConnection)
 
 
 class ServerFull(Exception):
@@ -58,13 +89,13 @@ class Outstanding(Protocol):
         ...
 
 
-class ConnectionPool:
+class ConnectionPool(Generic[C]):
     """Connections that `connect` makes; it raises ServerFull where there is none left. `wait_s` bounds the wait for a
     free one, `reply_s` that for a reply; `outstanding` are the operations that hold some of them."""
 
     def __init__(
         self,
-        connect: Callable[[], LibpqConnection],
+        connect: Callable[[], C],
         size: int,
         wait_s: float,
         reply_s: float,
@@ -80,9 +111,9 @@ class ConnectionPool:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._idle: dict[LibpqConnection, None] = {}
-        self._in_use: set[LibpqConnection] = set()
-        self._by_thread: dict[int, LibpqConnection] = {}
+        self._idle: dict[C, None] = {}
+        self._in_use: set[C] = set()
+        self._by_thread: dict[int, C] = {}
         self._open = 0
         self._working = 0
         self._most = size + RESERVE
@@ -102,7 +133,7 @@ class ConnectionPool:
         """Whether the pool was made in the process that forked this one, whose connections must not be used here."""
         return os.getpid() != self._pid
 
-    def acquire(self, *, work: bool, wait: bool = True) -> LibpqConnection:
+    def acquire(self, *, work: bool, wait: bool = True) -> C:
         """A connection in no transaction. XA_RETRY: none is free and `wait` is False, or none became free in time, or
         the server has none left; else what `connect` raises."""
         deadline = self._clock() + self._wait_s if wait else None
@@ -127,7 +158,7 @@ class ConnectionPool:
         self._in_use.add(connection)
         return connection
 
-    def release(self, connection: LibpqConnection) -> None:
+    def release(self, connection: C) -> None:
         """Gives a connection back, or closes it where it can't be used again. Replies that are still owed may only
         be those of commands that leave it in no transaction."""
         keep = connection.reusable and not connection.is_cut and not self._closed and connection.is_free
@@ -143,6 +174,13 @@ class ConnectionPool:
                 self._by_thread[connection.affinity] = connection
             else:
                 self._open -= 1
+            self._event()
+
+    def park(self, connection: C) -> None:
+        """The connection does no work any more, and is not free either."""
+        with self._lock:
+            self._working -= connection.working
+            connection.working = False
             self._event()
 
     def close(self) -> None:
@@ -164,7 +202,7 @@ class ConnectionPool:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _reserve(self, *, work: bool, deadline: float | None) -> LibpqConnection | None:
+    def _reserve(self, *, work: bool, deadline: float | None) -> C | None:
         """An idle connection, or None for the right to open one."""
         with self._lock:
             if (not self._queue or self._first() is None) and self._has_room(work=work):
@@ -213,7 +251,7 @@ class ConnectionPool:
         """The first in the queue that can have a connection."""
         return next((place for place in self._queue if self._has_room(work=place.work)), None)
 
-    def _taken(self, *, work: bool) -> LibpqConnection | None:
+    def _taken(self, *, work: bool) -> C | None:
         if self._closed:
             self._check_open()
         connection = self._take_idle()
@@ -256,7 +294,7 @@ class ConnectionPool:
             self._events += 1
             self._changed.notify_all()
 
-    def _take_idle(self) -> LibpqConnection | None:
+    def _take_idle(self) -> C | None:
         if not self._idle:
             return None
         mine = self._by_thread.get(threading.get_ident())
@@ -274,21 +312,9 @@ class ConnectionPool:
             self._working -= work
             self._event()
 
-    def _is_usable(self, connection: LibpqConnection) -> bool:
-        """Whether a connection from the pool can be used: the server has not closed it, and its last reply was a
-        success."""
-        try:
-            if connection.owes:
-                reply = drive(connection.collect(), self._reply_s)
-                if reply.failure is not None:
-                    return False
-            if connection.went_away():
-                return False
-            if self._clock() - connection.idle_since > CHECK_AFTER_S:
-                drive(_test(connection), self._reply_s)
-        except ConnectionLost:
-            return False
-        return connection.status == IDLE
+    def _is_usable(self, connection: C) -> bool:
+        test = self._clock() - connection.idle_since > CHECK_AFTER_S
+        return connection.is_usable(self._reply_s, test=test)
 
 
 class _Waiter:
@@ -298,7 +324,3 @@ class _Waiter:
 
     def __init__(self, work: bool) -> None:
         self.work = work
-
-
-def _test(connection: LibpqConnection) -> Steps[None]:
-    yield from connection.exchange(b"")

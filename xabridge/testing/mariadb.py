@@ -1,5 +1,5 @@
-"""This module starts Debian's `mariadb-server` on loopback with data of its own for the tests, and removes it
-afterwards.
+"""MariaDB in a process of its own, for tests: the system's `mariadb-server` on loopback, with data of its own that are
+removed afterwards. It needs the extra `mariadb`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pymysql
 
@@ -43,7 +43,7 @@ class MariaDB:
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
         self.port = free_port()
-        made = subprocess.run(
+        made = subprocess.run(  # noqa: S603 — the system's own program
             [
                 _program("mariadb-install-db") or "",
                 "--no-defaults",
@@ -69,7 +69,7 @@ class MariaDB:
         if self._process is not None:
             return
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 — the system's own program
                 [
                     _program("mariadbd") or "",
                     "--no-defaults",
@@ -117,6 +117,15 @@ class MariaDB:
         with pymysql.connect(unix_socket=f"{self._folder}/socket", user="root", autocommit=True) as connection:
             for statement in statements:
                 connection.cursor().execute(statement)
+
+    def ask(self, statement: str) -> list[tuple[Any, ...]]:
+        """What a statement of the superuser answers."""
+        with (
+            pymysql.connect(unix_socket=f"{self._folder}/socket", user="root", autocommit=True) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(statement)
+            return list(cursor.fetchall())
 
     def create_database(self, scheme: str = "mysql+pymysql") -> str:
         """A new, empty database, with a user who may do everything there, and no more; its URL."""

@@ -1,0 +1,87 @@
+"""The checks of `xabridge doctor` for MariaDB and MySQL in two phases.
+
+It opens a connection of its own. It neither needs nor changes a resource manager that is open.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pymysql
+
+from rm_db.address import Address
+from rm_db.mariadb.connection import failure_of
+from rm_db.mariadb.database import arguments, unconnected
+from rm_db.mariadb.server import ASK_VARIABLES, Facts
+from xa import Code, XaError
+from xa.diagnosis import Check, Diagnosis, Health
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rm_db.mariadb.connection import Driver
+
+
+def diagnose_mariadb(open_string: str) -> Diagnosis:
+    """A database of MariaDB or MySQL in which branches are prepared."""
+    try:
+        settings = arguments(Address.parse(open_string))
+    except XaError as error:
+        return Diagnosis((Check(Health.FAIL, "open string", error.message, "correct the URL in the configuration"),))
+    try:
+        connection = pymysql.connect(**settings)
+    except pymysql.MySQLError as error:
+        return Diagnosis((_not_connected(error),))
+    try:
+        with connection:
+            return Diagnosis(tuple(_checks(connection)), _clock_ahead_s(connection))
+    except pymysql.MySQLError as error:
+        mend = "look into the server's log"
+        return Diagnosis((Check(Health.FAIL, "reachable", f"it was lost while it was asked: {error}", mend),))
+
+
+def _not_connected(error: pymysql.MySQLError) -> Check:
+    refused = unconnected(failure_of(error))
+    if refused.code is Code.XA_RETRY:
+        mend = "close other connections, raise max_connections, or ask for fewer with xa_pool_size in the URL"
+        return Check(Health.FAIL, "room", refused.message, mend)
+    if refused.code is Code.XAER_RMFAIL:
+        mend = "start the server, or make it reachable from this machine; its address is the URL in the configuration"
+        return Check(Health.FAIL, "reachable", refused.message, mend)
+    return Check(Health.FAIL, "credentials", refused.message, "correct user, password or database in the URL")
+
+
+def _checks(connection: Driver) -> Iterator[Check]:
+    facts = Facts.of({row[0]: row[1] for row in _rows(connection, ASK_VARIABLES.decode("ascii"))})
+    ((user, database),) = _rows(connection, "SELECT CURRENT_USER(), DATABASE()")
+    where = f"{facts.name} at {connection.host}:{connection.port}, database {database}, as {user}"
+    yield Check(Health.OK, "reachable", where)
+    for subject, found, mend in facts.obstacles():
+        yield Check(Health.FAIL, subject, found, mend)
+    yield _listing(connection, facts)
+    for weakness, mend in facts.weaknesses():
+        found = f"{weakness}: a crash of the server's machine loses what was prepared"
+        yield Check(Health.FAIL, "durability", found, mend)
+
+
+def _listing(connection: Driver, facts: Facts) -> Check:
+    try:
+        prepared = len(_rows(connection, "XA RECOVER"))
+    except pymysql.MySQLError as error:
+        mend = "GRANT XA_RECOVER_ADMIN ON *.* to the user: prepared branches could not be found again"
+        return Check(Health.FAIL, "XA RECOVER", str(failure_of(error)), mend)
+    kept = "belongs to no session" if facts.detaches else "belongs to its session until that ends"
+    return Check(Health.OK, "XA RECOVER", f"{prepared} branches are prepared in the server; a prepared branch {kept}")
+
+
+def _rows(connection: Driver, statement: str) -> list[Any]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return list(cursor.fetchall())
+
+
+def _clock_ahead_s(connection: Driver) -> float:
+    before = time.time()
+    ((there,),) = _rows(connection, "SELECT UNIX_TIMESTAMP(SYSDATE(6))")
+    return float(there) - (before + time.time()) / 2

@@ -1,0 +1,154 @@
+"""PreparedBranches: what is prepared in one server, and the statements that complete it.
+
+A server lists all prepared branches, whatever their database and user, and lets any user complete them. MariaDB, and
+MySQL with xa_detach_on_prepare off, bind a prepared branch to the session that prepared it, until that session has
+ended. To every other session they say then what they say of a branch that does not exist: XAER_NOTA. So a branch is
+gone if XA RECOVER does not list it, and for no other reason. One that it lists is completed in its own session, if that
+is ours; otherwise its session is ended first. The list is asked for first, because the servers also take a statement
+for a branch whose format id is another one.
+
+Which session that is, a user lock says: a branch's session holds the lock `rm_db.mariadb.xid.lock_name` from XA START
+on, until it is reset or ends. Branches of other software have none, and are waited for.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from rm_db.connections.steps import ConnectionLost
+from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
+from xa import Code, xa_error
+
+if TYPE_CHECKING:
+    from rm_db.connections.steps import Failure, Steps
+    from rm_db.mariadb.connection import MariaConnection
+    from rm_db.mariadb.database import MariaDatabase
+    from xa import Xid
+
+UNKNOWN_XID: Final = 1397
+"""XAER_NOTA."""
+NO_SUCH_THREAD: Final = 1094
+
+_STATEMENT: Final = {"commit": b"XA COMMIT ", "rollback": b"XA ROLLBACK "}
+_PREPARES: Final = re.compile(r"\s*XA\s+PREPARE\b", re.IGNORECASE)
+_PAUSE: Final = b"DO SLEEP(0.02)"
+_TRIES: Final = 150
+"""How often a branch that is bound to a session, or being completed by another one, is tried again."""
+_PATIENCE: Final = 5
+"""After so many tries the session that a branch is bound to is ended: it is not about to complete the branch."""
+
+
+class PreparedBranches:
+    """The prepared branches of a server. Its methods talk to it in steps (`rm_db.connections.steps`)."""
+
+    def __init__(self, database: MariaDatabase) -> None:
+        self._database = database
+
+    # --- completion -----------------------------------------------------------------------------------------------
+
+    def commit(self, xid: Xid) -> Steps[Code]:
+        """XA COMMIT. XAER_NOTA: it is not there. XA_RETRY: the server refused, or another session has the branch, and
+        it stays prepared. XAER_RMFAIL: the connection was lost meanwhile."""
+        return self._complete("commit", xid)
+
+    def rollback(self, xid: Xid) -> Steps[Code]:
+        """XA ROLLBACK, also of a branch that the server is about to prepare. Errors are those of `commit`."""
+        return self._complete("rollback", xid)
+
+    def _complete(self, verb: str, xid: Xid) -> Steps[Code]:
+        database = self._database
+        own = database.parked.take(xid)
+        connection = own or database.reserve()
+        statement = _STATEMENT[verb] + encode_xid(xid)
+        try:
+            if own is not None:
+                failure = (yield from connection.ask(statement)).failure
+                if failure is None:
+                    connection.reset()
+                else:  # its session has to end, so that the next try can be made in any other
+                    connection.reusable = False
+            else:
+                failure = yield from self._in_any_session(connection, statement, verb, xid)
+        except ConnectionLost as lost:
+            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost over {verb}: {lost}", xid) from None
+        finally:
+            database.pool.release(connection)
+        if failure is not None:
+            raise xa_error(Code.XA_RETRY, f"{verb}: {failure}", xid)
+        database.parked.settled(xid)
+        return Code.XA_OK
+
+    def _in_any_session(
+        self, connection: MariaConnection, statement: bytes, verb: str, xid: Xid
+    ) -> Steps[Failure | None]:
+        """Completes a branch that no session of ours has. Returns the server's refusal. XAER_NOTA: the branch is not
+        there."""
+        if self._database.parked.is_given_up(xid):
+            holder, _ = yield from self._holder(connection, xid)
+            if holder is not None:
+                yield from self._end_session(connection, holder, verb, xid)
+        holder = None
+        for tries in range(_TRIES):
+            # the session is asked for before the list, so that what it prepares in between is on the list
+            holder, at_work = yield from self._holder(connection, xid)
+            listed = yield from self._is_listed(connection, verb, xid)
+            if not listed and verb == "rollback" and holder is not None and _PREPARES.match(at_work):
+                yield from self._end_session(connection, holder, verb, xid)
+                continue
+            if not listed:
+                raise xa_error(Code.XAER_NOTA, f"{verb}: the branch is not prepared in this server", xid)
+            failure = (yield from connection.ask(statement)).failure
+            if failure is None or failure.number != UNKNOWN_XID:
+                return failure
+            if holder is not None and tries >= _PATIENCE:
+                yield from self._end_session(connection, holder, verb, xid)
+            else:
+                yield from connection.exchange(_PAUSE)
+        whose = f"session {holder} has it" if holder is not None else "end the session of the program that prepared it"
+        raise xa_error(
+            Code.XA_RETRY,
+            f"{verb}: the branch is prepared, and bound to another session, or being completed by one: {whose}",
+            xid,
+        )
+
+    def _holder(self, connection: MariaConnection, xid: Xid) -> Steps[tuple[int | None, str]]:
+        """The number of the session that has the branch, and the statement that it carries out."""
+        asked = f"SELECT IS_USED_LOCK('{lock_name(xid)}')".encode("ascii")
+        result = yield from connection.ask(asked)
+        if result.failure is not None or not result.rows or result.rows[0][0] is None:
+            return None, ""
+        thread_id = int(result.rows[0][0])
+        result = yield from connection.ask(b"SELECT info FROM information_schema.processlist WHERE id = %d" % thread_id)
+        return thread_id, str(result.rows[0][0] or "") if result.rows else ""
+
+    def _is_listed(self, connection: MariaConnection, verb: str, xid: Xid) -> Steps[bool]:
+        result = yield from connection.ask(self._recover)
+        if result.failure is not None:
+            why = f"{verb}: whether the branch is still prepared can't be told: XA RECOVER failed: {result.failure}"
+            raise xa_error(Code.XA_RETRY, why, xid)
+        return xid in decode_xids(result.rows)
+
+    def _end_session(self, connection: MariaConnection, thread_id: int, verb: str, xid: Xid) -> Steps[None]:
+        """Ends a session, and waits until it has ended: a prepared branch is nobody's then, any other rolled back."""
+        kill = b"KILL %d" % thread_id
+        for _ in range(_TRIES):
+            failure = (yield from connection.ask(kill)).failure
+            if failure is not None and failure.number == NO_SUCH_THREAD:
+                return
+            if failure is not None:
+                why = f"{verb}: session {thread_id} has the branch, and can't be ended by this user: {failure}"
+                raise xa_error(Code.XA_RETRY, why, xid)
+            yield from connection.exchange(_PAUSE)
+        raise xa_error(Code.XA_RETRY, f"{verb}: session {thread_id} has the branch, and does not end", xid)
+
+    # --- what is prepared -----------------------------------------------------------------------------------------
+
+    @property
+    def _recover(self) -> bytes:
+        return b"XA RECOVER" if self._database.facts.is_mariadb else b"XA RECOVER CONVERT XID"
+
+    def scan(self) -> Steps[list[Xid]]:
+        """The branches that are prepared in this server."""
+        result = yield from self._database.command(self._recover)
+        return list(decode_xids(result.rows))

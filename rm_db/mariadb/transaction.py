@@ -1,0 +1,314 @@
+"""MariaTransaction: one branch on a connection to MariaDB or MySQL, from XA START until it is prepared, committed or
+rolled back.
+
+The server itself keeps the branch: until XA END it refuses every statement that would commit or roll back, also in a
+procedure. XA END is refused if the transaction is not this branch any more, or was rolled back because of a deadlock.
+
+A session that has ended its branch is reset, so that settings, variables, temporary tables and user locks do not reach
+the next one. MariaDB spoils a session that is reset while a branch is prepared in it; so it is reset only after the
+branch has ended, and closed where it did not end as asked.
+
+The server prepares branches that only read. Here such a branch is ended instead and votes read-only. A branch that is
+known to have written (the words of its statements and their row counts say so) is prepared at once. Otherwise the
+server is asked how many rows the session has written: its counters begin at 0 when it is reset.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rm_db.connections.steps import ConnectionLost, Failure
+from rm_db.mariadb.xid import encode_xid, lock_name
+from rm_db.sessions.session import end_session
+from rm_db.statements import SETS
+from xa import Code, xa_error
+from xa.branches import Unit
+from xa.sql.errors import MARIADB, ErrorKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rm_db.connections.steps import Steps
+    from rm_db.mariadb.connection import MariaConnection, Result
+    from rm_db.mariadb.database import MariaDatabase
+    from rm_db.sessions.session import Session
+    from xa import XaError, Xid
+    from xa.driver import Pending, SessionContext
+
+INTERRUPT_S: Final = 5.0
+"""How long to wait for the end of a statement that is interrupted because its branch is rolled back."""
+
+ROLLED_BACK: Final[dict[int, Code]] = {
+    1022: Code.XA_RBINTEGRITY,  # duplicate key
+    1062: Code.XA_RBINTEGRITY,
+    1451: Code.XA_RBINTEGRITY,  # foreign key
+    1452: Code.XA_RBINTEGRITY,
+    4025: Code.XA_RBINTEGRITY,  # CHECK, MariaDB
+    3819: Code.XA_RBINTEGRITY,  # CHECK, MySQL
+    1213: Code.XA_RBDEADLOCK,
+    1614: Code.XA_RBDEADLOCK,
+    1205: Code.XA_RBTRANSIENT,  # a lock was not free in time
+    1020: Code.XA_RBTRANSIENT,  # the record was changed since the snapshot
+    1613: Code.XA_RBTIMEOUT,
+    1317: Code.XA_RBTIMEOUT,  # interrupted
+    1969: Code.XA_RBTIMEOUT,  # max_statement_time
+    3024: Code.XA_RBTIMEOUT,  # max_execution_time
+    1399: Code.XA_RBPROTO,  # the session is not in this branch
+    1397: Code.XA_RBPROTO,
+    1400: Code.XA_RBPROTO,
+}
+"""The number of an error → why the work was rolled back. What is missing is XA_RBOTHER, a lost connection
+XA_RBCOMMFAIL."""
+
+_DUPLICATE: Final = 1440
+_HINTS: Final = {
+    1399: "a statement has ended the branch, or the server has rolled it back; what came before may be committed",
+    1397: "a statement has ended the branch, which only the transaction manager may; what came before may be committed",
+}
+_ENDS_THE_WORK: Final = frozenset({ErrorKind.DEADLOCK})
+_COUNTERS: Final = b"SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write','Handler_update','Handler_delete')"
+
+
+class MariaTransaction(Unit):
+    """One branch's transaction. When it has ended, `connection` is None: the connection is in the pool again, or parked
+    with the prepared branch.
+
+    The session notes here what the vote needs: `failure` is the error that made the server roll back, `misused` the
+    reason for which the session made the branch rollback-only, `used` whether any statement was carried out, `wrote`
+    whether one wrote rows, `effects` the effects of the statements' texts (`rm_db.statements`).
+    """
+
+    def __init__(
+        self,
+        xid: Xid,
+        database: MariaDatabase,
+        make_session: Callable[[MariaTransaction], Session],
+        *,
+        wait: bool,
+    ) -> None:
+        self.xid = xid
+        self._database = database
+        self._outstanding = database.outstanding
+        self._make_session = make_session
+        self._session: Session | None = None
+        self._encoded = encode_xid(xid)
+        self._ending = False
+        self.failure: Failure | None = None
+        self.misused: str | None = None
+        self.effects = 0
+        self.used = False
+        self.wrote = False
+        connection = database.pool.acquire(work=True, wait=wait)
+        self.connection: MariaConnection | None = connection
+        try:
+            results = self._outstanding.run(connection.exchange(*self.begin_commands()))
+        except ConnectionLost as lost:
+            self._close_connection()
+            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", xid) from None
+        except BaseException:
+            self._close_connection()
+            raise
+        refused = results[-1].failure
+        if refused is not None:
+            self._close_connection()
+            code = Code.XAER_DUPID if refused.number == _DUPLICATE else Code.XAER_RMERR
+            raise xa_error(code, f"XA START: {refused}", xid)
+
+    def begin_commands(self) -> tuple[bytes, bytes]:
+        """What begins the branch: the lock that says which session has it, and XA START."""
+        return f"DO GET_LOCK('{lock_name(self.xid)}', 0)".encode("ascii"), b"XA START " + self._encoded
+
+    def failed(self, failure: Failure) -> None:
+        """For the session: a statement failed. Most errors undo the statement only."""
+        if self.failure is None and MARIADB.get(failure.number) in _ENDS_THE_WORK:
+            self.failure = failure
+
+    # --- verbs --------------------------------------------------------------------------------------------------
+
+    def session(self, context: SessionContext[Any]) -> Any:
+        del context  # a session asks the transaction itself before each operation
+        if self._session is None:
+            self._session = self._make_session(self)
+        return self._session.facade
+
+    def end(self, *, fail: bool) -> None:
+        session, self._session = self._session, None
+        unflushed = None if session is None else end_session(session, self.xid, flush=not fail)
+        fault = self._check() or unflushed
+        if fault is not None:
+            raise fault
+
+    def prepare(self, *, later: bool) -> Code | Pending:
+        return self._outstanding.carry_out(self.xid, self._prepare(), later=later)
+
+    def commit(self, *, later: bool) -> Code | Pending:
+        return self._outstanding.carry_out(self.xid, self._commit(Code.XA_OK), later=later)
+
+    def start_rollback(self) -> None:
+        self._expire_session()
+        self._outstanding.run(self._rollback())
+
+    def rollback(self, *, later: bool) -> Code | Pending:
+        self._expire_session()
+        return self._outstanding.carry_out(self.xid, self._rollback(), later=later)
+
+    def abandon(self) -> None:
+        self._expire_session()
+        self._close_connection()
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _check(self) -> XaError | None:
+        """The XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None."""
+        connection = self._connected()
+        if not connection.lock.acquire(blocking=False):
+            return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
+        try:
+            connection.drain()
+            unfinished = connection.unfinished
+            gone = not unfinished and connection.went_away()
+        except ConnectionLost as lost:
+            return xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", self.xid)
+        finally:
+            connection.lock.release()
+        if gone or not connection.alive:
+            return xa_error(Code.XAER_RMFAIL, "the connection was lost: its other side has closed it", self.xid)
+        if self.failure is not None:
+            return self._rolled_back(self.failure)
+        if self.misused is not None:
+            return xa_error(Code.XA_RBPROTO, self.misused, self.xid)
+        if unfinished:
+            return xa_error(Code.XA_RBPROTO, "the rows of a statement were not read to their end", self.xid)
+        return None
+
+    def _prepare(self) -> Steps[Code]:
+        connection = self._connected()
+        try:
+            if not self.wrote and (yield from self._is_read_only(connection)):
+                return (yield from self._commit(Code.XA_RDONLY))
+        except ConnectionLost as lost:  # nothing was prepared, nothing can be committed
+            self._close_connection()
+            raise self._rolled_back(lost.failure) from None
+        parked = self._database.parked
+        parked.give_up(self.xid)  # until the answer is known: a rollback has to look for the session, too
+        try:
+            results = yield from connection.exchange(b"XA END " + self._encoded, b"XA PREPARE " + self._encoded)
+        except ConnectionLost as lost:
+            self._close_connection()
+            message = f"the connection was lost while the branch was prepared: {lost}"
+            raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
+        parked.settled(self.xid)
+        if results[1].failure is not None:
+            raise (yield from self._refused(connection, results))
+        if self._database.facts.detaches:
+            self._give_back(connection)
+        else:
+            self.connection = None
+            parked.park(self.xid, connection)
+        return Code.XA_OK
+
+    def _commit(self, answer: Code) -> Steps[Code]:
+        connection = self._connected()
+        try:
+            results = yield from connection.exchange(
+                b"XA END " + self._encoded, b"XA COMMIT " + self._encoded + b" ONE PHASE"
+            )
+        except ConnectionLost as lost:
+            self._close_connection()
+            if answer is Code.XA_RDONLY:  # nothing was written
+                raise self._rolled_back(lost.failure) from None
+            message = f"the connection was lost while the branch was committed: {lost}"
+            raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
+        if results[1].failure is not None:
+            raise (yield from self._refused(connection, results))
+        self._give_back(connection)
+        return answer
+
+    def _refused(self, connection: MariaConnection, results: list[Result]) -> Steps[XaError]:
+        """The vote or the commit was refused, and the branch is rolled back: the error to raise."""
+        first = next(result.failure for result in results if result.failure is not None)
+        assert first is not None  # noqa: S101 — there is one
+        self._leave(connection, ended=(yield from self._roll_back(connection)))
+        return self._rolled_back(self.failure or first)
+
+    def _rollback(self) -> Steps[Code]:
+        """A lost connection is no error here, because what was not prepared does not survive it."""
+        connection = self.connection
+        if connection is None or self._ending:
+            return Code.XA_OK
+        if not connection.lock.acquire(blocking=False) and not self._interrupt(connection):
+            self._close_connection()
+            return Code.XA_OK
+        self._ending = True
+        ended = False
+        try:
+            if not connection.unfinished:
+                ended = yield from self._roll_back(connection)
+        finally:
+            connection.lock.release()
+        self._leave(connection, ended=ended)
+        return Code.XA_OK
+
+    def _roll_back(self, connection: MariaConnection) -> Steps[bool]:
+        """XA ROLLBACK; whether it was carried out."""
+        try:
+            results = yield from connection.exchange(b"XA END " + self._encoded, b"XA ROLLBACK " + self._encoded)
+        except ConnectionLost:
+            return False
+        return results[1].failure is None
+
+    def _leave(self, connection: MariaConnection, *, ended: bool) -> None:
+        """A session in which the rollback was refused is closed, and what was not prepared ends with it."""
+        if ended:
+            self._give_back(connection)
+        else:
+            self._close_connection()
+
+    def _is_read_only(self, connection: MariaConnection) -> Steps[bool]:
+        if not self.used:
+            return True
+        result = yield from connection.ask(_COUNTERS)
+        return result.failure is None and all(int(count) == 0 for _, count in result.rows)
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _expire_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.expire()
+
+    def _connected(self) -> MariaConnection:
+        if self.connection is None:
+            raise xa_error(Code.XAER_NOTA, "the work was abandoned", self.xid)
+        return self.connection
+
+    def _give_back(self, connection: MariaConnection) -> None:
+        """The branch has ended: the session is reset, and the reply collected before its next use."""
+        self.connection = None
+        if self.effects & SETS and not connection.driver.db:
+            connection.reusable = False  # USE can't be undone where the URL names no database
+        try:
+            connection.reset()
+        except ConnectionLost:
+            connection.reusable = False
+        self._database.pool.release(connection)
+
+    def _close_connection(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.reusable = False
+            self._database.pool.release(connection)
+
+    def _interrupt(self, connection: MariaConnection) -> bool:
+        """Another thread is in a statement: interrupts that and takes the connection, or cuts the connection."""
+        if self._database.kill_query(connection.thread_id) and connection.lock.acquire(timeout=INTERRUPT_S):
+            return True
+        connection.cut()
+        return False
+
+    def _rolled_back(self, failure: Failure) -> XaError:
+        """The XA_RB* that `failure` stands for."""
+        lost = not failure.number or MARIADB.get(failure.number) is ErrorKind.LOST
+        code = Code.XA_RBCOMMFAIL if lost else ROLLED_BACK.get(failure.number, Code.XA_RBOTHER)
+        hint = _HINTS.get(failure.number)
+        return xa_error(code, f"{failure} ({hint})" if hint else str(failure), self.xid)

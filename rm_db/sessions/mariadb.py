@@ -1,0 +1,228 @@
+"""MariaSession: what the application works with in a branch of MariaDB or MySQL, during one association.
+
+Its `facade` is a SQLAlchemy connection, from which the ORM session and the PyMySQL connection are reached. Each of them
+is made at its first use.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import pymysql
+
+from rm_db.connections.steps import ConnectionLost, drive
+from rm_db.mariadb.connection import failure_of
+from rm_db.sessions.errors import busy_error, expired_error, no_asyncio_error, reserved_error, unfinished_error
+from rm_db.sessions.lazy_connection import LazyBranchConnection
+from rm_db.sessions.pymysql_connection import PymysqlConnection
+from rm_db.sessions.statement_lock import StatementLock, on_event_loop
+from rm_db.statements import DEFINES, ENDS, WRITES, classify
+from xa import Code, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy.engine import Engine
+
+    from rm_db.connections.steps import Steps
+    from rm_db.mariadb.connection import MariaConnection
+    from rm_db.mariadb.transaction import MariaTransaction
+    from rm_db.sessions.session_engine import SessionEngine
+    from xa import Xid
+
+BEGIN_S: Final = 60.0
+"""How long the server may take to answer XA START."""
+_LEVEL: Final = re.compile(r"[A-Z]+(?: [A-Z]+)*")
+
+
+class MariaAccess:
+    """The rules for the use of a branch's connection by the application, until the association ends: one statement at a
+    time, and none that begins, ends or leaves the branch."""
+
+    __slots__ = ("_over", "statement_lock", "work")
+
+    def __init__(self, work: MariaTransaction) -> None:
+        self.work = work
+        self.statement_lock = StatementLock(work.xid)
+        self._over = False
+
+    @property
+    def xid(self) -> Xid:
+        return self.work.xid
+
+    @property
+    def is_over(self) -> bool:
+        return self._over
+
+    def expire(self) -> None:
+        """The association has ended."""
+        self._over = True
+
+    def set_rollback_only(self, why: str) -> None:
+        self.work.misused = self.work.misused or why
+
+    def note_lost(self, why: str) -> None:
+        """SQLAlchemy considers the connection broken; the work is rolled back in any case."""
+        self.set_rollback_only(why)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        with self.statement_lock.hold():
+            yield
+
+    def admit(self, statement: str | bytes) -> int:
+        """The effects of a statement (`rm_db.statements`). One that would begin, end or leave the branch is refused."""
+        text = statement if isinstance(statement, str) else statement.decode("latin-1")
+        effects = classify(text)
+        if effects & (ENDS | DEFINES):
+            self.refuse(repr(text.strip()[:60]))
+        return effects
+
+    @contextmanager
+    def statement(self) -> Iterator[MariaConnection]:
+        """Around one statement: the connection."""
+        with self.further_result() as connection:
+            connection.drain()
+            if connection.unfinished:
+                raise unfinished_error(self.xid)
+            self.work.used = True
+            yield connection
+
+    @contextmanager
+    def further_result(self) -> Iterator[MariaConnection]:
+        """Around reading another result of the last statement: the connection."""
+        with self.statement_lock:
+            connection = self._enter()
+            try:
+                yield connection
+            except ConnectionLost as lost:
+                raise pymysql.OperationalError(2013, str(lost)) from None
+            except pymysql.MySQLError as error:
+                self.work.failed(failure_of(error))
+                raise
+            finally:
+                if connection.is_cut:
+                    connection.close()
+                connection.lock.release()
+
+    def _enter(self) -> MariaConnection:
+        connection = self.work.connection
+        if self._over or connection is None:
+            raise expired_error(self.xid)
+        if not connection.lock.acquire(blocking=False):
+            if self.statement_lock.is_ending or on_event_loop():
+                raise busy_error(self.xid)
+            connection.lock.acquire()
+        if self._over or self.work.connection is not connection:
+            connection.lock.release()
+            raise expired_error(self.xid)
+        return connection
+
+    def done(self, effects: int, rowcount: int) -> None:
+        """A statement with these effects was carried out."""
+        self.work.effects |= effects
+        if effects & WRITES and rowcount > 0:
+            self.work.wrote = True
+
+    def set_isolation(self, level: str) -> None:
+        """Of this branch, before its first statement: it is begun anew."""
+        if not _LEVEL.fullmatch(level.upper()):
+            raise ValueError(f"{level!r} is no isolation level")
+        work = self.work
+        if work.used:
+            raise xa_error(Code.XAER_PROTO, "the isolation level can be set before the first statement only", self.xid)
+        with self.statement_lock:
+            connection = self._enter()
+            try:
+                drive(self._begin_anew(connection, level.upper().encode("ascii")), BEGIN_S)
+            except ConnectionLost as lost:
+                raise pymysql.OperationalError(2013, str(lost)) from None
+            finally:
+                connection.lock.release()
+
+    def _begin_anew(self, connection: MariaConnection, level: bytes) -> Steps[None]:
+        work = self.work
+        lock, start = work.begin_commands()
+        end, roll_back = (verb + start.removeprefix(b"XA START") for verb in (b"XA END", b"XA ROLLBACK"))
+        results = yield from connection.exchange(
+            end, roll_back, b"SET TRANSACTION ISOLATION LEVEL " + level, lock, start
+        )
+        if results[-1].failure is not None:
+            work.misused = f"XA START: {results[-1].failure}"
+        refused = results[2].failure or results[-1].failure
+        if refused is not None:
+            raise pymysql.OperationalError(refused.number, refused.message)
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raises the error for `what`, which is reserved to the transaction manager."""
+        if self._over:
+            raise expired_error(self.xid)
+        raise reserved_error(what, self.xid)
+
+
+class MariaBranchConnection(LazyBranchConnection):
+    """A branch's SQLAlchemy connection; `orm` and `pymysql` are other ways to the same transaction."""
+
+    def __init__(self, session: MariaSession) -> None:
+        super().__init__(session.access)
+        self._session = session
+
+    def _make(self) -> tuple[Engine, PymysqlConnection]:
+        return self._session.engine, self._session.pymysql
+
+    @property
+    def pymysql(self) -> PymysqlConnection:
+        """The PyMySQL connection."""
+        return self._session.pymysql
+
+    @property
+    def asyncio(self) -> NoReturn:
+        """Refused: PyMySQL can't be awaited."""
+        raise no_asyncio_error("MariaDB", self._session.access.xid)
+
+    def _set_isolation(self, level: str) -> None:
+        self._session.access.set_isolation(level)
+
+
+class MariaSession:
+    """One association's session."""
+
+    __slots__ = ("_engine", "_facade", "_pymysql", "access")
+
+    def __init__(self, engine: SessionEngine, work: MariaTransaction) -> None:
+        self._engine = engine
+        self._facade: MariaBranchConnection | None = None
+        self._pymysql: PymysqlConnection | None = None
+        self.access = MariaAccess(work)
+
+    @property
+    def engine(self) -> Engine:
+        """SQLAlchemy's engine."""
+        return self._engine.made
+
+    @property
+    def facade(self) -> MariaBranchConnection:
+        """The SQLAlchemy connection."""
+        if self._facade is None:
+            self._facade = MariaBranchConnection(self)
+        return self._facade
+
+    @property
+    def pymysql(self) -> PymysqlConnection:
+        """The PyMySQL connection."""
+        if self._pymysql is None:
+            connection = self.access.work.connection
+            if connection is None or self.access.is_over:
+                raise expired_error(self.access.xid)
+            self._pymysql = PymysqlConnection(self.access, connection.driver)
+        return self._pymysql
+
+    def finish(self) -> None:
+        self.access.statement_lock.is_ending = True
+        if self._facade is not None:
+            self._facade.finish()
+
+    def expire(self) -> None:
+        self.access.expire()

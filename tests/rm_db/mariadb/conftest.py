@@ -1,0 +1,41 @@
+"""These fixtures are shared by the tests of MariaResource."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.rm_db.harness import MariaHarness
+from xabridge.testing.contract.client import RMID, Client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from xabridge.testing.mariadb import MariaDB
+
+
+@pytest.fixture(scope="module")
+def maria_database(mariadb_server: MariaDB) -> str:
+    """The URL of a database that the tests of a module share."""
+    mariadb_server.start()
+    return mariadb_server.create_database("mariadb")
+
+
+@pytest.fixture
+def harness(mariadb: MariaDB, maria_database: str) -> Iterator[MariaHarness]:
+    """A database."""
+    harness = MariaHarness(mariadb, maria_database)
+    harness.admin("CREATE OR REPLACE TABLE account (id int PRIMARY KEY, amount int CHECK (amount >= 0))")
+    harness.admin("INSERT INTO account VALUES (1, 100), (2, 100)")
+    yield harness
+    harness.close()
+
+
+@pytest.fixture
+def client(harness: MariaHarness) -> Iterator[Client]:
+    """A MariaResource, closed and seen to have left nothing behind."""
+    client = Client(harness)
+    yield client
+    client.rm.close("", RMID)
+    assert harness.leaks() == []

@@ -1,0 +1,476 @@
+"""These tests cover what is peculiar to prepared branches of MariaDB: they are bound to the session that prepared them,
+and other sessions hear "unknown" of a branch that is there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pymysql
+import pytest
+import sqlalchemy as sa
+
+from rm_db.mariadb import prepared_branches
+from rm_db.mariadb.xid import lock_name
+from tests.rm_db.harness import MariaHarness, maria_connections
+from xa import TMFAIL, TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable, Xid
+from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
+
+if TYPE_CHECKING:
+    from xabridge.testing.mariadb import MariaDB
+
+PATIENCE_S = 60
+
+
+def holder(harness: MariaHarness, xid: Xid) -> int | None:
+    """The session that has the branch."""
+    ((found,),) = harness.admin("SELECT IS_USED_LOCK(%s)", lock_name(xid))
+    return found if isinstance(found, int) else None
+
+
+def stranger(harness: MariaHarness, name: str, *, prepare: bool = True) -> pymysql.connections.Connection[Any]:
+    """A branch of other software, in its own session."""
+    url = harness._url
+    connection = pymysql.connect(
+        host="127.0.0.1",
+        port=url.port or 0,
+        user=url.username,
+        password=url.password or "",
+        database=url.database,
+        autocommit=True,
+    )
+    with connection.cursor() as cursor:
+        for statement in ("XA START '{}'", "INSERT INTO work VALUES ('{}')", "XA END '{}'"):
+            cursor.execute(statement.format(name))
+        if prepare:
+            cursor.execute(f"XA PREPARE '{name}'")
+    return connection
+
+
+# --- whose a prepared branch is -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_another_process_completes_a_branch_whose_session_lives(
+    client: Client, harness: MariaHarness, verb: str
+) -> None:
+    xid = client.prepared(key := new_key())
+    bound = holder(harness, xid)
+    assert bound is not None
+    other = Client(harness)
+    with elsewhere():
+        assert getattr(other, verb)(xid) is Code.XA_OK
+    assert (key in harness.committed()) is (verb == "commit")
+    assert holder(harness, xid) is None
+    with refused(Code.XAER_NOTA):
+        client.rm.commit(xid, RMID, 0)  # its own session is gone, and so is the branch
+    other.rm.close("", RMID)
+
+
+def test_a_session_completes_its_own_branch_and_is_used_again(client: Client, harness: MariaHarness) -> None:
+    threads = set()
+    for _ in range(5):
+        xid = client.prepared(new_key())
+        threads.add(holder(harness, xid))
+        client.commit(xid)
+        assert holder(harness, xid) is None
+    assert len(threads) == 1
+
+
+def test_what_other_software_has_prepared_is_waited_for(
+    client: Client, harness: MariaHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session has no lock of ours: it is left alone, and the branch is no unknown one."""
+    monkeypatch.setattr(prepared_branches, "_TRIES", 10)
+    key = new_key().replace(" ", "_")
+    theirs = stranger(harness, key)
+    xid = Xid(1, key.encode())
+    assert xid in client.in_doubt()
+    with refused(Code.XA_RETRY):
+        client.commit(xid)
+    with refused(Code.XA_RETRY):
+        client.rollback(xid)
+    assert theirs.open
+    with theirs.cursor() as cursor:
+        cursor.execute("SELECT 1")  # it still lives
+    closer = threading.Timer(0.1, theirs.close)
+    monkeypatch.setattr(prepared_branches, "_TRIES", 150)
+    closer.start()
+    assert client.commit(xid) is Code.XA_OK  # in the moment in which its session ends
+    assert key in harness.committed()
+    closer.join()
+
+
+def test_unknown_while_another_session_commits_is_not_done(
+    client: Client, harness: MariaHarness, mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that another session has begun may still be lost with the server."""
+    monkeypatch.setattr(prepared_branches, "_TRIES", 10)
+    xid = client.prepared(key := new_key())
+    client.rm.driver.unit_driver.database.parked.close()  # type: ignore[attr-defined]
+    other = Client(harness)
+    mariadb_lock = pymysql.connect(unix_socket=f"{mariadb._folder}/socket", user="root", autocommit=True)
+    mariadb_lock.query("FLUSH TABLES WITH READ LOCK")
+    committing = threading.Thread(target=lambda: other.commit(xid))
+    committing.start()
+    while not harness.admin("SELECT id FROM information_schema.processlist WHERE info LIKE 'XA COMMIT%'"):
+        pass
+    for verb in (client.commit, client.rollback):
+        with refused(Code.XA_RETRY):
+            verb(xid)
+    assert xid in client.in_doubt()
+    mariadb_lock.query("UNLOCK TABLES")
+    mariadb_lock.close()
+    committing.join(PATIENCE_S)
+    assert key in harness.committed()
+    with refused(Code.XAER_NOTA):
+        client.rollback(xid)
+    other.rm.close("", RMID)
+
+
+def test_a_branch_of_another_format_id_is_never_taken_for_ours(client: Client, harness: MariaHarness) -> None:
+    """MariaDB itself looks at gtrid and bqual only."""
+    key = new_key().replace(" ", "_")
+    theirs = stranger(harness, key)
+    theirs.close()
+    for verb in (client.commit, client.rollback):
+        with refused(Code.XAER_NOTA):
+            verb(Xid(2, key.encode()))
+    assert client.commit(Xid(1, key.encode())) is Code.XA_OK
+    assert key in harness.committed()
+
+
+@pytest.mark.parametrize(
+    "xid",
+    [
+        Xid(0, b"\x00", b""),
+        Xid(2**31 - 1, bytes(range(64)), bytes(range(192, 256))),
+        Xid(1, b"'\\\"\n\x1a%s;--", b"'\\0"),
+        Xid(1, b"g" * 64, b"b" * 64),
+        Xid(5, b"0x41", b"X'41'"),
+    ],
+)
+def test_any_octets_are_an_xid(client: Client, harness: MariaHarness, xid: Xid) -> None:
+    client.prepared(key := new_key(), xid)
+    assert xid in client.in_doubt()
+    other = Client(harness)
+    with elsewhere():
+        assert other.commit(xid) is Code.XA_OK
+    assert key in harness.committed()
+    other.rm.close("", RMID)
+
+
+def test_more_prepared_branches_than_connections(harness: MariaHarness) -> None:
+    """A session is ended when its connection is needed; its branch is completed in another one."""
+    harness.narrow()
+    client = Client(harness)
+    keys = {client.prepared(key): key for key in (new_key() for _ in range(30))}
+    assert len(maria_connections(client.rm)) <= 5
+    assert client.in_doubt() >= keys.keys()
+    for xid in keys:
+        assert client.commit(xid) is Code.XA_OK
+    assert harness.committed() >= set(keys.values())
+    client.rm.close("", RMID)
+    assert harness.leaks() == []
+
+
+def test_prepared_branches_of_a_closed_instance(client: Client, harness: MariaHarness) -> None:
+    xid = client.prepared(key := new_key())
+    client.rm.close("", RMID)
+    assert holder(harness, xid) is None
+    client.rm.open(harness.open_string, RMID, 0)
+    assert client.commit(xid) is Code.XA_OK
+    assert key in harness.committed()
+
+
+# --- the server and the network fail --------------------------------------------------------------------------------
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_a_server_that_is_killed_while_a_branch_is_prepared(harness: MariaHarness, verb: str) -> None:
+    client = Client(harness)
+    xid = client.prepared(key := new_key())
+    unprepared = client.ended(new_key())
+    harness.go_down()
+    harness.come_back()
+    with elsewhere():
+        other = Client(harness)
+        assert xid in other.in_doubt()
+        assert unprepared not in other.in_doubt()
+        assert getattr(other, verb)(xid) is Code.XA_OK
+        other.rm.close("", RMID)
+    assert (key in harness.committed()) is (verb == "commit")
+
+
+def test_a_session_that_is_killed_before_the_commit(client: Client, harness: MariaHarness) -> None:
+    xid = client.prepared(key := new_key())
+    harness.admin(f"KILL {holder(harness, xid)}")
+    while holder(harness, xid) is not None:
+        pass
+    assert client.commit(xid) is Code.XA_OK
+    assert key in harness.committed()
+
+
+@pytest.mark.parametrize("statement", [b"XA PREPARE", b"XA END"])
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_the_reply_to_prepare_is_lost(client: Client, harness: MariaHarness, statement: bytes, verb: str) -> None:
+    xid = client.ended(key := new_key())
+    harness.proxy.hold_replies_to(statement)
+    voter = threading.Timer(0.3, harness.proxy.cut)
+    voter.start()
+    with pytest.raises(ResourceUnavailable):
+        client.prepare(xid)
+    voter.join()
+    client.rm.open(harness.open_string, RMID, 0)
+    if verb == "commit":
+        assert client.commit(xid) is Code.XA_OK
+    else:
+        assert client.rollback(xid) is Code.XA_OK
+    assert (key in harness.committed()) is (verb == "commit")
+    assert xid not in client.in_doubt()
+
+
+def test_a_vote_that_was_given_up_is_not_cast_later(harness: MariaHarness, mariadb: MariaDB) -> None:
+    """XA PREPARE hangs in the server; the rollback ends its session first."""
+    harness.open_string += "?xa_reply_s=1"
+    client = Client(harness)
+    xid = client.ended(new_key())
+    blocker = pymysql.connect(unix_socket=f"{mariadb._folder}/socket", user="root", autocommit=True)
+    blocker.query("FLUSH TABLES WITH READ LOCK")
+    try:
+        with pytest.raises((ResourceUnavailable, BranchRolledBack)):
+            client.prepare(xid)
+        client.rm.open(harness.open_string, RMID, 0)
+        with refused(Code.XAER_NOTA):
+            client.rollback(xid)
+    finally:
+        blocker.query("UNLOCK TABLES")
+        blocker.close()
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        assert xid not in client.in_doubt()
+    client.rm.close("", RMID)
+    assert harness.leaks() == []
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_the_reply_to_the_second_phase_is_lost(client: Client, harness: MariaHarness, verb: str) -> None:
+    xid = client.prepared(key := new_key())
+    harness.proxy.hold_replies_to(f"XA {verb.upper()}".encode())
+    cutter = threading.Timer(0.3, harness.proxy.cut)
+    cutter.start()
+    with pytest.raises(ResourceUnavailable):
+        getattr(client, verb)(xid)
+    cutter.join()
+    client.rm.open(harness.open_string, RMID, 0)
+    with refused(Code.XAER_NOTA):
+        client.commit(xid)
+    assert (key in harness.committed()) is (verb == "commit")
+
+
+# --- the vote --------------------------------------------------------------------------------------------------------
+def vote(client: Client, xid: Xid) -> BranchRolledBack:
+    """Ends and prepares; both may say no, and the first to say so says why."""
+    try:
+        client.end(xid)
+        with pytest.raises(BranchRolledBack) as raised:
+            client.prepare(xid)
+        no = raised.value
+    except BranchRolledBack as told:
+        client.retrying("rollback", xid)
+        no = told
+    with refused(Code.XAER_NOTA):
+        client.rollback(xid)
+    return no
+
+
+@pytest.mark.parametrize("swallowed", [True, False])
+def test_a_deadlock(client: Client, harness: MariaHarness, swallowed: bool) -> None:
+    """The server rolls the whole branch back, whatever the application thinks of the error."""
+    xid = new_xid()
+    client.start(xid)
+    connection = client.rm.session(RMID).pymysql
+    connection.query("UPDATE account SET amount = 1 WHERE id = 1")
+    theirs = stranger(harness, new_key().replace(" ", "_"), prepare=False)
+    theirs.close()
+    rival = pymysql.connect(
+        unix_socket=f"{harness._server._folder}/socket", user="root", database=harness._url.database
+    )
+    for _ in range(5):
+        rival.query("INSERT INTO work VALUES (UUID())")  # it has written more, and is not the victim
+    rival.query("UPDATE account SET amount = 2 WHERE id = 2")
+    waits = threading.Thread(target=rival.query, args=("UPDATE account SET amount = 2 WHERE id = 1",))
+    waits.start()
+    while not harness._server.ask("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"):
+        time.sleep(0.01)
+    with pytest.raises(pymysql.OperationalError, match="1213"):
+        connection.query("UPDATE account SET amount = 1 WHERE id = 2")
+    if swallowed:
+        with pytest.raises(pymysql.MySQLError):
+            connection.query("INSERT INTO work VALUES ('behind')")
+    waits.join(PATIENCE_S)
+    rival.rollback()
+    rival.close()
+    assert vote(client, xid).code is Code.XA_RBDEADLOCK
+    assert harness.admin("SELECT amount FROM account WHERE id = 1") == [(100,)]
+
+
+def test_a_lock_wait_timeout_undoes_the_statement_only(client: Client, harness: MariaHarness) -> None:
+    orphan = client.prepared(new_key())
+    with elsewhere():
+        client.rollback(orphan)
+    other = new_xid()
+    with elsewhere():
+        client.start(other)
+        client.rm.session(RMID).pymysql.query("UPDATE account SET amount = 1 WHERE id = 1")
+        client.end(other)
+    xid = new_xid()
+    client.start(xid)
+    connection = client.rm.session(RMID).pymysql
+    connection.query("UPDATE account SET amount = 5 WHERE id = 2")
+    connection.query("SET SESSION innodb_lock_wait_timeout = 1")
+    with pytest.raises(pymysql.OperationalError, match="1205"):
+        connection.query("UPDATE account SET amount = 5 WHERE id = 1")
+    client.end(xid)
+    assert client.prepare(xid) is Code.XA_OK
+    client.commit(xid)
+    client.rollback(other)
+    assert harness.admin("SELECT amount FROM account ORDER BY id") == [(100,), (5,)]
+
+
+def test_a_failed_statement_is_undone_alone(client: Client, harness: MariaHarness) -> None:
+    xid = new_xid()
+    client.start(xid)
+    session = client.rm.session(RMID)
+    session.execute(sa.text("UPDATE account SET amount = 5 WHERE id = 2"))
+    for statement in ("INSERT INTO account VALUES (1, 1)", "UPDATE account SET amount = -1", "SELEC 1"):
+        with pytest.raises(sa.exc.DBAPIError):
+            session.execute(sa.text(statement))
+    client.end(xid)
+    assert client.prepare(xid) is Code.XA_OK
+    client.commit(xid)
+    assert harness.admin("SELECT amount FROM account ORDER BY id") == [(100,), (5,)]
+
+
+def test_an_xid_that_exists(client: Client, harness: MariaHarness) -> None:
+    key = new_key().replace(" ", "_")
+    theirs = stranger(harness, key)
+    with refused(Code.XAER_DUPID):
+        client.start(Xid(1, key.encode()))
+    theirs.close()
+    client.rollback(Xid(1, key.encode()))
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        [],
+        ["SELECT * FROM account"],
+        ["SELECT * FROM account FOR UPDATE"],
+        ["SELECT amount, count(*) FROM account GROUP BY amount ORDER BY 2"],
+        ["UPDATE account SET amount = 3 WHERE id = 99"],
+        ["SELECT table_name FROM information_schema.tables"],
+        ["SHOW TABLES", "SET @a = 1", "SAVEPOINT a", "RELEASE SAVEPOINT a"],
+        ["SELECT largest()"],
+    ],
+)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_branch_that_wrote_nothing_votes_read_only(
+    client: Client, harness: MariaHarness, statements: list[str], later: bool
+) -> None:
+    harness.admin("CREATE OR REPLACE FUNCTION largest() RETURNS int RETURN (SELECT max(amount) FROM account)")
+    xid = new_xid()
+    client.start(xid)
+    for statement in statements:
+        client.rm.session(RMID).pymysql.query(statement)
+    client.end(xid)
+    assert (client.wait(client.send("prepare", xid)) if later else client.prepare(xid)) is Code.XA_RDONLY
+    with refused(Code.XAER_NOTA):
+        client.commit(xid)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO account VALUES (3, 3)",
+        "INSERT INTO account SELECT id + 2, 3 FROM account",
+        "REPLACE INTO account VALUES (1, 3)",
+        "UPDATE account SET amount = 3",
+        "DELETE FROM account WHERE id = 1",
+        "SELECT writes()",
+        "CALL changes()",
+        "SET @a = writes()",
+        "DO writes()",
+        "EXECUTE IMMEDIATE 'UPDATE account SET amount = 3'",
+        "WITH x AS (SELECT 1) SELECT writes() FROM x",
+        "SET STATEMENT max_statement_time = 5 FOR UPDATE account SET amount = 3",
+        "SELECT 1; -- ",
+    ],
+)
+def test_a_branch_that_wrote_anything_is_prepared(client: Client, harness: MariaHarness, statement: str) -> None:
+    harness.admin("CREATE OR REPLACE FUNCTION writes() RETURNS int BEGIN UPDATE account SET amount = 3; RETURN 1; END")
+    harness.admin("CREATE OR REPLACE PROCEDURE changes() BEGIN UPDATE account SET amount = 3 WHERE id = 1; END")
+    xid = new_xid()
+    client.start(xid)
+    client.rm.session(RMID).pymysql.query(statement)
+    client.end(xid)
+    if "writes" not in statement and statement.startswith("SELECT"):
+        assert client.prepare(xid) is Code.XA_RDONLY
+        return
+    assert client.prepare(xid) is Code.XA_OK
+    assert xid in client.in_doubt()
+    client.commit(xid)
+    assert harness.admin("SELECT id, amount FROM account ORDER BY id") != [(1, 100), (2, 100)]
+
+
+# --- threads --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("statement", ["SELECT SLEEP(60)", "UPDATE account SET amount = SLEEP(60)"])
+def test_a_statement_is_interrupted_when_its_branch_is_rolled_back(
+    client: Client, harness: MariaHarness, statement: str
+) -> None:
+    xid = new_xid()
+    told: list[BaseException] = []
+
+    def work() -> None:
+        with elsewhere():
+            client.start(xid)
+            session = client.rm.session(RMID)
+            session.pymysql.query("INSERT INTO work VALUES ('interrupted')")
+            try:
+                session.pymysql.query(statement)
+            except BaseException as error:  # noqa: BLE001 — whatever it is told
+                told.append(error)
+            try:
+                client.end(xid, TMFAIL)
+            except BranchRolledBack as error:
+                told.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not harness.admin(
+        "SELECT 1 FROM information_schema.processlist WHERE info LIKE '%%SLEEP(60)%%' AND id <> CONNECTION_ID()"
+    ):
+        time.sleep(0.01)
+    unit = client.rm.driver._branches[xid].unit  # type: ignore[attr-defined]
+    begun = time.monotonic()
+    unit.start_rollback()
+    assert time.monotonic() - begun < 30
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    client.retrying("rollback", xid)
+    assert "interrupted" not in harness.committed()
+    assert harness.admin("SELECT amount FROM account ORDER BY id") == [(100,), (100,)]
+    assert told
+
+
+def test_one_phase(client: Client, harness: MariaHarness) -> None:
+    xid = client.ended(key := new_key())
+    assert client.commit(xid, TMONEPHASE) is Code.XA_OK
+    assert key in harness.committed()
+
+
+def test_forget(client: Client) -> None:
+    xid = client.prepared(new_key())
+    with elsewhere(), refused(Code.XAER_PROTO):
+        client.forget(xid)
+    client.rollback(xid)
+    with refused(Code.XAER_NOTA):
+        client.forget(xid)

@@ -1,0 +1,236 @@
+"""These tests cover what a MariaResource finds when it is opened, and what `xabridge doctor` says of it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rm_db import MariaResource
+from rm_db.mariadb.server import MIN_MARIADB, MIN_MYSQL, Facts
+from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
+from xa import NULL_XID, TMSUCCESS, Code, ResourceError, ResourceUnavailable, XaError, Xid
+from xa.diagnosis import Health
+from xabridge.testing.contract.client import RMID, Client, new_key, new_xid, refused
+from xabridge.testing.mariadb import MariaDB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.rm_db.harness import MariaHarness
+
+PAGE = (Path(__file__).parents[3] / "docs" / "mariadb.md").read_text(encoding="utf-8")
+
+
+def failure(url: str) -> XaError:
+    """Why it can't be opened."""
+    rm = MariaResource()
+    with pytest.raises(XaError) as raised:
+        rm.open(url, RMID)
+    with refused(Code.XAER_PROTO):
+        rm.recover(RMID)
+    return raised.value
+
+
+@pytest.fixture
+def careless() -> Iterator[MariaDB]:
+    """A MariaDB with a binary log that forces neither that nor its own log; it can be made read-only."""
+    server = MariaDB({"innodb-flush-log-at-trx-commit": "2", "log-bin": "log", "server-id": "1", "sync-binlog": "0"})
+    server.start()
+    yield server
+    server.remove()
+
+
+# --- servers --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("version", "name", "usable"),
+    [
+        ("10.11.19-MariaDB-0+deb12u1", "MariaDB 10.11.19", True),
+        ("5.5.5-10.6.21-MariaDB-log", "MariaDB 10.6.21", True),
+        ("11.4.2-MariaDB-ubu2404", "MariaDB 11.4.2", True),
+        ("10.5.2-MariaDB", "MariaDB 10.5.2", True),
+        ("10.5.1-MariaDB", "MariaDB 10.5.1", False),
+        ("10.4.34-MariaDB-log", "MariaDB 10.4.34", False),
+        ("5.5.68-MariaDB", "MariaDB 5.5.68", False),
+        ("8.0.30", "MySQL 8.0.30", True),
+        ("8.4.3-commercial", "MySQL 8.4.3", True),
+        ("9.1.0", "MySQL 9.1.0", True),
+        ("8.0.29", "MySQL 8.0.29", False),
+        ("5.7.44-log", "MySQL 5.7.44", False),
+        ("strange", "MySQL strange", False),
+    ],
+)
+def test_versions(version: str, name: str, usable: bool) -> None:
+    facts = Facts.of({"version": version})
+    assert facts.name == name
+    assert facts.is_mariadb is name.startswith("MariaDB")
+    if usable:
+        facts.check()
+    else:
+        with pytest.raises(ResourceError, match=re.escape(name)) as raised:
+            facts.check()
+        assert 'mode = "decider"' in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"wsrep_on": "ON"}, "Galera"),
+        ({"read_only": "ON"}, "name the primary"),
+        ({"innodb_read_only": "ON"}, "name the primary"),
+    ],
+)
+def test_servers_that_can_not_be_used(variables: dict[str, str], told: str) -> None:
+    with pytest.raises(ResourceError, match=told):
+        Facts.of({"version": "10.11.19-MariaDB", **variables}).check()
+
+
+def test_who_keeps_a_prepared_branch() -> None:
+    assert not Facts.of({"version": "10.11.19-MariaDB"}).detaches
+    assert Facts.of({"version": "8.4.3", "xa_detach_on_prepare": "ON"}).detaches
+    assert not Facts.of({"version": "8.4.3", "xa_detach_on_prepare": "OFF"}).detaches
+
+
+def test_the_page_has_the_versions() -> None:
+    assert f"MariaDB before {'.'.join(map(str, MIN_MARIADB))} | refused" in PAGE
+    assert f"MySQL before {'.'.join(map(str, MIN_MYSQL))} | refused" in PAGE
+
+
+def test_settings_that_are_not_durable_are_told(careless: MariaDB, caplog: pytest.LogCaptureFixture) -> None:
+    url = careless.create_database("mariadb")
+    rm = MariaResource()
+    with caplog.at_level(logging.WARNING, "xabridge.rm_db"):
+        rm.open(url, RMID)
+    rm.close("", RMID)
+    assert "innodb_flush_log_at_trx_commit is 2" in caplog.text
+    assert "sync_binlog is 0" in caplog.text
+    found = {check.subject: check for check in rm.diagnose(url).checks}
+    assert found["durability"].health is Health.FAIL
+    careless.admin("SET GLOBAL read_only = 1")
+    assert "name the primary" in failure(url).message
+    assert {check.subject: check.health for check in rm.diagnose(url).checks}["writable"] is Health.FAIL
+
+
+# --- open strings ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("scheme", ["mariadb", "mysql", "mariadb+pymysql", "mysql+pymysql"])
+def test_schemes(mariadb: MariaDB, scheme: str) -> None:
+    rm = MariaResource()
+    rm.open(mariadb.create_database(scheme), RMID)
+    rm.close("", RMID)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://h/d",
+        "mariadb:h/d",
+        "mysql+mysqldb://h/d",
+        "mariadb://h:port/d",
+        "mariadb://h/d?xa_pool_size=0",
+        "mariadb://h/d?xa_nonsense=1",
+        "mariadb://h/d?init_command=SET+x",
+        "mariadb://h/d?sql_mode=ANSI",
+    ],
+)
+def test_what_is_no_open_string_for_it(url: str) -> None:
+    assert failure(url).code is Code.XAER_INVAL
+
+
+def test_nobody_is_there() -> None:
+    error = failure("mariadb://me:secret%20word@127.0.0.1:1/d")
+    assert isinstance(error, ResourceUnavailable)
+    assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize("wrong", [("/test_", "/nowhere_"), (":s3cret@", ":wrong@")])
+def test_what_the_server_refuses(mariadb: MariaDB, wrong: tuple[str, str]) -> None:
+    url = mariadb.create_database("mariadb").replace(*wrong)
+    error = failure(url)
+    assert isinstance(error, ResourceError)
+    assert "wrong" not in error.message
+    (check,) = MariaResource().diagnose(url).checks
+    assert (check.health, check.subject) == (Health.FAIL, "credentials")
+
+
+def test_a_server_that_allows_fewer_connections_than_the_pool(mariadb: MariaDB) -> None:
+    """Prepared branches give theirs up; the rest shares what there is."""
+    url = mariadb.create_database("mariadb")
+    user = url.partition("//")[2].partition(":")[0]
+    mariadb.admin(f"ALTER USER {user}@'%' WITH MAX_USER_CONNECTIONS 2")
+    mariadb.admin(f"CREATE TABLE {user}.work (k int) ENGINE = InnoDB")
+    rm = MariaResource()
+    rm.open(url, RMID)
+    xids = []
+    for number in range(10):
+        xid = new_xid()
+        rm.start(xid, RMID)
+        rm.session(RMID).pymysql.cursor().execute("INSERT INTO work VALUES (%s)", [number])
+        rm.end(xid, RMID, TMSUCCESS)
+        assert rm.prepare(xid, RMID) is Code.XA_OK
+        xids.append(xid)
+    for xid in xids:
+        assert rm.commit(xid, RMID) is Code.XA_OK
+    rm.close("", RMID)
+    assert len(mariadb.ask(f"SELECT k FROM {user}.work")) == 10  # noqa: S608 — a name of ours
+
+
+def test_another_open_string_needs_a_close(client: Client, harness: MariaHarness) -> None:
+    with refused(Code.XAER_INVAL):
+        client.rm.open(harness.open_string + "?xa_pool_size=3", RMID)
+    client.rm.close("", RMID)
+    client.rm.open(harness.open_string + "?xa_pool_size=3", RMID)
+
+
+# --- the doctor -----------------------------------------------------------------------------------------------------
+def test_the_doctor_finds_nothing(client: Client, harness: MariaHarness) -> None:
+    xid = client.prepared(new_key())
+    found = client.rm.diagnose(harness.open_string)  # type: ignore[attr-defined]
+    assert [check.health for check in found.checks] == [Health.OK, Health.OK]
+    assert "MariaDB 10" in found.checks[0].found
+    assert "1 branches are prepared" in found.checks[1].found
+    assert abs(found.clock_ahead_s) < 60
+    client.rollback(xid)
+
+
+def test_the_doctor_of_nobody() -> None:
+    found = MariaResource().diagnose("mariadb://127.0.0.1:1/d").checks
+    assert [(check.health, check.subject) for check in found] == [(Health.FAIL, "reachable")]
+    found = MariaResource().diagnose("mariadb://127.0.0.1:1/d?xa_no=1").checks
+    assert [(check.health, check.subject) for check in found] == [(Health.FAIL, "open string")]
+
+
+# --- xids -----------------------------------------------------------------------------------------------------------
+def test_xids_there_and_back() -> None:
+    assert encode_xid(Xid(7, b"\x00'", b"\xff")) == b"X'0027',X'ff',7"
+    assert encode_xid(Xid(7, b"g")) == b"X'67',X'',7"
+    with refused(Code.XAER_INVAL):
+        encode_xid(NULL_XID)
+
+
+@pytest.mark.parametrize(
+    ("row", "xid"),
+    [
+        ((7, 2, 1, b"\x00'\xff"), Xid(7, b"\x00'", b"\xff")),
+        ((7, 2, 1, bytearray(b"\x00'\xff")), Xid(7, b"\x00'", b"\xff")),
+        ((7, 2, 1, "0x0027ff"), Xid(7, b"\x00'", b"\xff")),  # MySQL, CONVERT XID
+        ((-1, 1, 0, b"g"), None),
+        ((2**32, 1, 0, b"g"), None),
+        ((1, 0, 1, b"g"), None),
+        ((1, 65, 0, b"g" * 65), None),
+        ((1, 3, 0, b"g"), None),
+        ((1, 1, 0, "no digits"), None),
+    ],
+)
+def test_rows_of_xa_recover(row: tuple[Any, ...], xid: Xid | None) -> None:
+    assert list(decode_xids([row])) == ([] if xid is None else [xid])
+
+
+def test_names_of_locks() -> None:
+    names = {
+        lock_name(xid) for xid in (Xid(1, b"a", b"bc"), Xid(1, b"ab", b"c"), Xid(2, b"a", b"bc"), Xid(1, b"g" * 64))
+    }
+    assert len(names) == 4
+    assert all(len(name) <= 64 for name in names)
