@@ -26,6 +26,7 @@ def test_public_names() -> None:
         "NoMessage",
         "Session",
         "Settings",
+        "amqp010",
         "deciding",
         "dynamic",
         "static",
