@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rm_amqp.connections import Environment
     from rm_amqp.decider.resource import DecidingBroker
-    from rm_amqp.factories import amqp010, deciding, dynamic, static
+    from rm_amqp.factories import deciding, dynamic, qpid, static
     from rm_amqp.message import Message
     from rm_amqp.resource import AmqpResource
     from rm_amqp.session import AsyncSession, MessagingSession, NoMessage, Session
@@ -27,9 +27,9 @@ __all__ = [
     "NoMessage",
     "Session",
     "Settings",
-    "amqp010",
     "deciding",
     "dynamic",
+    "qpid",
     "static",
 ]
 
@@ -43,9 +43,9 @@ _HOME: Final = {
     "NoMessage": "rm_amqp.session",
     "Session": "rm_amqp.session",
     "Settings": "rm_amqp.settings",
-    "amqp010": "rm_amqp.factories",
     "deciding": "rm_amqp.factories",
     "dynamic": "rm_amqp.factories",
+    "qpid": "rm_amqp.factories",
     "static": "rm_amqp.factories",
 }
 """Name → the module that has it."""

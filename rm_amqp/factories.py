@@ -23,7 +23,7 @@ def dynamic(registrar: Registrar) -> AmqpResource:
     return AmqpResource(registrar, TMREGISTER | TMUSEASYNC)
 
 
-def amqp010(registrar: Registrar) -> QpidResource:
+def qpid(registrar: Registrar) -> QpidResource:
     """For `amqp010://` and `amqp010s://`: a broker with AMQP 0-10's distributed transactions."""
     from rm_amqp.amqp010.resource import QpidResource  # noqa: PLC0415 — most programs never need it
 

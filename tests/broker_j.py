@@ -38,7 +38,7 @@ GROUP = "broker-j"
 
 def jars() -> Path:
     """Where Broker-J is; the test is skipped where it can't be had."""
-    for program in ("java", "mvn"):
+    for program in ("java", "javac", "mvn"):
         if shutil.which(program) is None:
             pytest.skip(f"Qpid Broker-J needs {program}, which is not installed")
     fetched = LIB / ".fetched"
@@ -110,6 +110,8 @@ class BrokerJ:
         """It answers nothing until it is thawed."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGSTOP)
+        while any(not _is_stopped(thread) for thread in Path(f"/proc/{self._process.pid}/task").iterdir()):
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         """It goes on."""
@@ -155,3 +157,7 @@ class BrokerJ:
         channel.pump(lambda: second.state is not SessionState.ATTACHING, deadline)
         channel.drop()
         return second.state is SessionState.ATTACHED
+
+
+def _is_stopped(thread: Path) -> bool:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"

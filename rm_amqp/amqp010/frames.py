@@ -72,6 +72,8 @@ class FrameReader:
             flags, kind, size, _, track, channel, _ = HEAD.unpack_from(octets, at)
             if size < HEAD.size:
                 raise WireError(f"a frame of {size} octets is shorter than its head")
+            if flags & 0xF0 or kind > Segment.BODY or track & 0x0F > 1:
+                raise WireError(f"a frame with flags {flags:#04x}, type {kind} and track {track}")
             if len(octets) - at < size:
                 break
             content = octets[at + HEAD.size : at + size]
@@ -82,8 +84,6 @@ class FrameReader:
         self._octets = octets[at:]
 
     def _frame(self, flags: int, kind: int, track: int, channel: int, content: bytes) -> Assembly | None:
-        if flags & 0xF0 or kind > Segment.BODY or track > 1:
-            raise WireError(f"a frame with flags {flags:#04x}, type {kind} and track {track}")
         segment = Segment(kind)
         if flags & FIRST_SEGMENT and flags & FIRST_FRAME:
             if (channel, track) in self._partial:

@@ -26,9 +26,9 @@ def test_public_names() -> None:
         "NoMessage",
         "Session",
         "Settings",
-        "amqp010",
         "deciding",
         "dynamic",
+        "qpid",
         "static",
     ]
 
