@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rm_amqp.connections import Environment
     from rm_amqp.decider.resource import DecidingBroker
-    from rm_amqp.factories import deciding, dynamic, static
+    from rm_amqp.factories import deciding, dynamic, qpid, static
     from rm_amqp.message import Message
     from rm_amqp.resource import AmqpResource
     from rm_amqp.session import AsyncSession, MessagingSession, NoMessage, Session
@@ -29,6 +29,7 @@ __all__ = [
     "Settings",
     "deciding",
     "dynamic",
+    "qpid",
     "static",
 ]
 
@@ -44,6 +45,7 @@ _HOME: Final = {
     "Settings": "rm_amqp.settings",
     "deciding": "rm_amqp.factories",
     "dynamic": "rm_amqp.factories",
+    "qpid": "rm_amqp.factories",
     "static": "rm_amqp.factories",
 }
 """Name → the module that has it."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import ssl
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dtx.amqp.sasl import ClientPolicy
@@ -78,109 +78,147 @@ class Settings:
 
     def tls_context(self) -> ssl.SSLContext | None:
         """How to encrypt; XAER_INVAL where a file can't be used."""
-        if not self.tls:
-            return None
-        try:
-            context = ssl.create_default_context(cafile=self.ca or None)
-            if self.certificate:
-                context.load_cert_chain(self.certificate, self.key or None)
-        except (OSError, ssl.SSLError) as error:
-            raise _wrong(f"ca, cert or key can't be used: {error}") from error
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        return context
+        return tls_context(self.ca, self.certificate, self.key) if self.tls else None
 
 
-def _wrong(what: str) -> XaError:
+def tls_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
+    """How to encrypt; XAER_INVAL where a file can't be used."""
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+        if certificate:
+            context.load_cert_chain(certificate, key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise wrong(f"ca, cert or key can't be used: {error}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def wrong(what: str) -> XaError:
+    """XAER_INVAL for an open string."""
     return xa_error(Code.XAER_INVAL, f"open: wrong open string: {what}")
 
 
-def _seconds(name: str, text: str) -> float:
+def seconds(name: str, text: str) -> float:
+    """The value of an option that is a time."""
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 < value < 86_400:
-        raise _wrong(f"{name}={text!r}: expected seconds between 0 and 86400")
+        raise wrong(f"{name}={text!r}: expected seconds between 0 and 86400")
     return value
 
 
-def _count(least: int, most: int) -> Callable[[str, str], int]:
+def count(least: int, most: int) -> Callable[[str, str], int]:
+    """Reads the value of an option that is a number."""
+
     def read(name: str, text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
-            raise _wrong(f"{name}={text!r}: expected a number from {least} to {most}")
+            raise wrong(f"{name}={text!r}: expected a number from {least} to {most}")
         return int(text)
 
     return read
 
 
-def _flag(name: str, text: str) -> bool:
+def flag(name: str, text: str) -> bool:
+    """The value of an option that is on or off."""
     if text not in {"true", "false"}:
-        raise _wrong(f"{name}={text!r}: expected true or false")
+        raise wrong(f"{name}={text!r}: expected true or false")
     return text == "true"
 
 
-def _plain(_name: str, text: str) -> str:
+def plain(_name: str, text: str) -> str:
+    """The value of an option that may be anything."""
     return text
 
 
 def _name(name: str, text: str) -> str:
     if not text or len(text) > MAX_NAME:
-        raise _wrong(f"{name}={text[:20]!r}: expected the name of a queue, of 1 to {MAX_NAME} characters")
+        raise wrong(f"{name}={text[:20]!r}: expected the name of a queue, of 1 to {MAX_NAME} characters")
     return text
 
 
 OPTIONS: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
-    "timeout": ("timeout_s", _seconds),  # how long a call may take
-    "connect_timeout": ("connect_timeout_s", _seconds),  # of that, how long the attempt at one host
-    "idle_timeout": ("idle_timeout_s", _seconds),  # a silent broker is given up after this
-    "channels": ("channels", _count(1, MAX_CHANNELS)),  # how many threads of control can be at work
-    "prefetch": ("prefetch", _count(0, MAX_PREFETCH)),  # messages that are sent ahead of their receipt
-    "ahead": ("ahead", _flag),  # start does not wait; what is wrong with it is told by work, or end
-    "branch_timeout": ("branch_timeout_s", _count(0, 2**31)),  # until a branch must be prepared; 0: the broker's
-    "ca": ("ca", _plain),  # TLS: who may sign the broker's certificate, PEM
-    "cert": ("certificate", _plain),  # TLS: our certificate, PEM
-    "key": ("key", _plain),  # TLS: its key, PEM
-    "plain_without_tls": ("plain_without_tls", _flag),  # the password may be told without TLS
+    "timeout": ("timeout_s", seconds),  # how long a call may take
+    "connect_timeout": ("connect_timeout_s", seconds),  # of that, how long the attempt at one host
+    "idle_timeout": ("idle_timeout_s", seconds),  # a silent broker is given up after this
+    "channels": ("channels", count(1, MAX_CHANNELS)),  # how many threads of control can be at work
+    "prefetch": ("prefetch", count(0, MAX_PREFETCH)),  # messages that are sent ahead of their receipt
+    "ahead": ("ahead", flag),  # start does not wait; what is wrong with it is told by work, or end
+    "branch_timeout": ("branch_timeout_s", count(0, 2**31)),  # until a branch must be prepared; 0: the broker's
+    "ca": ("ca", plain),  # TLS: who may sign the broker's certificate, PEM
+    "cert": ("certificate", plain),  # TLS: our certificate, PEM
+    "key": ("key", plain),  # TLS: its key, PEM
+    "plain_without_tls": ("plain_without_tls", flag),  # the password may be told without TLS
     "token_queue": ("token_queue", _name),  # of a broker that decides: where its tokens are
-    "slots": ("slots", _count(1, MAX_SLOTS)),  # of a broker that decides: how many tokens are made, at first
+    "slots": ("slots", count(1, MAX_SLOTS)),  # of a broker that decides: how many tokens are made, at first
 }
 """Option → the field of Settings, and how its text is read. `password_env` names an environment variable."""
 
 
-def parse(open_string: str, environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings in an open string; XAER_INVAL says what is wrong with it. No message shows the password."""
+@dataclass(frozen=True, slots=True)
+class OpenString:
+    """The parts of an open string, read."""
+
+    scheme: str
+    brokers: tuple[Broker, ...]
+    path: str
+    user: str
+    password: str
+    options: dict[str, object]
+    """By the fields of the settings."""
+
+
+Readers: TypeAlias = "Mapping[str, tuple[str, Callable[[str, str], object]]]"
+"""Option → the field of the settings, and how its text is read."""
+
+
+def read_open_string(
+    open_string: str, ports: Mapping[str, int], readers: Readers, environment: Mapping[str, str]
+) -> OpenString:
+    """The parts of an open string whose scheme is one of `ports`, each with its port; XAER_INVAL says what is wrong
+    with it. No message shows the password."""
     scheme, separator, _ = open_string.partition("://")
     scheme = scheme.rpartition("+")[2]
-    if not separator or scheme not in {"amqp", "amqps"}:
-        raise _wrong(f"{scheme[:20]!r} is not a scheme of this resource manager; use amqp:// or amqps://")
+    if not separator or scheme not in ports:
+        schemes = " or ".join(f"{name}://" for name in ports)
+        raise wrong(f"{scheme[:20]!r} is not a scheme of this resource manager; use {schemes}")
     try:
         parts = urlsplit(open_string)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
-        raise _wrong(str(error).split("@")[-1]) from None
-    if parts.path not in {"", "/"} or parts.fragment:
-        raise _wrong(f"{parts.path!r}: there is no path; queues are named in receive and send")
+        raise wrong(str(error).split("@")[-1]) from None
+    if parts.fragment:
+        raise wrong(f"#{parts.fragment!r}: there is nothing behind the options")
     who, at, where = parts.netloc.rpartition("@")
     user, colon, password = who.partition(":")
     told: dict[str, object] = {}
     for name, value in pairs:
         if name == "password_env":
             if value not in environment:
-                raise _wrong(f"password_env={value}: this environment variable is not set; set it for this process")
+                raise wrong(f"password_env={value}: this environment variable is not set; set it for this process")
             if colon:
-                raise _wrong("password_env, and a password as well")
+                raise wrong("password_env, and a password as well")
             password = environment[value]
-        elif name in OPTIONS:
-            attribute, read = OPTIONS[name]
+        elif name in readers:
+            attribute, read = readers[name]
             told[attribute] = read(name, value)
         else:
-            raise _wrong(f"{name}: there is no such option; there are {', '.join(sorted([*OPTIONS, 'password_env']))}")
+            raise wrong(f"{name}: there is no such option; there are {', '.join(sorted([*readers, 'password_env']))}")
     if at and not user:
-        raise _wrong("a user is expected before the @")
-    brokers = tuple(_broker(text, TLS_PORT if scheme == "amqps" else PORT) for text in where.split(","))
+        raise wrong("a user is expected before the @")
+    brokers = tuple(_broker(text, ports[scheme]) for text in where.split(","))
     if colon:
         password = unquote(password)
-    return Settings(brokers, scheme == "amqps", unquote(user), password, **told)  # type: ignore[arg-type]
+    return OpenString(scheme, brokers, unquote(parts.path), unquote(user), password, told)
+
+
+def parse(open_string: str, environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings in an open string; XAER_INVAL says what is wrong with it. No message shows the password."""
+    read = read_open_string(open_string, {"amqp": PORT, "amqps": TLS_PORT}, OPTIONS, environment)
+    if read.path not in {"", "/"}:
+        raise wrong(f"{read.path!r}: there is no path; queues are named in receive and send")
+    return Settings(read.brokers, read.scheme == "amqps", read.user, read.password, **read.options)  # type: ignore[arg-type]
 
 
 def _broker(text: str, port: int) -> Broker:
@@ -189,5 +227,5 @@ def _broker(text: str, port: int) -> Broker:
         host, digits = text, str(port)
     bare = host.removeprefix("[").removesuffix("]")
     if not bare or not digits.isdecimal() or not 0 < int(digits) < 65_536 or (":" in bare and bare == host):
-        raise _wrong(f"{text!r}: expected host or host:port")
+        raise wrong(f"{text!r}: expected host or host:port")
     return Broker(bare.lower(), int(digits))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.broker_j import GROUP, BrokerJ, jars
 from tests.postgres import Postgres
 from tools import compilation
 from xabridge.testing.mariadb import MariaDB
@@ -62,6 +63,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             or item.path.is_relative_to(NEEDS_SERVERS)
         ):
             item.add_marker(pytest.mark.slow)
+        if "broker_j_server" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
         if (group := _group(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: (_needs_spark(item), _patience_s(item)), reverse=True)  # Spark's group is the longest
@@ -76,6 +79,8 @@ def _group(item: pytest.Item) -> str | None:
     of their module."""
     if _needs_spark(item):
         return "spark"
+    if "broker_j_server" in getattr(item, "fixturenames", ()):
+        return GROUP
     fixtures = getattr(item, "_fixtureinfo", None)
     if fixtures is None:
         return None
@@ -99,6 +104,21 @@ def postgres_server() -> Iterator[Postgres]:
         yield server
     finally:
         server.remove()
+
+
+@pytest.fixture(scope="session")
+def broker_j_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerJ]:
+    """The session's Qpid Broker-J, which may be stopped. Use `broker_j`, unless you start it yourself."""
+    server = BrokerJ(jars(), tmp_path_factory.mktemp("broker-j"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def broker_j(broker_j_server: BrokerJ) -> BrokerJ:
+    """A Qpid Broker-J that runs, the same for the whole session. A test that stops it need not start it again."""
+    broker_j_server.start()
+    return broker_j_server
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def test_the_broker_is_killed_at_the_discharge(harness: ArtemisHarness, artemis:
 class Site:
     """A manager over Artemis, which decides, and a database with two phases."""
 
-    def __init__(self, harness: ArtemisHarness) -> None:
+    def __init__(self, harness: DecidingBrokerHarness) -> None:
         self.harness = harness
         self.store = ReferenceStore("shop")
         self.client = harness.new()

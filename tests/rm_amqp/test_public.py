@@ -28,6 +28,7 @@ def test_public_names() -> None:
         "Settings",
         "deciding",
         "dynamic",
+        "qpid",
         "static",
     ]
 

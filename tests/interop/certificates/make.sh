@@ -13,4 +13,5 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.
     -subj "/CN=xabridge tests" -addext "basicConstraints=critical,CA:TRUE"
 new broker "/CN=localhost" "subjectAltName=DNS:localhost,IP:127.0.0.1"
 new client "/CN=orders-svc" "extendedKeyUsage=clientAuth"
+openssl pkcs12 -export -inkey broker.key -in broker.pem -name broker -passout pass:secret -out broker.p12  # for Java
 rm ca.key ca.srl

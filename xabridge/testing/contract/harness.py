@@ -41,6 +41,9 @@ class Capabilities:
     expires: bool = True
     """`Harness.expire` works."""
 
+    format_ids: bool = True
+    """Xids that differ in nothing but their format ids are different branches; otherwise the second one is refused."""
+
     unreachable: bool = True
     """`Harness.go_down` and `come_back` work."""
 

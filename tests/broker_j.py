@@ -1,0 +1,163 @@
+"""This module starts Qpid Broker-J in a process of its own, on a persistent store. Maven fetches its jars the first
+time; without Maven or Java the tests that need it are skipped, and say so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rm_amqp.amqp010.channel import connect
+from rm_amqp.amqp010.session import SessionState
+from rm_amqp.amqp010.settings import parse
+from rm_amqp.amqp010.structs import QueueDeclare
+from rm_amqp.amqp010.work import Work
+from tests.rm_amqp.embedded import free_port
+from xa import Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rm_amqp.amqp010.channel import Channel
+
+SOURCES = Path(__file__).parent / "interop" / "broker_j"
+CERTIFICATES = Path(__file__).parent / "interop" / "certificates"
+LIB = SOURCES / "lib"
+PATIENCE_S = 20
+GROUP = "broker-j"
+"""The xdist group of the tests that share one broker."""
+
+
+def jars() -> Path:
+    """Where Broker-J is; the test is skipped where it can't be had."""
+    for program in ("java", "javac", "mvn"):
+        if shutil.which(program) is None:
+            pytest.skip(f"Qpid Broker-J needs {program}, which is not installed")
+    fetched = LIB / ".fetched"
+    with (SOURCES / ".lock").open("w") as lock:  # tests may run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not fetched.exists() or fetched.stat().st_mtime < (SOURCES / "pom.xml").stat().st_mtime:
+            fetch = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={LIB}"]
+            done = subprocess.run(fetch, cwd=SOURCES, capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"Qpid Broker-J can't be fetched: {done.stdout.splitlines()[:1]}")
+            fetched.touch()
+    return LIB
+
+
+class BrokerJ:
+    """One broker, at fixed ports. It can be killed, stopped, and started again with what it has stored."""
+
+    def __init__(self, lib: Path, folder: Path) -> None:
+        self.port, self.named_port, self.tls_port = free_port(), free_port(), free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self._lib = lib
+        self._folder = folder
+        self._log = folder / "broker.log"
+        self._configuration = folder / "broker.json"
+        text = (SOURCES / "broker.json").read_text(encoding="utf-8")
+        for name, value in {
+            "CERTIFICATES": CERTIFICATES,
+            "NAMED_PORT": self.named_port,
+            "TLS_PORT": self.tls_port,
+            "PORT": self.port,
+            "FOLDER": folder,
+        }.items():
+            text = text.replace(f"@{name}@", str(value))
+        self._configuration.write_text(text, encoding="utf-8")
+        self._process: subprocess.Popen[str] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        """The open string of a client without a name."""
+        return f"amqp010://{self.address}/"
+
+    def start(self) -> None:
+        """Starts it, unless it runs, and waits until it listens."""
+        if self._process is not None:
+            return
+        options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        files = [str(SOURCES / "Broker.java"), str(self._configuration), str(self._folder)]
+        with self._log.open("a", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                ["java", *options, "-cp", f"{self._lib}/*", *files],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+        assert self._process.stdout is not None
+        said = [line.strip() for line in iter(self._process.stdout.readline, "ready\n") if line]
+        assert self._process.poll() is None, f"Broker-J did not start: {said}, {self._log.read_text('utf-8')}"
+
+    def kill(self) -> None:
+        """kill -9."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+
+    def freeze(self) -> None:
+        """It answers nothing until it is thawed."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+        while any(not _is_stopped(thread) for thread in Path(f"/proc/{self._process.pid}/task").iterdir()):
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        """It goes on."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def connect(self) -> Channel:
+        """A channel of the test's own."""
+        return connect(parse(self.url), time.monotonic() + PATIENCE_S)
+
+    def make(self, *queues: str, durable: bool = True) -> None:
+        """Queues, where they are not there yet."""
+        channel = self.connect()
+        for queue in queues:
+            number = channel.send(QueueDeclare(queue, durable=durable), sync=True)
+            channel.wait_complete(number, time.monotonic() + PATIENCE_S)
+        channel.close(time.monotonic() + 2)
+
+    def bodies(self, queue: str) -> list[bytes]:
+        """The bodies of the messages that are available, as octets."""
+        channel = self.connect()
+        work = Work(Xid(1, b"nobody's"), channel)
+        found = [transfer.body for page in work.browse(queue, time.monotonic() + PATIENCE_S) for transfer in page]
+        channel.close(time.monotonic() + 2)
+        return found
+
+    def wait_until_gone(self, names: Iterable[bytes]) -> None:
+        """Waits until the sessions of these names, whose connections were lost, are gone."""
+        until = time.monotonic() + PATIENCE_S
+        for name in names:
+            while not self._is_free(name):
+                assert time.monotonic() < until, "the broker does not notice that a connection was lost"
+                time.sleep(0.01)
+
+    def _is_free(self, name: bytes) -> bool:
+        """Whether nobody has a session of this name: the broker attaches a second one only then."""
+        channel = self.connect()
+        deadline = time.monotonic() + PATIENCE_S
+        first = channel.session
+        first.detach()
+        channel.pump(lambda: first.state is SessionState.ENDED, deadline)
+        second = channel.connection.attach(name)
+        channel.pump(lambda: second.state is not SessionState.ATTACHING, deadline)
+        channel.drop()
+        return second.state is SessionState.ATTACHED
+
+
+def _is_stopped(thread: Path) -> bool:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"

@@ -1,0 +1,30 @@
+"""This module holds the fixtures of the tests against Qpid Broker-J."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.rm_amqp.amqp010.client import QpidClient
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.broker_j import BrokerJ
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest, broker_j: BrokerJ) -> str:
+    """A queue of the test's own."""
+    name = f"q-{abs(hash(request.node.nodeid))}"
+    broker_j.make(name, f"{name}-other")
+    return name
+
+
+@pytest.fixture
+def client(broker_j: BrokerJ) -> Iterator[QpidClient]:
+    """A client of the broker."""
+    client = QpidClient(broker_j.url)
+    yield client
+    client.rm.close("", 3)

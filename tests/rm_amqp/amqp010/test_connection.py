@@ -1,0 +1,307 @@
+"""These tests cover the connection and the session without I/O: the handshake, and what a hostile peer sends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtx.amqp.sasl import ClientPolicy
+from rm_amqp.amqp010.connection import Connection, ConnectionState
+from rm_amqp.amqp010.frames import PROTOCOL, FrameReader, Segment, write_segments
+from rm_amqp.amqp010.session import SessionState
+from rm_amqp.amqp010.structs import (
+    ConnectionClose,
+    ConnectionHeartbeat,
+    ConnectionOpen,
+    ConnectionOpenOk,
+    ConnectionRedirect,
+    ConnectionSecure,
+    ConnectionStart,
+    ConnectionStartOk,
+    ConnectionTune,
+    ConnectionTuneOk,
+    DtxRecover,
+    ExecutionException,
+    ExecutionResult,
+    ExecutionSync,
+    MessageReject,
+    MessageStop,
+    MessageTransfer,
+    SessionAttach,
+    SessionAttached,
+    SessionCommandPoint,
+    SessionCompleted,
+    SessionDetach,
+    SessionDetached,
+    SessionFlush,
+    SessionKnownCompleted,
+    XaResult,
+    read_command,
+    read_control,
+    write_command,
+    write_control,
+)
+from rm_amqp.errors import Cause, ConnectionLost
+
+if TYPE_CHECKING:
+    from rm_amqp.amqp010.structs import Command, Control
+
+START = ConnectionStart({"product": "test"}, ["ANONYMOUS", "PLAIN"], ["en_US"])
+TUNE = ConnectionTune(100, 8192, 0, 120)
+
+
+def control(value: Control, channel: int = 0) -> bytes:
+    """Its frame."""
+    return write_segments(channel, 4096, [(Segment.CONTROL, write_control(value))])
+
+
+def command(value: Command, *more: tuple[Segment, bytes], sync: bool = False) -> bytes:
+    """Its frames."""
+    return write_segments(0, 4096, [(Segment.COMMAND, write_command(value, sync=sync)), *more])
+
+
+def said(connection: Connection) -> list[Control | Command]:
+    """What it has written, without the protocol's header."""
+    octets = connection.output().removeprefix(PROTOCOL)
+    return [
+        read_command(found.method)[0] if found.is_command else read_control(found.method)
+        for found in FrameReader().feed(octets)
+    ]
+
+
+def new(policy: ClientPolicy | None = None, *, encrypted: bool = False, heartbeat_s: int = 30) -> Connection:
+    return Connection(
+        policy or ClientPolicy(), "there", "orders", heartbeat_s, encrypted=encrypted, nonce=lambda size: b"n" * size
+    )
+
+
+def opened() -> Connection:
+    """One that is open."""
+    connection = new()
+    connection.receive(PROTOCOL + control(START) + control(TUNE) + control(ConnectionOpenOk()))
+    connection.output()
+    assert connection.is_open
+    return connection
+
+
+def attached() -> Connection:
+    """One with a session."""
+    connection = opened()
+    session = connection.attach(b"s")
+    connection.receive(control(SessionAttached(b"s")) + control(SessionCommandPoint(0, 0)))
+    assert session.state is SessionState.ATTACHED
+    connection.output()
+    return connection
+
+
+def test_the_handshake() -> None:
+    connection = new()
+    assert connection.output() == PROTOCOL
+    connection.receive(PROTOCOL[:3])
+    connection.receive(PROTOCOL[3:] + control(START))
+    (start_ok,) = said(connection)
+    assert isinstance(start_ok, ConnectionStartOk)
+    assert (start_ok.mechanism, start_ok.response) == ("ANONYMOUS", b"")
+    connection.receive(control(TUNE))
+    tune_ok, open_it = said(connection)
+    assert tune_ok == ConnectionTuneOk(100, 8192, 30)
+    assert open_it == ConnectionOpen("orders")
+    connection.receive(control(ConnectionOpenOk()))
+    assert connection.is_open
+    assert connection.server == {"product": "test"}
+
+
+def test_a_password_is_not_told_without_tls() -> None:
+    policy = ClientPolicy("ada", "secret")
+    with pytest.raises(ConnectionLost, match="PLAIN would tell") as lost:
+        new(policy).receive(PROTOCOL + control(START))
+    assert lost.value.cause is Cause.UNUSABLE
+    connection = new(policy, encrypted=True)
+    connection.output()
+    connection.receive(PROTOCOL + control(START))
+    (start_ok,) = said(connection)
+    assert isinstance(start_ok, ConnectionStartOk)
+    assert (start_ok.mechanism, start_ok.response) == ("PLAIN", b"\0ada\0secret")
+
+
+def test_a_server_that_does_not_prove_that_it_knows_the_password() -> None:
+    """It answers tune in the middle of SCRAM."""
+    connection = new(ClientPolicy("ada", "secret"))
+    connection.receive(PROTOCOL + control(ConnectionStart({}, ["SCRAM-SHA-256"])))
+    with pytest.raises(ConnectionLost, match="did not prove"):
+        connection.receive(control(TUNE))
+    connection = new(ClientPolicy("ada", "secret"))
+    connection.receive(PROTOCOL + control(ConnectionStart({}, ["SCRAM-SHA-256"])))
+    with pytest.raises(ConnectionLost, match="does not prove"):
+        connection.receive(control(ConnectionSecure(b"r=other,s=QSXCR+Q6sek8bf92,i=4096")))
+
+
+def test_a_redirect_is_refused_by_its_name() -> None:
+    for before in (PROTOCOL, PROTOCOL + control(START) + control(TUNE)):
+        connection = new()
+        with pytest.raises(ConnectionLost, match="redirects to other:5672; put that address into") as lost:
+            connection.receive(before + control(ConnectionRedirect("other:5672", [])))
+        assert lost.value.cause is Cause.UNUSABLE
+
+
+def test_another_version_is_refused_by_its_name() -> None:
+    with pytest.raises(ConnectionLost, match=r"offers AMQP 1\.0\.0") as lost:
+        new().receive(b"AMQP\0\1\0\0")
+    assert lost.value.cause is Cause.UNUSABLE
+    with pytest.raises(ConnectionLost):
+        new().receive(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize(
+    ("before", "close", "told", "cause"),
+    [
+        (START, ConnectionClose(320, "no"), "refuses ANONYMOUS as 'nobody': no", Cause.UNUSABLE),
+        (TUNE, ConnectionClose(402, "no"), "has no virtual host 'orders'", Cause.UNUSABLE),
+        (ConnectionOpenOk(), ConnectionClose(320, "bye\n"), "closed the connection", Cause.LOST),
+    ],
+)
+def test_a_close(before: Control, close: Control, told: str, cause: Cause) -> None:
+    connection = new()
+    connection.receive(PROTOCOL)
+    for step in (START, TUNE, ConnectionOpenOk()):
+        connection.receive(control(step))
+        if step is before or step == before:
+            break
+    with pytest.raises(ConnectionLost, match=told) as lost:
+        connection.receive(control(close))
+    assert lost.value.cause is cause
+    assert "\n" not in lost.value.message
+    assert connection.state is ConnectionState.CLOSED
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        control(TUNE),
+        control(ConnectionOpenOk()),
+        control(START) * 2,
+        control(SessionAttached(b"s")),
+        control(START) + control(ConnectionTune(1, 100)),
+        command(DtxRecover()),
+        b"\xff" * 40,
+    ],
+)
+def test_a_handshake_that_makes_no_sense(octets: bytes) -> None:
+    connection = new()
+    with pytest.raises(ConnectionLost, match="no AMQP 0-10"):
+        connection.receive(PROTOCOL + octets)
+
+
+def test_the_session_is_attached_and_numbered() -> None:
+    connection = opened()
+    session = connection.attach(b"s")
+    assert next(type(each) for each in said(connection)) is SessionAttach
+    assert session.send(DtxRecover()) == 0
+    assert session.send(DtxRecover(), sync=True) == 1
+    connection.receive(control(SessionAttached(b"s")) + control(SessionCommandPoint(0, 0)))
+    connection.receive(command(ExecutionResult(1, XaResult(0))))
+    assert session.results == {1: XaResult(0)}
+    connection.receive(control(SessionCompleted(((0, 1),), timely_reply=True)))
+    assert session.outstanding == set()
+    assert SessionKnownCompleted(((0, 1),)) in said(connection)
+
+
+def test_what_the_peer_sent_is_completed() -> None:
+    connection = attached()
+    for _ in range(3):
+        connection.receive(command(MessageTransfer("d"), (Segment.BODY, b"x")))
+    assert said(connection) == [SessionCompleted(((number, number),)) for number in range(3)]
+    connection.receive(control(SessionFlush(completed=True)))
+    assert said(connection) == []
+    connection.receive(command(ExecutionSync(), sync=True))
+    assert said(connection) == [SessionCompleted(((3, 3),))]
+
+
+def test_numbers_go_round() -> None:
+    connection = opened()
+    session = connection.attach(b"s")
+    connection.receive(control(SessionAttached(b"s")) + control(SessionCommandPoint(2**32 - 1, 0)))
+    connection.output()
+    connection.receive(command(MessageTransfer("d")) + command(MessageTransfer("d")))
+    assert [transfer.number for transfer in session.arrived] == [2**32 - 1, 0]
+    assert said(connection) == [SessionCompleted(((2**32 - 1, 0),))]
+
+
+def test_an_exception_ends_the_session_and_not_the_connection() -> None:
+    connection = attached()
+    session = connection.session
+    assert session is not None
+    session.send(DtxRecover())
+    connection.receive(command(ExecutionException(404, 0, description="no")) + control(SessionDetached(b"s", 0)))
+    assert session.ended
+    assert session.exception is not None
+    assert connection.is_open
+    assert connection.attach(b"t").state is SessionState.ATTACHING
+
+
+def test_the_peer_takes_no_messages_and_rejects_one() -> None:
+    connection = attached()
+    session = connection.session
+    assert session is not None
+    connection.receive(command(MessageStop("")) + command(MessageReject(((4, 5),), 1, "Unroutable")))
+    assert session.blocked
+    assert session.rejected == {4: "Unroutable", 5: "Unroutable"}
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        control(SessionAttached(b"other")),
+        control(SessionCommandPoint(0, 3)),
+        control(SessionCompleted(((0, 2**31 - 1),))),
+        control(SessionDetach(b"s"), channel=3),
+        control(SessionAttach(b"s")),
+        command(ExecutionResult(7, XaResult(0))),
+        command(DtxRecover()),
+        write_segments(0, 4096, [(Segment.CONTROL, b"\x02\x63\0\0")]),
+        write_segments(0, 4096, [(Segment.COMMAND, b"\x63\x01\x01\0\0\0")]),
+    ],
+)
+def test_a_session_that_makes_no_sense(octets: bytes) -> None:
+    connection = attached()
+    with pytest.raises(ConnectionLost, match="no AMQP 0-10") as lost:
+        connection.receive(octets)
+    assert lost.value.cause is Cause.LOST
+    assert any(isinstance(each, ConnectionClose) for each in said(connection))
+
+
+def test_a_heartbeat() -> None:
+    connection = opened()
+    connection.receive(control(ConnectionHeartbeat()))
+    connection.heartbeat()
+    assert said(connection) == [ConnectionHeartbeat()]
+
+
+TALK = [
+    control(START) + control(TUNE) + control(ConnectionOpenOk()),
+    control(SessionAttached(b"s")) + control(SessionCommandPoint(0, 0)),
+    command(MessageTransfer("d", 0, 0), (Segment.HEADER, b"\0\0\0\4\4\1\0\0"), (Segment.BODY, b"body")),
+    command(ExecutionResult(0, XaResult(0))) + control(SessionCompleted(((0, 0),))),
+]
+
+
+@given(st.data())
+def test_whatever_a_peer_sends_is_refused_by_one_kind_of_error(data: st.DataObject) -> None:
+    connection = new()
+    connection.receive(PROTOCOL)
+    for number, talk in enumerate(TALK):
+        octets = bytearray(talk)
+        for _ in range(data.draw(st.sampled_from([0, 0, 0, 1, 2]))):
+            octets[data.draw(st.integers(0, len(octets) - 1))] = data.draw(st.integers(0, 255))
+        try:
+            connection.receive(bytes(octets))
+        except ConnectionLost:
+            assert connection.state is ConnectionState.CLOSED
+            return
+        if not number:
+            if not connection.is_open:
+                return
+            connection.attach(b"s").send(DtxRecover())
