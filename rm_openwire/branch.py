@@ -120,7 +120,9 @@ class Received:
 
 class WorkLeft:
     """Branches whose connection was lost while work of theirs was under way. Until the broker must have noticed the
-    loss they can't be rolled back over another connection, which might overtake the work."""
+    loss they can't be rolled back over another connection, which might overtake the work. Classic rolls them back with
+    the connection; Artemis keeps them, and the messages that they took, until they are rolled back here, or its
+    `transaction-timeout` ends them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._until: dict[Xid, float] = {}
@@ -128,14 +130,19 @@ class WorkLeft:
 
     def note(self, xid: Xid, wait_s: float) -> None:
         """The branch can't be rolled back for so long."""
-        now = self._clock()
-        for other in [one for one, until in list(self._until.items()) if until < now]:
-            self._until.pop(other, None)
-        self._until[xid] = now + wait_s
+        self._until[xid] = self._clock() + wait_s
 
     def left_s(self, xid: Xid) -> float:
         """For how long it can't be yet."""
         return max(self._until.get(xid, 0.0) - self._clock(), 0.0)
+
+    def due(self) -> list[Xid]:
+        """Those that can be rolled back now, each told once."""
+        now = self._clock()
+        found = [xid for xid, until in list(self._until.items()) if until <= now]
+        for xid in found:
+            self._until.pop(xid, None)
+        return found
 
 
 class BranchWork(Unit):
@@ -549,6 +556,8 @@ class BranchWork(Unit):
         assert wire is not None  # noqa: S101 — the caller has looked
         if wire.message_id is not None:
             consumer.last = max(consumer.last, wire.message_id.broker_sequence)
+        if self._settings.prefetch:
+            self._widen(connection, consumer, wire)
         try:
             message = decoded_message(wire, dispatch.redeliveries)
         except XaError:
@@ -557,6 +566,13 @@ class BranchWork(Unit):
             raise
         self._received[id(message)] = Received(message, wire, consumer)
         return message
+
+    @staticmethod
+    def _widen(connection: Connection, consumer: Consumer, wire: WireMessage) -> None:
+        """The broker may send one more: this one is acknowledged only when the branch ends."""
+        command = MessageAck(destination=consumer.destination, consumer_id=consumer.consumer_id, count=1)
+        command.kind, command.first, command.last = AckKind.DELIVERED.value, wire.message_id, wire.message_id
+        connection.tell(command)
 
     def _acknowledge(self) -> None:
         """Acknowledges, in their order, the messages that nothing else was said of."""

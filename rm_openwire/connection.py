@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from rm_openwire.wire import Command, Response
 
 READ: Final = 65_536
+SLACK_S: Final = 5.0
+"""Artemis looks every 2 s only whether it has to say that it is alive."""
 _NUMBERS: Final = itertools.count(1)
 
 
@@ -205,7 +207,7 @@ class Connection:
         if now - self._said > self._idle_timeout_s / 3:
             self.endpoint.send(KeepAliveInfo())
         self.flush()
-        if now - self._heard > 2 * self._idle_timeout_s:
+        if now - self._heard > 2 * self._idle_timeout_s + SLACK_S:
             raise self._is_lost(f"the broker has been silent for {now - self._heard:.0f} s")
 
     def _read(self, wait_s: float) -> None:

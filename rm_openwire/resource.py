@@ -11,6 +11,7 @@ what happens to it afterwards, which any connection may ask for:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -128,10 +129,15 @@ class OpenWireDriver(UnitDriver[BranchWork]):
         return Code.XA_OK
 
     def scan(self, page: int) -> Iterator[Xid]:
+        """Recovery passes come again and again, so that this is also where branches are rolled back that could not be
+        when their connection was lost."""
         del page  # one answer lists them all, so that completed branches make it skip no others
         connection = self.pool.take()
         try:
             with connection.lock:
+                for xid in self._left.due():
+                    with contextlib.suppress(Refused):  # the broker has done it
+                        self._ask(connection, TransactionKind.ROLLBACK, xid)
                 return iter(self._listed(connection))
         except (ConnectionLost, Refused) as failure:
             raise self._failed("recover", failure, None) from None

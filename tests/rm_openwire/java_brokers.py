@@ -23,7 +23,7 @@ ROOT: Final = Path(__file__).parents[2]
 SOURCES: Final = ROOT / "tests" / "interop"
 JAVA: Final = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 PLACES: Final = {
-    "activemq": ("XABRIDGE_ACTIVEMQ", ".activemq", "activemq-kahadb-store-*.jar"),
+    "activemq": ("XABRIDGE_ACTIVEMQ", ".activemq", "activemq-jaas-*.jar"),
     "artemis": ("XABRIDGE_ARTEMIS", ".artemis", "artemis-openwire-protocol-*.jar"),
 }
 """Folder of sources → the environment variable that names the folder with the jars, that folder unless it is set, and a
@@ -96,7 +96,13 @@ class JavaBroker:
         """The lines that it prints before this one."""
         assert self._process is not None
         assert self._process.stdout is not None
-        return [line.strip() for line in iter(self._process.stdout.readline, f"{word}\n") if line]
+        lines = []
+        while (line := self._process.stdout.readline()) != f"{word}\n":
+            if not line:
+                self._process.wait(30)
+                break
+            lines.append(line.strip())
+        return lines
 
     def ask(self, word: str) -> str:
         """The line that it prints when it is told this one."""

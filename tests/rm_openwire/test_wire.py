@@ -33,7 +33,7 @@ from rm_openwire.wire import (
 )
 from tests.simulation.seeds import EVERY_POINT
 
-TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=50)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
 COMMANDS = [made for number, (made, _) in STRUCTURES.items() if number < 100]
 IDENTIFIERS = [made for number, (made, _) in STRUCTURES.items() if number >= 100]
 
