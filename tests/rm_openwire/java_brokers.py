@@ -9,6 +9,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -154,8 +155,10 @@ class Artemis(JavaBroker):
 
     kind = "ActiveMQ Artemis"
 
-    def __init__(self, folder: Path, *, settings: str = "", deletes_queues: bool = False) -> None:
-        super().__init__(folder)
+    def __init__(
+        self, folder: Path, *, settings: str = "", deletes_queues: bool = False, port: int | None = None
+    ) -> None:
+        super().__init__(folder, port)
         self._lib = jars("artemis")
         text = (SOURCES / "artemis" / "broker.xml").read_text(encoding="utf-8")
         text = text.replace("@DIR@", str(folder)).replace("@PORT@", str(self.port))
@@ -170,4 +173,45 @@ class Artemis(JavaBroker):
         return ["java", *JAVA, "-cp", f"{self._lib}/*", source, str(self._configuration)]
 
 
-BROKERS: Final = {"classic": Classic, "artemis": Artemis}
+CLUSTER: Final = """
+    <connectors>
+      <connector name="self">tcp://127.0.0.1:{port}</connector>
+      <connector name="other">tcp://127.0.0.1:{other}</connector>
+    </connectors>
+    <cluster-user>cluster</cluster-user>
+    <cluster-password>of these tests</cluster-password>
+    <cluster-connections>
+      <cluster-connection name="pair">
+        <connector-ref>self</connector-ref>
+        <static-connectors><connector-ref>other</connector-ref></static-connectors>
+      </cluster-connection>
+    </cluster-connections>
+    <ha-policy><replication><{role}/></replication></ha-policy>
+    """
+
+
+class Replicated(Artemis):
+    """One of two Artemis servers, the "primary" or the "backup" that replicates it, in folders of their own."""
+
+    def __init__(self, folder: Path, role: str, other_port: int, port: int) -> None:
+        folder.mkdir()
+        super().__init__(folder, settings=CLUSTER.format(port=port, other=other_port, role=role), port=port)
+        text = self._configuration.read_text(encoding="utf-8").replace("protocols=OPENWIRE", "protocols=OPENWIRE,CORE")
+        self._configuration.write_text(text.replace("<name>interop</name>", f"<name>{role}</name>"), encoding="utf-8")
+
+
+def replicated_pair(folder: Path) -> tuple[Replicated, Replicated]:
+    """The two, of which the second has everything that the first has."""
+    ports = free_port(), free_port()
+    primary = Replicated(folder / "primary", "primary", ports[1], ports[0])
+    backup = Replicated(folder / "backup", "backup", ports[0], ports[1])
+    primary.start()
+    backup.start()
+    give_up = time.monotonic() + 60
+    while primary.ask("replicated") != "true":
+        assert time.monotonic() < give_up, "the backup does not replicate"
+        time.sleep(0.2)
+    return primary, backup
+
+
+BROKERS: Final[dict[str, type[Classic | Artemis]]] = {"classic": Classic, "artemis": Artemis}

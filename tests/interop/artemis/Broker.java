@@ -8,7 +8,7 @@ import org.apache.activemq.artemis.core.transaction.impl.XidImpl;
 
 /** ActiveMQ Artemis with the configuration in the file that is named; says "ready", and ends with its standard input. It
  *  answers each line with the number of branches that are prepared, after an operator has completed them all where the line
- *  is "commit" or "rollback". */
+ *  is "commit" or "rollback". It answers "replicated" with whether its backup has all that it has. */
 public class Broker {
     public static void main(String[] arguments) throws Exception {
         EmbeddedActiveMQ broker = new EmbeddedActiveMQ();
@@ -18,6 +18,10 @@ public class Broker {
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             var server = broker.getActiveMQServer();
+            if (line.equals("replicated")) {
+                System.out.println(server.isReplicaSync());
+                continue;
+            }
             List<Xid> prepared = server.getResourceManager().getPreparedTransactions();
             for (Xid xid : prepared) {
                 String name = XidImpl.toBase64String(xid);
