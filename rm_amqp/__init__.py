@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from rm_amqp.decider.resource import DecidingBroker
     from rm_amqp.factories import deciding, dynamic, qpid, static
     from rm_amqp.message import Message
+    from rm_amqp.messaging import MessagingSession, NoMessage
     from rm_amqp.resource import AmqpResource
-    from rm_amqp.session import AsyncSession, MessagingSession, NoMessage, Session
+    from rm_amqp.session import AsyncSession, Session
     from rm_amqp.settings import Settings
 
 __all__ = [
@@ -39,8 +40,8 @@ _HOME: Final = {
     "DecidingBroker": "rm_amqp.decider.resource",
     "Environment": "rm_amqp.connections",
     "Message": "rm_amqp.message",
-    "MessagingSession": "rm_amqp.session",
-    "NoMessage": "rm_amqp.session",
+    "MessagingSession": "rm_amqp.messaging",
+    "NoMessage": "rm_amqp.messaging",
     "Session": "rm_amqp.session",
     "Settings": "rm_amqp.settings",
     "deciding": "rm_amqp.factories",

@@ -5,8 +5,7 @@ There is no commit here: the transaction manager owns outcomes. What was receive
 available, when the branch is committed. When it is rolled back, what was sent never was, and what was received is
 available again, in its old place, with its delivery-count raised.
 
-`Session` blocks; `Session.aio` has the same operations for asyncio. `MessagingSession` is what every messaging resource
-manager offers, for code that does not care which one it is.
+`Session` blocks; `Session.aio` has the same operations for asyncio.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from rm_amqp.channel.work import REJECT, RELEASE, modify
 from rm_amqp.connection.event_loop import run_async
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, work_error
 from rm_amqp.message import Message, encoded, read
+from rm_amqp.messaging import NoMessage
 from xa import Code, XaError, xa_error
 
 if TYPE_CHECKING:
@@ -43,51 +43,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LATER_OCTETS: Final = 4096
 """The most octets that wait to be written, where nothing else is to be written: the broker works meanwhile."""
-
-
-class NoMessage(TimeoutError):
-    """No message came in time. Nothing has happened; the transaction goes on."""
-
-
-class MessagingSession(Protocol):
-    """The operations that the session of every messaging resource manager offers, under the branch of the calling
-    thread of control."""
-
-    def receive(self, address: str, timeout_s: float | None = None) -> Message:
-        """The next message; NoMessage where none comes in time (0: where there is none now)."""
-        ...
-
-    def receive_batch(self, address: str, count: int, timeout_s: float | None = None) -> list[Message]:
-        """The first message that comes in time, and what else there is at once, at most `count`; [] for none. Where
-        there is one that can't be read, what stands before it; XAER_RMERR where it is the first."""
-        ...
-
-    def send(self, address: str, message: Encodable) -> None:
-        """Sends a message. If the broker refuses it, the end or the prepare of the branch raises the error."""
-        ...
-
-    def browse(self, address: str) -> Iterator[Message]:
-        """Every message that is available now, in their order, taking none."""
-        ...
-
-    def release(self, message: Message) -> None:
-        """Gives a received message back when the branch is committed, as if it had not been received."""
-        ...
-
-    def reject(self, message: Message) -> None:
-        """Refuses a received message for good when the branch is committed; the broker dead-letters it."""
-        ...
-
-    def modify(self, message: Message, *, failed: bool = True, undeliverable: bool = False) -> None:
-        """Gives a received message back when the branch is committed, with a delivery counted as `failed`, or not to
-        be delivered here any more."""
-        ...
-
-    def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
-        """Sends a received message to an address, as it came but with `x-opt-dead-…` message annotations beside its own
-        and no time to live, and takes it, when the branch is committed. Annotations that end in -ms are times,
-        milliseconds since 1970."""
-        ...
 
 
 class ChannelSource(Protocol):

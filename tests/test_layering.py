@@ -23,6 +23,7 @@ VIOLATIONS = {
     "contract": ("xa.planted", "tm"),
     "sql": ("xa.planted", "xa.sql.errors"),
     "layers": ("rm_db.planted", "tm"),
+    "openwire": ("rm_openwire.planted", "tm"),
     "no-amqp": ("tm.planted", "dtx.protocol"),
     "no-broker": ("rm_amqp.planted", "dtx.broker"),
     "dtx": ("dtx.protocol.planted", "dtx.store"),

@@ -25,7 +25,7 @@ from collections import OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from xa.codes import ROLLBACK_CODES, Code
+from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, Code
 from xa.driver import MAX_OUTSTANDING, DecidingDriver, Driver
 from xa.errors import XaError, xa_error
 from xa.machine import RESULT_OF, IllegalTransition, advance
@@ -46,8 +46,8 @@ S0, S1, S3, S4 = BranchState.S0, BranchState.S1, BranchState.S3, BranchState.S4
 
 MAX_REMEMBERED: Final = 10_000
 """How many of the branches prepared here are remembered, to tell a wrong call from an unknown xid."""
-_GONE: Final = ROLLBACK_CODES | {Code.XA_OK, Code.XAER_NOTA, Code.XAER_RMERR}
-"""The codes which say of a prepared branch that it is no longer there."""
+_GONE: Final = ROLLBACK_CODES | HEURISTIC_CODES | {Code.XA_OK, Code.XAER_NOTA, Code.XAER_RMERR}
+"""The codes which say of a prepared branch that it is not prepared any more."""
 
 
 class Unit(ABC):

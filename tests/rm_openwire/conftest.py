@@ -1,0 +1,44 @@
+"""These fixtures start the brokers that speak OpenWire, one of each for all tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.rm_openwire.java_brokers import BROKERS, JavaBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NEEDS_BROKERS = ("broker", "brokers", "harness")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a broker is slow, and runs in one process with the others."""
+    for item in items:
+        if "rm_openwire" in item.path.parts and set(NEEDS_BROKERS) & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group("openwire"))
+
+
+@pytest.fixture(scope="session")
+def brokers() -> Iterator[dict[str, JavaBroker]]:
+    """The brokers that were started, by their kinds."""
+    started: dict[str, JavaBroker] = {}
+    yield started
+    for broker in started.values():
+        broker.kill()
+
+
+@pytest.fixture(params=BROKERS)
+def broker(
+    request: pytest.FixtureRequest, brokers: dict[str, JavaBroker], tmp_path_factory: pytest.TempPathFactory
+) -> JavaBroker:
+    """A broker of each kind, which runs; the same for the whole session."""
+    found = brokers.get(request.param)
+    if found is None:
+        found = brokers[request.param] = BROKERS[request.param](tmp_path_factory.mktemp(request.param))
+    found.start()
+    return found

@@ -1,0 +1,217 @@
+"""This module starts ActiveMQ Classic and ActiveMQ Artemis in processes of their own, with OpenWire and forced stores.
+Maven fetches their jars the first time, into `.activemq` and `.artemis`. Tests are skipped where Java, or Maven and no
+jars yet, are missing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from tests.rm_amqp.embedded import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT: Final = Path(__file__).parents[2]
+SOURCES: Final = ROOT / "tests" / "interop"
+JAVA: Final = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+PLACES: Final = {
+    "activemq": ("XABRIDGE_ACTIVEMQ", ".activemq", "activemq-jaas-*.jar"),
+    "artemis": ("XABRIDGE_ARTEMIS", ".artemis", "artemis-openwire-protocol-*.jar"),
+}
+"""Folder of sources → the environment variable that names the folder with the jars, that folder unless it is set, and a
+jar that has to be there."""
+
+
+def jars(name: str) -> Path:
+    """The folder with a broker's jars."""
+    variable, default, jar = PLACES[name]
+    told = os.environ.get(variable)
+    folder = Path(told).absolute() if told is not None else ROOT / default
+    if shutil.which("java") is None:
+        pytest.skip(f"{name} needs java, which is not installed")
+    if any(folder.glob(jar)):
+        return folder
+    if told is not None:
+        pytest.fail(f"{variable}={told}: there is no {jar}")
+    if shutil.which("mvn") is None:
+        pytest.skip(f"{name} needs Maven, which is not installed, or its jars: {variable} names their folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:  # tests may run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not any(folder.glob(jar)):
+            pom = SOURCES / name / "pom.xml"
+            fetch = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={folder}"]
+            done = subprocess.run(fetch, capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"{name} can't be fetched: {done.stdout.splitlines()[:1]}")
+    return folder
+
+
+class JavaBroker:
+    """A broker at a fixed port. It can be killed, and started again with what it has stored."""
+
+    kind: str
+
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        self.folder = folder
+        self.port = port or free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.url = f"openwire://{self.address}/"
+        self._log = folder / "broker.log"
+        self._process: subprocess.Popen[str] | None = None
+
+    def command(self) -> Sequence[str]:
+        """How it is called."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Starts it, and waits until it listens."""
+        if self._process is not None:
+            return
+        self.launch()
+        self.await_ready()
+
+    def launch(self) -> None:
+        """Starts it."""
+        with self._log.open("a", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                self.command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+
+    def await_ready(self) -> None:
+        """Waits until it listens."""
+        said = self.hear("ready")
+        assert self._process is not None
+        assert self._process.poll() is None, f"{self.kind} did not start: {said}, {self._log.read_text('utf-8')}"
+
+    def hear(self, word: str) -> list[str]:
+        """The lines that it prints before this one."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        lines = []
+        while (line := self._process.stdout.readline()) != f"{word}\n":
+            if not line:
+                self._process.wait(30)
+                break
+            lines.append(line.strip())
+        return lines
+
+    def ask(self, word: str) -> str:
+        """The line that it prints when it is told this one."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+
+
+class Classic(JavaBroker):
+    """ActiveMQ Classic with KahaDB; with a user and a password where they are named."""
+
+    kind = "ActiveMQ Classic"
+
+    def __init__(self, folder: Path, *, user: str = "", password: str = "", options: str = "") -> None:
+        super().__init__(folder)
+        self._lib = jars("activemq")
+        self._who = [user, password] if user else []
+        self._options = options
+
+    def command(self) -> Sequence[str]:
+        listens = f"tcp://{self.address}{self._options}"
+        source = str(SOURCES / "activemq" / "Broker.java")
+        return ["java", *JAVA, "-cp", f"{self._lib}/*", source, str(self.folder), listens, *self._who]
+
+
+KEPT: Final = "<auto-delete-queues>false</auto-delete-queues><auto-delete-addresses>false</auto-delete-addresses>"
+
+
+class Artemis(JavaBroker):
+    """ActiveMQ Artemis, as the tests over AMQP have it, but that it deletes no queue by itself unless it is told to."""
+
+    kind = "ActiveMQ Artemis"
+
+    def __init__(
+        self, folder: Path, *, settings: str = "", deletes_queues: bool = False, port: int | None = None
+    ) -> None:
+        super().__init__(folder, port)
+        self._lib = jars("artemis")
+        text = (SOURCES / "artemis" / "broker.xml").read_text(encoding="utf-8")
+        text = text.replace("@DIR@", str(folder)).replace("@PORT@", str(self.port))
+        text = text.replace("protocols=AMQP", "protocols=OPENWIRE").replace("<acceptors>", f"{settings}<acceptors>")
+        if not deletes_queues:
+            text = text.replace("<dead-letter-address>", f"{KEPT}<dead-letter-address>")
+        self._configuration = folder / "broker.xml"
+        self._configuration.write_text(text, encoding="utf-8")
+
+    def command(self) -> Sequence[str]:
+        source = str(SOURCES / "artemis" / "Broker.java")
+        return ["java", *JAVA, "-cp", f"{self._lib}/*", source, str(self._configuration)]
+
+
+CLUSTER: Final = """
+    <connectors>
+      <connector name="self">tcp://127.0.0.1:{port}</connector>
+      <connector name="other">tcp://127.0.0.1:{other}</connector>
+    </connectors>
+    <cluster-user>cluster</cluster-user>
+    <cluster-password>of these tests</cluster-password>
+    <cluster-connections>
+      <cluster-connection name="pair">
+        <connector-ref>self</connector-ref>
+        <static-connectors><connector-ref>other</connector-ref></static-connectors>
+      </cluster-connection>
+    </cluster-connections>
+    <ha-policy><replication><{role}/></replication></ha-policy>
+    """
+
+
+class Replicated(Artemis):
+    """One of two Artemis servers, the "primary" or the "backup" that replicates it, in folders of their own."""
+
+    def __init__(self, folder: Path, role: str, other_port: int, port: int) -> None:
+        folder.mkdir()
+        super().__init__(folder, settings=CLUSTER.format(port=port, other=other_port, role=role), port=port)
+        text = self._configuration.read_text(encoding="utf-8").replace("protocols=OPENWIRE", "protocols=OPENWIRE,CORE")
+        self._configuration.write_text(text.replace("<name>interop</name>", f"<name>{role}</name>"), encoding="utf-8")
+
+
+def replicated_pair(folder: Path) -> tuple[Replicated, Replicated]:
+    """The two, of which the second has everything that the first has."""
+    ports = free_port(), free_port()
+    primary = Replicated(folder / "primary", "primary", ports[1], ports[0])
+    backup = Replicated(folder / "backup", "backup", ports[0], ports[1])
+    primary.start()
+    backup.start()
+    give_up = time.monotonic() + 60
+    while primary.ask("replicated") != "true":
+        assert time.monotonic() < give_up, "the backup does not replicate"
+        time.sleep(0.2)
+    return primary, backup
+
+
+BROKERS: Final[dict[str, type[Classic | Artemis]]] = {"classic": Classic, "artemis": Artemis}

@@ -1,0 +1,310 @@
+"""These tests provoke what ActiveMQ Classic and ActiveMQ Artemis get wrong, and check the guards against it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rm_amqp import Message, NoMessage
+from rm_openwire import OpenWireResource
+from rm_openwire.branch import transaction_id
+from rm_openwire.connection import Connector
+from rm_openwire.settings import parse
+from rm_openwire.wire import Queue, TextMessage, TransactionInfo, TransactionKind
+from tests.rm_db.proxy import Proxy
+from tests.rm_openwire.client import RMID, Client, new_name, new_xid
+from tests.rm_openwire.java_brokers import Artemis, Classic
+from xa import BranchRolledBack, Code, HeuristicOutcome, UnknownBranch, XaError, XaMisuse
+from xa.diagnosis import Health
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.rm_openwire.java_brokers import JavaBroker
+    from xa import Xid
+
+
+@pytest.fixture
+def client(broker: JavaBroker) -> Iterator[Client]:
+    """A client of either broker."""
+    client = Client(broker.url)
+    yield client
+    client.rm.drop()
+
+
+def ask(url: str, kind: TransactionKind, xid: Xid) -> None:
+    """Another client's command."""
+    connection = Connector(parse(url)).connect()
+    command = TransactionInfo(connection_id=connection.connection_id, transaction_id=transaction_id(xid))
+    command.kind = kind.value
+    connection.ask(command)
+    connection.close()
+
+
+def test_forget_of_a_prepared_branch_is_refused(client: Client) -> None:
+    """Classic would roll it back."""
+    queue = new_name()
+    xid = client.prepared(lambda session: session.send(queue, Message("kept")))
+    other = Client(client.url.partition("?")[0])
+    with pytest.raises(XaMisuse) as refused:
+        other.rm.forget(xid, RMID)
+    assert refused.value.code is Code.XAER_PROTO
+    assert client.in_doubt() == [xid]
+    client.rm.commit(xid, RMID)
+    assert client.look(queue) == ["kept"]
+    with pytest.raises(UnknownBranch):
+        other.rm.forget(xid, RMID)
+    other.rm.drop()
+
+
+def test_what_forget_would_do_to_classic(tmp_path: Path) -> None:
+    """The reason for the guard: the day that this fails, it can go."""
+    broker = Classic(tmp_path)
+    broker.start()
+    try:
+        client = Client(broker.url)
+        xid = client.prepared(lambda session: session.send("q", Message("lost")))
+        assert broker.ask("prepared") == "1"
+        ask(broker.url, TransactionKind.FORGET, xid)
+        assert client.in_doubt() == []
+        assert client.look("q") == []
+        client.rm.drop()
+    finally:
+        broker.kill()
+
+
+def test_what_an_operator_completed_at_artemis(
+    brokers: dict[str, JavaBroker], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It is a hazard, since Artemis does not say over OpenWire how it was completed, and it is there until `forget`."""
+    broker = brokers.get("artemis") or brokers.setdefault("artemis", Artemis(tmp_path_factory.mktemp("artemis")))
+    broker.start()
+    client = Client(broker.url)
+    queue = new_name()
+    xids = []
+    for operation in ("commit", "rollback"):
+        xids.append(client.prepared(lambda session: session.send(queue, Message("by hand"))))
+        assert broker.ask("prepared") == broker.ask(operation) == "1"
+    assert client.look(queue) == ["by hand"]
+    assert set(client.in_doubt()) == set(xids)
+    for xid in xids:
+        with pytest.raises(HeuristicOutcome) as told:
+            client.rm.commit(xid, RMID)
+        assert told.value.code is Code.XA_HEURHAZ
+        with pytest.raises(HeuristicOutcome):
+            client.rm.rollback(xid, RMID)
+        assert client.rm.forget(xid, RMID) is Code.XA_OK
+        with pytest.raises(UnknownBranch):
+            client.rm.forget(xid, RMID)
+    assert client.in_doubt() == []
+    client.rm.drop()
+
+
+def test_an_old_branch_takes_no_work(client: Client) -> None:
+    """Artemis would send it outside of the branch once its timer has rolled that back."""
+    other = Client(client.url.partition("?")[0], "branch_timeout=0.3")
+    queue = new_name()
+    xid, session = other.begin()
+    session.send(queue, Message("first"))
+    time.sleep(0.4)
+    with pytest.raises(BranchRolledBack) as told:
+        session.send(queue, Message("late"))
+    assert told.value.code is Code.XA_RBTIMEOUT
+    with pytest.raises(BranchRolledBack):
+        other.end(xid)
+    other.rm.rollback(xid, RMID)
+    assert client.look(queue) == []
+    other.rm.drop()
+
+
+def test_a_branch_that_was_rolled_back_behind_our_back(client: Client) -> None:
+    """As Artemis' timer, or an operator, does it: the vote is no."""
+    queue = new_name()
+    xid, session = client.begin()
+    session.send(queue, Message("never"))
+    client.end(xid)
+    ask(client.url, TransactionKind.ROLLBACK, xid)
+    with pytest.raises(BranchRolledBack):
+        client.rm.prepare(xid, RMID)
+    assert client.look(queue) == []
+    assert client.in_doubt() == []
+
+
+def test_a_message_of_an_unknown_branch_at_artemis(tmp_path: Path) -> None:
+    """The reason for `branch_timeout`: it is sent at once. The day that this fails, the guard can go."""
+    broker = Artemis(tmp_path)
+    broker.start()
+    try:
+        connection = Connector(parse(broker.url)).connect()
+        message = TextMessage(
+            producer_id=connection.producer_id,
+            destination=Queue("q"),
+            transaction_id=transaction_id(new_xid()),
+            message_id=connection.new_message(),
+            content=b"\0\0\0\1x",
+            persistent=True,
+        )
+        connection.ask(message)
+        connection.close()
+        client = Client(broker.url)
+        assert client.look("q") == ["x"]
+        client.rm.drop()
+    finally:
+        broker.kill()
+
+
+def test_artemis_deletes_a_queue_that_a_prepared_branch_sends_to(tmp_path: Path) -> None:
+    """With its own settings it loses the message when it starts again, and doctor says what to set. With
+    auto-delete-queues off, which the other tests have, nothing is lost."""
+    broker = Artemis(tmp_path, deletes_queues=True)
+    broker.start()
+    try:
+        client = Client(broker.url)
+        checks = {check.subject: check for check in client.rm.diagnose(client.url).checks}
+        assert checks["queues"].health is Health.WARN
+        assert "auto-delete-queues" in checks["queues"].mend
+        xid = client.prepared(lambda session: session.send("q", Message("lost")))
+        broker.kill()
+        broker.start()
+        client.rm.drop()
+        client = Client(broker.url)
+        assert client.in_doubt() == [xid]
+        assert client.rm.commit(xid, RMID) is Code.XA_OK
+        with client.work() as session, pytest.raises(NoMessage):
+            session.receive("q", 0.5)
+        client.rm.drop()
+    finally:
+        broker.kill()
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_prepared_branch_outlives_the_broker(broker: JavaBroker, *, commit: bool) -> None:
+    """What it has taken and what it has sent is invisible meanwhile, and whole afterwards."""
+    client = Client(broker.url)
+    queue, out = new_name(), new_name("out")
+    client.put(queue, "a", "b")
+
+    def move(session: object) -> None:
+        assert hasattr(session, "receive")
+        assert session.receive(queue, 5).body == "a"
+        session.send(out, Message("moved"))  # type: ignore[attr-defined]
+
+    xid = client.prepared(move)
+    broker.kill()
+    broker.start()
+    client.rm.drop()
+    client = Client(broker.url)
+    assert client.in_doubt() == [xid]
+    assert (client.look(queue), client.look(out)) == (["b"], [])
+    (client.rm.commit if commit else client.rm.rollback)(xid, RMID)
+    if commit:
+        assert (client.look(queue), client.look(out)) == (["b"], ["moved"])
+    else:
+        assert (sorted(client.look(queue)), client.look(out)) == (["a", "b"], [])
+        with client.work() as session:
+            assert {message.body for message in session.receive_batch(queue, 2, 5)} == {"a", "b"}
+    assert client.in_doubt() == []
+    client.rm.drop()
+
+
+def test_a_rollback_does_not_overtake_work(broker: JavaBroker) -> None:
+    """A message is under way over a connection that is lost: the branch is rolled back over another one only when the
+    broker must have noticed the loss, by the next recovery pass."""
+    with Proxy(broker.url) as proxy:
+        client = Client(proxy.url, "timeout=2&idle_timeout=1")
+        queue = new_name()
+        xid, session = client.begin()
+        session.send(queue, Message("first"))
+        proxy.hold_requests()
+        with pytest.raises(XaError) as lost:
+            session.send(queue, Message("under way"))
+            client.end(xid)
+        assert lost.value.code is Code.XAER_RMFAIL
+        proxy.cut()
+        client.rm.open(client.url, RMID)
+        other = Client(proxy.url)
+        assert client.in_doubt() == []
+        with suppress(UnknownBranch):
+            client.rm.rollback(xid, RMID)
+        time.sleep(2.1)
+        assert client.in_doubt() == []
+        with pytest.raises(UnknownBranch):  # Classic has rolled it back with the connection
+            other.rm.rollback(xid, RMID)
+        assert client.look(queue) == []
+        client.rm.drop()
+        other.rm.drop()
+
+
+def test_a_rollback_while_the_application_waits_for_a_message(client: Client) -> None:
+    queue = new_name()
+    told: list[XaError] = []
+    begun = threading.Event()
+    xid = new_xid()
+
+    def work() -> None:
+        client.rm.start(xid, RMID)
+        session = client.rm.session(RMID)
+        session.send(queue, Message("never"))
+        begun.set()
+        try:
+            session.receive(f"{queue}-in", 20)
+        except XaError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait(10)
+    time.sleep(0.3)
+    branch = client.rm.driver._branches[xid]  # type: ignore[attr-defined]
+    branch.unit.start_rollback()
+    thread.join(10)
+    assert [type(error) for error in told] == [BranchRolledBack]
+    assert client.look(queue) == []
+
+
+def test_credentials(tmp_path: Path) -> None:
+    broker = Classic(tmp_path, user="ada", password="p@ss:w/rd %")  # noqa: S106 — made for this test
+    broker.start()
+    try:
+        quoted = broker.url.replace("openwire://", "openwire://ada:p%40ss%3Aw%2Frd%20%25@")
+        client = Client(quoted, "plain_without_tls=true")
+        client.put("q", "x")
+        assert client.look("q") == ["x"]
+        checks = {check.subject: check.health for check in client.rm.diagnose(client.url).checks}
+        assert checks["encryption"] is Health.WARN
+        client.rm.drop()
+        wrong = OpenWireResource()
+        for who in ("", "ada:wrong@"):
+            url = broker.url.replace("openwire://", f"openwire://{who}") + "?plain_without_tls=true"
+            with pytest.raises(XaError) as refused:
+                wrong.open(url, RMID)
+            assert refused.value.code is Code.XAER_RMERR
+            assert "wrong" not in str(refused.value)
+    finally:
+        broker.kill()
+
+
+def test_the_next_broker_of_the_list(broker: JavaBroker) -> None:
+    client = Client(f"openwire://127.0.0.1:1,{broker.address}/")
+    client.put(new_name(), "x")
+    client.rm.drop()
+
+
+def test_connections_are_kept_alive(broker: JavaBroker) -> None:
+    """The broker closes a connection that is silent for twice as long."""
+    client = Client(broker.url, "idle_timeout=0.6")
+    queue = new_name()
+    xid, session = client.begin()
+    session.send(queue, Message("slow"))
+    time.sleep(2.5)
+    session.send(queue, Message("and steady"))
+    client.end(xid)
+    client.rm.prepare(xid, RMID)
+    client.rm.commit(xid, RMID)
+    assert client.look(queue) == ["slow", "and steady"]
+    client.rm.drop()

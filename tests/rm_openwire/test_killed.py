@@ -1,0 +1,194 @@
+"""These tests move a message from ActiveMQ Classic to ActiveMQ Artemis, or the other way round, in one transaction of
+the manager. One of the brokers is killed, or its network is cut, at a point of the two phases. When everything is back
+and recovery has run, the message is at one of the brokers, once, the outcome that the application was told is true, and
+nothing is in doubt.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rm_amqp import Message
+from rm_openwire.branch import BranchWork
+from rm_openwire.resource import OpenWireDriver
+from tests.rm_db.proxy import Proxy
+from tests.rm_openwire.client import Client, new_name
+from tests.rm_openwire.java_brokers import BROKERS, JavaBroker
+from tests.simulation.seeds import EVERY_POINT
+from tm import OutcomeUnknown, RolledBack, TransactionManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openwire")]
+
+EVERY = [f"{when} {verb}" for verb in ("end", "prepare", "commit") for when in ("before", "after")]
+POINTS = EVERY if EVERY_POINT else ["before prepare", "after prepare", "after commit"]
+VERBS: dict[str, tuple[type[Any], str]] = {
+    "end": (BranchWork, "end"),
+    "prepare": (BranchWork, "prepare"),
+    "commit": (OpenWireDriver, "commit_prepared"),
+}
+WAYS = [("classic", "artemis"), ("artemis", "classic")]
+
+
+@pytest.fixture
+def pair(brokers: dict[str, JavaBroker], tmp_path_factory: pytest.TempPathFactory) -> dict[str, JavaBroker]:
+    """Both brokers, which run."""
+    for name, made in BROKERS.items():
+        if name not in brokers:
+            brokers[name] = made(tmp_path_factory.mktemp(name))
+        brokers[name].start()
+    return brokers
+
+
+class Trap:
+    """Calls `strike`, once, at a point of the branch at the broker with a port."""
+
+    def __init__(self, point: str, port: int, strike: Callable[[], object]) -> None:
+        self._when, verb = point.split()
+        self._made, self._name = VERBS[verb]
+        self._port = port
+        self._strike = strike
+        self.struck = False
+
+    def _is_there(self, target: Any) -> bool:
+        if isinstance(target, BranchWork):
+            connection = target._connection
+            return connection is not None and connection.address.port == self._port
+        settings = target._settings
+        return settings is not None and settings.addresses[0].port == self._port
+
+    @contextmanager
+    def set(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """While this is set."""
+        carried_out = getattr(self._made, self._name)
+
+        def trapped(target: Any, *arguments: Any, **named: Any) -> Any:
+            here = not self.struck and self._is_there(target)
+            if here and self._when == "before":
+                self.struck = True
+                self._strike()
+            answer = carried_out(target, *arguments, **named)
+            if here and self._when == "after":
+                self.struck = True
+                self._strike()
+            return answer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(self._made, self._name, trapped)
+            yield
+
+
+def move(manager: TransactionManager, queue: str) -> bool | None:
+    """Moves a message; whether it was committed, None where that is unknown."""
+    try:
+        with manager.begin() as tx:
+            message = tx["source"].receive(queue, 5)
+            tx["target"].send(queue, Message(message.body))
+    except RolledBack:
+        return False
+    except OutcomeUnknown:
+        return None
+    return True
+
+
+def put(broker: JavaBroker, queue: str, body: str) -> None:
+    """A message that is there."""
+    client = Client(broker.url)
+    client.put(queue, body)
+    client.rm.drop()
+
+
+def settle(manager: TransactionManager, clients: list[Client]) -> None:
+    """Recovery, until nothing is in doubt."""
+    give_up = time.monotonic() + 60
+    while True:
+        manager.recover()
+        if not any(client.in_doubt() for client in clients):
+            return
+        assert time.monotonic() < give_up, [client.in_doubt() for client in clients]
+        time.sleep(0.2)
+
+
+def check(clients: list[Client], queue: str, told: bool | None, body: str) -> None:
+    """The message is at one of the two, and where the application was told."""
+    source, target = (client.look(queue) for client in clients)
+    give_up = time.monotonic() + 10
+    while not source + target and time.monotonic() < give_up:  # Classic gives it back when it notices the loss
+        time.sleep(0.2)
+        source, target = (client.look(queue) for client in clients)
+    assert source + target == [body], (source, target, told)
+    if told is not None:
+        assert (target == [body]) is told
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("victim", ["source", "target"])
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_either_broker_is_killed_at_each_point(
+    pair: dict[str, JavaBroker], way: tuple[str, str], victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = (pair[name] for name in way)
+    killed = source if victim == "source" else target
+    for point in POINTS:
+        queue = new_name()
+        urls = {"source": f"{source.url}?timeout=20", "target": f"{target.url}?timeout=20"}
+        put(source, queue, point)
+        log = f"file://{tmp_path}/{point.replace(' ', '-')}"
+        with TransactionManager("node", log, urls) as manager:
+            trap = Trap(point, killed.port, killed.kill)
+            with trap.set(monkeypatch):
+                told = move(manager, queue)
+            assert trap.struck, point
+            killed.start()
+            clients = [Client(source.url), Client(target.url)]
+            settle(manager, clients)
+            check(clients, queue, told, point)
+            for client in clients:
+                client.rm.drop()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_the_network_is_cut_at_each_point(
+    pair: dict[str, JavaBroker], way: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut, or first silent, for the source and for the target."""
+    source, target = (pair[name] for name in way)
+    for number, (point, victim) in enumerate([(point, victim) for point in EVERY for victim in (0, 1)]):
+        queue = new_name()
+        put(source, queue, point)
+        with Proxy(source.url) as first, Proxy(target.url) as second:
+            proxies = (first, second)
+            proxy = proxies[victim]
+            port = int(proxy.url.rstrip("/").rpartition(":")[2])
+            options = "?timeout=2&idle_timeout=1"
+            urls = {"source": f"{first.url}{options}", "target": f"{second.url}{options}"}
+            with TransactionManager("node", f"file://{tmp_path}/{number}", urls) as manager:
+                lost = threading.Event()
+
+                def strike(proxy: Proxy = proxy, lost: threading.Event = lost, number: int = number) -> None:
+                    if number % 4 < 2:
+                        proxy.cut()
+                    else:
+                        proxy.hold_replies()  # what is asked is carried out, and nobody hears of it
+                        lost.set()
+
+                trap = Trap(point, port, strike)
+                with trap.set(monkeypatch):
+                    told = move(manager, queue)
+                assert trap.struck, point
+                if lost.is_set():
+                    proxy.cut()
+                clients = [Client(source.url), Client(target.url)]
+                settle(manager, clients)
+                check(clients, queue, told, point)
+                for client in clients:
+                    client.rm.drop()
