@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rm_amqp import Message, NoMessage
+from rm_amqp.connection.connection import SocketConnection
 from tests.rm_amqp.client import RMID, Client, new_xid
 from xa import (
     TMFAIL,
@@ -297,6 +298,21 @@ def test_no_more_is_sent_ahead_than_asked_for(connect: Connect, queue: str, *, i
         assert message.body == number
         hoarder.commit(xid)
         assert len(other.look(queue)) >= 200 - (number + 1) - 10
+
+
+def test_the_next_batch_is_sent_while_one_is_handled(
+    connect: Connect, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The credit for it does not wait until the handler sends something."""
+    monkeypatch.setattr(SocketConnection, "maintain", lambda _: None)  # nobody else writes what waits
+    client, other = connect("prefetch=64"), connect()
+    client.put(queue, range(200))
+    xid = client.start()
+    assert len(client.session.receive_batch(queue, 40, 5)) == 40
+    deadline = time.monotonic() + 20
+    while len(other.look(queue)) > 200 - 40 - 64:
+        assert time.monotonic() < deadline
+    client.commit(xid)
 
 
 def test_what_was_sent_ahead_goes_back_when_the_resource_manager_is_closed(connect: Connect, queue: str) -> None:
