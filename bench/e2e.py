@@ -6,7 +6,7 @@ Broker, PostgreSQL and the client are processes of this machine, and share its p
 two_phase, decider .{1,16}.tx_per_s   orders handled one in a transaction, by so many workers of one process, with the
                                       open string of docs/consumers.md (ahead, prefetch)
 batch100.msgs_per_s                   100 in a transaction (two-phase), all for the handler at once (takes="batch"): an
-                                      executemany, and a send for each
+                                      executemany, and a send_batch
 batch100.each_msgs_per_s              the same with a handler that is called for each message
 floor.{1,16}.tx_per_s                 INSERT, PREPARE TRANSACTION, COMMIT PREPARED from as many threads, plain psycopg
 two_phase_of_floor_1, decider_gain    the ratios, each the median of those within one round

@@ -101,8 +101,7 @@ def handle_together(messages: Sequence[Message], tx: Transaction) -> None:
     orders = [Order.read(message.body) for message in messages]
     with tx[DATABASE].psycopg.cursor() as cursor:
         cursor.executemany(INSERT, [(order.number, order.customer, order.cents) for order in orders])
-    for order in orders:
-        tx[BROKER].send(INVOICES, order.message())
+    tx[BROKER].send_batch(INVOICES, (order.message() for order in orders))
 
 
 def consume(job: Job) -> dict[str, Any]:

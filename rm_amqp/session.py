@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from dtx.amqp.messages import read_header, with_header, with_message_annotations
@@ -26,7 +27,7 @@ from rm_amqp.messaging import NoMessage
 from xa import Code, XaError, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from dtx.amqp.values import Map
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LATER_OCTETS: Final = 4096
 """The most octets that wait to be written, where nothing else is to be written: the broker works meanwhile."""
+TOGETHER: Final = 32
+"""Messages of a batch that are handed to the connection together."""
 
 
 class ChannelSource(Protocol):
@@ -98,6 +101,16 @@ class Operations:
 
     def send(self, address: str, octets: bytes) -> Operation[None]:
         return lambda links, work: links.send(address, octets, work, self.deadline())
+
+    def send_batch(self, address: str, messages: Sequence[bytes]) -> Operation[None]:
+        def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
+            if work is not None:
+                yield from links.post(address, messages, work, self.deadline())
+                return
+            for octets in messages:
+                yield from links.send(address, octets, None, self.deadline())
+
+        return steps
 
     def gather(self, address: str, count: int) -> Operation[list[bytes]]:
         if count < 1:
@@ -181,10 +194,17 @@ class Session:
 
     def send(self, address: str, message: Encodable) -> None:
         octets = encoded(message)
-        self._later += len(octets)
-        self.run(self.operations.send(address, octets), later=self._later < LATER_OCTETS)
-        if self._later >= LATER_OCTETS:
-            self._later = 0
+        self._send(self.operations.send(address, octets), len(octets))
+
+    def send_batch(self, address: str, messages: Iterable[Encodable]) -> None:
+        """Sends messages, as `send` does one after the other, for less."""
+        for some in _portions(messages):
+            self._send(self.operations.send_batch(address, some), sum(map(len, some)))
+
+    def _send(self, operation: Operation[None], octets: int) -> None:
+        later = self._later + octets
+        self._later = later if later < LATER_OCTETS else 0
+        self.run(operation, later=later < LATER_OCTETS)
 
     def browse(self, address: str) -> Iterator[Message]:
         receiver = self.run(self.operations.browser(address))
@@ -289,6 +309,10 @@ class AsyncSession:
     async def send(self, address: str, message: Encodable) -> None:
         await self._session.run_async(self._operations.send(address, encoded(message)))
 
+    async def send_batch(self, address: str, messages: Iterable[Encodable]) -> None:
+        for some in _portions(messages):
+            await self._session.run_async(self._operations.send_batch(address, some))
+
     async def browse(self, address: str) -> AsyncIterator[Message]:
         receiver = await self._session.run_async(self._operations.browser(address))
         while True:
@@ -326,6 +350,13 @@ def _taken(links: MessageLinks, work: Work | None, arrived: Arrived, *, first: b
         raise
     work.hold(arrived, message)
     return message
+
+
+def _portions(messages: Iterable[Encodable]) -> Iterator[list[bytes]]:
+    """The messages as octets, some at a time: the broker works on those before, while the next ones are encoded."""
+    rest = iter(messages)
+    while some := [encoded(message) for message in islice(rest, TOGETHER)]:
+        yield some
 
 
 def _annotation(name: str, value: str | int) -> str | Timestamp | Ulong:

@@ -10,6 +10,7 @@ never decoded.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
@@ -98,8 +99,17 @@ def read_section(octets: bytes, at: int) -> tuple[int, int]:
 def read_header(octets: bytes) -> Header:
     """The header in front of a message; WireError when the message begins with no section, or a wrong
     header."""
-    if octets[:3] in _NOT_A_HEADER:
+    begin = octets[:4]
+    if begin == _EMPTY:
+        return _EMPTY_HEADER
+    if begin[:3] in _NOT_A_HEADER:
         return NO_HEADER
+    if begin == _SHORT and octets[4:5] < _LONGEST:
+        return _short_header(octets[: 5 + int.from_bytes(octets[4:5], "big")])
+    return _header(octets)
+
+
+def _header(octets: bytes) -> Header:
     try:
         code, start = read_section(octets, 0)
         if code != HEADER:
@@ -122,6 +132,14 @@ def read_header(octets: bytes) -> Header:
 
 
 _NOT_A_HEADER: Final = frozenset(bytes((0x00, 0x53, code)) for code in range(HEADER + 1, FOOTER + 1))
+_EMPTY: Final = bytes((0x00, 0x53, HEADER, 0x45))
+"""A header without fields, as proton and our own client write it."""
+_EMPTY_HEADER: Final = Header(end=len(_EMPTY))
+_SHORT: Final = bytes((0x00, 0x53, HEADER, 0xC0))
+_LONGEST: Final = b"\x20"
+"""Of so many octets or more it is not worth remembering a header."""
+_short_header: Final = lru_cache(maxsize=256)(_header)
+"""Headers are few, and come thousands of times."""
 
 
 def with_header(octets: bytes, header: Header, *, delivery_count: int, ttl_ms: int | None) -> bytes:

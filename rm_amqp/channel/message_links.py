@@ -41,6 +41,8 @@ MAX_LINKS: Final = 64
 """Links to addresses that are kept for the next transaction."""
 BROWSED: Final = 100
 """Messages that a browse asks for at a time."""
+SOON: Final = 32
+"""A credit for so many messages leaves at once. A smaller one waits for the next octets that are written."""
 READ: Final = 5_000
 """Messages that a reading in bulk asks for at a time."""
 
@@ -183,9 +185,8 @@ class MessageLinks:
         self.check_work(work)  # nobody would say what became of a message that is taken after the end
         if not receiver.arrived:
             return None
-        arrived = receiver.arrived.popleft()
-        _prefetch(receiver, prefetch)
-        return arrived
+        _prefetch(receiver, prefetch, 1)
+        return receiver.arrived.popleft()
 
     def receive_batch(
         self, address: str, count: int, work: Work | None, deadline: float, patience: float
@@ -204,10 +205,11 @@ class MessageLinks:
             yield deadline
         if len(receiver.arrived) < count and receiver.credit > 0:
             yield from self._drained(receiver, work, patience)
+        if _prefetch(receiver, self._settings.prefetch, min(count, len(receiver.arrived))) >= SOON:
+            yield self._endpoint.clock()  # the broker sends them while the batch is read and handled
+            self._check_link(receiver)
         self.check_work(work)
-        batch = [receiver.arrived.popleft() for _ in range(min(count, len(receiver.arrived)))]
-        _prefetch(receiver, self._settings.prefetch)
-        return batch
+        return [receiver.arrived.popleft() for _ in range(min(count, len(receiver.arrived)))]
 
     def gather(self, address: str, count: int, work: Work, patience: float) -> Steps[list[bytes]]:
         """The messages that an address has now, at most `count`: taken by the branch, in the order in which it holds
@@ -403,9 +405,12 @@ class MessageLinks:
             receiver.give_back()
 
 
-def _prefetch(receiver: Receiver, prefetch: int) -> None:
-    """Lets the broker send messages ahead, where there are fewer than half of them. What has arrived and is not
-    received counts: otherwise every receive would ask for more, and the client would hold all that a queue has."""
-    ahead = receiver.credit + len(receiver.arrived)
-    if 2 * ahead < prefetch:
-        receiver.flow(prefetch - ahead)
+def _prefetch(receiver: Receiver, prefetch: int, received: int) -> int:
+    """Lets the broker send messages ahead, where there are fewer than half of them beside those that are `received`
+    now; how many more. What has arrived and is not received counts: otherwise every receive would ask for more, and the
+    client would hold all that a queue has."""
+    ahead = receiver.credit + len(receiver.arrived) - received
+    if 2 * ahead >= prefetch:
+        return 0
+    receiver.flow(prefetch - ahead)
+    return prefetch - ahead

@@ -25,29 +25,25 @@ def join_dispositions(frames: bytes) -> bytes:
         return frames
     pieces: list[bytes] = []
     run = at = 0
-    last: _Disposition | None = None
     while at < len(frames):
         stop = at + int.from_bytes(frames[at : at + 4], "big")
-        if last is None or not last.joins(frames, at):
-            if last is not None and last.is_joined:
-                pieces += (frames[run : last.at], last.frame())
-                run = at
-            last = _Disposition.read(frames, at, stop)
+        found = _Disposition.read(frames, at, stop)
+        if found is not None:
+            stop = found.join(frames, stop)
+            if found.is_joined:
+                pieces += (frames[run:at], found.frame())
+                run = stop
         at = stop
-    if last is not None and last.is_joined:
-        pieces += (frames[run : last.at], last.frame())
-        run = at
     pieces.append(frames[run:])
     return b"".join(pieces)
 
 
 class _Disposition:
-    """The disposition that begins at `at`, with those behind it that it joined."""
+    """A disposition, with those behind it that it joined."""
 
-    __slots__ = ("_before", "_first", "_last", "_rest", "at")
+    __slots__ = ("_before", "_first", "_last", "_rest")
 
-    def __init__(self, at: int, before: bytes, first: int, last: int, rest: bytes) -> None:
-        self.at = at
+    def __init__(self, before: bytes, first: int, last: int, rest: bytes) -> None:
         self._first = first
         self._last = last
         self._before = before
@@ -66,20 +62,45 @@ class _Disposition:
         first, end = _number(frames, start + 7)
         if first < 0 or frames[end] != 0x40 or stop - end > _MAX_REST:
             return None
-        return cls(at, frames[at + 6 : start] + frames[start + 5 : start + 7], first, first, frames[end + 1 : stop])
+        return cls(frames[at + 6 : start] + frames[start + 5 : start + 7], first, first, frames[end + 1 : stop])
 
     @property
     def is_joined(self) -> bool:
         """Whether it stands for more than one."""
         return self._last != self._first
 
-    def joins(self, frames: bytes, at: int) -> bool:
-        """Whether the frame at `at`, which is the next one, says the same of the next delivery. If so, this is both."""
+    def join(self, frames: bytes, at: int) -> int:
+        """Takes in the frames from `at` on that say the same of the next deliveries; where the others begin."""
+        while True:
+            count, size = self._following(frames, at)
+            if not count:
+                return at
+            self._last = (self._last + count) & MAX_UINT
+            at += count * size
+
+    def _following(self, frames: bytes, at: int) -> tuple[int, int]:
+        """How many of the frames at `at` say the same of the next deliveries, as long as only the last octet of their
+        numbers differs; and how large each of them is. They are compared together, because a batch has hundreds."""
         following = (self._last + 1) & MAX_UINT
-        if not frames.startswith(self._frame(encode_uint(following) + b"\x40"), at):
-            return False
-        self._last = following
-        return True
+        number = encode_uint(following)
+        one = self._frame(number + b"\x40")
+        if not frames.startswith(one, at):
+            return 0, 0
+        size = len(one)
+        if not following:  # the number 0 has a constructor of its own
+            return 1, size
+        low = number[-1]
+        room = min(256 - low, (len(frames) - at) // size)
+        expected = bytearray(one * room)
+        expected[size - len(self._rest) - 2 :: size] = bytes(range(low, low + room))
+        count, over = 1, room + 1
+        while over - count > 1:
+            middle = (count + over) // 2
+            if frames.startswith(expected[: middle * size], at):
+                count = middle
+            else:
+                over = middle
+        return count, size
 
     def frame(self) -> bytes:
         """One for all of them."""

@@ -65,6 +65,31 @@ def test_tasks_of_one_transaction_wait_at_the_same_time(order: str) -> None:
         assert sent_s <= after_s < sent_s + 1
 
 
+def test_batches_are_received_and_sent() -> None:
+    """With messages sent ahead, whose credit leaves before the batch is handled."""
+    network = Network()
+    rm = network.resource()
+    rm.open(f"{URL}&prefetch=64", RMID)
+    handled: list[object] = []
+
+    async def main() -> None:
+        for verb in ("put", "handle", "look"):
+            rm.start(xid := new_xid(), RMID)
+            session = rm.session(RMID).aio
+            if verb == "put":
+                await session.send_batch("a", [Message(number) for number in range(100)])
+            elif verb == "handle":
+                messages = await session.receive_batch("a", 40, 5)
+                await session.send_batch("b", messages)
+            else:
+                handled.extend([message.body async for message in session.browse("b")])
+            rm.end(xid, RMID, TMSUCCESS)
+            rm.commit(xid, RMID, TMONEPHASE)
+
+    run(network, main())
+    assert handled == list(range(40))
+
+
 def test_a_task_that_is_cancelled_leaves_the_session_to_others() -> None:
     network = Network()
     rm, other = opened(network), opened(network)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rm_amqp import Message, NoMessage
+from rm_amqp.connection.connection import SocketConnection
+from rm_amqp.session import TOGETHER
 from tests.rm_amqp.client import RMID, Client, new_xid
 from xa import (
     TMFAIL,
@@ -299,6 +301,21 @@ def test_no_more_is_sent_ahead_than_asked_for(connect: Connect, queue: str, *, i
         assert len(other.look(queue)) >= 200 - (number + 1) - 10
 
 
+def test_the_next_batch_is_sent_while_one_is_handled(
+    connect: Connect, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The credit for it does not wait until the handler sends something."""
+    monkeypatch.setattr(SocketConnection, "maintain", lambda _: None)  # nobody else writes what waits
+    client, other = connect("prefetch=64"), connect()
+    client.put(queue, range(200))
+    xid = client.start()
+    assert len(client.session.receive_batch(queue, 40, 5)) == 40
+    deadline = time.monotonic() + 20
+    while len(other.look(queue)) > 200 - 40 - 64:
+        assert time.monotonic() < deadline
+    client.commit(xid)
+
+
 def test_what_was_sent_ahead_goes_back_when_the_resource_manager_is_closed(connect: Connect, queue: str) -> None:
     """Nobody has seen it: its delivery is not counted."""
     hoarder, other = connect("prefetch=100"), connect()
@@ -324,6 +341,29 @@ def test_more_addresses_than_links_are_kept(client: Client, queue: str) -> None:
 
 
 # --- who may use it -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_batch_is_sent_in_its_order(client: Client, queue: str, *, committed: bool) -> None:
+    client.put(f"{queue}-out", ["before"])
+    xid = client.start()
+    client.session.send(f"{queue}-out", Message("first"))
+    client.session.send_batch(f"{queue}-out", (Message(number) for number in range(TOGETHER * 20 + 1)))
+    client.session.send_batch(f"{queue}-out", [])
+    client.session.send(f"{queue}-out", Message("last"))
+    client.end(xid)
+    assert client.look(f"{queue}-out") == ["before"]
+    client.commit(xid, end=False, two_phase=True) if committed else client.rollback(xid, end=False)
+    found = client.look(f"{queue}-out")
+    assert found == (["before", "first", *range(TOGETHER * 20 + 1), "last"] if committed else ["before"])
+
+
+def test_a_batch_with_a_message_that_can_not_be_sent_is_refused(client: Client, queue: str) -> None:
+    xid = client.start()
+    with pytest.raises(XaMisuse, match="body is of type object") as refused:
+        client.session.send_batch(queue, [Message(1), Message(object())])
+    assert refused.value.code is Code.XAER_INVAL
+    client.rollback(xid)
+
+
 def test_outside_of_a_transaction(client: Client) -> None:
     with pytest.raises(XaMisuse, match="associated with no branch") as raised:
         _ = client.session
@@ -399,8 +439,9 @@ def test_outside_of_any_transaction_work_is_done_at_once(connect: Connect, queue
     session = client.session
     for number in range(3):
         session.send(queue, Message(number))
-    assert onlooker.look(queue) == [0, 1, 2]
+    session.send_batch(queue, [Message(3), Message(4)])
+    assert onlooker.look(queue) == [0, 1, 2, 3, 4]
     assert session.receive(queue, 5).body == 0
-    assert [message.body for message in session.receive_batch(queue, 5, 5)] == [1, 2]
+    assert [message.body for message in session.receive_batch(queue, 5, 5)] == [1, 2, 3, 4]
     assert onlooker.look(queue) == []
     assert client.registrar.calls[:2] == [("ax_reg", RMID, 0), ("ax_unreg", RMID, 0)]

@@ -28,6 +28,7 @@ class Reserve:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._folder = str(path.parent)  # a path builds its text anew, and every group of changes asks for `free`
         self.octets = path.stat().st_size if path.exists() else LEAST
         """How much it is, or was when it was held last."""
         self.held = path.exists()
@@ -57,7 +58,7 @@ class Reserve:
     @property
     def free(self) -> int:
         """Octets that are free on the disk, beside it."""
-        place = os.statvfs(self._path.parent)
+        place = os.statvfs(self._folder)
         return place.f_bavail * place.f_frsize
 
     def release(self) -> bool:

@@ -44,9 +44,9 @@ LOOK_AGAIN_S: Final = 1.0
 TELL_AGAIN_S: Final = 60.0
 GROUP_OCTETS: Final = 16 * 1024 * 1024
 GROUP_BATCHES: Final = 4096
-SMALL_ROWS: Final = 160
+SMALL_ROWS: Final = 1000
 """A group of so many rows is small: it takes a millisecond or two beside the force."""
-SMALL_OCTETS: Final = 64 * 1024
+SMALL_OCTETS: Final = 256 * 1024
 
 
 class Writer:

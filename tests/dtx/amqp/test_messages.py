@@ -12,7 +12,7 @@ from proton import Message
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.decoding import decode
-from dtx.amqp.encoding import encode
+from dtx.amqp.encoding import encode, encode_list
 from dtx.amqp.messages import (
     NO_HEADER,
     Header,
@@ -25,7 +25,7 @@ from dtx.amqp.messages import (
     with_delivery_annotations,
     with_header,
 )
-from dtx.amqp.values import Described, Symbol, Ubyte, Uint, Ulong
+from dtx.amqp.values import Described, Symbol, Ubyte, Uint, Ulong, Value
 from dtx.protocol.addresses import branch_address, parse_branch_address
 from xa import Xid
 
@@ -66,6 +66,25 @@ def test_a_header_is_replaced_and_the_rest_stays(
     assert octets[found.end :] == rest
     assert proton_message(octets).body == "body"
     assert proton_message(octets).delivery_count == after
+
+
+@pytest.mark.parametrize("fields", [[], [True], [True, Ubyte(7), Uint(2500), None, Uint(3)]])
+def test_a_header_is_read_in_each_of_its_encodings(fields: list[Value]) -> None:
+    """Short ones are remembered: what stands behind one, or is cut off, is looked at each time."""
+    items = b"".join(map(encode, fields))
+    short = bytes((0xC0, len(items) + 1, len(fields))) + items
+    long = b"\xd0" + (len(items) + 4).to_bytes(4, "big") + len(fields).to_bytes(4, "big") + items
+    durable, priority, ttl_ms, count = bool(fields), 4, None, 0
+    if len(fields) > 1:
+        priority, ttl_ms, count = 7, 2500, 3
+    for written in (encode_list([encode(field) for field in fields]), short, long):
+        header = b"\x00\x53\x70" + written
+        for rest in (value_message(b"\x40"), value_message(b"\x41"), b""):
+            found = read_header(header + rest)
+            assert found == Header(durable, priority, ttl_ms, count, len(header))
+        if len(written) > 1:
+            with pytest.raises(WireError):
+                read_header(header[:-1])
 
 
 @pytest.mark.parametrize(

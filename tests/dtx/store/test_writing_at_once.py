@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dtx.store.contract import Batch, Step, StoreBusy, StoreError, StoreFull, StoreRefused, StoreStopped
+from dtx.store.contract import PENDING, Batch, Step, StoreBusy, StoreError, StoreFull, StoreRefused, StoreStopped
 from dtx.store.sql import SqlStore, pace
 from dtx.store.sql.pace import FOR_EACH, QUICK_S, SLOW_S, Pace
 from dtx.store.sql.sqlite import PAGE_SIZE, DiskSpace
 from dtx.store.sql.writer import SMALL_OCTETS, SMALL_ROWS
 from tests.dtx.store.stores import WAIT_S, Loop, Opened, enqueued
+from xa import Xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 QUEUE = 1
+XID = Xid(1, b"global", b"branch")
 HERE = threading.current_thread()
 
 
@@ -91,6 +93,22 @@ def test_a_small_group_is_durable_and_answered_when_write_returns(turns: Turns) 
 def test_nothing_to_write_is_no_force(turns: Turns) -> None:
     turns.store.write()
     assert turns.threads == []
+
+
+def test_a_hundred_messages_of_a_branch_are_a_small_group(turns: Turns) -> None:
+    """A batch of a consumer: so many are taken, sent and prepared, and then committed."""
+    taken, sent = range(100, 200), range(200, 300)
+    assert turns.turn(enqueued(taken, QUEUE, bytes(1024))) == [None]
+    prepared, committed = Batch(), Batch()
+    for number in sent:
+        prepared.enqueue(number, QUEUE, PENDING, bytes(1024))
+        committed.place(number, QUEUE, number, 0)
+    prepared.prepare(9, XID, "owner", 1, enqueues=sent, dequeues=[(number, b"accepted") for number in taken])
+    for number in taken:
+        committed.dequeue(number, 1024)
+    committed.finish(9)
+    assert turns.turn(prepared) == turns.turn(committed) == [None]
+    assert turns.threads == ["loop"] * 3
 
 
 def test_what_takes_longer_is_the_threads(turns: Turns) -> None:
