@@ -13,7 +13,7 @@ from rm_amqp.amqp010.channel import Refused
 from rm_amqp.amqp010.messages import content_of, dead_letter_of, message_of
 from rm_amqp.amqp010.work import Held, Outcome
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut, lost_error
-from rm_amqp.session import NoMessage
+from rm_amqp.messaging import NoMessage
 from xa import Code, XaError, xa_error
 
 if TYPE_CHECKING:

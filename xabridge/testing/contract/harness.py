@@ -30,7 +30,7 @@ class Capabilities:
     """A thread of control can start another branch while its association with the first is suspended."""
 
     format_ids: bool = True
-    """Xids that differ in their format id only are two branches."""
+    """Xids that differ in nothing but their format ids are different branches; otherwise the second one is refused."""
 
     heuristics: bool = True
     """`Harness.complete_heuristically` works."""
@@ -40,9 +40,6 @@ class Capabilities:
 
     expires: bool = True
     """`Harness.expire` works."""
-
-    format_ids: bool = True
-    """Xids that differ in nothing but their format ids are different branches; otherwise the second one is refused."""
 
     unreachable: bool = True
     """`Harness.go_down` and `come_back` work."""
