@@ -90,8 +90,7 @@ class TestAssociation(Contract):
     def test_branches_of_one_global_transaction_are_apart(self, client: Client) -> None:
         first = new_xid(b"1")
         second = type(first)(first.format_id, first.gtrid, b"2")
-        apart = client.harness.capabilities.format_ids
-        third = type(first)(first.format_id + 1, first.gtrid, b"1" if apart else b"3")
+        third = type(first)(first.format_id + 1, first.gtrid, b"1")
         keys = {xid: new_key() for xid in (first, second, third)}
         apart = client.harness.capabilities.format_ids
         for xid, key in keys.items():
