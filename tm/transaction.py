@@ -359,10 +359,13 @@ class Transaction:
         returns where too many transactions are there already. What comes of that is in the log and in `outcome`.
 
         `leaves`, for a consumer: returns when the decision is durable, every branch was told, and all have answered but
-        those of this resource. `is_left` says whether that is so; `finish` waits for the rest.
+        those of this resource. `is_left` says whether that is so; `finish` waits for the rest. A transaction that has
+        callbacks to call leaves no answers: they would be called in the midst of the thread's next transaction.
         """
         if self._before and self._state is _ACTIVE and not self.suspended:
             self._run_before()
+        if self._after:
+            leaves = ""
         begin = partial(self._begin_commit, stops_at_decision=wait == "logged", leaves=leaves)
         signals = self._manager.uninterrupted.signals(self)
         try:

@@ -778,13 +778,10 @@ def test_answers_that_are_left_are_waited_for_by_finish(shop: Shop, *, decider: 
     if decider:
         shop.add_decider()
         names = "abd"
-    told: list[Outcome] = []
     with shop.tm.begin() as tx:
         write(tx, names=names)
-        tx.register_synchronization(after=told.append)
         tx.leaves = "a"
     assert tx.is_left
-    assert not told
     other = {name: value for name, value in shop.values().items() if name != "a"}
     assert set(other.values()) == {1}, "all others have answered"
     assert shop.tm.recover().findings == [], "it is live: recovery leaves it to its own completion"
@@ -792,9 +789,22 @@ def test_answers_that_are_left_are_waited_for_by_finish(shop: Shop, *, decider: 
         tx.rollback()
     tx.finish()
     assert tx.status is GlobalState.COMMITTED
-    assert [outcome.verdict for outcome in told] == [Verdict.COMMITTED]
+    assert tx.outcome is not None
+    assert tx.outcome.verdict is Verdict.COMMITTED
     assert set(shop.values().values()) == {1}
     tx.finish()
+    shop.assert_nothing_left()
+
+
+def test_a_transaction_with_something_to_call_after_it_leaves_no_answers(shop: Shop) -> None:
+    """It would be called while the thread is in its next transaction."""
+    told: list[Outcome] = []
+    with shop.tm.begin() as tx:
+        write(tx, names="ab")
+        tx.register_synchronization(before=lambda: tx.register_synchronization(after=told.append))
+        tx.leaves = "a"
+    assert not tx.is_left
+    assert [outcome.verdict for outcome in told] == [Verdict.COMMITTED]
     shop.assert_nothing_left()
 
 

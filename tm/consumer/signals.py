@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from typing import Self
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_WAKE: Final = b"\0"
+_ENDING: Final = {_WAKE, *(bytes([number]) for number in SIGNALS)}
+_NOBODY: Final = -1
+"""What `signal.set_wakeup_fd` answers where nobody is woken."""
 
 
 class Stopper:
@@ -20,11 +24,14 @@ class Stopper:
     them back, so that a second one has its usual effect.
 
     A signal's handler may run at any instruction of the main thread, one that holds a lock included: it only writes
-    into a pipe.
+    into a pipe. And it may not run at all while the main thread waits: the system hands a signal to another thread
+    where the main one has one to handle already, and that interrupts nobody. So the handler of Python itself, in any
+    thread, writes the signal's number into the pipe (`signal.set_wakeup_fd`).
     """
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
+        self._woken = _NOBODY
         self._lock = threading.Lock()
         self._closed = False
 
@@ -34,6 +41,7 @@ class Stopper:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 self._before[number] = signal.signal(number, self._heard)
+            self._woken = signal.set_wakeup_fd(self._in, warn_on_full_buffer=False)
         return self
 
     def __exit__(
@@ -47,7 +55,10 @@ class Stopper:
 
     def wait(self) -> None:
         """Until there is a signal, or `wake` was called."""
-        os.read(self._out, 1)
+        while (heard := os.read(self._out, 1)) not in _ENDING:
+            if self._woken != _NOBODY:  # it is for whoever was woken before
+                with suppress(OSError):
+                    os.write(self._woken, heard)
 
     def wake(self) -> None:
         """From any thread, as often as one likes."""
@@ -61,9 +72,11 @@ class Stopper:
 
     def _write(self) -> None:
         with suppress(BlockingIOError):  # it is full of wake-ups
-            os.write(self._in, b"\0")
+            os.write(self._in, _WAKE)
 
     def _give_back(self) -> None:
+        if self._before:
+            signal.set_wakeup_fd(self._woken)
         while self._before:
             number, handler = self._before.popitem()
             signal.signal(number, handler)

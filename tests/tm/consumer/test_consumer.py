@@ -130,6 +130,29 @@ def test_the_next_message_is_handled_before_the_broker_has_answered_the_last_com
     assert stall.look(stall.out) == list(range(5)), "in the order of the messages"
 
 
+@pytest.mark.parametrize("workers", [1, 4])
+def test_what_is_called_after_a_transaction_is_in_none(stall: Stall, workers: int) -> None:
+    """What the application does there is neither refused, nor part of the next message's transaction."""
+    stall.put(*range(5))
+    current: list[Transaction | None] = []
+
+    def handle(message: Message, tx: Transaction) -> None:
+        def after(_: object) -> None:
+            current.append(stall.manager.current_or_none())
+            with stall.manager.begin() as own:
+                own["broker"].send(stall.out, Message(message.body))
+            stall.until.tell(message.body)
+
+        tx["shop"].write(str(message.body), 1)
+        tx.register_synchronization(after=after)
+
+    with stall.consumer(handle, workers=workers) as consumer:
+        stall.until.count(5)
+    assert consumer.counts == Counts(handled=5)
+    assert current == [None] * 5
+    assert sorted(stall.look(stall.out)) == list(range(5))
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_an_answer_that_comes_late_is_counted_as_it_is(
     stall: Stall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, known: bool
