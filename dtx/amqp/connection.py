@@ -241,11 +241,13 @@ class Connection:
         self._output.clear()
         self._events.clear()
 
-    def tick(self, now_ms: int) -> int:
+    def tick(self, now_ms: int, held_ms: int = 0) -> int:
         """Sends a heartbeat where the peer expects one, and ends the connection where the peer was silent for too long.
-        Returns when to call again, 0 for never."""
+        `held_ms`: how long nobody could read, so that this is not the peer's silence. Returns when to call again, 0 for
+        never."""
         due = []
         if self._idle_timeout_ms and self.state not in _DEAF:
+            self._silent_at_ms += held_ms
             if self._heard:
                 self._heard = False
                 self._silent_at_ms = now_ms + self._idle_timeout_ms

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import ssl
 import time
@@ -92,6 +93,7 @@ class Broker:
         self.lines = RateLimitedLog(clock.monotonic)
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._tick_at = math.inf
         self._stop = asyncio.Event()
         self._gone = asyncio.Event()
 
@@ -216,24 +218,31 @@ class Broker:
             self._gone.set()
 
     def _tick(self) -> None:
+        """Time has passed. Where the process was stopped, or the loop waited for the disk, what the peers said
+        meanwhile may not have been read yet: that time is nobody's silence."""
         if self.failure is None:
+            held_s = max(0.0, self._loop.time() - self._tick_at)
             delay = self.container.resource.tick()
             now_ms = int(time.monotonic() * 1000)
             for connection in tuple(self.peers):
-                if connection.tick(now_ms):
+                if connection.tick(now_ms, int(held_s * 1000)):
                     self.container.touch(connection)
-            self._drop_stalled()
+            self._drop_stalled(held_s)
             self.flush()
             self._store.maintain()
-            self._timer = self._loop.call_later(max(delay, 0.01), self._tick)
+            self._tick_at = self._loop.time() + max(delay, 0.01)
+            self._timer = self._loop.call_at(self._tick_at, self._tick)
 
-    def _drop_stalled(self) -> None:
+    def _drop_stalled(self, held_s: float) -> None:
         """Drops peers that have taken nothing of what they were sent for as long as a peer may be silent. Heartbeats
         don't help such a peer, because others wait for the messages that it holds."""
         patience_s = self.config.settings.idle_timeout_s
         now = self._loop.time()
         for peer in tuple(self.open_peers):
-            if patience_s and peer.stalled_at is not None and now - peer.stalled_at > patience_s:
+            if peer.stalled_at is None:
+                continue
+            peer.stalled_at += held_s
+            if patience_s and now - peer.stalled_at > patience_s:
                 self.lines.warn("%s: dropped, it has read nothing for %s s", peer.address, patience_s)
                 peer.abort()
 

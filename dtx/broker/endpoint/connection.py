@@ -214,11 +214,11 @@ class BrokerConnection:
         if len(self._unsent) < len(unsent):
             self.container.resource.settle()  # what was called may have asked the store for payloads
 
-    def tick(self, now_ms: int) -> int:
-        """Idle time-outs; when to call again, 0 for never."""
+    def tick(self, now_ms: int, held_ms: int) -> int:
+        """Idle time-outs; when to call again, 0 for never. `held_ms`: how long nothing was read."""
         if self.closed:
             return 0
-        due = self._endpoint.tick(now_ms)
+        due = self._endpoint.tick(now_ms, held_ms)
         if self._endpoint.has_input:
             self.go_on()
         return due

@@ -382,6 +382,15 @@ def test_a_peer_that_is_silent_is_closed() -> None:
     assert connection.finished
 
 
+def test_time_in_which_nobody_could_read_is_not_the_peer_s_silence() -> None:
+    stranger = Stranger(Application(Connection("server", idle_timeout_ms=1000)))
+    connection = stranger.end.connection
+    stranger.send(HEARTBEAT)
+    assert connection.tick(0) == 1000
+    assert connection.tick(10_500, held_ms=10_000) == 11_000
+    assert connection.tick(11_000) == 0
+
+
 def test_a_frame_that_is_too_large_closes() -> None:
     """A peer that receives an oversized frame MUST close the connection with the framing-error error-code."""
     stranger = Stranger()

@@ -363,7 +363,7 @@ def test_a_peer_that_never_opens_is_let_go_after_its_idle_time(world: World) -> 
         stranger = Stranger(world)
         stranger.say(octets)
         for now_ms in (1, 61_000, 122_000):
-            stranger.server.tick(now_ms)
+            stranger.server.tick(now_ms, 0)
             stranger.listen()
         assert stranger.server.closed
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import socket
 import struct
 import threading
@@ -315,6 +316,41 @@ def test_a_peer_that_does_not_read_is_sent_no_more(tmp_path: Path) -> None:
             sender.writer.close()
 
     asyncio.run(test())
+
+
+@pytest.mark.slow
+def test_a_broker_that_was_stopped_drops_nobody_whose_heart_beat_meanwhile(tmp_path: Path) -> None:
+    """What the peers said is still unread when it goes on."""
+    config = tmp_path / "broker.toml"
+    config.write_text(
+        f'[broker]\nlisten = ["127.0.0.1:0"]\nstore = "sqlite:///{tmp_path}/store.db"\nidle_timeout_s = 3\n'
+    )
+    broker = BrokerProcess(tmp_path, "--config", str(config))
+    broker.start()
+    peers = [socket.create_connection(("127.0.0.1", broker.port), LONG_S) for _ in range(24)]
+    try:
+        for peer in peers:
+            peer.sendall(OPENED)
+
+        def beat(seconds: float) -> None:
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:  # one after the other
+                for peer in peers:
+                    with contextlib.suppress(OSError):
+                        peer.sendall(HEARTBEAT)
+                    time.sleep(1.4 / len(peers))
+
+        beat(3.2)
+        os.kill(broker.pid, signal.SIGSTOP)
+        beat(5.0)
+        os.kill(broker.pid, signal.SIGCONT)
+        beat(1.5)
+        told = [peer.recv(1 << 20, socket.MSG_DONTWAIT) for peer in peers]
+    finally:
+        for peer in peers:
+            peer.close()
+        broker.stop()
+    assert not any(b"nothing was heard" in octets for octets in told)
 
 
 @pytest.mark.slow
