@@ -39,12 +39,11 @@ class PostgresBranchConnection(BranchConnection):
     of it is made when one of its attributes is first needed, so that an application that uses psycopg never pays for
     it."""
 
-    def __init__(
-        self, session: PostgresSession, new_psycopg: Callable[[AdaptersMap | None], PsycopgConnection]
-    ) -> None:
+    def __init__(self, session: PostgresSession, *, greenlet: bool = False) -> None:
         super().__init__(session.access)
         self._session = session
-        self._new_psycopg = new_psycopg
+        self._greenlet = greenlet
+        """Whether its psycopg connection waits in the event loop, for SQLAlchemy's asyncio connection above it."""
         self._making = threading.RLock()
         self._is_made = False
 
@@ -54,8 +53,10 @@ class PostgresBranchConnection(BranchConnection):
             if name not in self.__dict__:  # no other thread has made it meanwhile
                 if self._is_made:
                     raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-                engine, adapters = self._session.engine
-                borrowed = BorrowedConnection(self._new_psycopg(adapters), self._access)
+                session = self._session
+                engine, adapters = session.engine
+                make = session.new_greenlet_psycopg if self._greenlet else session.new_psycopg
+                borrowed = BorrowedConnection(make(adapters), self._access)
                 self._is_made = True  # after everything that may fail, so that the next use tries again
                 self._connect(engine, borrowed)
         return getattr(self, name)
@@ -107,7 +108,7 @@ class PostgresSession:
     def facade(self) -> PostgresBranchConnection:
         """The SQLAlchemy connection."""
         if self._facade is None:
-            self._facade = PostgresBranchConnection(self, self.new_psycopg)
+            self._facade = PostgresBranchConnection(self)
         return self._facade
 
     @property
@@ -121,7 +122,7 @@ class PostgresSession:
     def greenlet_connection(self) -> PostgresBranchConnection:
         """The SQLAlchemy connection under the asyncio one."""
         if self._greenlet_connection is None:
-            self._greenlet_connection = PostgresBranchConnection(self, self.new_greenlet_psycopg)
+            self._greenlet_connection = PostgresBranchConnection(self, greenlet=True)
         return self._greenlet_connection
 
     @property
@@ -177,6 +178,8 @@ class PostgresSession:
 
     def expire(self) -> None:
         self.access.expire()
+        # what it has made knows it, and should not wait for the garbage collector
+        self._facade = self._psycopg = self._async_psycopg = self._greenlet_connection = self._asyncio = None
 
 
 class SessionEngine:
