@@ -226,10 +226,15 @@ class Session:
 
     def send(self, address: str, message: Encodable) -> None:
         octets = encoded(message)
+        self.run(self.operations.send(address, octets), later=self.leaves_later(octets))
+
+    def leaves_later(self, octets: bytes) -> bool:
+        """Whether a message of these octets may leave with the next call: few were sent since the last write."""
         self._later += len(octets)
-        self.run(self.operations.send(address, octets), later=self._later < LATER_OCTETS)
-        if self._later >= LATER_OCTETS:
-            self._later = 0
+        if self._later < LATER_OCTETS:
+            return True
+        self._later = 0
+        return False
 
     def browse(self, address: str) -> Iterator[Message]:
         receiver = self.run(self.operations.browser(address))
@@ -329,10 +334,12 @@ class AsyncSession:
         return await self._session.run_async(operation, later=True)
 
     async def receive_batch(self, address: str, count: int, timeout_s: float | None = None) -> list[Message]:
-        return await self._session.run_async(self._operations.receive_batch(address, count, timeout_s))
+        return await self._session.run_async(self._operations.receive_batch(address, count, timeout_s), later=True)
 
     async def send(self, address: str, message: Encodable) -> None:
-        await self._session.run_async(self._operations.send(address, encoded(message)))
+        octets = encoded(message)
+        later = self._session.leaves_later(octets)
+        await self._session.run_async(self._operations.send(address, octets), later=later)
 
     async def browse(self, address: str) -> AsyncIterator[Message]:
         receiver = await self._session.run_async(self._operations.browser(address))

@@ -102,6 +102,17 @@ class ConnectionPool:
         """Whether the pool was made in the process that forked this one, whose connections must not be used here."""
         return os.getpid() != self._pid
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether `acquire` would return a connection of the pool for work now, without asking the server."""
+        with self._lock:
+            if self._closed or self._queue or not self._idle or not self._has_room(work=True):
+                return False
+            connection = self._by_thread.get(threading.get_ident())
+            if connection is None or connection not in self._idle:
+                connection = next(reversed(self._idle))
+            return not connection.owes and self._clock() - connection.idle_since <= CHECK_AFTER_S
+
     def acquire(self, *, work: bool, wait: bool = True) -> LibpqConnection:
         """A connection in no transaction. XA_RETRY: none is free and `wait` is False, or none became free in time, or
         the server has none left; else what `connect` raises."""
