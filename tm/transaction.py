@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
@@ -247,10 +247,10 @@ class Transaction:
     async def aenlist(self, name: str) -> Any:
         """`enlist` for tasks: where it may have to wait, in a worker thread. If the task is cancelled, it is finished
         first."""
-        try:
-            return self._manager.uninterrupted.run(self, partial(self._enlist, name, waits=False))
-        except WouldWait:
-            return await finish_in_thread(lambda: self.enlist(name))
+        if not self._guard.is_held:
+            with suppress(WouldWait):
+                return self._manager.uninterrupted.run(self, partial(self._enlist, name, waits=False))
+        return await finish_in_thread(lambda: self.enlist(name))
 
     def delist(self, name: str, how: DelistHow = "success") -> None:
         """Ends the association with a resource ("success", "fail"), or suspends it ("suspend"). "fail" makes the

@@ -111,7 +111,9 @@ class ConnectionPool:
             connection = self._by_thread.get(threading.get_ident())
             if connection is None or connection not in self._idle:
                 connection = next(reversed(self._idle))
-            return not connection.owes and self._clock() - connection.idle_since <= CHECK_AFTER_S
+            if connection.owes or self._clock() - connection.idle_since > CHECK_AFTER_S:
+                return False
+            return not connection.went_away()  # else another one would have to be made
 
     def acquire(self, *, work: bool, wait: bool = True) -> LibpqConnection:
         """A connection in no transaction. XA_RETRY: none is free and `wait` is False, or none became free in time, or

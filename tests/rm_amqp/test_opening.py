@@ -289,5 +289,7 @@ def test_whether_a_start_would_wait(broker: EmbeddedBroker, options: str, at_onc
     assert not rm.starts_at_once(RMID)
     client.rollback(xid)
     assert rm.starts_at_once(RMID) is at_once
+    broker.cut(rm.container)
+    assert not rm.starts_at_once(RMID)  # another channel would have to be made
     rm.close("", RMID)
     assert not rm.starts_at_once(RMID)

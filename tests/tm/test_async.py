@@ -415,3 +415,20 @@ def test_a_resource_of_another_ones_identity_is_joined_in_a_thread(shop: Shop) -
     assert [len(one.started) for one in made] == [1, 1]
     assert made[1].started != [threading.get_ident()]
     assert shop["a"].data == {"k": 1, "l": 2}
+
+
+def test_the_loop_runs_while_the_reaper_is_inside(shop: Shop) -> None:
+    """Although the start itself would wait for nothing."""
+    shop.wrap["a"] = AtOnce
+
+    async def main() -> None:
+        async with shop.tm.begin() as tx:
+            assert await asyncio.to_thread(tx._guard.enter_as_reaper)
+            enlisting = asyncio.ensure_future(tx.aenlist("a"))
+            await asyncio.sleep(0)
+            assert not enlisting.done()
+            await asyncio.to_thread(tx._guard.__exit__)
+            (await enlisting).write("k", 1)
+
+    asyncio.run(main())
+    assert shop.values()["a"] == 1

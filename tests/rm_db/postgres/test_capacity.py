@@ -227,6 +227,8 @@ def test_whether_a_start_would_wait(harness: PostgresHarness) -> None:
     client.end(xid)
     assert client.commit(xid, TMONEPHASE) is Code.XA_OK
     assert rm.starts_at_once(RMID)
+    harness.proxy.cut()
+    assert not rm.starts_at_once(RMID)  # another connection would have to be made
     client.rollback(client.ended(new_key()))
     rm.close("", RMID)
     assert not rm.starts_at_once(RMID)
