@@ -146,6 +146,9 @@ class AmqpDriver(Driver[BranchWork]):
         self._opened = False
 
     # --- associations -----------------------------------------------------------------------------------------
+    def begins_at_once(self) -> bool:
+        return self.connections.is_open and self.connections.settings.ahead and self.connections.pool.is_idle
+
     def begin(self, xid: Xid, beside: Sequence[BranchWork], *, wait: bool, join: bool = False) -> BranchWork:
         deadline = self.connections.deadline()
         pooled = beside[0].pooled if beside else self.connections.take_for(xid, deadline, wait=wait)

@@ -194,17 +194,21 @@ class Session:
 
     def send(self, address: str, message: Encodable) -> None:
         octets = encoded(message)
-        self._send(self.operations.send(address, octets), len(octets))
+        self.run(self.operations.send(address, octets), later=self.leaves_later(len(octets)))
 
     def send_batch(self, address: str, messages: Iterable[Encodable]) -> None:
         """Sends messages, as `send` does one after the other, for less."""
         for some in _portions(messages):
-            self._send(self.operations.send_batch(address, some), sum(map(len, some)))
+            later = self.leaves_later(sum(map(len, some)))
+            self.run(self.operations.send_batch(address, some), later=later)
 
-    def _send(self, operation: Operation[None], octets: int) -> None:
-        later = self._later + octets
-        self._later = later if later < LATER_OCTETS else 0
-        self.run(operation, later=later < LATER_OCTETS)
+    def leaves_later(self, octets: int) -> bool:
+        """Whether so many octets of messages may leave with the next call: few were sent since the last write."""
+        self._later += octets
+        if self._later < LATER_OCTETS:
+            return True
+        self._later = 0
+        return False
 
     def browse(self, address: str) -> Iterator[Message]:
         receiver = self.run(self.operations.browser(address))
@@ -304,14 +308,17 @@ class AsyncSession:
         return await self._session.run_async(operation, later=True)
 
     async def receive_batch(self, address: str, count: int, timeout_s: float | None = None) -> list[Message]:
-        return await self._session.run_async(self._operations.receive_batch(address, count, timeout_s))
+        return await self._session.run_async(self._operations.receive_batch(address, count, timeout_s), later=True)
 
     async def send(self, address: str, message: Encodable) -> None:
-        await self._session.run_async(self._operations.send(address, encoded(message)))
+        octets = encoded(message)
+        later = self._session.leaves_later(len(octets))
+        await self._session.run_async(self._operations.send(address, octets), later=later)
 
     async def send_batch(self, address: str, messages: Iterable[Encodable]) -> None:
         for some in _portions(messages):
-            await self._session.run_async(self._operations.send_batch(address, some))
+            later = self._session.leaves_later(sum(map(len, some)))
+            await self._session.run_async(self._operations.send_batch(address, some), later=later)
 
     async def browse(self, address: str) -> AsyncIterator[Message]:
         receiver = await self._session.run_async(self._operations.browser(address))

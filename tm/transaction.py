@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
@@ -19,7 +19,7 @@ from tm.concurrency.uninterrupted import StillGoingOn, finish_in_thread
 from tm.concurrency.with_block import WithBlock
 from tm.errors import ProtocolMisuse, RolledBack, error_of
 from tm.outcome import Outcome, Reason, Verdict, named
-from tm.resources.enlistment import Enlistments, RollbackOnly
+from tm.resources.enlistment import Enlistments, RollbackOnly, WouldWait
 from tm.two_phase.states import FINAL, GLOBAL, GlobalState, GlobalVerb
 from xa import ThreadOfControl, Xid
 from xa.machine import advance
@@ -234,17 +234,22 @@ class Transaction:
                 signals.end()
         return self._enlist(name)
 
-    def _enlist(self, name: str) -> Any:
+    def _enlist(self, name: str, *, waits: bool = True) -> Any:
         with self._guard:
             if self._state is not _ACTIVE or self.suspended:
                 self._check_active("enlist", name)
+            resource = self._manager.resource(name)
             try:
-                return self._enlisted.enlist(self._manager.resource(name))
+                return self._enlisted.enlist(resource) if waits else self._enlisted.enlist_at_once(resource)
             except RollbackOnly as doomed:
                 raise self._mark(doomed.reason) from doomed.__cause__
 
     async def aenlist(self, name: str) -> Any:
-        """`enlist` for tasks: it waits in a worker thread. If the task is cancelled, it is finished first."""
+        """`enlist` for tasks: where it may have to wait, in a worker thread. If the task is cancelled, it is finished
+        first."""
+        if not self._guard.is_held:
+            with suppress(WouldWait):
+                return self._manager.uninterrupted.run(self, partial(self._enlist, name, waits=False))
         return await finish_in_thread(lambda: self.enlist(name))
 
     def delist(self, name: str, how: DelistHow = "success") -> None:

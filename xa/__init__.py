@@ -38,6 +38,7 @@ from xa.flags import (
 from xa.gtrid import FORMAT_ID, Gtrid, check_node, log_prefix, node_prefix
 from xa.late_ending import LateEnding
 from xa.resource_manager import Completion, Handle, Registrar, ResourceFactory, ResourceManager
+from xa.starting_at_once import StartingAtOnce
 from xa.threads_of_control import ThreadOfControl, entered, switch_control, thread_of_control
 from xa.xid import NULL_XID, Xid
 
@@ -80,6 +81,7 @@ __all__ = [
     "ResourceFactory",
     "ResourceManager",
     "ResourceUnavailable",
+    "StartingAtOnce",
     "ThreadOfControl",
     "TryAgain",
     "UnknownBranch",

@@ -22,7 +22,6 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, Code
@@ -33,6 +32,8 @@ from xa.tables import BRANCH, BranchState, BranchVerb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from types import TracebackType
+    from typing import Self
 
     from xa.deciding_resource import DecisionRecord, Owner
     from xa.driver import Pending, SessionContext
@@ -136,6 +137,9 @@ class UnitDriver(ABC, Generic[U]):
     def begin(self, xid: Xid, *, wait: bool) -> U:
         """The unit of a new branch. XA_RETRY: no connection is free, at once (`wait` false) or after as long as it may
         take. XAER_DUPID where the resource knows the xid already; it need not find that out before prepare."""
+
+    def begins_at_once(self) -> bool:
+        return False
 
     def commit_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
         """Commits a prepared branch, also one that another process prepared. A resource that decides has no such
@@ -245,6 +249,8 @@ class Branches(Driver[Part[U]]):
         self.flags = unit_driver.flags
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        self._waiting = 0
+        """How many threads wait for a change. Most often nobody does, and a condition that is told so takes a while."""
         self._forget_everything()
 
     def _forget_everything(self) -> None:
@@ -287,10 +293,14 @@ class Branches(Driver[Part[U]]):
     def start_over(self) -> None:
         self._lock = threading.RLock()  # another thread may have held the parent's
         self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self.unit_driver.start_over()
         self._forget_everything()
 
     # --- associations -----------------------------------------------------------------------------------------
+    def begins_at_once(self) -> bool:
+        return self.unit_driver.begins_at_once()
+
     def begin(self, xid: Xid, beside: Sequence[Part[U]], *, wait: bool) -> Part[U]:  # noqa: ARG002 — each has its own
         with self._lock:
             self._await_turn("start", xid)
@@ -332,7 +342,7 @@ class Branches(Driver[Part[U]]):
                 raise xa_error(Code.XAER_PROTO, "start: a thread is at work in the branch, which serves one", xid)
             if not wait:
                 raise xa_error(Code.XA_RETRY, "start: another thread is at work in the branch", xid)
-            if not self._changed.wait_for(lambda: branch.active is None, wait_s):
+            if not self._wait_until(lambda: branch.active is None):
                 raise xa_error(
                     Code.XAER_RMERR,
                     f"start: another thread has been at work in the branch for {wait_s:g} s, "
@@ -374,7 +384,7 @@ class Branches(Driver[Part[U]]):
             self._drop(part)
             if suspended and fault is None:
                 branch.suspended.add(part)
-            self._changed.notify_all()
+            self._tell()
             doomed = branch.state is S4
         if doomed:
             unit.start_rollback()
@@ -394,7 +404,7 @@ class Branches(Driver[Part[U]]):
                 branch.move(BranchVerb.LOSE, Code.XA_OK)
                 branch.reason = branch.reason or xa_error(Code.XA_RBCOMMFAIL, why, branch.xid)
                 unit = branch.unit
-                self._changed.notify_all()
+                self._tell()
             logger.warning("%s is rollback-only: %s", branch.xid, why)
             unit.start_rollback()
 
@@ -525,30 +535,33 @@ class Branches(Driver[Part[U]]):
         if len(self._prepared) > MAX_REMEMBERED:
             self._prepared.popitem(last=False)
 
+    # --- waiting for other threads; with the lock -----------------------------------------------------------------
+    def _wait_until(self, happened: Callable[[], bool]) -> bool:
+        """Waits for what another thread does, for as long as the unit driver says; whether it happened."""
+        self._waiting += 1
+        try:
+            return self._changed.wait_for(happened, self.unit_driver.wait_s)
+        finally:
+            self._waiting -= 1
+
+    def _tell(self) -> None:
+        """Something has changed."""
+        if self._waiting:
+            self._changed.notify_all()
+
     # --- one operation on a branch at a time --------------------------------------------------------------------
     def _await_turn(self, verb: str, xid: Xid) -> None:
         """Waits for an operation on the branch that is under way in another thread. Called with the lock held."""
-        if xid in self._busy and not self._changed.wait_for(lambda: xid not in self._busy, self.unit_driver.wait_s):
+        if xid in self._busy and not self._wait_until(lambda: xid not in self._busy):
             raise xa_error(Code.XAER_PROTO, f"{verb}: another operation on the branch is outstanding", xid)
 
-    @contextmanager
-    def _turn(self, verb: str, xid: Xid) -> Iterator[_Turn]:
+    def _turn(self, verb: str, xid: Xid) -> _Turn:
         """Inside, and until the answer is known if it comes later, this is the only operation on the branch."""
         with self._lock:
-            self._await_turn(verb, xid)
+            if xid in self._busy:
+                self._await_turn(verb, xid)
             self._busy.add(xid)
-        turn = _Turn(self, xid)
-        code = Code.XAER_RMFAIL
-        try:
-            yield turn
-            if turn.code is not None:
-                code = turn.code
-        except XaError as error:
-            code = error.code
-            raise
-        finally:
-            if turn.pending is None:
-                turn.conclude(code)
+        return _Turn(self, xid)
 
     def conclude(self, turn: _Turn, code: Code) -> None:
         """The outcome of an operation is known."""
@@ -559,7 +572,7 @@ class Branches(Driver[Part[U]]):
                     concluded(code)
             finally:
                 self._busy.discard(turn.xid)
-                self._changed.notify_all()
+                self._tell()
 
     # --- what is known of a branch ------------------------------------------------------------------------------
     def _describe(self, xid: Xid) -> str:
@@ -577,8 +590,10 @@ class Branches(Driver[Part[U]]):
 
 
 class _Turn:
-    """One operation on a branch, from its beginning until its outcome is known. Where the answer comes later, this is
-    the Pending that the switch gets."""
+    """One operation on a branch, from its beginning until its outcome is known, which is the end of the block unless
+    the answer comes later. Then this is the Pending that the switch gets."""
+
+    __slots__ = ("_branches", "code", "concluded", "pending", "xid")
 
     def __init__(self, branches: Branches[Any], xid: Xid) -> None:
         self._branches = branches
@@ -587,6 +602,21 @@ class _Turn:
         self.pending: Pending | None = None
         self.concluded: Callable[[Code], None] | None = None
         """What follows from the outcome; None until there is something to ask."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.pending is not None:
+            return
+        code = Code.XAER_RMFAIL
+        if isinstance(error, XaError):
+            code = error.code
+        elif error is None and self.code is not None:
+            code = self.code
+        self.conclude(code)
 
     def answered(self, answer: Code | Pending) -> Code | Pending:
         """The resource was asked, and this is its answer."""

@@ -161,6 +161,11 @@ class Driver(ABC, Generic[W]):
         XAER_DUPID: the xid exists. With any error there is no work.
         """
 
+    def begins_at_once(self) -> bool:
+        """Whether `begin` with `wait` false would now return, or raise XA_RETRY, without waiting for anything, as far
+        as is known. It never raises."""
+        return False
+
     @abstractmethod
     def join(self, xid: Xid, beside: Sequence[W], *, wait: bool) -> W:
         """Begins work for a branch that exists. XA_RB*: it is rollback-only. XAER_NOTA: there is no such branch.

@@ -59,7 +59,7 @@ from xa.tables import (
     ResourceState,
     ResourceVerb,
 )
-from xa.threads_of_control import ThreadOfControl, thread_of_control
+from xa.threads_of_control import CURRENT, ThreadOfControl, thread_of_control
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +75,8 @@ W = TypeVar("W")
 R0, R1 = ResourceState.R0, ResourceState.R1
 D0, D3 = RegistrationState.D0, RegistrationState.D3
 OK: Final = Code.XA_OK
+_CURRENT: Final = CURRENT.get
+"""As `thread_of_control`, which every verb asks, but for one that has none yet."""
 
 _AX_STARTS: Final = {AxCode.TM_OK: 0, AxCode.TM_JOIN: TMJOIN, AxCode.TM_RESUME: TMRESUME}
 _AX_ERRORS: Final = {
@@ -245,7 +247,7 @@ class Switch(Generic[W]):
         if (verb, flags) not in self._allowed:
             check_flags(verb, flags, self.flags)
             self._allowed.add((verb, flags))
-        thread = self._threads.get(id(thread_of_control()))
+        thread = self._threads.get(id(_CURRENT(None)))
         if thread is None or thread.lost or rmid != self._rmid or self._state is not R1 or self._abandoned:
             return self._calling(verb, rmid)
         return thread
@@ -305,6 +307,12 @@ class Switch(Generic[W]):
         except XaError as error:
             self._heard(thread, error)
             raise
+
+    def starts_at_once(self, rmid: int) -> bool:
+        if rmid != self._rmid or self._state is not R1 or self._forked or self._abandoned or self._dialect is DYNAMIC:
+            return False
+        thread = self._threads.get(id(_CURRENT(None)))
+        return (thread is None or thread.late is None) and self.driver.begins_at_once()
 
     def _start(self, thread: Thread[W], xid: Xid, flags: int) -> Code:
         driver = self.driver

@@ -19,23 +19,24 @@ class ThreadOfControl:
     __slots__ = ("__weakref__",)
 
 
-_CURRENT: Final[ContextVar[ThreadOfControl | None]] = ContextVar("xabridge_thread_of_control")
+CURRENT: Final[ContextVar[ThreadOfControl | None]] = ContextVar("xabridge_thread_of_control")
+"""The calling thread of control; None, or nothing, before the first call of `thread_of_control`."""
 
 
 def thread_of_control() -> ThreadOfControl:
     """The calling thread of control."""
-    control = _CURRENT.get(None)
+    control = CURRENT.get(None)
     if control is None:
         control = ThreadOfControl()
-        _CURRENT.set(control)
+        CURRENT.set(control)
     return control
 
 
 def switch_control(control: ThreadOfControl | None) -> ThreadOfControl | None:
     """Makes `control` the calling thread of control until the next call of this function (None: a new one, at the first
     call of `thread_of_control`). Returns the one that it was before, if any."""
-    before = _CURRENT.get(None)
-    _CURRENT.set(control)
+    before = CURRENT.get(None)
+    CURRENT.set(control)
     return before
 
 

@@ -69,6 +69,16 @@ class Pool(Generic[C]):
         with self._changed:
             return self._spent + sum(pooled.connection.round_trips for pooled in self._all)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether `take` would return a channel of the pool now."""
+        with self._changed:
+            if not self._idle or not self._has_room(spare=False):
+                return False
+            pooled = self._idle[-1]
+        pooled.connection.refresh()
+        return not pooled.channel.broken
+
     def take(self, deadline: float, *, wait: bool = True, spare: bool = False) -> PooledChannel[C]:
         """A channel. With `spare` it is for something that needs no other one to end. AllInUse: all are at work.
         ConnectionLost: none can be made."""

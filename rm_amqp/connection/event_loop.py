@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,18 +18,11 @@ T = TypeVar("T")
 
 async def run_async(connection: Connection, steps: Steps[T], *, later: bool = False) -> T:
     """Runs steps to their end, and returns or raises what comes of them; `later` as in `Connection.run`."""
-    loop = asyncio.get_running_loop()
-    happened = asyncio.Event()
-
-    def wake() -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits there
-            loop.call_soon_threadsafe(happened.set)
-
-    run = connection.begin(steps, wake, later=later)
+    wakeup = Wakeup()
+    run = connection.begin(steps, wakeup.wake, later=later)
     try:
         while not run.done:
-            await _wait(connection, run, happened)
-            happened.clear()  # before `resume` looks: what happens from now on sets it again
+            await wakeup.wait(connection, run)
             connection.resume(run)
     finally:
         if not run.done:
@@ -36,24 +30,57 @@ async def run_async(connection: Connection, steps: Steps[T], *, later: bool = Fa
     return run.result
 
 
-async def _wait(connection: Connection, run: StepsRun[T], happened: asyncio.Event) -> None:
-    """Waits until something happened, or the time has come.
+class Wakeup:
+    """How a run of steps waits in the event loop of the task that makes this. It goes on when it is woken, when its
+    time has come, or when the socket that it watches is ready. (A future and a timer: an event with a time-out takes
+    three times as long.)"""
 
-    Only the run that reads, or writes, watches the socket, because an event loop has one watcher for a descriptor."""
-    loop = asyncio.get_running_loop()
-    descriptor = connection.fileno()
-    watched: list[Callable[[int], object]] = []
-    try:
-        if run.reads and descriptor >= 0:
-            loop.add_reader(descriptor, happened.set)
-            watched.append(loop.remove_reader)
-        if run.writes and descriptor >= 0:
-            loop.add_writer(descriptor, happened.set)
-            watched.append(loop.remove_writer)
-        async with asyncio.timeout(max(0.0, run.deadline - connection.endpoint.clock())):
-            await happened.wait()
-    except (TimeoutError, OSError):  # the latter: it was closed at this moment, which the steps will notice
-        pass
-    finally:
-        for stop_watching in watched:
-            stop_watching(descriptor)
+    __slots__ = ("_future", "_happened", "_loop", "_thread")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._future: asyncio.Future[None] | None = None
+        self._happened = False
+        """Whether something happened since it last waited."""
+
+    def wake(self) -> None:
+        """Something happened. Called from any thread."""
+        if threading.get_ident() == self._thread:
+            self._go_on()
+            return
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits there
+            self._loop.call_soon_threadsafe(self._go_on)
+
+    def _go_on(self) -> None:
+        self._happened = True
+        future = self._future
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    async def wait(self, connection: Connection, run: StepsRun[T]) -> None:
+        """Waits. The steps look at everything when they are resumed: what happens from then on is waited for anew.
+
+        Only the run that reads, or writes, watches the socket, because an event loop has one watcher for a
+        descriptor."""
+        loop, descriptor = self._loop, connection.fileno()
+        watched: list[Callable[[int], object]] = []
+        if not self._happened:
+            future = self._future = loop.create_future()
+            timer = loop.call_later(max(0.0, run.deadline - connection.endpoint.clock()), self._go_on)
+            try:
+                if run.reads and descriptor >= 0:
+                    loop.add_reader(descriptor, self._go_on)
+                    watched.append(loop.remove_reader)
+                if run.writes and descriptor >= 0:
+                    loop.add_writer(descriptor, self._go_on)
+                    watched.append(loop.remove_writer)
+                await future
+            except OSError:  # it was closed at this moment, which the steps will notice
+                pass
+            finally:
+                timer.cancel()
+                self._future = None
+                for stop_watching in watched:
+                    stop_watching(descriptor)
+        self._happened = False

@@ -52,6 +52,11 @@ class PooledConnection(Protocol):
         """Whether it is in no transaction, or will be once the replies that it owes are there."""
         ...
 
+    def is_ready(self) -> bool:
+        """Whether an idle connection owes no reply, and its other side has not closed it, as far as is known without
+        asking."""
+        ...
+
     def is_usable(self, timeout_s: float, *, test: bool) -> bool:
         """Whether an idle connection can be used: the other side has not closed it, and its last reply was a success.
         With `test` the server is asked."""
@@ -132,6 +137,19 @@ class ConnectionPool(Generic[C]):
     def inherited(self) -> bool:
         """Whether the pool was made in the process that forked this one, whose connections must not be used here."""
         return os.getpid() != self._pid
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether `acquire` would return a connection of the pool for work now, without asking the server."""
+        with self._lock:
+            if self._closed or self._queue or not self._idle or not self._has_room(work=True):
+                return False
+            connection = self._by_thread.get(threading.get_ident())
+            if connection is None or connection not in self._idle:
+                connection = next(reversed(self._idle))
+            if self._clock() - connection.idle_since > CHECK_AFTER_S:
+                return False
+            return connection.is_ready()  # else another one would have to be made
 
     def acquire(self, *, work: bool, wait: bool = True) -> C:
         """A connection in no transaction. XA_RETRY: none is free and `wait` is False, or none became free in time, or

@@ -47,6 +47,10 @@ class DeciderBackend(Protocol):
         """The local transaction of a new branch. XA_RETRY: no connection is free."""
         ...
 
+    def begins_at_once(self) -> bool:
+        """Whether `begin` waits for nothing now, as far as is known."""
+        ...
+
     def decide(self, unit: Any, gtrid: bytes, record: bytes) -> Code:
         """Commits a transaction that `begin` has begun, with the decision in it."""
         ...
@@ -79,6 +83,9 @@ class PostgresBackend:
 
     def reach(self) -> None:
         self._database.probe()
+
+    def begins_at_once(self) -> bool:
+        return self._database.pool.is_idle
 
     def decide(self, unit: PostgresTransaction, gtrid: bytes, record: bytes) -> Code:
         if not self._into:
@@ -117,6 +124,9 @@ class SqlBackend:
 
     def begin(self, xid: Xid, *, wait: bool) -> SqlTransaction:
         return SqlTransaction(xid, self._engine, wait=wait)
+
+    def begins_at_once(self) -> bool:
+        return False
 
     def decide(self, unit: SqlTransaction, gtrid: bytes, record: bytes) -> Code:
         return unit.decide(self.table.insertion(gtrid, record))

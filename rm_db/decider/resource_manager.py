@@ -75,6 +75,9 @@ class DeciderDriver(DecidingUnitDriver[Unit]):
     def _table(self) -> DecisionTable:
         return self._opened.table
 
+    def begins_at_once(self) -> bool:
+        return self.backend is not None and self.backend.begins_at_once()
+
     def begin(self, xid: Xid, *, wait: bool) -> Unit:
         return self._opened.begin(xid, wait=wait)
 

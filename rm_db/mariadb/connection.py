@@ -117,6 +117,9 @@ class MariaConnection:
                 if not self.alive:
                     raise ConnectionLost(failure_of(error)) from None
 
+    def is_ready(self) -> bool:
+        return not self.owed and not self.went_away()
+
     def is_usable(self, timeout_s: float, *, test: bool) -> bool:
         try:
             if self.owed and any(result.failure is not None for result in drive(self.collect(), timeout_s)):

@@ -118,6 +118,9 @@ class LibpqConnection:
             return False
         return self.owes or (pgconn.transaction_status == IDLE and pgconn.pipeline_status == _NO_PIPELINE)
 
+    def is_ready(self) -> bool:
+        return not self.owes and not self.went_away()
+
     def is_usable(self, timeout_s: float, *, test: bool) -> bool:
         try:
             if self.owes:

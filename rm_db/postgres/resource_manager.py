@@ -73,6 +73,9 @@ class PostgresDriver(UnitDriver[PostgresTransaction]):
             raise xa_error(Code.XAER_PROTO, "the resource manager is not open")
         return self.database
 
+    def begins_at_once(self) -> bool:
+        return self.database is not None and self.database.pool.is_idle
+
     def begin(self, xid: Xid, *, wait: bool) -> PostgresTransaction:
         return self.opened.begin(xid, wait=wait)
 

@@ -32,16 +32,16 @@ T = TypeVar("T")
 class PostgresBranchConnection(LazyBranchConnection):
     """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction."""
 
-    def __init__(
-        self, session: PostgresSession, new_psycopg: Callable[[AdaptersMap | None], PsycopgConnection]
-    ) -> None:
+    def __init__(self, session: PostgresSession, *, greenlet: bool = False) -> None:
         super().__init__(session.access)
         self._session = session
-        self._new_psycopg = new_psycopg
+        self._greenlet = greenlet
+        """Whether its psycopg connection waits in the event loop, for SQLAlchemy's asyncio connection above it."""
 
     def _make(self) -> tuple[Engine, PsycopgConnection]:
-        engine, adapters = self._session.engine
-        return engine, self._new_psycopg(adapters)
+        session = self._session
+        engine, adapters = session.engine
+        return engine, (session.new_greenlet_psycopg if self._greenlet else session.new_psycopg)(adapters)
 
     @property
     def psycopg(self) -> PsycopgConnection:
@@ -90,7 +90,7 @@ class PostgresSession:
     def facade(self) -> PostgresBranchConnection:
         """The SQLAlchemy connection."""
         if self._facade is None:
-            self._facade = PostgresBranchConnection(self, self.new_psycopg)
+            self._facade = PostgresBranchConnection(self)
         return self._facade
 
     @property
@@ -104,7 +104,7 @@ class PostgresSession:
     def greenlet_connection(self) -> PostgresBranchConnection:
         """The SQLAlchemy connection under the asyncio one."""
         if self._greenlet_connection is None:
-            self._greenlet_connection = PostgresBranchConnection(self, self.new_greenlet_psycopg)
+            self._greenlet_connection = PostgresBranchConnection(self, greenlet=True)
         return self._greenlet_connection
 
     @property
@@ -161,6 +161,8 @@ class PostgresSession:
 
     def expire(self) -> None:
         self.access.expire()
+        # what it has made knows it, and should not wait for the garbage collector
+        self._facade = self._psycopg = self._async_psycopg = self._greenlet_connection = self._asyncio = None
 
 
 def _adapters(engine: Engine) -> AdaptersMap | None:

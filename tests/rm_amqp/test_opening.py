@@ -276,3 +276,20 @@ def test_a_message_that_is_too_large(narrowly: Client) -> None:
         narrowly.session.send("orders", Message("x" * 3000))
     assert raised.value.code is Code.XAER_INVAL
     narrowly.commit(xid)
+
+
+@pytest.mark.parametrize(("options", "at_once"), [("ahead=true&channels=1", True), ("channels=1", False)])
+def test_whether_a_start_would_wait(broker: EmbeddedBroker, options: str, at_once: bool) -> None:
+    """It would not, where nobody waits for the broker's answer and a channel is idle; one that joins is not meant."""
+    client = Client(broker.address, options)
+    rm = client.rm
+    assert rm.starts_at_once(RMID) is at_once
+    assert not rm.starts_at_once(RMID + 1)
+    xid = client.start()
+    assert not rm.starts_at_once(RMID)
+    client.rollback(xid)
+    assert rm.starts_at_once(RMID) is at_once
+    broker.cut(rm.container)
+    assert not rm.starts_at_once(RMID)  # another channel would have to be made
+    rm.close("", RMID)
+    assert not rm.starts_at_once(RMID)

@@ -6,19 +6,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.tm.wrapped import hooked
+from tests.tm.wrapped import Wrapped, hooked
 from tm import GlobalState, ProtocolMisuse, RolledBack, Verdict
-from xa import Code, thread_of_control
+from xa import TMNOWAIT, Code, thread_of_control, xa_error
 from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.tm.shop import Shop
+    from xa import ResourceManager, Xid
 
 
 class Gate:
@@ -330,3 +331,104 @@ def test_a_timeout_around_a_commit_does_not_tear_it(shop: Shop) -> None:
     asyncio.run(main())
     assert shop.values() == {"a": 1, "b": 1}
     shop.assert_nothing_left()
+
+
+class AtOnce(Wrapped):
+    """Says that it starts at once, and notes the threads in which it does. So many starts that must not wait find
+    nothing free."""
+
+    def __init__(self, rm: ResourceManager, busy: int = 0) -> None:
+        super().__init__(rm)
+        self.busy = busy
+        self.started: list[int] = []
+
+    def starts_at_once(self, rmid: int) -> bool:
+        return rmid > 0
+
+    def start(self, xid: Xid, rmid: int, flags: int = 0) -> Any:
+        if self.busy and flags & TMNOWAIT:
+            self.busy -= 1
+            raise xa_error(Code.XA_RETRY, "none is free", xid)
+        self.started.append(threading.get_ident())
+        return self.rm.start(xid, rmid, flags)
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+def test_what_need_not_wait_is_enlisted_on_the_thread_of_the_loop(shop: Shop, busy: int) -> None:
+    """Where another thread has taken the last free connection meanwhile, a worker thread waits for one."""
+    made: list[AtOnce] = []
+
+    def wrap(rm: ResourceManager) -> ResourceManager:
+        made.append(AtOnce(rm, busy))
+        return made[-1]
+
+    shop.wrap["a"] = wrap
+
+    async def main() -> None:
+        async with shop.tm.begin() as tx:
+            session = await tx.aenlist("a")
+            assert await tx.aenlist("a") is session
+            session.write("k", 1)
+            (await tx.aenlist("b")).write("k", 1)
+            assert [thread == threading.get_ident() for thread in made[0].started] == [not busy]
+
+    asyncio.run(main())
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_a_start_that_fails_at_once_makes_the_transaction_rollback_only(shop: Shop) -> None:
+    shop.wrap["a"] = AtOnce
+    shop["a"].script.plan("start", Code.XAER_RMERR)
+
+    async def main() -> None:
+        async with shop.tm.begin() as tx:
+            with pytest.raises(RolledBack):
+                await tx.aenlist("a")
+            assert tx.status is GlobalState.MARKED
+            with pytest.raises(RolledBack):
+                await tx.aenlist("a")
+
+    with pytest.raises(RolledBack):
+        asyncio.run(main())
+    shop.assert_nothing_left()
+
+
+def test_a_resource_of_another_ones_identity_is_joined_in_a_thread(shop: Shop) -> None:
+    """To join may wait for whoever is at work in the branch."""
+    made: list[AtOnce] = []
+
+    def wrap(rm: ResourceManager) -> ResourceManager:
+        made.append(AtOnce(rm))
+        return made[-1]
+
+    shop.stores["b"] = shop.stores["a"]
+    shop.wrap = {"a": wrap, "b": wrap}
+
+    async def main() -> None:
+        async with shop.tm.begin() as tx:
+            (await tx.aenlist("a")).write("k", 1)
+            tx.delist("a")
+            (await tx.aenlist("b")).write("l", 2)
+
+    asyncio.run(main())
+    assert [len(one.started) for one in made] == [1, 1]
+    assert made[1].started != [threading.get_ident()]
+    assert shop["a"].data == {"k": 1, "l": 2}
+
+
+def test_the_loop_runs_while_the_reaper_is_inside(shop: Shop) -> None:
+    """Although the start itself would wait for nothing."""
+    shop.wrap["a"] = AtOnce
+
+    async def main() -> None:
+        async with shop.tm.begin() as tx:
+            assert await asyncio.to_thread(tx._guard.enter_as_reaper)
+            enlisting = asyncio.ensure_future(tx.aenlist("a"))
+            await asyncio.sleep(0)
+            assert not enlisting.done()
+            await asyncio.to_thread(tx._guard.__exit__)
+            (await enlisting).write("k", 1)
+
+    asyncio.run(main())
+    assert shop.values()["a"] == 1

@@ -37,6 +37,11 @@ class TransactionLock:
         self._before: ThreadOfControl | None = None
         """The thread of control that the thread inside gets back when it leaves."""
 
+    @property
+    def is_held(self) -> bool:
+        """Whether a thread is inside at this moment, for which another one may have to wait."""
+        return self._busy.locked()
+
     def __enter__(self) -> None:
         thread = threading.get_ident()
         if not self._busy.acquire(self._reaping) and not self._wait_for_a_left_call():

@@ -18,9 +18,11 @@ from xa import (
     TMFAIL,
     TMJOIN,
     TMNOFLAGS,
+    TMNOWAIT,
     TMRESUME,
     TMSUCCESS,
     TMSUSPEND,
+    TryAgain,
     XaError,
     Xid,
 )
@@ -51,6 +53,10 @@ class RollbackOnly(Exception):
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
         self.reason = reason
+
+
+class WouldWait(Exception):
+    """To enlist the resource may take a while; nothing was done."""
 
 
 class Enlistment:
@@ -137,6 +143,31 @@ class Enlistments:
             raise RollbackOnly(Reason(enlistment.branch, heard)) from heard
         enlistment.state = _AFTER[verb][enlistment.state]
         enlistment.session = session = _session(resource, enlistment.branch)
+        return session
+
+    def enlist_at_once(self, resource: Resource) -> Any:
+        """As `enlist`, for a caller that must not wait. WouldWait: it has to be done in a thread that may."""
+        session = self.session(resource.name)
+        if session is not None:
+            return session
+        if resource.name in self._by_name or resource.dynamic or not resource.starts_at_once():
+            raise WouldWait
+        enlistment = self._new(resource)
+        if enlistment.joined:
+            raise WouldWait
+        branch = enlistment.branch
+        self._by_name[resource.name] = enlistment  # as in `enlist`
+        try:
+            resource.rm.start(branch.xid, resource.rmid, TMNOWAIT)
+        except TryAgain:  # another thread was faster: there is no branch
+            del self._by_name[resource.name]
+            raise WouldWait from None
+        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+            heard = resource.as_xa_error(raised, "start", branch.xid)
+            enlistment.failed(_START, heard)
+            raise RollbackOnly(Reason(branch, heard)) from heard
+        enlistment.state = _AFTER[_START][enlistment.state]
+        enlistment.session = session = _session(resource, branch)
         return session
 
     def _new(self, resource: Resource) -> Enlistment:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Registrar,
         ResourceFactory,
         ResourceManager,
+        StartingAtOnce,
         ThreadOfControl,
         Xid,
     )
@@ -160,6 +161,11 @@ def breaks_off(manager: ResourceManager) -> TypeGuard[BreakingOff]:
     return hasattr(manager, "break_off")
 
 
+def starts_at_once(manager: ResourceManager) -> TypeGuard[StartingAtOnce]:
+    """Whether `manager` knows whether a start would wait."""
+    return hasattr(manager, "starts_at_once")
+
+
 class Resource:
     """One configured resource manager, under its name and rmid."""
 
@@ -264,6 +270,10 @@ class Resource:
             self._move(ResourceVerb.OPENED)
             self._backoff_s = BACKOFF_FIRST_S
             self._retry_at = 0.0
+
+    def starts_at_once(self) -> bool:
+        """Whether a start of a new branch would wait for nothing now, as far as is known."""
+        return not self.suspect and starts_at_once(self.rm) and self.rm.starts_at_once(self.rmid)
 
     def failed(self, error: XaError) -> None:
         """To be called with what a verb raised: after XAER_RMFAIL the calling thread of control has to open it

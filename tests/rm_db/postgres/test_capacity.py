@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import psycopg
 import pytest
@@ -23,6 +23,7 @@ from xabridge.testing.contract.deciding import RECORD, Decider
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from rm_db import PostgresResource
     from tests.postgres import Postgres
     from tests.rm_db.harness import PostgresHarness
 
@@ -213,3 +214,21 @@ def test_closing_ends_the_wait(pool: ConnectionPool[LibpqConnection]) -> None:
     assert heard
     for connection in held:
         pool.release(connection)
+
+
+def test_whether_a_start_would_wait(harness: PostgresHarness) -> None:
+    """It would not, where a connection is idle, was used lately, and owes no reply."""
+    harness.open_string += f"{'&' if '?' in harness.open_string else '?'}xa_pool_size=1"
+    client = Client(harness)
+    rm = cast("PostgresResource", client.rm)
+    assert rm.starts_at_once(RMID)
+    xid = client.begun(new_key())
+    assert not rm.starts_at_once(RMID)
+    client.end(xid)
+    assert client.commit(xid, TMONEPHASE) is Code.XA_OK
+    assert rm.starts_at_once(RMID)
+    harness.proxy.cut()
+    assert not rm.starts_at_once(RMID)  # another connection would have to be made
+    client.rollback(client.ended(new_key()))
+    rm.close("", RMID)
+    assert not rm.starts_at_once(RMID)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.rm_db.harness import connections
-from xa import TMFAIL, TMJOIN, TMNOWAIT, TMONEPHASE, Code, ThreadOfControl, XaMisuse, entered
+from xa import TMFAIL, TMJOIN, TMNOWAIT, TMONEPHASE, TMSUCCESS, Code, ThreadOfControl, XaMisuse, entered
 from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 
 if TYPE_CHECKING:
@@ -292,3 +293,24 @@ def test_connections_made_by_many_threads_at_once(client: Client) -> None:
             future.result()
     assert len(keys) == 80
     assert set(keys) <= client.harness.committed()
+
+
+def test_a_branch_leaves_nothing_to_the_garbage_collector(client: Client) -> None:
+    """What refers to itself costs every thread a pause, later."""
+    rm = client.rm
+
+    def work() -> None:
+        rm.start(xid := new_xid(), RMID)
+        rm.session(RMID).psycopg.execute("SELECT 1")
+        rm.end(xid, RMID, TMSUCCESS)
+        rm.commit(xid, RMID, TMONEPHASE)
+
+    work()
+    gc.collect()
+    gc.disable()
+    try:
+        work()
+        found = gc.collect()
+    finally:
+        gc.enable()
+    assert found == 0
