@@ -5,12 +5,14 @@ docs/qpid.md says the same in words: where the broker changes, a test here fails
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from rm_amqp import Message
+from rm_amqp.amqp010.branches import Branch
 from rm_amqp.amqp010.channel import Refused
 from rm_amqp.amqp010.driver import QpidDriver, on_wire
 from rm_amqp.amqp010.resource import QpidResource
@@ -44,6 +46,7 @@ from xa import (
     Code,
     ResourceUnavailable,
     ThreadOfControl,
+    TryAgain,
     UnknownBranch,
     XaMisuse,
     Xid,
@@ -170,6 +173,18 @@ def test_a_branch_that_another_instance_began_is_not_prepared(
         client.rm.prepare(xid, RMID)
     assert client.look(queue) == []
     stranger.rm.close("", RMID)
+
+
+def test_a_loss_that_the_broker_has_not_noticed_yet(client: QpidClient, raw: Raw) -> None:
+    """Somebody is at work in the branch, the broker says. It is asked again, and then nothing is known to be wrong."""
+    xid = new_xid()
+    raw.do(DtxStart(on_wire(xid)))
+    client.driver.branches.add(xid, Branch(math.inf, failed=Code.XA_RBCOMMFAIL))
+    for verb in (client.rm.rollback, client.rm.prepare):
+        with pytest.raises(TryAgain, match="has not noticed yet"):
+            verb(xid, RMID)
+    raw.do(DtxEnd(on_wire(xid)))
+    assert client.rm.rollback(xid, RMID) is Code.XA_OK
 
 
 # --- joining what is prepared ----------------------------------------------------------------------------------------
