@@ -424,11 +424,9 @@ class QpidDriver(Driver[Work]):
         if branch.failed is not None:
             raise self._rolled_back("prepare", xid, branch.failed)
         branch.state = BranchState.UNKNOWN
-        commands: list[Command] = [DtxPrepare(on_wire(xid))]
-        if self.settings.branch_timeout_s:
-            commands.insert(0, DtxSetTimeout(on_wire(xid), 0))
+        no_timer = DtxSetTimeout(on_wire(xid), 0)  # also where we set none: the broker may have one of its own
         try:
-            code = self._complete("prepare", commands, xid)
+            code = self._complete("prepare", [no_timer, DtxPrepare(on_wire(xid))], xid)
         except XaError as error:
             if error.code is Code.XAER_NOTA:
                 self.branches.remove(xid)

@@ -191,6 +191,7 @@ def _of(session: Session, destination: str) -> Iterator[Transfer]:
 
 def _taken(session: Session, destination: str) -> list[Transfer]:
     found = list(_of(session, destination))
-    for transfer in found:
-        session.arrived.remove(transfer)
+    others = [transfer for transfer in session.arrived if transfer.destination != destination]
+    session.arrived.clear()
+    session.arrived.extend(others)
     return found

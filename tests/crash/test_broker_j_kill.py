@@ -95,7 +95,6 @@ def field(tmp_path: Path) -> Iterator[TwoKinds]:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("broker-j")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("victims", [("self",), ("in",), ("in", "out", "self")], ids=["client", "Broker-J", "all"])
 def test_somebody_is_killed(field: TwoKinds, victims: tuple[str, ...]) -> None:

@@ -255,6 +255,18 @@ def test_a_branch_has_a_timer_until_it_is_prepared(client: QpidClient, raw: Raw)
     assert client.rm.commit(xid, RMID) is Code.XA_OK
 
 
+def test_a_timer_that_somebody_else_set_is_stopped_too(broker_j: BrokerJ, raw: Raw) -> None:
+    client = QpidClient(f"{broker_j.url}?branch_timeout=0")
+    xid = client.start()
+    assert raw.timeout(xid) == 0
+    raw.set_timeout(xid, 300)
+    client.end(xid)
+    assert client.rm.prepare(xid, RMID) is Code.XA_OK
+    assert raw.timeout(xid) == 0
+    assert client.rm.rollback(xid, RMID) is Code.XA_OK
+    client.rm.close("", RMID)
+
+
 def test_opening_stops_the_timers_of_our_prepared_branches(client: QpidClient, broker_j: BrokerJ, raw: Raw) -> None:
     xids = [Xid(format_id, new_xid().gtrid, b"b") for format_id in (FORMAT_ID, FORMAT_ID + 1)]
     for xid in xids:
