@@ -81,6 +81,17 @@ class BrokerJ:
         """The open string of a client without a name."""
         return f"amqp010://{self.address}/"
 
+    @property
+    def pid(self) -> int:
+        """Whom to kill."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether nobody has killed it."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Starts it, unless it runs, and waits until it listens."""
         if self._process is not None:

@@ -65,6 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if "broker_j_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+            if item.get_closest_marker("timeout") is None:  # its start takes long on a machine that is busy
+                item.add_marker(pytest.mark.timeout(600))
         if (group := _group(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: (_needs_spark(item), _patience_s(item)), reverse=True)  # Spark's group is the longest

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S", bound="Struct")
 CLOSE_S: Final = 2.0
+NOTICED_S: Final = (0.01, 0.03, 0.1, 0.3, 0.6)
+"""How long the broker may take, at each try, to notice that a connection of ours was lost."""
 MAX_SEEN: Final = 100_000
 _STATUS: Final = {
     0: Code.XA_OK,
@@ -74,7 +76,7 @@ _REFUSALS: Final = {NOT_FOUND: Code.XAER_NOTA, ILLEGAL_STATE: Code.XAER_PROTO}
 
 
 class QpidDriver(Driver[Work]):
-    """One instance. `clock` and `connect` are the machine's."""
+    """One instance. `clock`, `connect` and `sleep` are the machine's."""
 
     name = "xabridge amqp 0-10"
 
@@ -82,8 +84,10 @@ class QpidDriver(Driver[Work]):
         self,
         clock: Callable[[], float] = time.monotonic,
         connect: Callable[[Settings010, float, Callable[[], float]], Channel] = connect,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.clock = clock
+        self._sleep = sleep
         self.branches = Branches()
         self.server: dict[str, object] = {}
         """What the broker says of itself."""
@@ -420,11 +424,9 @@ class QpidDriver(Driver[Work]):
         if branch.failed is not None:
             raise self._rolled_back("prepare", xid, branch.failed)
         branch.state = BranchState.UNKNOWN
-        commands: list[Command] = [DtxPrepare(on_wire(xid))]
-        if self.settings.branch_timeout_s:
-            commands.insert(0, DtxSetTimeout(on_wire(xid), 0))
+        no_timer = DtxSetTimeout(on_wire(xid), 0)  # also where we set none: the broker may have one of its own
         try:
-            code = self._complete("prepare", commands, xid)
+            code = self._complete("prepare", [no_timer, DtxPrepare(on_wire(xid))], xid)
         except XaError as error:
             if error.code is Code.XAER_NOTA:
                 self.branches.remove(xid)
@@ -456,10 +458,24 @@ class QpidDriver(Driver[Work]):
     def _roll_back(self, xid: Xid) -> None:
         """Rolls back what is left of a branch. XAER_PROTO: somebody is at work in it. XAER_RMFAIL."""
         try:
-            self._complete("rollback", [DtxRollback(on_wire(xid))], xid)
+            self._tell_rollback(xid, self.branches.get(xid))
         except XaError as error:
             if error.code is not Code.XAER_NOTA:
                 raise
+
+    def _tell_rollback(self, xid: Xid, branch: Branch | None) -> Code:
+        """Where an association of ours was lost, the broker may take a moment to notice, and says that somebody is at
+        work until then. XA_RETRY: it took too long, and nothing has happened."""
+        lost = branch is not None and branch.failed is not None
+        for pause_s in NOTICED_S:
+            try:
+                return self._complete("rollback", [DtxRollback(on_wire(xid))], xid)
+            except XaError as error:
+                if error.code is not Code.XAER_PROTO or not lost:
+                    raise
+            self._sleep(pause_s)
+        told = "rollback: the broker has not noticed yet that the connection was lost; ask again"
+        raise xa_error(Code.XA_RETRY, told, xid)
 
     def _rolled_back(self, verb: str, xid: Xid, code: Code) -> XaError:
         """Rolls back a branch that can't be committed; the error that says so."""
@@ -480,7 +496,7 @@ class QpidDriver(Driver[Work]):
                 raise self._rolled_back("commit", xid, branch.failed)
         else:
             self._check_whole("commit", xid)
-        code = self._outcome("commit", DtxCommit(on_wire(xid), one_phase), xid)
+        code = self._outcome(xid, lambda: self._complete("commit", [DtxCommit(on_wire(xid), one_phase)], xid))
         if code in _ROLLED_BACK and one_phase:
             raise self._rolled_back("commit", xid, code)
         if code in _ROLLED_BACK:  # a timer of the broker, or of another client
@@ -496,7 +512,7 @@ class QpidDriver(Driver[Work]):
             self._check_ended("rollback", xid, branch)
         else:
             self._check_whole("rollback", xid)
-        return self._completed("rollback", xid, self._outcome("rollback", DtxRollback(on_wire(xid)), xid))
+        return self._completed("rollback", xid, self._outcome(xid, lambda: self._tell_rollback(xid, branch)))
 
     def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
         """Broker-J completes nothing heuristically."""
@@ -530,9 +546,9 @@ class QpidDriver(Driver[Work]):
     def _is_anothers(self, xid: Xid) -> bool:
         return any(_looks_alike(xid, other) for other in self._asked_prepared("recover", xid))
 
-    def _outcome(self, verb: str, command: Command, xid: Xid) -> Code:
+    def _outcome(self, xid: Xid, complete: Callable[[], Code]) -> Code:
         try:
-            return self._complete(verb, [command], xid)
+            return complete()
         except XaError as error:
             if error.code is Code.XAER_NOTA:
                 self.branches.remove(xid)
@@ -584,7 +600,9 @@ class QpidDriver(Driver[Work]):
                 why = ConnectionLost(Cause.LOST, f"the broker failed ({error.code}: {error.description})")
                 raise lost_error(verb, why, xid) from None
             raise xa_error(code, f"{verb}: {error.description}", xid) from None
-        except (AllInUse, ConnectionLost, TimedOut) as why:
+        except AllInUse as why:
+            raise xa_error(Code.XA_RETRY, f"{verb}: {why}", xid) from None
+        except (ConnectionLost, TimedOut) as why:
             raise lost_error(verb, why, xid) from None
 
     def prepared(self) -> list[Xid]:

@@ -176,8 +176,7 @@ class Session:
                     raise WireError("a session that goes on in the middle of a command")
                 self._incoming = number or 0
             case SessionCompleted(commands=commands, timely_reply=timely):
-                for number in _numbers(commands or ()):
-                    self.outstanding.discard(number)
+                self._complete(commands or ())
                 if timely and commands:
                     self._control(SessionKnownCompleted(commands))
             case SessionFlush(completed=True):
@@ -221,9 +220,19 @@ class Session:
             self.tell_processed()
 
     def _result(self, result: ExecutionResult) -> None:
-        if result.command_id is None or result.command_id not in self.outstanding:
-            raise WireError("a result that nobody waits for")
-        self.results[result.command_id] = result.value
+        number = result.command_id
+        if number is None or (self.next_number - 1 - number) % NUMBERS >= NUMBERS // 2:
+            raise WireError("a result of a command that was not sent")
+        self.results[number] = result.value
+
+    def _complete(self, ranges: Ranges) -> None:
+        """Commands of ours are complete. A peer may name the same ones again and again, until we say that we know."""
+        for first, last in ranges:
+            size = (last - first) % NUMBERS
+            if size < len(self.outstanding):
+                self.outstanding.difference_update((first + offset) % NUMBERS for offset in range(size + 1))
+            else:
+                self.outstanding = {number for number in self.outstanding if (number - first) % NUMBERS > size}
 
     def _note_processed(self, number: int) -> None:
         if self._processed and (self._processed[-1][1] + 1) % NUMBERS == number:

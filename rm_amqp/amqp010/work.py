@@ -42,6 +42,8 @@ MESSAGES, OCTETS = 0, 1
 UNLIMITED: Final = 0xFFFFFFFF
 BROWSED: Final = 100
 """Messages that a browse asks for at a time."""
+MAX_RANGES: Final = 8000
+"""Ranges that one command can name."""
 GATHERED: Final = 65_536
 """Octets of messages that wait to be written."""
 
@@ -167,10 +169,12 @@ class Work:
             if not found:
                 continue
             ranges = ranges_of(sorted(found))
-            if outcome is Outcome.TAKE:
-                yield MessageAccept(ranges)
-            else:
-                yield MessageRelease(ranges, set_redelivered=outcome is Outcome.FAIL)
+            for at in range(0, len(ranges), MAX_RANGES):
+                some = ranges[at : at + MAX_RANGES]
+                if outcome is Outcome.TAKE:
+                    yield MessageAccept(some)
+                else:
+                    yield MessageRelease(some, set_redelivered=outcome is Outcome.FAIL)
         self.held.clear()
 
     def unrouted(self) -> str:
@@ -187,6 +191,7 @@ def _of(session: Session, destination: str) -> Iterator[Transfer]:
 
 def _taken(session: Session, destination: str) -> list[Transfer]:
     found = list(_of(session, destination))
-    for transfer in found:
-        session.arrived.remove(transfer)
+    others = [transfer for transfer in session.arrived if transfer.destination != destination]
+    session.arrived.clear()
+    session.arrived.extend(others)
     return found

@@ -2,10 +2,10 @@
 
     python -m tests.crash.amqp_child IN OUT FOLDER POINT [PID …]
 
-IN and OUT are the brokers' host:port. At POINT ("WHEN WHAT COUNT") it kills the processes PID; one of them may be the
-process itself ("self"). If it survives, it goes on until COMMITTED of its transactions have committed. For each message
-it writes to stdout the outcome that the application got ("BODY committed"). With "recover" as POINT it recovers until
-nothing is in doubt, and ends.
+IN and OUT are the brokers' host:port, or amqp010:// URLs. At POINT ("WHEN WHAT COUNT") it kills the processes PID; one
+of them may be the process itself ("self"). If it survives, it goes on until COMMITTED of its transactions have
+committed. For each message it writes to stdout the outcome that the application got ("BODY committed"). With "recover"
+as POINT it recovers until nothing is in doubt, and ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections import Counter
 from typing import Any
 
 from rm_amqp import AmqpResource, Message, NoMessage
+from rm_amqp.amqp010.resource import QpidResource
 from tests.tm.wrapped import Wrapped, hooked
 from tm import ManagerUnusable, OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
 from tm.log import FileLog
@@ -95,9 +96,11 @@ def main() -> None:
 
     def config(name: str, address: str) -> ResourceConfig:
         def factory(registrar: Any) -> Any:
-            return hooked(lambda when, verb: fuse.hit(when, f"{verb} {name}"))(AmqpResource(registrar))
+            made = QpidResource(registrar) if url.startswith("amqp010") else AmqpResource(registrar)
+            return hooked(lambda when, verb: fuse.hit(when, f"{verb} {name}"))(made)
 
-        return ResourceConfig(f"amqp://{address}/?timeout=10&connect_timeout=2&branch_timeout=4", factory=factory)
+        url = address if "://" in address else f"amqp://{address}/?timeout=10&connect_timeout=2&branch_timeout=4"
+        return ResourceConfig(url, factory=factory)
 
     log: Any = FusedLog(FileLog(folder, "mover-1", segment_size=65536), fuse)
     resources = {"in": config("in", source), "out": config("out", target)}

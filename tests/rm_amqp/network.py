@@ -313,7 +313,7 @@ class Network:
             self._tick_at_s = self.now + max(self.container.resource.tick(), 0.01)
             for end in self.ends:
                 if end.peer.connection is not None:
-                    end.peer.connection.tick(int(self.now * 1000, 0))
+                    end.peer.connection.tick(int(self.now * 1000), 0)
 
     # -- frames
     def _pump(self) -> bool:

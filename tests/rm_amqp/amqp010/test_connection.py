@@ -209,6 +209,21 @@ def test_the_session_is_attached_and_numbered() -> None:
     assert SessionKnownCompleted(((0, 1),)) in said(connection)
 
 
+def test_completions_that_name_the_same_commands_again() -> None:
+    """A peer does so until it is told that we know; however many there are, it costs little."""
+    connection = attached()
+    session = connection.session
+    assert session is not None
+    for _ in range(5):
+        session.send(DtxRecover())
+    connection.receive(control(SessionCompleted(((0, 1), (3, 3)))))
+    assert session.outstanding == {2, 4}
+    connection.receive(control(SessionCompleted(((2**32 - 9, 2),))))
+    assert session.outstanding == {4}
+    connection.receive(control(SessionCompleted(((0, 2**31 - 1),))))
+    assert session.outstanding == set()
+
+
 def test_what_the_peer_sent_is_completed() -> None:
     connection = attached()
     for _ in range(3):
@@ -256,7 +271,6 @@ def test_the_peer_takes_no_messages_and_rejects_one() -> None:
     [
         control(SessionAttached(b"other")),
         control(SessionCommandPoint(0, 3)),
-        control(SessionCompleted(((0, 2**31 - 1),))),
         control(SessionDetach(b"s"), channel=3),
         control(SessionAttach(b"s")),
         command(ExecutionResult(7, XaResult(0))),

@@ -5,12 +5,14 @@ docs/qpid.md says the same in words: where the broker changes, a test here fails
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from rm_amqp import Message
+from rm_amqp.amqp010.branches import Branch
 from rm_amqp.amqp010.channel import Refused
 from rm_amqp.amqp010.driver import QpidDriver, on_wire
 from rm_amqp.amqp010.resource import QpidResource
@@ -44,6 +46,7 @@ from xa import (
     Code,
     ResourceUnavailable,
     ThreadOfControl,
+    TryAgain,
     UnknownBranch,
     XaMisuse,
     Xid,
@@ -172,6 +175,18 @@ def test_a_branch_that_another_instance_began_is_not_prepared(
     stranger.rm.close("", RMID)
 
 
+def test_a_loss_that_the_broker_has_not_noticed_yet(client: QpidClient, raw: Raw) -> None:
+    """Somebody is at work in the branch, the broker says. It is asked again, and then nothing is known to be wrong."""
+    xid = new_xid()
+    raw.do(DtxStart(on_wire(xid)))
+    client.driver.branches.add(xid, Branch(math.inf, failed=Code.XA_RBCOMMFAIL))
+    for verb in (client.rm.rollback, client.rm.prepare):
+        with pytest.raises(TryAgain, match="has not noticed yet"):
+            verb(xid, RMID)
+    raw.do(DtxEnd(on_wire(xid)))
+    assert client.rm.rollback(xid, RMID) is Code.XA_OK
+
+
 # --- joining what is prepared ----------------------------------------------------------------------------------------
 def test_broker_j_joins_a_prepared_branch_and_loses_the_work(
     raw: Raw, other: Raw, broker_j: BrokerJ, queue: str
@@ -238,6 +253,18 @@ def test_a_branch_has_a_timer_until_it_is_prepared(client: QpidClient, raw: Raw)
     assert client.rm.prepare(xid, RMID) is Code.XA_OK
     assert raw.timeout(xid) == 0
     assert client.rm.commit(xid, RMID) is Code.XA_OK
+
+
+def test_a_timer_that_somebody_else_set_is_stopped_too(broker_j: BrokerJ, raw: Raw) -> None:
+    client = QpidClient(f"{broker_j.url}?branch_timeout=0")
+    xid = client.start()
+    assert raw.timeout(xid) == 0
+    raw.set_timeout(xid, 300)
+    client.end(xid)
+    assert client.rm.prepare(xid, RMID) is Code.XA_OK
+    assert raw.timeout(xid) == 0
+    assert client.rm.rollback(xid, RMID) is Code.XA_OK
+    client.rm.close("", RMID)
 
 
 def test_opening_stops_the_timers_of_our_prepared_branches(client: QpidClient, broker_j: BrokerJ, raw: Raw) -> None:

@@ -111,6 +111,18 @@ def test_a_long_message_and_many_of_them(client: QpidClient, queue: str) -> None
     assert client.look(queue) == []
 
 
+def test_thousands_of_messages_in_a_branch(client: QpidClient, queue: str) -> None:
+    bodies = range_of(5000)
+    client.put(queue, bodies)
+    xid = client.start()
+    messages = client.session.receive_batch(queue, 5000, 5)
+    assert [message.body for message in messages] == bodies
+    for message in messages[::2]:
+        client.session.release(message)
+    client.commit(xid, two_phase=True)
+    assert client.look(queue) == bodies[::2]
+
+
 def range_of(count: int) -> list[str]:
     return [f"m-{number}" for number in range(count)]
 

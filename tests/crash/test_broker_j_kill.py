@@ -1,0 +1,106 @@
+"""These tests move messages from Qpid Broker-J to the broker of this project, with a client in a process of its own.
+They kill with SIGKILL the client, Broker-J, or all three at the same moment, at steps of the transaction in turn.
+
+After recovery every message must be at one of the two brokers, once, and the outcomes that the application got must be
+true.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.broker_j import BrokerJ, jars
+from tests.crash.test_amqp_kill import COUNT, STEPS, Field, Site
+from tests.rm_amqp.amqp010.client import QpidClient
+from tests.rm_amqp.client import RMID
+from tests.simulation.seeds import EVERY_POINT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SOME = ("between work", "after end in", "after prepare in", "after force", "before commit in", "after commit in")
+ALL = tuple(step for steps in STEPS.values() for step in steps)
+TIMEOUTS = "?timeout=10&connect_timeout=2&branch_timeout=10"
+
+
+class QpidSite:
+    """Broker-J, which somebody else may kill."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.deaths = 0
+        self.broker = BrokerJ(jars(), folder)
+        self.broker.make("x", "y")
+        self.address = f"{self.broker.url}{TIMEOUTS}"
+
+    @property
+    def pid(self) -> str:
+        """Whom to kill."""
+        return str(self.broker.pid)
+
+    def come_back(self) -> None:
+        """Starts it again, if it was killed."""
+        if not self.broker.running:
+            self.broker.kill()
+            self.broker.start()
+            self.deaths += 1
+
+    def remove(self) -> None:
+        """At the end."""
+        self.broker.kill()
+
+    @contextmanager
+    def client(self) -> Iterator[QpidClient]:
+        """Somebody who looks."""
+        client = QpidClient(self.broker.url)
+        try:
+            yield client
+        finally:
+            client.rm.close("", RMID)
+
+
+class TwoKinds(Field):
+    """The source is Broker-J."""
+
+    def __init__(self, folder: Path) -> None:
+        self._child = "tests.crash.amqp_child"
+        source: Any = QpidSite(folder / "in")
+        self.source, self.target = source, Site(folder / "out")
+        self.sites = {"in": self.source, "out": self.target}
+        self._folder = folder
+        self.told = {}
+        self.messages = []
+
+    def run(self, point: str, *victims: str) -> int:
+        deaths, source = self.source.deaths, self.source
+        code = super().run(point, *victims)
+        while "in" in victims and source.deaths == deaths:  # a Java machine takes a moment to die
+            time.sleep(0.01)
+            source.come_back()
+        return code
+
+
+@pytest.fixture
+def field(tmp_path: Path) -> Iterator[TwoKinds]:
+    with ExitStack() as stack:
+        field = TwoKinds(tmp_path)
+        for site in field.sites.values():
+            stack.callback(site.remove)
+        yield field
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("victims", [("self",), ("in",), ("in", "out", "self")], ids=["client", "Broker-J", "all"])
+def test_somebody_is_killed(field: TwoKinds, victims: tuple[str, ...]) -> None:
+    steps = ALL if EVERY_POINT else SOME[len(victims) % 2 :: 2]
+    for step in steps:
+        field.feed(step)
+        assert field.run(f"{step} {COUNT}", *victims) == (-9 if "self" in victims else 0), step
+        field.recover(step)
+    field.check()
