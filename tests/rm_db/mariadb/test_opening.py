@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,3 +236,20 @@ def test_names_of_locks() -> None:
     }
     assert len(names) == 4
     assert all(len(name) <= 64 for name in names)
+
+
+# --- without the driver ---------------------------------------------------------------------------------------------
+def test_without_pymysql_the_extra_is_named() -> None:
+    """In a process that can't import it; PostgreSQL does not need it."""
+    code = (
+        "import sys; sys.modules['pymysql'] = None\n"
+        "import importlib.util as util; found = util.find_spec\n"
+        "util.find_spec = lambda name, package=None: None if name == 'pymysql' else found(name, package)\n"
+        "from tm import ConfigurationError, ResourceConfig\n"
+        "from tm.resources import find_factory\n"
+        "find_factory('shop', ResourceConfig('postgresql://h/d'))\n"
+        "try:\n    find_factory('shop', ResourceConfig('mariadb://h/d'))\n"
+        "except ConfigurationError as error:\n    print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "xabridge[mariadb]" in told.stdout
