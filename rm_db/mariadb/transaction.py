@@ -208,6 +208,7 @@ class MariaTransaction(Unit):
         parked.settled(self.xid)
         if results[1].failure is not None:
             raise (yield from self._refused(connection, results))
+        self._database.prepared.note_prepared(self.xid)
         if self._database.facts.detaches:
             self._give_back(connection)
         else:
@@ -297,10 +298,7 @@ class MariaTransaction(Unit):
         self.connection = None
         if self.effects & SETS and not connection.driver.db:
             connection.reusable = False  # USE can't be undone where the URL names no database
-        try:
-            connection.reset()
-        except ConnectionLost:
-            connection.reusable = False
+        connection.reset_or_drop()
         self._database.pool.release(connection)
 
     def _close_connection(self) -> None:
