@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rm_amqp import Message, NoMessage
     from rm_amqp import Session as Broker
     from rm_db import BranchConnection as Database
+    from rm_db import MariaBranchConnection as MariaDatabase
     from rm_db import PostgresBranchConnection as PostgresDatabase
     from rm_db import take_part
     from tm import (
@@ -91,6 +92,7 @@ __all__ = [
     "HeuristicOutcomeError",
     "HeuristicRolledBack",
     "ManagerUnusable",
+    "MariaDatabase",
     "Message",
     "NoMessage",
     "Outcome",
@@ -139,6 +141,7 @@ _HOME: Final = {
     "HeuristicOutcomeError": ("tm", "HeuristicOutcomeError"),
     "HeuristicRolledBack": ("tm", "HeuristicRolledBack"),
     "ManagerUnusable": ("tm", "ManagerUnusable"),
+    "MariaDatabase": ("rm_db", "MariaBranchConnection"),
     "Message": ("rm_amqp", "Message"),
     "NoMessage": ("rm_amqp", "NoMessage"),
     "Outcome": ("tm", "Outcome"),

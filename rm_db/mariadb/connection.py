@@ -176,6 +176,13 @@ class MariaConnection:
         database = self.driver.db
         self._send([RESET, INIT_DB + database] if database else [RESET])
 
+    def reset_or_drop(self) -> None:
+        """The same, at the end of its work: where the connection is lost, it is not used again."""
+        try:
+            self.reset()
+        except ConnectionLost:
+            self.reusable = False
+
     def _send(self, commands: list[bytes]) -> None:
         driver = self.driver
         if not self.alive:

@@ -136,6 +136,12 @@ def arguments(address: Address) -> dict[str, Any]:
     scheme, separator, rest = address.url.partition("://")
     if not separator or scheme not in SCHEMES:
         raise xa_error(Code.XAER_INVAL, f"open: a URL that begins with {SCHEMES[0]}:// is expected, not {scheme}://")
+    if address.pooled:
+        raise xa_error(
+            Code.XAER_INVAL,
+            "open: xa_pooler=transaction is for PostgreSQL only: a branch here needs a session of its own until it is "
+            "prepared, and mostly until it is committed",
+        )
     try:
         url = make_url(f"mysql+pymysql://{rest}")
         _, settings = create_engine(url, poolclass=NullPool).dialect.create_connect_args(url)

@@ -44,6 +44,13 @@ class PreparedBranches:
 
     def __init__(self, database: MariaDatabase) -> None:
         self._database = database
+        self._seen: set[Xid] = set()
+        """Branches that were listed, or prepared by us, and are not known to be completed. So the statement is tried
+        without asking for the list, which is long where recovery has much to do."""
+
+    def note_prepared(self, xid: Xid) -> None:
+        """The branch has been prepared here."""
+        self._seen.add(xid)
 
     # --- completion -----------------------------------------------------------------------------------------------
 
@@ -64,10 +71,10 @@ class PreparedBranches:
         try:
             if own is not None:
                 failure = (yield from connection.ask(statement)).failure
-                if failure is None:
-                    connection.reset()
-                else:  # its session has to end, so that the next try can be made in any other
+                if failure is not None:  # its session has to end, so that the next try can be made in any other
                     connection.reusable = False
+                else:
+                    connection.reset_or_drop()
             else:
                 failure = yield from self._in_any_session(connection, statement, verb, xid)
         except ConnectionLost as lost:
@@ -76,6 +83,7 @@ class PreparedBranches:
             database.pool.release(connection)
         if failure is not None:
             raise xa_error(Code.XA_RETRY, f"{verb}: {failure}", xid)
+        self._seen.discard(xid)
         database.parked.settled(xid)
         return Code.XA_OK
 
@@ -88,6 +96,10 @@ class PreparedBranches:
             holder, _ = yield from self._holder(connection, xid)
             if holder is not None:
                 yield from self._end_session(connection, holder, verb, xid)
+        elif xid in self._seen:
+            failure = (yield from connection.ask(statement)).failure
+            if failure is None or failure.number != UNKNOWN_XID:
+                return failure
         holder = None
         for tries in range(_TRIES):
             # the session is asked for before the list, so that what it prepares in between is on the list
@@ -97,6 +109,7 @@ class PreparedBranches:
                 yield from self._end_session(connection, holder, verb, xid)
                 continue
             if not listed:
+                self._seen.discard(xid)
                 raise xa_error(Code.XAER_NOTA, f"{verb}: the branch is not prepared in this server", xid)
             failure = (yield from connection.ask(statement)).failure
             if failure is None or failure.number != UNKNOWN_XID:
@@ -151,4 +164,6 @@ class PreparedBranches:
     def scan(self) -> Steps[list[Xid]]:
         """The branches that are prepared in this server."""
         result = yield from self._database.command(self._recover)
-        return list(decode_xids(result.rows))
+        found = list(decode_xids(result.rows))
+        self._seen = set(found)
+        return found

@@ -23,7 +23,7 @@ from rm_db.sessions.session import end_session
 from rm_db.statements import SETS
 from xa import Code, xa_error
 from xa.branches import Unit
-from xa.sql.errors import MARIADB, ErrorKind
+from xa.sql.errors import IN_THE_WAY, MARIADB, ErrorKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,8 +61,11 @@ ROLLED_BACK: Final[dict[int, Code]] = {
 XA_RBCOMMFAIL."""
 
 _DUPLICATE: Final = 1440
+_WRONG_STATE: Final = 1399
 _HINTS: Final = {
-    1399: "a statement has ended the branch, or the server has rolled it back; what came before may be committed",
+    _WRONG_STATE: (
+        "a statement has ended the branch, or the server has rolled it back; what came before may be committed"
+    ),
     1397: "a statement has ended the branch, which only the transaction manager may; what came before may be committed",
 }
 _ENDS_THE_WORK: Final = frozenset({ErrorKind.DEADLOCK})
@@ -73,9 +76,10 @@ class MariaTransaction(Unit):
     """One branch's transaction. When it has ended, `connection` is None: the connection is in the pool again, or parked
     with the prepared branch.
 
-    The session notes here what the vote needs: `failure` is the error that made the server roll back, `misused` the
-    reason for which the session made the branch rollback-only, `used` whether any statement was carried out, `wrote`
-    whether one wrote rows, `effects` the effects of the statements' texts (`rm_db.statements`).
+    The session notes here what the vote needs: `failure` is the error that made the server roll back, `in_the_way` the
+    last one that may have done so, `misused` the reason for which the session made the branch rollback-only, `used`
+    whether any statement was carried out, `wrote` whether one wrote rows, `effects` the effects of the texts
+    (`rm_db.statements`).
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class MariaTransaction(Unit):
         self._encoded = encode_xid(xid)
         self._ending = False
         self.failure: Failure | None = None
+        self.in_the_way: Failure | None = None
         self.misused: str | None = None
         self.effects = 0
         self.used = False
@@ -120,8 +125,11 @@ class MariaTransaction(Unit):
 
     def failed(self, failure: Failure) -> None:
         """For the session: a statement failed. Most errors undo the statement only."""
-        if self.failure is None and MARIADB.get(failure.number) in _ENDS_THE_WORK:
+        kind = MARIADB.get(failure.number)
+        if self.failure is None and kind in _ENDS_THE_WORK:
             self.failure = failure
+        elif kind in IN_THE_WAY:
+            self.in_the_way = failure
 
     # --- verbs --------------------------------------------------------------------------------------------------
 
@@ -200,6 +208,7 @@ class MariaTransaction(Unit):
         parked.settled(self.xid)
         if results[1].failure is not None:
             raise (yield from self._refused(connection, results))
+        self._database.prepared.note_prepared(self.xid)
         if self._database.facts.detaches:
             self._give_back(connection)
         else:
@@ -229,6 +238,8 @@ class MariaTransaction(Unit):
         first = next(result.failure for result in results if result.failure is not None)
         assert first is not None  # noqa: S101 — there is one
         self._leave(connection, ended=(yield from self._roll_back(connection)))
+        if first.number == _WRONG_STATE and self.in_the_way is not None:
+            first = self.in_the_way  # with innodb_rollback_on_timeout the server has rolled everything back then
         return self._rolled_back(self.failure or first)
 
     def _rollback(self) -> Steps[Code]:
@@ -287,10 +298,7 @@ class MariaTransaction(Unit):
         self.connection = None
         if self.effects & SETS and not connection.driver.db:
             connection.reusable = False  # USE can't be undone where the URL names no database
-        try:
-            connection.reset()
-        except ConnectionLost:
-            connection.reusable = False
+        connection.reset_or_drop()
         self._database.pool.release(connection)
 
     def _close_connection(self) -> None:

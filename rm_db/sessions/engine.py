@@ -10,7 +10,8 @@ else. An ORM `Session` on the engine behaves in the same way, because it works t
 
 An `AsyncEngine` takes part in the same way. Whenever it waits, also while it enlists, the event loop goes on.
 
-This works for PostgreSQL through psycopg, which `postgresql://` resources and deciders use. Two connections of one
+This works for PostgreSQL through psycopg, which `postgresql://` resources and deciders use, and for MariaDB and MySQL
+through PyMySQL, in two phases. Two connections of one
 engine that are open at once in a transaction share the one connection of the branch, so their savepoints nest.
 """
 
@@ -27,16 +28,19 @@ from sqlalchemy.pool import Pool
 from sqlalchemy.util import await_only
 
 from rm_db.sessions.connection import BorrowedConnection, ending_savepoint
-from rm_db.sessions.postgres import PostgresBranchConnection
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
     from sqlalchemy import URL
     from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.pool import PoolProxiedConnection
 
+    from rm_db.sessions.connection import ConnectionAccess
 
+_CAN_TAKE_PART: Final = frozenset({("postgresql", "psycopg"), ("mariadb", "pymysql"), ("mysql", "pymysql")})
+"""Dialect and driver."""
 _NUMBERS: Final = itertools.count(1)
 
 
@@ -65,6 +69,26 @@ class Manager(Protocol):
         ...
 
 
+class EngineBranch(Protocol):
+    """A branch's SQLAlchemy connection in which engines can take part."""
+
+    engine_driver: str
+    """The driver that such an engine uses."""
+
+    @property
+    def access(self) -> ConnectionAccess:
+        """The rules for the use of the branch's connection."""
+        ...
+
+    def driver_for(self, engine: Engine) -> Any:
+        """A connection of the driver, as the dialect of `engine` needs it."""
+        ...
+
+    def execute_for_engine(self, connection: Any, statements: Sequence[str]) -> None:
+        """Carries out statements on what `driver_for` has returned."""
+        ...
+
+
 class _ConnectionRecord:
     """SQLAlchemy notes here what to reset in a connection that returns to its pool. This connection never returns."""
 
@@ -76,10 +100,11 @@ class EngineConnection(BorrowedConnection):
     """The branch's connection, as an engine of the application hands it out. The work between two commits of that
     application code is one savepoint."""
 
-    __slots__ = ("_connection_record", "_savepoint")
+    __slots__ = ("_branch", "_connection_record", "_savepoint")
 
-    def __init__(self, connection: PostgresBranchConnection, engine: Engine) -> None:
-        super().__init__(connection.psycopg_for(engine), connection.access)
+    def __init__(self, branch: EngineBranch, engine: Engine) -> None:
+        super().__init__(branch.driver_for(engine), branch.access)
+        self._branch = branch
         self._connection_record = _ConnectionRecord()
         self._savepoint: str | None = None
 
@@ -103,7 +128,7 @@ class EngineConnection(BorrowedConnection):
         name, self._savepoint = self._savepoint, None
         if name is not None and not self._access.is_over:
             with ending_savepoint(self._access):
-                self._execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
+                self._execute(f"ROLLBACK TO SAVEPOINT {name}", f"RELEASE SAVEPOINT {name}")
 
     def close(self) -> None:
         """As a pool does: undoes the work that was not committed."""
@@ -113,8 +138,8 @@ class EngineConnection(BorrowedConnection):
         """SQLAlchemy's own connections call this instead of `close`, behind a rollback."""
         self.close()
 
-    def _execute(self, statement: str) -> None:
-        self.dbapi_connection.execute(statement, prepare=False)
+    def _execute(self, *statements: str) -> None:
+        self._branch.execute_for_engine(self.dbapi_connection, statements)
 
 
 class BranchPool(Pool):
@@ -146,8 +171,11 @@ class BranchPool(Pool):
             session = await_only(transaction.aenlist(self._resource))
         else:
             session = transaction[self._resource]
-        if not isinstance(session, PostgresBranchConnection):
-            raise TypeError(f"{self._resource} is {type(session).__name__}: an engine takes part in PostgreSQL only")
+        if getattr(session, "engine_driver", None) != self._engine.dialect.driver:
+            raise TypeError(
+                f"{self._resource} is {type(session).__name__}: an engine of {self._engine.dialect.driver} takes part "
+                "in PostgreSQL (psycopg), or in MariaDB and MySQL in two phases (pymysql) only"
+            )
         return EngineConnection(session, self._engine)
 
     def dispose(self) -> None:
@@ -174,10 +202,10 @@ def take_part(engine: Engine | AsyncEngine, manager: Manager, resource: str) -> 
     the same database."""
     own = engine if isinstance(engine, Engine) else engine.sync_engine
     dialect = own.dialect
-    if (dialect.name, dialect.driver) != ("postgresql", "psycopg"):
+    if (dialect.name, dialect.driver) not in _CAN_TAKE_PART:
         raise ValueError(
-            f"{dialect.name}+{dialect.driver} can't take part: make the engine with postgresql+psycopg://, or work "
-            f'with the transaction\'s own connection, transaction["{resource}"]'
+            f"{dialect.name}+{dialect.driver} can't take part: make the engine with postgresql+psycopg:// or "
+            f'mariadb+pymysql://, or work with the transaction\'s own connection, transaction["{resource}"]'
         )
     own.pool = BranchPool(own.pool, own, manager, resource)
 

@@ -22,7 +22,7 @@ from rm_db.statements import DEFINES, ENDS, WRITES, classify
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from sqlalchemy.engine import Engine
 
@@ -165,6 +165,8 @@ class MariaAccess:
 class MariaBranchConnection(LazyBranchConnection):
     """A branch's SQLAlchemy connection; `orm` and `pymysql` are other ways to the same transaction."""
 
+    engine_driver = "pymysql"
+
     def __init__(self, session: MariaSession) -> None:
         super().__init__(session.access)
         self._session = session
@@ -176,6 +178,21 @@ class MariaBranchConnection(LazyBranchConnection):
     def pymysql(self) -> PymysqlConnection:
         """The PyMySQL connection."""
         return self._session.pymysql
+
+    @property
+    def access(self) -> MariaAccess:
+        """The rules for the use of the branch's connection."""
+        return self._session.access
+
+    def driver_for(self, engine: Engine) -> PymysqlConnection:
+        """As `rm_db.sessions.engine.EngineBranch`: the same for every engine."""
+        del engine
+        return self._session.pymysql
+
+    def execute_for_engine(self, connection: PymysqlConnection, statements: Sequence[str]) -> None:
+        """As `rm_db.sessions.engine.EngineBranch`."""
+        for statement in statements:
+            connection.query(statement)
 
     @property
     def asyncio(self) -> NoReturn:

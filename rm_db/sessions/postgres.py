@@ -16,7 +16,7 @@ from rm_db.sessions.psycopg_connection import PsycopgConnection
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from psycopg.adapt import AdaptersMap
     from sqlalchemy.engine import Engine
@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 class PostgresBranchConnection(LazyBranchConnection):
     """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction."""
+
+    engine_driver = "psycopg"
 
     def __init__(self, session: PostgresSession, *, greenlet: bool = False) -> None:
         super().__init__(session.access)
@@ -53,10 +55,14 @@ class PostgresBranchConnection(LazyBranchConnection):
         """The rules for the use of the branch's connection."""
         return self._session.access
 
-    def psycopg_for(self, engine: Engine) -> PsycopgConnection:
+    def driver_for(self, engine: Engine) -> PsycopgConnection:
         """A psycopg connection with the adapters that the dialect of another engine needs. It waits in the event loop
         if that engine is under an asyncio one."""
         return self._session.psycopg_for(engine)
+
+    def execute_for_engine(self, connection: PsycopgConnection, statements: Sequence[str]) -> None:
+        """As `rm_db.sessions.engine.EngineBranch`, in one message."""
+        connection.execute("; ".join(statements), prepare=False)
 
     @property
     def asyncio(self) -> BranchAsyncConnection:

@@ -10,7 +10,7 @@ import xabridge
 PUBLIC = """
     Action Broker Code CommitReturn Configuration ConfigurationError Consumer ConsumerSettings
     ConsumerState Counts Database Finding GlobalState Health HealthServer HeuristicCommitted HeuristicHazard
-    HeuristicMixed HeuristicOutcomeError HeuristicRolledBack ManagerUnusable Message NoMessage Outcome
+    HeuristicMixed HeuristicOutcomeError HeuristicRolledBack ManagerUnusable MariaDatabase Message NoMessage Outcome
     OutcomeUnknown PostgresDatabase Propagation ProtocolMisuse Reason Report ResourceConfig RolledBack Transaction
     TransactionControl TransactionError TransactionManager TransactionState TxCode TxInfo TxInterface Verdict
     Xid configuration_from opentelemetry take_part

@@ -174,6 +174,34 @@ def test_more_prepared_branches_than_connections(harness: MariaHarness) -> None:
     assert harness.leaks() == []
 
 
+def test_recovery_of_many_asks_for_the_list_once(
+    client: Client, harness: MariaHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is as long as what is in doubt: to ask for it at each branch would take the square of that."""
+    keys = {client.prepared(key): key for key in (new_key() for _ in range(40))}
+    client.rm.close("", RMID)
+    other = Client(harness)
+    asked = []
+    listed = prepared_branches.PreparedBranches._is_listed
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        asked.append(arguments)
+        return listed(self, *arguments)
+
+    monkeypatch.setattr(prepared_branches.PreparedBranches, "_is_listed", counted)
+    with elsewhere():
+        assert other.in_doubt() >= keys.keys()
+        for xid in keys:
+            assert other.commit(xid) is Code.XA_OK
+        assert asked == []
+        with refused(Code.XAER_NOTA):
+            other.commit(next(iter(keys)))
+        assert len(asked) == 1
+    other.rm.close("", RMID)
+    assert harness.committed() >= set(keys.values())
+    client.rm.open(harness.open_string, RMID, 0)
+
+
 def test_prepared_branches_of_a_closed_instance(client: Client, harness: MariaHarness) -> None:
     xid = client.prepared(key := new_key())
     client.rm.close("", RMID)

@@ -198,7 +198,7 @@ def test_several_nodes_whose_processes_are_killed(mariadb: MariaDB, postgres: Po
         found["stock"] = {row.number for row in connection.execute(text("SELECT number FROM stocked"))}
     assert found["shop"] == found["stock"] == found["ledger"], f"XABRIDGE_SEED={seed}"
     assert told <= found["shop"]
-    assert len(told) > ROUNDS, [(tmp_path / f"{node}.err").read_text()[-2000:] for node in workers]
+    assert told, [(tmp_path / f"{node}.err").read_text()[-2000:] for node in workers]
     assert mariadb.ask("XA RECOVER") == []
     assert _prepared(urls["ledger"]) == []
 

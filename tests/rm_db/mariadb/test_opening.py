@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pymysql
 import pytest
 
 from rm_db import MariaResource
 from rm_db.mariadb.server import MIN_MARIADB, MIN_MYSQL, Facts
 from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
-from xa import NULL_XID, TMSUCCESS, Code, ResourceError, ResourceUnavailable, XaError, Xid
+from xa import (
+    NULL_XID,
+    TMASYNC,
+    TMENDRSCAN,
+    TMNOFLAGS,
+    TMSTARTRSCAN,
+    TMSUCCESS,
+    BranchRolledBack,
+    Code,
+    Handle,
+    ResourceError,
+    ResourceUnavailable,
+    XaError,
+    Xid,
+)
 from xa.diagnosis import Health
-from xabridge.testing.contract.client import RMID, Client, new_key, new_xid, refused
+from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 from xabridge.testing.mariadb import MariaDB
 
 if TYPE_CHECKING:
@@ -133,6 +150,7 @@ def test_schemes(mariadb: MariaDB, scheme: str) -> None:
         "mariadb://h/d?xa_nonsense=1",
         "mariadb://h/d?init_command=SET+x",
         "mariadb://h/d?sql_mode=ANSI",
+        "mariadb://h/d?xa_pooler=transaction",
     ],
 )
 def test_what_is_no_open_string_for_it(url: str) -> None:
@@ -234,3 +252,89 @@ def test_names_of_locks() -> None:
     }
     assert len(names) == 4
     assert all(len(name) <= 64 for name in names)
+
+
+# --- without the driver ---------------------------------------------------------------------------------------------
+def test_without_pymysql_the_extra_is_named() -> None:
+    """In a process that can't import it; PostgreSQL does not need it."""
+    code = (
+        "import sys; sys.modules['pymysql'] = None\n"
+        "import importlib.util as util; found = util.find_spec\n"
+        "util.find_spec = lambda name, package=None: None if name == 'pymysql' else found(name, package)\n"
+        "from tm import ConfigurationError, ResourceConfig\n"
+        "from tm.resources import find_factory\n"
+        "find_factory('shop', ResourceConfig('postgresql://h/d'))\n"
+        "try:\n    find_factory('shop', ResourceConfig('mariadb://h/d'))\n"
+        "except ConfigurationError as error:\n    print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "xabridge[mariadb]" in told.stdout
+
+
+# --- other servers ----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def peculiar(tmp_path: Path) -> Iterator[MariaDB]:
+    """A MariaDB with TLS, in which sessions don't commit by themselves, and a lock that is not free rolls back."""
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*made, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    settings = {"ssl-key": key, "ssl-cert": certificate, "require-secure-transport": "ON", "autocommit": "0"}
+    server = MariaDB(settings | {"innodb-rollback-on-timeout": "ON"})
+    server.start()
+    yield server
+    server.remove()
+
+
+def test_over_tls(peculiar: MariaDB, tmp_path: Path) -> None:
+    """Replies come in TLS records: none is overlooked, and no thread waits for one that is there already."""
+    url = peculiar.create_database("mariadb")
+    user = url.partition("//")[2].partition(":")[0]
+    peculiar.admin(f"CREATE TABLE {user}.work (k int PRIMARY KEY, text longtext) ENGINE = InnoDB")
+    rm = MariaResource()
+    rm.open(f"{url}?ssl_ca={tmp_path}/certificate.pem&xa_pool_size=2", RMID)
+    for number in range(20):
+        xid = new_xid()
+        rm.start(xid, RMID)
+        session = rm.session(RMID)
+        session.pymysql.cursor().execute("INSERT INTO work VALUES (%s, %s)", [number, "x" * 200_000])
+        assert session.exec_driver_sql("SELECT max(length(text)) FROM work").scalar() == 200_000
+        assert len(session.exec_driver_sql("SELECT text FROM work").scalars().all()) == number + 1
+        rm.end(xid, RMID, TMSUCCESS)
+        assert rm.prepare(xid, RMID) is Code.XA_OK
+        if number % 2:
+            assert rm.commit(xid, RMID) is Code.XA_OK
+        else:
+            handle = rm.commit(xid, RMID, TMASYNC)
+            assert isinstance(handle, Handle)
+            assert rm.complete(handle, RMID, TMNOFLAGS).code is Code.XA_OK
+    assert rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN, 100) == []
+    rm.close("", RMID)
+    assert len(peculiar.ask(f"SELECT k FROM {user}.work")) == 20  # noqa: S608 — a name of ours
+
+
+def test_a_lock_wait_timeout_that_rolls_back(peculiar: MariaDB) -> None:
+    url = peculiar.create_database("mariadb")
+    user = url.partition("//")[2].partition(":")[0]
+    peculiar.admin(f"CREATE TABLE {user}.work (k int PRIMARY KEY, n int) ENGINE = InnoDB")
+    peculiar.admin(f"INSERT INTO {user}.work VALUES (1, 1), (2, 2)", "COMMIT")  # noqa: S608 — a name of ours
+    rm = MariaResource()
+    rm.open(url, RMID)
+    first, second = new_xid(), new_xid()
+    with elsewhere():
+        rm.start(first, RMID)
+        rm.session(RMID).pymysql.query("UPDATE work SET n = 5 WHERE k = 1")
+        rm.end(first, RMID, TMSUCCESS)
+    rm.start(second, RMID)
+    connection = rm.session(RMID).pymysql
+    connection.query("UPDATE work SET n = 6 WHERE k = 2")
+    connection.query("SET SESSION innodb_lock_wait_timeout = 1")
+    with pytest.raises(pymysql.OperationalError, match="1205"):
+        connection.query("UPDATE work SET n = 6 WHERE k = 1")
+    rm.end(second, RMID, TMSUCCESS)
+    with pytest.raises(BranchRolledBack) as told:
+        rm.prepare(second, RMID)
+    assert told.value.code is Code.XA_RBTRANSIENT
+    rm.rollback(first, RMID)
+    assert peculiar.ask(f"SELECT k, n FROM {user}.work ORDER BY k") == [(1, 1), (2, 2)]  # noqa: S608 — likewise
+    rm.close("", RMID)
