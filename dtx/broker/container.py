@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dtx.amqp.conditions import Condition
+from dtx.broker.rates import INTERVAL_S
 from dtx.broker.transactional_resource import TransactionalResource
 from dtx.broker.transactions.branches import Registry
 from dtx.broker.transactions.contexts import NoTransaction
@@ -69,6 +70,7 @@ class Container:
         self._links: dict[LinkKey, Link] = {}
         self.shared_nodes: set[str] = set()
         """Dynamic nodes from which every connection may receive: those that were made to send there."""
+        self.since_ms = self.resource.now_ms
         self._continuing: dict[Continuing, None] = {}
 
     def open(self) -> None:
@@ -77,7 +79,17 @@ class Container:
         self.registry.restore(restored)
         self.fences.restore(restored)
         self.resource.make_configured()
+        self._note_rates()
         self.resource.settle()
+
+    def _note_rates(self) -> None:
+        """Now and then: how much has come and gone, for the rates that management tells."""
+        now = self.resource.clock.monotonic()
+        for queue in self.resource.queues.values():
+            queue.meter.note(now, queue.came, queue.went)
+        for connection in self.connections.values():
+            connection.meter.note(now, connection.received_messages, connection.sent_messages)
+        self.resource.after(INTERVAL_S, self._note_rates)
 
     # -- links
     def claim(self, key: LinkKey, link: Link) -> None:

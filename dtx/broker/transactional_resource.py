@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.amqp.conditions import Condition
+from dtx.broker.ages import Ages
 from dtx.broker.queues.payloads import Payloads
 from dtx.broker.queues.queue import Effect, Entry, Memory, Queue, State
 from dtx.broker.settings import QueueSettings, Settings
@@ -88,6 +89,7 @@ class TransactionalResource:
         self._number = 0
         self._marked: list[Queue] = []
         self.timers = Timers()
+        self.ages = Ages()
         self.unstored = Unstored(self.limits.unstored_octets)
         self.payloads = Payloads(store, self._stop, self.settle)
         self._owed: list[tuple[int, int]] = []
@@ -104,6 +106,7 @@ class TransactionalResource:
         registry takes these from what is returned."""
         restored = self.store.open()
         self._number = self.store.first_number
+        self.ages.mark(self._number, self.now_ms)
         for stored in restored.queues:
             self._make(stored.number, stored.name)
         return restored
@@ -140,6 +143,7 @@ class TransactionalResource:
         now = self.clock.monotonic()
         self.now_ms = self.clock.wall_ms()
         self.timers.run(now)
+        self.ages.mark(self._number, self.now_ms)
         for queue in tuple(self.queues.values()):
             queue.drop_expired(self.now_ms, self.turn.batch)
         for number, size in self._owed:

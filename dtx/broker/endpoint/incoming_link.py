@@ -30,6 +30,8 @@ class IncomingLink(ReceivingLink):
     is no reason to close the link. One that was sent settled is then dropped; if it belongs to a transaction, the
     transaction can't succeed any more."""
 
+    kind = "produce"
+
     def __init__(
         self,
         connection: BrokerConnection,
@@ -47,6 +49,10 @@ class IncomingLink(ReceivingLink):
         self._relays = relays
         self._resource = connection.container.resource
         self._outside = connection.container.outside
+
+    @property
+    def address(self) -> str:
+        return super().address if self._dynamic is None else self._dynamic.name
 
     def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         try:

@@ -13,8 +13,8 @@ from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.encoding import encode
 from dtx.amqp.messages import read_request, response_message
-from dtx.broker import management
 from dtx.broker.endpoint.link import ReceivingLink, refusal_of
+from dtx.broker.management.operations import answer
 from dtx.broker.queues.queue import Entry
 from dtx.protocol.commands import COORDINATION
 from dtx.protocol.conditions import RefusedError, refused
@@ -77,6 +77,8 @@ class RequestLink(ReceivingLink):
 class CommandLink(RequestLink):
     """The command channel."""
 
+    kind = "commands"
+
     def handle(self, request: Request) -> None:
 
         def answer(reply: Reply) -> None:
@@ -93,12 +95,11 @@ class CommandLink(RequestLink):
 class ManagementLink(RequestLink):
     """Requests about the broker itself."""
 
+    kind = "management"
+
     def handle(self, request: Request) -> None:
         try:
-            if not self._container.permissions.may_manage(self.connection.identity):
-                told = f"{self.connection.identity} may not manage this broker"
-                raise refused(Code.XAER_RMERR, told, condition=Condition.UNAUTHORIZED)
-            value = encode(management.answer(self._container, request))
+            value = encode(answer(self._container, self.connection.identity, request))
         except (RefusedError, WireError) as error:
             self.respond(request, encode_reply(refusal_of(error)))
             return

@@ -14,6 +14,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from dtx.broker.rates import Meter
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED
 
 if TYPE_CHECKING:
@@ -148,6 +149,14 @@ class Queue:
         """Messages that open transactions and prepared branches post."""
         self.held = 0
         """Messages that deliveries or transactions hold."""
+        self.attached = 0
+        """Links that consume from it."""
+        self.octets = 0
+        """Of the messages in it."""
+        self.came = 0
+        self.went = 0
+        """Messages that came into it, and that left it, since it is there or was restored."""
+        self.meter = Meter()
         self._positions = positions
         self._dead_letter = dead_letter
         self._on_available = on_available
@@ -178,6 +187,11 @@ class Queue:
         return len(self._willing)
 
     @property
+    def oldest(self) -> Entry | None:
+        """The message that is in it for the longest time."""
+        return next(iter(self._entries.values()), None)
+
+    @property
     def full(self) -> bool:
         """Whether no more may be posted: what open transactions post counts."""
         memory = self._memory
@@ -204,6 +218,8 @@ class Queue:
         entry.state = State.AVAILABLE
         self._entries[entry.position] = entry
         self._ready.append(entry)
+        self.came += 1
+        self.octets += entry.size
         if self._memory is not None:
             self._memory.octets += entry.size
         if entry.expires_ms:
@@ -218,6 +234,7 @@ class Queue:
         entries, ready = self._entries, self._ready
         for number, _, position, size, count, expires_ms in messages:
             entry = entries[position] = Entry(self, number, size, expires_ms, None, position, count)
+            self.octets += size
             if number in locked:
                 entry.state = State.HELD
                 held[number] = entry
@@ -310,6 +327,7 @@ class Queue:
             return
         self._entries.pop(entry.position, None)
         self.held -= 1
+        self._leaves(entry)
         if target is None or target.deleted:
             entry.state = State.GONE
             entry.payload = None
@@ -334,10 +352,17 @@ class Queue:
 
     def remove(self, entry: Entry) -> None:
         """A message goes."""
-        if self._entries.pop(entry.position, None) is not None and self._memory is not None:
-            self._memory.octets -= entry.size
+        if self._entries.pop(entry.position, None) is not None:
+            self._leaves(entry)
         entry.state = State.GONE
         entry.payload = None
+
+    def _leaves(self, entry: Entry) -> None:
+        """A message is in it no more."""
+        self.went += 1
+        self.octets -= entry.size
+        if self._memory is not None:
+            self._memory.octets -= entry.size
 
     def drop_expired(self, now_ms: int, batch: Batch) -> int:
         """Drops the available messages whose time has passed; how many."""
@@ -410,7 +435,8 @@ class Queue:
         """The queue goes, with what stands in it. Who holds messages of it finds them GONE."""
         self.deleted = True
         if self._memory is not None:
-            self._memory.octets -= sum(entry.size for entry in self._entries.values())
+            self._memory.octets -= self.octets
+        self.octets = 0
         for entry in self._entries.values():
             entry.state = State.GONE
             entry.payload = None

@@ -1,0 +1,161 @@
+"""These tests run `xabridge broker ACTION` against a broker: what it shows, in 60 columns and as JSON, and what it
+does."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rm_amqp import AmqpResource, Message
+from tests.rm_amqp.embedded import EmbeddedBroker, free_port
+from xa import TMREGISTER, TMSUCCESS, Xid
+from xabridge.cli import main
+from xabridge.cli.broker import tables
+from xabridge.testing.no_transaction import NoTransaction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+XID = Xid(1, b"gtrid", b"b")
+LONG = "a-queue-with-a-name-that-takes-a-line-of-its-own." + "x" * 30
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker of this test's."""
+    made = EmbeddedBroker(tmp_path)
+    yield made
+    made.stop()
+
+
+class Shell:
+    """Runs `xabridge broker`."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self._url = url
+        self._capsys = capsys
+        self.error = ""
+
+    def run(self, *words: str) -> tuple[int, str]:
+        """The exit code and stdout; stderr is in `error`."""
+        self._capsys.readouterr()
+        code = main(["broker", *words, "--url", self._url])
+        captured = self._capsys.readouterr()
+        self.error = captured.err
+        return code, captured.out
+
+    def lines(self, *words: str) -> list[str]:
+        """The lines of a command that succeeds; each of them fits the narrowest terminal."""
+        code, out = self.run(*words)
+        assert code == 0, self.error
+        return out.splitlines()
+
+    def value(self, *words: str) -> Any:
+        """What a command that succeeds prints as JSON."""
+        code, out = self.run(*words, "--json")
+        assert code == 0, self.error
+        return json.loads(out)
+
+
+@pytest.fixture
+def shell(broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """The command, for this broker."""
+    return Shell(f"amqp://{broker.address}/?timeout=20", capsys)
+
+
+def prepare(broker: EmbeddedBroker, rm: AmqpResource) -> None:
+    """A prepared branch takes an order, and posts an invoice."""
+    rm.open(f"amqp://{broker.address}/?timeout=20", 1)
+    rm.start(XID, 1)
+    assert rm.session(1).receive("orders", timeout_s=20) is not None
+    rm.session(1).send("invoices", Message("invoice"))
+    rm.end(XID, 1, TMSUCCESS)
+    rm.prepare(XID, 1)
+
+
+def post(broker: EmbeddedBroker, queue: str, *bodies: Any) -> None:
+    """Posts messages, outside of transactions."""
+    rm = AmqpResource(NoTransaction(), TMREGISTER)
+    rm.open(f"amqp://{broker.address}/?timeout=20", 1)
+    for body in bodies:
+        rm.session(1).send(queue, Message(body))
+    rm.close("", 1)
+    while broker.inside(lambda running: running.container.resource.queues[queue].pending):
+        pass  # the store has not got them yet
+
+
+def test_queues_are_shown_in_sixty_columns(broker: EmbeddedBroker, shell: Shell) -> None:
+    rm = AmqpResource()
+    post(broker, "orders", "a", "b", "c")
+    post(broker, LONG, "x")
+    prepare(broker, rm)
+    lines = shell.lines("queues")
+    assert max(map(len, (line for line in lines if line != LONG))) <= tables.WIDTH
+    assert lines[0].split() == ["QUEUE", "DEPTH", "HELD", "SIZE", "OLDEST", "CONS", "IN/S", "OUT/S"]
+    at = lines.index(next(line for line in lines if line.startswith("orders")))
+    assert lines[at].split()[1:3] == ["3", "1"]
+    assert lines[at + 1].startswith("    1 held by branch 1_")
+    assert lines[lines.index(LONG) + 1].split()[0] == "1"
+    (orders,) = shell.value("queues", "ord*")
+    assert (orders["name"], orders["depth"], orders["held"], orders["came"]) == ("orders", 3, 1, 3)
+    assert orders["octets"] > 0
+    assert abs(orders["oldest"] / 1000 - time.time()) < 60
+    rm.rollback(XID, 1)
+    rm.close("", 1)
+
+
+def test_connections_links_and_branches_are_shown(broker: EmbeddedBroker, shell: Shell) -> None:
+    rm = AmqpResource()
+    post(broker, "orders", "a")
+    prepare(broker, rm)
+    mine = [one for one in shell.value("connections") if "operator" not in one["container"]]
+    assert sum(one["received"] for one in mine) >= 1
+    assert {one["user"] for one in mine} == {"anonymous"}
+    (consumer,) = shell.value("links", "--queue", "orders")
+    assert (consumer["kind"], consumer["direction"], consumer["messages"]) == ("consume", "out", 1)
+    (branch,) = shell.value("branches")
+    assert branch["holds"]["orders"] == {"retired": 1, "posted": 0}
+    for what in ("connections", "links", "branches"):
+        assert max(map(len, shell.lines(what))) <= tables.WIDTH, what
+    assert any(line.split()[-2:] == ["from", "orders"] for line in shell.lines("branches"))
+    assert shell.lines("connections", "--user", "nobody") == ["no connections"]
+    rm.rollback(XID, 1)
+    rm.close("", 1)
+    assert shell.lines("branches") == ["no branches"]
+
+
+def test_a_broker_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    shell = Shell(f"amqp://127.0.0.1:{free_port()}/?timeout=5", capsys)
+    assert shell.run("queues") == (4, "")
+    assert "can't be reached" in shell.error
+    shell = Shell("http://127.0.0.1", capsys)
+    assert shell.run("queues") == (2, "")
+
+
+def test_watching_looks_again_until_it_is_interrupted(
+    broker: EmbeddedBroker, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([None, None])
+
+    def interrupted(_seconds: float) -> None:
+        post(broker, "orders", "more")
+        if next(looks, "over") == "over":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("xabridge.cli.broker.views.time.sleep", interrupted)
+    code, out = shell.run("queues", "orders", "--watch", "1s", "--json")
+    assert code == 0
+    assert [[queue["depth"] for queue in json.loads(line)] for line in out.splitlines()] == [[], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "0"), (0.25, "0.2"), (7, "7"), (99_999, "99999"), (123_456, "123k"), (4_500_000, "4.5M"), (3e12, "3T")],
+)
+def test_amounts_take_five_characters(number: float, shown: str) -> None:
+    assert tables.amount(number) == shown
+    assert len(tables.octets(number)) <= 5
