@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dtx.amqp.conditions import Condition
+from dtx.broker.management.audit import Audit
 from dtx.broker.rates import INTERVAL_S
 from dtx.broker.transactional_resource import TransactionalResource
 from dtx.broker.transactions.branches import Registry
@@ -65,6 +66,7 @@ class Container:
         self.fences = Fences(self.resource, self.registry)
         self.coordination = DtxCoordination(self.registry, self.two_phase, self.fences, permissions)
         self.outside = NoTransaction(self.resource)
+        self.audit = Audit(self.resource)
         self.connections: dict[int, BrokerConnection] = {}
         self._touched: dict[BrokerConnection, None] = {}
         self._links: dict[LinkKey, Link] = {}
@@ -78,6 +80,7 @@ class Container:
         restored = self.resource.open()
         self.registry.restore(restored)
         self.fences.restore(restored)
+        self.audit.restore(restored)
         self.resource.make_configured()
         self._note_rates()
         self.resource.settle()

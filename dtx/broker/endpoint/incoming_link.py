@@ -71,7 +71,7 @@ class IncomingLink(ReceivingLink):
 
     def _entry(self, octets: bytes) -> Entry:
         queue = self._queue_for(octets)
-        if queue.deleted:
+        if queue.deleted or queue.closing:
             raise WireError(Condition.NOT_FOUND, f"the queue {queue.name} is gone")
         if queue.full:
             told = f"the queue {queue.name} is full: {queue.depth} messages"

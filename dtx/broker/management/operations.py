@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.broker.access.permissions import Management
-from dtx.broker.management import views
+from dtx.broker.management import changes, messages, views
 from dtx.broker.management.question import Question
 from dtx.protocol.conditions import refused
 from xa import Code
@@ -25,27 +25,50 @@ if TYPE_CHECKING:
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.amqp.values import Value
     from dtx.broker.container import Container
+    from dtx.broker.management.question import Answer
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation. `carry_out` returns the answer."""
+    """One operation. `carry_out` answers when what it changes is durable."""
 
     needs: Management
-    carry_out: Callable[[Question], Value]
+    carry_out: Callable[[Question, Answer], None]
+
+
+def _view(look: Callable[[Question], Value]) -> Operation:
+    return Operation(Management.VIEW, lambda question, answer: answer(look(question)))
+
+
+def _change(carry_out: Callable[[Question, Answer], None]) -> Operation:
+    return Operation(Management.MANAGE, carry_out)
 
 
 OPERATIONS: Final[dict[str, Operation]] = {
-    "status": Operation(Management.VIEW, views.status),
-    "queues": Operation(Management.VIEW, views.queues),
-    "branches": Operation(Management.VIEW, views.branches),
-    "connections": Operation(Management.VIEW, views.connections),
-    "links": Operation(Management.VIEW, views.links),
+    "status": _view(views.status),
+    "queues": _view(views.queues),
+    "branches": _view(views.branches),
+    "connections": _view(views.connections),
+    "links": _view(views.links),
+    "messages": _view(messages.page),
+    "audit": _view(changes.audit),
+    "read": Operation(Management.READ_PAYLOAD, messages.read),
+    "move": _change(messages.move),
+    "copy": _change(messages.copy),
+    "retry": _change(messages.retry),
+    "purge": _change(messages.purge),
+    "create-queue": _change(changes.create_queue),
+    "delete-queue": _change(changes.delete_queue),
+    "pause-queue": _change(changes.pause_queue),
+    "resume-queue": _change(changes.resume_queue),
+    "close-connection": _change(changes.close_connection),
+    "drop-branch": _change(changes.drop_branch),
 }
 
 
-def answer(container: Container, identity: Identity, request: Request) -> Value:
-    """The response's value. RefusedError, WireError: the request is refused, and nothing was done."""
+def carry_out(container: Container, identity: Identity, request: Request, answer: Answer) -> None:
+    """Carries a request out; `answer` hears the response. RefusedError, WireError: the request is refused, and nothing
+    was done."""
     arguments = request.application_properties
     name = arguments.get("operation")
     found = OPERATIONS.get(name) if isinstance(name, str) else None
@@ -56,7 +79,7 @@ def answer(container: Container, identity: Identity, request: Request) -> Value:
         raise WireError(Condition.NOT_IMPLEMENTED, f"operation is one of {', '.join(sorted(OPERATIONS))}")
     if not permissions.may_manage(identity, found.needs):
         raise _unauthorized(identity, found.needs)
-    return found.carry_out(Question(container, identity, arguments))
+    found.carry_out(Question(container, identity, arguments), answer)
 
 
 def _unauthorized(identity: Identity, needs: Management) -> Exception:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.amqp.values import Map, Value
     from dtx.broker.container import Container
+    from dtx.protocol.conditions import Refusal
 
 T = TypeVar("T")
+Answer: TypeAlias = "Callable[[Value | Refusal], None]"
+"""To be called with the response, once."""
 
 MAX_PAGE: Final = 1000
 

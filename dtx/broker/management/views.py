@@ -82,6 +82,8 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
         "rate-in": rate_in,
         "rate-out": rate_out,
         "lasting": queue.lasting,
+        "dead-letters": Ulong(len(queue.origins)),
+        "paused": queue.paused or None,
         "branches": Ulong(len(working) + len(prepared)),
         "locked-by": locked_by,
     }

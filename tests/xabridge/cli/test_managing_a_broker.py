@@ -11,7 +11,7 @@ import pytest
 
 from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.embedded import EmbeddedBroker, free_port
-from xa import TMREGISTER, TMSUCCESS, Xid
+from xa import TMONEPHASE, TMREGISTER, TMSUCCESS, XaError, Xid
 from xabridge.cli import main
 from xabridge.cli.broker import tables
 from xabridge.testing.no_transaction import NoTransaction
@@ -159,3 +159,113 @@ def test_watching_looks_again_until_it_is_interrupted(
 def test_amounts_take_five_characters(number: float, shown: str) -> None:
     assert tables.amount(number) == shown
     assert len(tables.octets(number)) <= 5
+
+
+def reject(broker: EmbeddedBroker, queue: str, count: int) -> None:
+    """A consumer rejects messages."""
+    rm = AmqpResource()
+    rm.open(f"amqp://{broker.address}/?timeout=20", 1)
+    rm.start(XID, 1)
+    session = rm.session(1)
+    for _ in range(count):
+        message = session.receive(queue, timeout_s=20)
+        assert message is not None
+        session.reject(message)
+    rm.end(XID, 1, TMSUCCESS)
+    rm.commit(XID, 1, TMONEPHASE)
+    rm.close("", 1)
+
+
+def depths(shell: Shell) -> dict[str, int]:
+    """By queue."""
+    return {queue["name"]: queue["depth"] for queue in shell.value("queues")}
+
+
+def test_dead_letters_are_found_read_and_retried(broker: EmbeddedBroker, shell: Shell) -> None:
+    post(broker, "orders", "first", "second \x1b[2J")
+    reject(broker, "orders", 2)
+    lines = shell.lines("dead")
+    assert max(map(len, lines)) <= tables.WIDTH
+    assert lines[2] == "    from orders: rejected"
+    (first, second) = shell.value("dead", "orders.dead")
+    assert (first["from"], first["why"], first["queue"]) == ("orders", "rejected", "orders.dead")
+    assert shell.lines("read", "orders.dead", second["id"])[-1] == r"second \x1b[2J"
+    assert shell.value("read", "orders.dead", first["id"])["body"] == "first"
+    assert shell.lines("retry", "orders.dead", "--dry-run") == [
+        "would retry 2 messages of orders.dead to where they came from"
+    ]
+    assert depths(shell) == {"orders": 0, "orders.dead": 2}
+    assert shell.lines("retry", "orders.dead", "--id", first["id"]) == ["1 message done"]
+    assert shell.value("retry", "orders.dead") == {"done": 1, "left": {}}
+    assert depths(shell) == {"orders": 2, "orders.dead": 0}
+    assert shell.lines("dead") == ["no dead letters"]
+    assert [one["deliveries"] for one in shell.value("messages", "orders")] == [0, 0]
+    assert max(map(len, shell.lines("messages", "orders", "--most", "1"))) <= tables.WIDTH
+    assert [one["what"] for one in shell.value("audit")] == ["retry", "retry"]
+    assert any("retry: queue orders.dead" in line for line in shell.lines("audit"))
+
+
+def test_what_is_lost_is_confirmed(broker: EmbeddedBroker, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    post(broker, "orders", *range(3))
+    assert shell.run("purge", "orders") == (5, "")
+    assert "pass --yes; nothing was done" in shell.error
+    monkeypatch.setattr("sys.stdin", Typed("no\n"))
+    assert shell.run("purge", "orders") == (5, "")
+    assert depths(shell) == {"orders": 3}
+    monkeypatch.setattr("sys.stdin", Typed("yes\n"))
+    assert shell.run("purge", "orders", "--most", "1") == (0, "1 message done\n")
+    assert depths(shell) == {"orders": 2}
+    assert shell.run("delete", "orders", "--yes") == (5, "")
+    assert "has 2 messages" in shell.error
+    assert shell.lines("delete", "orders", "--yes", "--force") == [
+        "done: delete orders with its messages, and close its links"
+    ]
+    assert depths(shell) == {}
+    assert shell.run("purge", "orders", "--yes") == (5, "")
+
+
+class Typed:
+    """A terminal on which somebody types a line."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self) -> str:
+        return self._line
+
+
+def test_queues_are_made_paused_and_emptied_into_others(broker: EmbeddedBroker, shell: Shell) -> None:
+    post(broker, "orders", *range(3))
+    assert shell.lines("create", "later") == ["done: create later"]
+    assert shell.lines("pause", "orders", "--dry-run") == ["would pause orders"]
+    assert shell.lines("pause", "orders") == ["done: pause orders"]
+    assert any("paused: anonymous" in line for line in shell.lines("queues"))
+    assert shell.lines("copy", "orders", "later", "--most", "1") == ["1 message done"]
+    assert shell.lines("move", "orders", "later") == ["3 messages done"]
+    assert shell.lines("resume", "orders") == ["done: resume orders"]
+    broker.stop()
+    broker.start()
+    assert depths(shell) == {"orders": 0, "later": 4}
+    assert [one["what"] for one in shell.value("audit")][:2] == ["resume-queue", "move"]
+
+
+def test_a_connection_is_closed_and_a_branch_dropped(broker: EmbeddedBroker, shell: Shell) -> None:
+    post(broker, "orders", "a")
+    rm = AmqpResource()
+    rm.open(f"amqp://{broker.address}/?timeout=20", 1)
+    rm.start(XID, 1)
+    assert rm.session(1).receive("orders", timeout_s=20) is not None
+    assert shell.lines("drop", str(XID), "--yes") == [f"done: drop branch {XID}, which is not prepared"]
+    (branch,) = shell.value("branches")
+    assert branch["state"].startswith("S4")
+    for one in shell.value("connections"):
+        if "operator" not in one["container"]:
+            shell.value("close", one["number"], "--yes")
+    assert all("operator" in one["container"] for one in shell.value("connections"))
+    assert shell.run("close", "ffff", "--yes") == (5, "")
+    with pytest.raises(XaError):
+        rm.end(XID, 1, TMSUCCESS)
+    rm.close("", 1)

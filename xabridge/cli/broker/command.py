@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from dtx.broker import command as server
 from dtx.protocol.conditions import RefusedError
 from xa import Code, XaError
-from xabridge.cli.broker import views
+from xabridge.cli.broker import changing, messages, views
 from xabridge.cli.exits import Exit
 from xabridge.cli.text import duration, printable
 
@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         dest="action", metavar="ACTION", title="manage a broker that runs", description="without an action, run one"
     )
 
-    def action(name: str, summary: str, run_action: Callable[[ManagementClient, Namespace], Exit]) -> ArgumentParser:
+    def action(name: str, summary: str, run_action: _Run) -> ArgumentParser:
         added: ArgumentParser = actions.add_parser(
             name, help=summary, description=summary, epilog=_EXITS, formatter_class=RawDescriptionHelpFormatter
         )
@@ -58,13 +58,77 @@ def add_arguments(parser: ArgumentParser) -> None:
     links.add_argument("--queue", metavar="QUEUE", default="", help="only those of this queue")
     links.add_argument("--connection", metavar="NUMBER", default="", help="only those of this connection")
     _add_watch(links)
+    _add_messages(action)
+    _add_changes(action)
     _add_watch(action("branches", "show branches: state, age, owner, and what each holds", views.branches))
+
+
+def _add_messages(action: _Action) -> None:
+    for name, summary, run_action, queue in (
+        ("messages", "show the messages of a queue, without their content", messages.messages, None),
+        ("dead", "show dead letters: from where, why, since when", messages.dead, "*"),
+    ):
+        added = action(name, summary, run_action)
+        added.add_argument("queue", nargs=queue, metavar="QUEUE", help="the queue")
+        _add_most(added, 50)
+        _add_watch(added)
+    reading = action("read", "show the content of a message", messages.read)
+    reading.add_argument("queue", metavar="QUEUE", help="the queue")
+    reading.add_argument("id", metavar="ID", help="as `messages` shows it")
+    log = action("audit", "show who has changed what, the newest first", messages.audit)
+    _add_most(log, 50)
+    _add_watch(log)
+
+
+def _add_most(parser: ArgumentParser, default: int) -> None:
+    told = "all of them" if not default else str(default)
+    parser.add_argument("--most", type=_count, default=default, metavar="N", help=f"at most so many (default {told})")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ArgumentTypeError(f"{text!r} is not a number of messages")
+    return int(text)
+
+
+def _add_changes(action: _Action) -> None:
+    def change(name: str, summary: str, run_action: _Run, argument: str, told: str) -> ArgumentParser:
+        added = action(name, summary, run_action)
+        added.add_argument(argument.lower(), metavar=argument, help=told)
+        added.add_argument("--dry-run", action="store_true", help="only say what would be done")
+        added.add_argument("--yes", action="store_true", help="do it without asking")
+        return added
+
+    for name, summary, run_action in (
+        ("move", "move messages to another queue", changing.move),
+        ("copy", "copy messages to another queue", changing.copy),
+        ("retry", "move dead letters back to where they came from", changing.retry),
+        ("purge", "delete messages", changing.purge),
+    ):
+        added = change(name, summary, run_action, "QUEUE", "the queue that they are in")
+        if name in {"move", "copy"}:
+            added.add_argument("to", metavar="TO", help="the queue that they come to")
+        if name == "retry":
+            added.add_argument("--to", default="", metavar="QUEUE", help="where those go whose origin is not known")
+        added.add_argument("--id", action="append", default=[], metavar="ID", help="only this message (repeatable)")
+        _add_most(added, 0)
+    change("create", "create a queue", changing.create, "QUEUE", "its name")
+    deleting = change("delete", "delete a queue", changing.delete, "QUEUE", "its name")
+    deleting.add_argument("--force", action="store_true", help="also with messages and consumers")
+    change("pause", "give no messages of a queue to consumers", changing.pause, "QUEUE", "its name")
+    change("resume", "give messages of a queue to consumers again", changing.resume, "QUEUE", "its name")
+    change("close", "close a connection", changing.close, "CONNECTION", "its number, as `connections` shows it")
+    change("drop", "roll back a branch that is not prepared", changing.drop, "XID", "its xid, as `branches` shows it")
 
 
 def _add_watch(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--watch", type=_interval, nargs="?", const=2.0, metavar="TIME", help="again and again (default every 2s)"
     )
+
+
+_Run: TypeAlias = "Callable[[ManagementClient, Namespace], Exit]"
+_Action: TypeAlias = "Callable[[str, str, _Run], ArgumentParser]"
 
 
 def _interval(text: str) -> float:

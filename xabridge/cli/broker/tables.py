@@ -7,6 +7,7 @@ of its own. Numbers stand at the right.
 from __future__ import annotations
 
 import textwrap
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from xa import Xid
@@ -108,6 +109,54 @@ def _notes(queue: Mapping[str, Any]) -> list[str]:
 
 def _name(xid: str) -> str:
     return printable(transaction_name(Xid.parse(xid)))
+
+
+def messages(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
+    """The table of a queue's messages."""
+    if not found:
+        return ["no messages"]
+    rows, below = [], []
+    for one in found:
+        left = "-" if one["expires"] is None else age(max(one["expires"] - now_ms, 0) / 1000)
+        rows.append(
+            (
+                one["id"],
+                one["state"],
+                octets(one["octets"]),
+                amount(one["deliveries"]),
+                since(now_ms, one["posted"]),
+                left,
+            )
+        )
+        below.append([] if one["why"] is None else wrapped(f"from {printable(one['from'])}: {printable(one['why'])}"))
+    return table(("ID", "STATE", "SIZE", "TRIES", "AGE", "EXPIRES"), rows, below, left=2)
+
+
+def dead(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
+    """The table of dead letters."""
+    if not found:
+        return ["no dead letters"]
+    rows, below = [], []
+    for one in found:
+        rows.append(
+            (one["id"], one["state"], octets(one["octets"]), since(now_ms, one["since"]), printable(one["queue"]))
+        )
+        origin = "it is not known where it came from" if one["why"] is None else f"from {one['from']}: {one['why']}"
+        below.append(wrapped(printable(origin)))
+    return table(("ID", "STATE", "SIZE", "DEAD", "QUEUE"), rows, below, left=2)
+
+
+def audit(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines of the audit log."""
+    if not found:
+        return ["nothing was changed"]
+    lines = []
+    for one in found:
+        when = datetime.fromtimestamp(one["when"] / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        lines.append(f"{when}  {printable(one['who'])}")
+        about = ", ".join(f"{name} {printable(str(value))}" for name, value in one["about"].items())
+        lines += [f"{INDENT}{line}" for line in wrapped(f"{one['what']}: {about}")]
+    return lines
 
 
 def connections(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
