@@ -79,7 +79,9 @@ class Broker:
         self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)
         self._loop = asyncio.get_running_loop()
         self._store = SqlStore(config.store, self._deliver, hook, self._at_flush)
-        self.container = Container(self._store, clock, config.settings, permissions, self._store_stopped)
+        self.container = Container(
+            self._store, clock, config.settings, permissions, self._store_stopped, credentials=users
+        )
         self.peers: dict[BrokerConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
         self._paused: set[PeerProtocol] = set()
@@ -87,7 +89,7 @@ class Broker:
         self._continuing = False
         settings = config.settings
         self.connection_limits = ConnectionLimits(
-            self.container.limits, permissions, clock.monotonic, settings.wrong_password_s
+            self.container.limits, self.container.permissions, clock.monotonic, settings.wrong_password_s
         )
         self.lines = RateLimitedLog(clock.monotonic)
         self._servers: list[asyncio.Server] = []

@@ -10,6 +10,8 @@ import os
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dtx.amqp.conditions import Condition
+from dtx.broker.access.accounts import Accounts
+from dtx.broker.access.permissions import Permissions
 from dtx.broker.management.audit import Audit
 from dtx.broker.rates import INTERVAL_S
 from dtx.broker.transactional_resource import TransactionalResource
@@ -24,7 +26,7 @@ from xa import Code
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dtx.broker.access.permissions import Permissions
+    from dtx.broker.access.credentials import Credentials
     from dtx.broker.endpoint.connection import BrokerConnection
     from dtx.broker.endpoint.link import Link
     from dtx.broker.settings import Settings
@@ -55,10 +57,12 @@ class Container:
         permissions: Permissions,
         stopped: Callable[[StoreError], None],
         nonce: Callable[[int], bytes] = os.urandom,
+        credentials: Credentials | None = None,
     ) -> None:
         self.settings = settings
         self.nonce = nonce
         self.limits = settings.limits
+        permissions = Permissions(permissions.rules)  # which management changes
         self.permissions = permissions
         self.resource = TransactionalResource(store, clock, settings, stopped)
         self.registry = Registry(self.resource)
@@ -67,6 +71,7 @@ class Container:
         self.coordination = DtxCoordination(self.registry, self.two_phase, self.fences, permissions)
         self.outside = NoTransaction(self.resource)
         self.audit = Audit(self.resource)
+        self.accounts = Accounts(self.resource, permissions, credentials)
         self.connections: dict[int, BrokerConnection] = {}
         self._touched: dict[BrokerConnection, None] = {}
         self._links: dict[LinkKey, Link] = {}
@@ -81,6 +86,7 @@ class Container:
         self.registry.restore(restored)
         self.fences.restore(restored)
         self.audit.restore(restored)
+        self.accounts.restore(restored)
         self.resource.make_configured()
         self._note_rates()
         self.resource.settle()

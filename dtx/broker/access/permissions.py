@@ -99,6 +99,18 @@ class Permissions:
     def __init__(self, rules: Mapping[str, Rule]) -> None:
         self._rules = dict(rules)
 
+    @property
+    def rules(self) -> Mapping[str, Rule]:
+        """The rules that hold, by name."""
+        return self._rules
+
+    def set(self, name: str, rule: Rule | None) -> None:
+        """From now on this is the rule of `name`; None: there is none."""
+        if rule is None:
+            self._rules.pop(name, None)
+        else:
+            self._rules[name] = rule
+
     def _of(self, identity: Identity) -> list[Rule]:
         names = (ANONYMOUS,) if identity.is_anonymous else (identity.name, EVERYBODY)
         if identity.name in RESERVED:  # of a certificate, say: nobody is called so
@@ -132,10 +144,20 @@ class Permissions:
     def from_section(cls, section: Mapping[str, Any]) -> Permissions:
         """The table as the configuration has it: name → { consume, produce, create: patterns;
         coordinate: "none", "own" or "all"; view, manage, read_payload: true or false }."""
-        return cls({name: _rule(name, given) for name, given in section.items()})
+        return cls({name: rule_from(name, given) for name, given in section.items()})
 
 
-def _rule(name: str, given: Any) -> Rule:
+def section_of(rule: Rule) -> dict[str, Any]:
+    """The rule as the configuration has it, without what is not allowed."""
+    told: dict[str, Any] = {
+        one.name: list(value) if isinstance(value := getattr(rule, one.name), tuple) else value for one in fields(rule)
+    }
+    told["coordinate"] = rule.coordinate.value
+    return {name: value for name, value in told.items() if value and value != Coordination.NONE.value}
+
+
+def rule_from(name: str, given: Any) -> Rule:
+    """The rule of `name` as the configuration has it; PermissionsError says what is wrong with it."""
     if not isinstance(given, dict):
         raise PermissionsError(f"permissions of {name!r}: expected a table, not {given!r}")
     unknown = set(given) - {field.name for field in fields(Rule)}

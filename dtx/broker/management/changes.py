@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dtx.store.contract import NotStored
 
 
-def _change(
+def change(
     question: Question,
     answer: Answer,
     batch: Batch,
@@ -59,7 +59,7 @@ def create_queue(question: Question, answer: Answer) -> None:
         told = f"a queue's name has 1 to {MAX_NAME} printable characters, and does not begin with {RESERVED}"
         raise refused(Code.XAER_INVAL, told)
     resource.create(name)
-    _change(question, answer, Batch(), {"queue": name}, lambda: None)
+    change(question, answer, Batch(), {"queue": name}, lambda: None)
 
 
 def delete_queue(question: Question, answer: Answer) -> None:
@@ -97,7 +97,7 @@ def delete_queue(question: Question, answer: Answer) -> None:
         if was_unstored:
             container.resource.remember_unstored(queue)
 
-    _change(question, answer, batch, {"queue": queue.name, "messages": queue.depth}, done, undone)
+    change(question, answer, batch, {"queue": queue.name, "messages": queue.depth}, done, undone)
 
 
 def _kept(told: str) -> Exception:
@@ -125,7 +125,7 @@ def pause_queue(question: Question, answer: Answer) -> None:
         if not before:
             queue.unpause()
 
-    _change(question, answer, batch, {"queue": queue.name}, lambda: None, undone)
+    change(question, answer, batch, {"queue": queue.name}, lambda: None, undone)
 
 
 def resume_queue(question: Question, answer: Answer) -> None:
@@ -133,7 +133,7 @@ def resume_queue(question: Question, answer: Answer) -> None:
     queue = queue_of(question)
     batch = Batch()
     batch.drop_record(queue.number)
-    _change(question, answer, batch, {"queue": queue.name}, queue.unpause)
+    change(question, answer, batch, {"queue": queue.name}, queue.unpause)
 
 
 # -- connections and branches
@@ -149,7 +149,7 @@ def close_connection(question: Question, answer: Answer) -> None:
     def done() -> None:
         connection.close(Refusal(Condition.CONNECTION_FORCED, "an operator closed the connection", Code.XAER_RMFAIL))
 
-    _change(question, answer, Batch(), told, done)
+    change(question, answer, Batch(), told, done)
 
 
 def drop_branch(question: Question, answer: Answer) -> None:
@@ -171,7 +171,7 @@ def drop_branch(question: Question, answer: Answer) -> None:
         if branch.state in EXPIRING and branch.waiting is None:  # it may have been prepared meanwhile
             branch.undo(BranchVerb.EXPIRE, f"{question.identity} dropped it", Code.XA_RBOTHER)
 
-    _change(question, answer, Batch(), {"xid": str(xid), "owner": branch.owner}, done)
+    change(question, answer, Batch(), {"xid": str(xid), "owner": branch.owner}, done)
 
 
 # -- the audit log

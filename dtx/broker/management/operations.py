@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.broker.access.permissions import Management
-from dtx.broker.management import changes, messages, views
+from dtx.broker.management import changes, messages, users, views
 from dtx.broker.management.question import Question
 from dtx.protocol.conditions import refused
 from xa import Code
@@ -52,6 +52,11 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "links": _view(views.links),
     "messages": _view(messages.page),
     "audit": _view(changes.audit),
+    "users": _view(users.users),
+    "set-user": _change(users.set_user),
+    "remove-user": _change(users.remove_user),
+    "set-permissions": _change(users.set_permissions),
+    "remove-permissions": _change(users.remove_permissions),
     "read": Operation(Management.READ_PAYLOAD, messages.read),
     "move": _change(messages.move),
     "copy": _change(messages.copy),

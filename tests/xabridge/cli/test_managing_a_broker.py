@@ -3,12 +3,15 @@ does."""
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dtx.broker.access.credentials import set_password
+from dtx.broker.access.permissions import EVERYTHING, Permissions
 from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.embedded import EmbeddedBroker, free_port
 from xa import TMONEPHASE, TMREGISTER, TMSUCCESS, XaError, Xid
@@ -269,3 +272,40 @@ def test_a_connection_is_closed_and_a_branch_dropped(broker: EmbeddedBroker, she
     with pytest.raises(XaError):
         rm.end(XID, 1, TMSUCCESS)
     rm.close("", 1)
+
+
+def test_users_and_permissions_are_changed_while_the_broker_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "users"
+    set_password(file, "operator", "secret", iterations=4096)
+    permissions = Permissions({"operator": EVERYTHING})
+    broker = EmbeddedBroker(tmp_path, users=file, permissions=permissions, plain_without_tls=True)
+    try:
+        shell = Shell(f"amqp://operator:secret@{broker.address}/?timeout=20", capsys)
+        monkeypatch.setattr("sys.stdin", io.StringIO("word\n"))
+        assert shell.lines("set-password", "alice") == ["done: set the password of alice"]
+        alice = Shell(f"amqp://alice:word@{broker.address}/?timeout=20", capsys)
+        assert alice.run("queues") == (5, "")
+        assert "alice may not view this broker" in alice.error
+        assert shell.lines("permit", "alice", "--view", "--consume", "orders*")[0].startswith("done: let alice")
+        assert alice.lines("queues") == ["no queues"]
+        assert alice.run("create", "q") == (5, "")
+        assert shell.lines("users") == [
+            "NAME      PASSWORD PERMISSIONS",
+            "alice     store    store",
+            "    consume orders*; view",
+            "operator  file     file",
+            "    consume *; produce *; create *; coordinate all; view;",
+            "    manage; read_payload",
+        ]
+        broker.stop()
+        broker.start()
+        assert alice.lines("queues") == ["no queues"]
+        assert shell.run("remove-user", "alice") == (5, "")
+        assert shell.lines("remove-user", "alice", "--yes")[0].startswith("done: remove the user alice")
+        assert alice.run("queues")[0] == 5
+        assert shell.run("forbid", "operator", "--yes") == (5, "")
+        assert [one["what"] for one in shell.value("audit")] == ["remove-user", "set-permissions", "set-user"]
+    finally:
+        broker.stop()

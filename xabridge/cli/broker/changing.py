@@ -60,7 +60,7 @@ def _messages(
     missing = len(set(ids)) - sum(found.values()) if ids else 0
     if missing:
         what += f"; {missing} of the ids {'is' if missing == 1 else 'are'} not there"
-    if not _may(arguments, what, asks=asks):
+    if not may(arguments, what, asks=asks):
         return Exit.DONE if arguments.dry_run else Exit.REFUSED
     answer = management.ask(operation, queue=arguments.queue, ids=",".join(ids), most=arguments.most, **told)
     left: Mapping[str, int] = answer["left"]
@@ -88,43 +88,44 @@ def _chosen(management: ManagementClient, queue: str, ids: set[str], most: int) 
 # -- everything else
 def create(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker create QUEUE`."""
-    return _change(management, arguments, "create-queue", f"create {arguments.queue}", queue=arguments.queue)
+    return change(management, arguments, "create-queue", f"create {arguments.queue}", queue=arguments.queue)
 
 
 def delete(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker delete QUEUE`."""
     what = f"delete {arguments.queue}" + (" with its messages, and close its links" if arguments.force else "")
-    return _change(
+    return change(
         management, arguments, "delete-queue", what, asks=True, queue=arguments.queue, force=arguments.force
     )  # fmt: skip
 
 
 def pause(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker pause QUEUE`."""
-    return _change(management, arguments, "pause-queue", f"pause {arguments.queue}", queue=arguments.queue)
+    return change(management, arguments, "pause-queue", f"pause {arguments.queue}", queue=arguments.queue)
 
 
 def resume(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker resume QUEUE`."""
-    return _change(management, arguments, "resume-queue", f"resume {arguments.queue}", queue=arguments.queue)
+    return change(management, arguments, "resume-queue", f"resume {arguments.queue}", queue=arguments.queue)
 
 
 def close(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker close NUMBER`."""
     what = f"close connection {arguments.connection}"
-    return _change(management, arguments, "close-connection", what, asks=True, connection=arguments.connection)
+    return change(management, arguments, "close-connection", what, asks=True, connection=arguments.connection)
 
 
 def drop(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker drop XID`."""
     what = f"drop branch {arguments.xid}, which is not prepared"
-    return _change(management, arguments, "drop-branch", what, asks=True, xid=arguments.xid)
+    return change(management, arguments, "drop-branch", what, asks=True, xid=arguments.xid)
 
 
-def _change(
+def change(
     management: ManagementClient, arguments: Namespace, operation: str, what: str, *, asks: bool = False, **told: Any
 ) -> Exit:
-    if not _may(arguments, what, asks=asks):
+    """Has the broker change something, unless it is not to be done."""
+    if not may(arguments, what, asks=asks):
         return Exit.DONE if arguments.dry_run else Exit.REFUSED
     management.ask(operation, **told)
     if arguments.json:
@@ -134,7 +135,7 @@ def _change(
     return Exit.DONE
 
 
-def _may(arguments: Namespace, what: str, *, asks: bool) -> bool:
+def may(arguments: Namespace, what: str, *, asks: bool) -> bool:
     """Whether it is to be done. Says what would be done in a dry run; asks where something is lost."""
     if arguments.dry_run:
         if arguments.json:

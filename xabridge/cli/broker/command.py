@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from dtx.broker import command as server
 from dtx.protocol.conditions import RefusedError
 from xa import Code, XaError
-from xabridge.cli.broker import changing, messages, views
+from xabridge.cli.broker import changing, messages, users, views
 from xabridge.cli.exits import Exit
 from xabridge.cli.text import duration, printable
 
@@ -60,6 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_watch(links)
     _add_messages(action)
     _add_changes(action)
+    _add_users(action)
     _add_watch(action("branches", "show branches: state, age, owner, and what each holds", views.branches))
 
 
@@ -119,6 +120,32 @@ def _add_changes(action: _Action) -> None:
     change("resume", "give messages of a queue to consumers again", changing.resume, "QUEUE", "its name")
     change("close", "close a connection", changing.close, "CONNECTION", "its number, as `connections` shows it")
     change("drop", "roll back a branch that is not prepared", changing.drop, "XID", "its xid, as `branches` shows it")
+
+
+def _add_users(action: _Action) -> None:
+    _add_watch(action("users", "show users and permissions, and where they come from", users.users))
+    for name, summary, run_action in (
+        ("set-password", "add a user, or change the password (asked for, or read from stdin)", users.set_password),
+        ("remove-user", "remove a user, and close the user's connections", users.remove_user),
+        ("permit", "say what a user may do, in place of all that the user may do now", users.permit),
+        ("forbid", "remove the permissions of a user", users.forbid),
+    ):
+        added = action(name, summary, run_action)
+        added.add_argument("user", metavar="USER", help="the name; for permissions also * (everybody) or anonymous")
+        added.add_argument("--dry-run", action="store_true", help="only say what would be done")
+        added.add_argument("--yes", action="store_true", help="do it without asking")
+        if name == "permit":
+            for what in ("consume", "produce", "create"):
+                added.add_argument(
+                    f"--{what}",
+                    action="append",
+                    default=[],
+                    metavar="ADDRESS",
+                    help="there; * is any text (repeatable)",
+                )
+            added.add_argument("--coordinate", choices=("none", "own", "all"), default="none", help="which branches")
+            for flag in ("view", "manage", "read-payload"):
+                added.add_argument(f"--{flag}", action="store_true", help=f"the permission {flag.replace('-', '_')}")
 
 
 def _add_watch(parser: ArgumentParser) -> None:

@@ -6,6 +6,7 @@ of its own. Numbers stand at the right.
 
 from __future__ import annotations
 
+import json
 import textwrap
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -144,6 +145,22 @@ def dead(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
         origin = "it is not known where it came from" if one["why"] is None else f"from {one['from']}: {one['why']}"
         below.append(wrapped(printable(origin)))
     return table(("ID", "STATE", "SIZE", "DEAD", "QUEUE"), rows, below, left=2)
+
+
+def users(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table of users and permissions."""
+    if not found:
+        return ["no users, and no permissions"]
+    rows, below = [], []
+    for one in found:
+        rule = json.loads(one["rule"]) if one["rule"] is not None else None
+        rows.append((printable(one["name"]), one["password-from"] or "-", one["rule-from"] or "-"))
+        words = [
+            name if value is True else f"{name} {value if isinstance(value, str) else ', '.join(value)}"
+            for name, value in (rule or {}).items()
+        ]
+        below.append(wrapped(printable("; ".join(words) or "may do nothing")) if rule is not None else [])
+    return table(("NAME", "PASSWORD", "PERMISSIONS"), rows, below, left=3)
 
 
 def audit(found: Sequence[Mapping[str, Any]]) -> list[str]:
