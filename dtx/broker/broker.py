@@ -23,6 +23,7 @@ from dtx.broker.access.connection_limits import ConnectionLimits
 from dtx.broker.access.credentials import Credentials
 from dtx.broker.access.permissions import open_to_this_machine, open_to_users
 from dtx.broker.access.rate_limited_log import RateLimitedLog
+from dtx.broker.config_origins import values_of
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.protocol.conditions import Refusal
@@ -82,6 +83,7 @@ class Broker:
         self.container = Container(
             self._store, clock, config.settings, permissions, self._store_stopped, credentials=users
         )
+        self.container.configuration = list(values_of(config))
         self.peers: dict[BrokerConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
         self._paused: set[PeerProtocol] = set()

@@ -52,7 +52,7 @@ class IncomingLink(ReceivingLink):
 
     @property
     def address(self) -> str:
-        return super().address if self._dynamic is None else self._dynamic.name
+        return self.terminus_address() if self._dynamic is None else self._dynamic.name
 
     def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         try:

@@ -55,6 +55,10 @@ class Link:
     @property
     def address(self) -> str:
         """The address of the node that it is attached to; "" where that has none."""
+        return self.terminus_address()
+
+    def terminus_address(self) -> str:
+        """The address in the terminus that the peer named."""
         remote = self.endpoint.remote
         if remote is None:
             return ""

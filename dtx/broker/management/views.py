@@ -47,6 +47,13 @@ def status(question: Question) -> Map:
     }
 
 
+def configuration(question: Question) -> list[Value]:
+    """A page of settings, by name."""
+    after = question.after
+    told = (one for one in question.container.configuration if one[0] > after)
+    return question.page(told, lambda one: {"name": one[0], "value": one[1], "from": one[2]})
+
+
 def queues(question: Question) -> list[Value]:
     """A page of queues, by name."""
     container, after = question.container, question.after

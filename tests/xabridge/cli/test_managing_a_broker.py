@@ -309,3 +309,11 @@ def test_users_and_permissions_are_changed_while_the_broker_runs(
         assert [one["what"] for one in shell.value("audit")] == ["remove-user", "set-permissions", "set-user"]
     finally:
         broker.stop()
+
+
+def test_the_configuration_is_shown_with_its_origins(broker: EmbeddedBroker, shell: Shell) -> None:
+    (setting,) = shell.value("configuration", "limits.queues")
+    assert setting == {"name": "limits.queues", "value": "10000", "from": "default"}
+    assert "limits.queues = 10000" in shell.lines("configuration")
+    assert shell.lines("configuration", "--changed") == ["no settings"]
+    assert broker.address in shell.lines("configuration", "listen")[0]

@@ -61,6 +61,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_messages(action)
     _add_changes(action)
     _add_users(action)
+    settings = action("configuration", "show every setting, and where its value comes from", views.configuration)
+    settings.add_argument("name", nargs="*", metavar="NAME", help="only these; * stands for any text")
+    settings.add_argument("--changed", action="store_true", help="only what is not a default")
+    _add_watch(settings)
     _add_watch(action("branches", "show branches: state, age, owner, and what each holds", views.branches))
 
 

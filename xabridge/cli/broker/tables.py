@@ -163,6 +163,16 @@ def users(found: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(("NAME", "PASSWORD", "PERMISSIONS"), rows, below, left=3)
 
 
+def configuration(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines of the configuration: names and values are never cut."""
+    lines = []
+    for one in found:
+        lines.append(f"{printable(one['name'])} = {printable(one['value'])}".rstrip())
+        if one["from"] != "default":
+            lines.append(f"{INDENT}from {printable(one['from'])}")
+    return lines or ["no settings"]
+
+
 def audit(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """The lines of the audit log."""
     if not found:

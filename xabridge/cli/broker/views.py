@@ -65,6 +65,21 @@ def branches(management: ManagementClient, arguments: Namespace) -> Exit:
     return shown(management, arguments, lambda: list(management.pages("branches", key="xid")), tables.branches)
 
 
+def configuration(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker configuration`."""
+
+    def look() -> Found:
+        found = management.pages("configuration", key="name")
+        return [
+            one
+            for one in found
+            if (not arguments.name or any(fits(one["name"], pattern) for pattern in arguments.name))
+            and not (arguments.changed and one["from"] == "default")
+        ]
+
+    return shown(management, arguments, look, lambda found, _now_ms: tables.configuration(found))
+
+
 def shown(
     management: ManagementClient,
     arguments: Namespace,
