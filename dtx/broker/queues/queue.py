@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from dtx.broker.rates import Meter
@@ -241,7 +241,7 @@ class Queue:
             return []
         if position >= (first.position + next(reversed(entries)).position) // 2:  # nearer to the end
             return self.entries_from(position)[:count]
-        return list(islice((entry for entry in entries if entry.position > position), count))
+        return list(islice(dropwhile(lambda entry: entry.position <= position, entries), count))
 
     def find(self, numbers: Collection[int]) -> list[Entry]:
         """The messages with these numbers, in their order."""
