@@ -24,6 +24,7 @@ from dtx.broker.access.connection_limits import ConnectionLimits
 from dtx.broker.access.credentials import Credentials
 from dtx.broker.access.permissions import open_to_this_machine, open_to_users
 from dtx.broker.access.rate_limited_log import RateLimitedLog
+from dtx.broker.config_origins import values_of
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.protocol.conditions import Refusal
@@ -80,7 +81,10 @@ class Broker:
         self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)
         self._loop = asyncio.get_running_loop()
         self._store = SqlStore(config.store, self._deliver, hook, self._at_flush)
-        self.container = Container(self._store, clock, config.settings, permissions, self._store_stopped)
+        self.container = Container(
+            self._store, clock, config.settings, permissions, self._store_stopped, credentials=users
+        )
+        self.container.configuration = list(values_of(config))
         self.peers: dict[BrokerConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
         self._paused: set[PeerProtocol] = set()
@@ -88,7 +92,7 @@ class Broker:
         self._continuing = False
         settings = config.settings
         self.connection_limits = ConnectionLimits(
-            self.container.limits, permissions, clock.monotonic, settings.wrong_password_s
+            self.container.limits, self.container.permissions, clock.monotonic, settings.wrong_password_s
         )
         self.lines = RateLimitedLog(clock.monotonic)
         self._servers: list[asyncio.Server] = []

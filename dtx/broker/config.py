@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 from dtx.broker.access.permissions import Permissions, PermissionsError
+from dtx.broker.config_origins import origins_of
 from dtx.broker.settings import Limits, QueueSettings, Settings
 from xa.secrets import expanded, masked
 
@@ -80,6 +81,8 @@ class BrokerConfig:
     plain_without_tls: bool = False
     settings: Settings = field(default_factory=Settings)
     permissions: Permissions | None = None
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where what is not a default comes from (`dtx.broker.config_origins`)."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -100,6 +103,7 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> BrokerConfig:
         raise ConfigError("broker: expected a table")
     told = {**section, **{name: value for name, value in overrides.items() if value is not None}}
     config = _read({name: _expanded(value, f"broker.{name}") for name, value in told.items()})
+    config = replace(config, origins=origins_of(path, section, overrides))
     if not config.listen and not config.listen_tls:
         config = replace(config, listen=(Address.parse(DEFAULT_LISTEN),))
     if bool(config.certificate) != bool(config.key):

@@ -10,6 +10,10 @@ import os
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dtx.amqp.conditions import Condition
+from dtx.broker.access.accounts import Accounts
+from dtx.broker.access.permissions import Permissions
+from dtx.broker.management.audit import Audit
+from dtx.broker.rates import INTERVAL_S
 from dtx.broker.transactional_resource import TransactionalResource
 from dtx.broker.transactions.branches import Registry
 from dtx.broker.transactions.contexts import NoTransaction
@@ -22,7 +26,7 @@ from xa import Code
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dtx.broker.access.permissions import Permissions
+    from dtx.broker.access.credentials import Credentials
     from dtx.broker.endpoint.connection import BrokerConnection
     from dtx.broker.endpoint.link import Link
     from dtx.broker.settings import Settings
@@ -53,10 +57,12 @@ class Container:
         permissions: Permissions,
         stopped: Callable[[StoreError], None],
         nonce: Callable[[int], bytes] = os.urandom,
+        credentials: Credentials | None = None,
     ) -> None:
         self.settings = settings
         self.nonce = nonce
         self.limits = settings.limits
+        permissions = Permissions(permissions.rules)  # which management changes
         self.permissions = permissions
         self.resource = TransactionalResource(store, clock, settings, stopped)
         self.registry = Registry(self.resource)
@@ -64,11 +70,16 @@ class Container:
         self.fences = Fences(self.resource, self.registry)
         self.coordination = DtxCoordination(self.registry, self.two_phase, self.fences, permissions)
         self.outside = NoTransaction(self.resource)
+        self.configuration: list[tuple[str, str, str]] = []
+        """The settings, for people: name, value, and where that comes from."""
+        self.audit = Audit(self.resource)
+        self.accounts = Accounts(self.resource, permissions, credentials)
         self.connections: dict[int, BrokerConnection] = {}
         self._touched: dict[BrokerConnection, None] = {}
         self._links: dict[LinkKey, Link] = {}
         self.shared_nodes: set[str] = set()
         """Dynamic nodes from which every connection may receive: those that were made to send there."""
+        self.since_ms = self.resource.now_ms
         self._continuing: dict[Continuing, None] = {}
 
     def open(self) -> None:
@@ -76,8 +87,20 @@ class Container:
         restored = self.resource.open()
         self.registry.restore(restored)
         self.fences.restore(restored)
+        self.audit.restore(restored)
+        self.accounts.restore(restored)
         self.resource.make_configured()
+        self._note_rates()
         self.resource.settle()
+
+    def _note_rates(self) -> None:
+        """Now and then: how much has come and gone, for the rates that management tells."""
+        now = self.resource.clock.monotonic()
+        for queue in self.resource.queues.values():
+            queue.meter.note(now, queue.came, queue.went)
+        for connection in self.connections.values():
+            connection.meter.note(now, connection.received_messages, connection.sent_messages)
+        self.resource.after(INTERVAL_S, self._note_rates)
 
     # -- links
     def claim(self, key: LinkKey, link: Link) -> None:

@@ -16,7 +16,7 @@ class Limits:
     connections: int = 1000
     connections_per_user: int = 1000
     operator_connections: int = 10
-    """Of these, kept for identities that may manage the broker."""
+    """Of these, kept for identities that may look by management."""
     strangers: int = 200
     """Peers that have not opened their connection yet, beside those."""
     sessions: int = 1024

@@ -13,8 +13,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.amqp.conditions import Condition
+from dtx.broker.ages import Ages
 from dtx.broker.queues.payloads import Payloads
-from dtx.broker.queues.queue import Effect, Entry, Memory, Queue, State
+from dtx.broker.queues.queue import ORIGIN, Effect, Entry, Memory, Origin, Queue, State
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.broker.timers import Timer, Timers
 from dtx.broker.transactions.transactional_work import Unstored
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
     from xa import Xid
 
 MAX_NAME: Final = 255
+MARK: Final = "mark"
+"""The kind of the records that say when their number was the next one."""
+MARK_S: Final = 60.0
+MOST_MARKS: Final = 5000
+"""The marks that the store keeps. Of more, every other one of the older half goes."""
+PAUSED: Final = "paused"
+"""The kind of the records of paused queues, which have their numbers."""
 
 
 class Clock(Protocol):
@@ -64,7 +72,7 @@ class Turn:
         batch = self.batch
         return not (
             self.posts or self.retired or batch.dequeues or batch.placements or batch.queues or batch.fences
-        ) and not (batch.chunks or batch.finished)
+        ) and not (batch.chunks or batch.finished or batch.records or batch.queues_deleted)
 
 
 class TransactionalResource:
@@ -88,6 +96,11 @@ class TransactionalResource:
         self._number = 0
         self._marked: list[Queue] = []
         self.timers = Timers()
+        self.ages = Ages()
+        self._marks_due: tuple[tuple[int, int], ...] = ()
+        self._mark_at = 0.0
+        self._marks: list[int] = []
+        """The records of marks."""
         self.unstored = Unstored(self.limits.unstored_octets)
         self.payloads = Payloads(store, self._stop, self.settle)
         self._owed: list[tuple[int, int]] = []
@@ -106,6 +119,15 @@ class TransactionalResource:
         self._number = self.store.first_number
         for stored in restored.queues:
             self._make(stored.number, stored.name)
+        by_number = {queue.number: queue for queue in self.queues.values()}
+        for record in restored.records:
+            if record.kind == PAUSED and record.number in by_number:
+                by_number[record.number].paused = record.text
+            elif record.kind == MARK:
+                self.ages.mark(record.number, int(record.text))
+                self._marks.append(record.number)
+        self._marks_due = ((self.number(), self.now_ms),)
+        self.ages.mark(self._marks_due[0][0], self.now_ms)
         return restored
 
     def restore_messages(self, restored: Restored, locked: set[int]) -> dict[int, Entry]:
@@ -117,7 +139,20 @@ class TransactionalResource:
             if queue is None:
                 raise StoreDamaged(f"the store has messages of a queue that it does not have, number {queue_number}")
             found.update(queue.restore(messages, locked))
+        self._restore_origins(restored)
         return found
+
+    def _restore_origins(self, restored: Restored) -> None:
+        origins = {record.number: record.text for record in restored.records if record.kind == ORIGIN}
+        if not origins:
+            return
+        for queue in self.queues.values():
+            for entry in queue:
+                text = origins.pop(entry.number, None)
+                if text is not None:
+                    queue.origins[entry.number] = Origin.decode(text)
+        for number in origins:  # another version of the broker has deleted the messages
+            self.turn.batch.drop_record(number)
 
     def make_configured(self) -> None:
         """The queues that the settings name."""
@@ -140,6 +175,9 @@ class TransactionalResource:
         now = self.clock.monotonic()
         self.now_ms = self.clock.wall_ms()
         self.timers.run(now)
+        if self.ages.mark(self._number, self.now_ms) and now >= self._mark_at:
+            self._mark_at = now + MARK_S
+            self._marks_due = (*self._marks_due, (self.number(), self.now_ms))
         for queue in tuple(self.queues.values()):
             queue.drop_expired(self.now_ms, self.turn.batch)
         for number, size in self._owed:
@@ -151,6 +189,19 @@ class TransactionalResource:
         self.settle()
         due_in = self.timers.next_in(now)
         return 1.0 if due_in is None else min(1.0, due_in)
+
+    def _remember_marks(self, batch: Batch) -> None:
+        """How old messages are is to be known also after a restart. A mark goes with the next change, and is no reason
+        to force one."""
+        due, self._marks_due = self._marks_due, ()
+        for number, at_ms in due:
+            batch.record(number, MARK, str(at_ms))
+            self._marks.append(number)
+        if len(self._marks) > MOST_MARKS:
+            half = MOST_MARKS // 2
+            for number in self._marks[1:half:2]:
+                batch.drop_record(number)
+            self._marks[:half] = self._marks[:half:2]
 
     # -- queues
     def _make(self, number: int, name: str, *, lasting: bool = True, memory: Memory | None = None) -> Queue:
@@ -198,6 +249,21 @@ class TransactionalResource:
         if self.queues.pop(queue.name, None) is not None:
             queue.delete()
 
+    def forget_unstored(self, queue: Queue) -> bool:
+        """A queue is being deleted: no batch tells it any more. Whether it may not have been stored yet."""
+        return self._unstored.pop(queue.number, None) is not None
+
+    def remember_unstored(self, queue: Queue) -> None:
+        """A queue is not deleted after all, and may not be stored yet."""
+        self._unstored[queue.number] = queue
+
+    def drop_lasting(self, queue: Queue) -> None:
+        """A queue is gone from the store."""
+        if self.queues.get(queue.name) is queue:
+            del self.queues[queue.name]
+            self._lasting -= 1
+        queue.delete()
+
     def _dead_letter(self, queue: Queue) -> Queue | None:
         before, star, behind = queue.settings.dead_letter.partition("*")
         if not queue.lasting or (star and queue.name.startswith(before) and queue.name.endswith(behind)):
@@ -209,7 +275,7 @@ class TransactionalResource:
         target = self.queues.get(name)
         if target is None and self._lasting < self.limits.queues:
             target = self.create(name)
-        return None if target is None or target.full else target
+        return None if target is None or target.full or target.closing else target
 
     # -- messages outside of transactions
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> None:
@@ -265,6 +331,8 @@ class TransactionalResource:
 
     def _submit(self, batch: Batch, done: Callable[[NotStored | None], None]) -> None:
         self._tell_queues(batch)
+        if self._marks_due:
+            self._remember_marks(batch)
 
         def told(error: StoreError | None) -> None:
             if error is not None and not isinstance(error, NotStored):

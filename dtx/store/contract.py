@@ -125,6 +125,15 @@ class StoredBranch:
     dequeues: tuple[StoredDequeue, ...]
 
 
+class StoredRecord(NamedTuple):
+    """Something that the broker remembers beside its messages; `kind` and `text` are its own. The number is one that
+    was not used, or that of the message or queue which it is about."""
+
+    number: int
+    kind: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFence:
     """A gtrid whose branches may not be prepared any more, who said so, and when."""
@@ -150,6 +159,11 @@ class Restored(Protocol):
     @property
     def fences(self) -> Sequence[StoredFence]:
         """Every fence."""
+        ...
+
+    @property
+    def records(self) -> Sequence[StoredRecord]:
+        """Every record, in the order of their numbers."""
         ...
 
     def messages(self) -> Iterator[StoredMessage]:
@@ -180,6 +194,7 @@ class Batch:
         "placements",
         "queues",
         "queues_deleted",
+        "records",
         "work",
     )
 
@@ -193,6 +208,7 @@ class Batch:
         self.placements: dict[int, tuple[int, int, int]] = {}
         self.completions: list[tuple[int, int, int]] = []
         self.fences: dict[bytes, tuple[str, int] | None] = {}
+        self.records: dict[int, tuple[str, str] | None] = {}
         self.dequeues: list[int] = []
         self.chunked_dequeues: list[int] = []
         self.finished: list[int] = []
@@ -217,6 +233,7 @@ class Batch:
             + len(self.finished)
             + len(self.completions)
             + len(self.fences)
+            + len(self.records)
             + len(self.queues)
             + len(self.chunks)
         )
@@ -329,6 +346,14 @@ class Batch:
     def fence(self, gtrid: bytes, owner: str, fenced_ms: int) -> None:
         """Branches of `gtrid` may not be prepared any more. A repeated call replaces the fence."""
         self.fences[gtrid] = (owner, fenced_ms)
+
+    def record(self, number: int, kind: str, text: str) -> None:
+        """Remembers something under this number, in place of what was remembered under it."""
+        self.records[number] = (kind, text)
+
+    def drop_record(self, number: int) -> None:
+        """Forgets what was remembered under this number, if anything."""
+        self.records[number] = None
 
     def lift_fence(self, gtrid: bytes) -> None:
         """Lifts the fence of `gtrid`."""

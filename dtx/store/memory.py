@@ -20,6 +20,7 @@ from dtx.store.contract import (
     StoredFence,
     StoredMessage,
     StoredQueue,
+    StoredRecord,
     StoreError,
     StoreFull,
     StoreRefused,
@@ -51,6 +52,7 @@ class Disk:
     pieces: dict[int, dict[int, bytes]] = field(default_factory=dict)
     branches: dict[int, _Branch] = field(default_factory=dict)
     fences: dict[bytes, StoredFence] = field(default_factory=dict)
+    records: dict[int, StoredRecord] = field(default_factory=dict)
 
     def apply(self, batch: Batch) -> None:
         """Carries out one batch."""
@@ -69,6 +71,11 @@ class Disk:
                 self.fences.pop(gtrid, None)
             else:
                 self.fences[gtrid] = StoredFence(gtrid, *fence)
+        for number, record in batch.records.items():
+            if record is None:
+                self.records.pop(number, None)
+            else:
+                self.records[number] = StoredRecord(number, *record)
         self._delete(batch)
 
     def _create(self, batch: Batch) -> None:
@@ -111,6 +118,7 @@ class _Restored:
     def __init__(self, disk: Disk) -> None:
         self.queues: Sequence[StoredQueue] = list(disk.queues.values())
         self.fences: Sequence[StoredFence] = list(disk.fences.values())
+        self.records: Sequence[StoredRecord] = sorted(disk.records.values())
         self.branches: Sequence[StoredBranch] = [
             StoredBranch(
                 number,

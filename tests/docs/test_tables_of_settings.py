@@ -46,7 +46,8 @@ def names(made: type[Any]) -> set[str]:
         (
             "broker.md",
             "`[broker]`",
-            (names(BrokerConfig) | names(Settings)) - {"settings", "permissions", "limits", "queues", "queue_defaults"},
+            (names(BrokerConfig) | names(Settings))
+            - {"settings", "permissions", "limits", "queues", "queue_defaults", "origins"},
         ),
         ("broker.md", QUEUES, names(QueueSettings)),
         ("broker.md", "`[broker.permissions.NAME]`", names(Rule)),

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
+from dtx.broker.access.permissions import Management
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -73,7 +75,7 @@ class ConnectionLimits:
         """The peer has opened its connection: it is in, unless this says why not."""
         limits, name = self._limits, identity.name
         room = limits.connections
-        if not self._permissions.may_manage(identity):
+        if not self._permissions.may_manage(identity, Management.VIEW):
             room = max(room - limits.operator_connections, min(room, 1))
         if len(self._in) >= room:
             return f"there are {len(self._in)} connections"

@@ -36,7 +36,18 @@ class Credentials:
     def __init__(self, verifiers: Mapping[str, Verifier], decoy_secret: bytes) -> None:
         self._verifiers = dict(verifiers)
         self._decoy_secret = decoy_secret
+        self._count_iterations()
+
+    def _count_iterations(self) -> None:
         self._iterations = max((known.iterations for known in self._verifiers.values()), default=ITERATIONS)
+
+    def set(self, user: str, verifier: Verifier | None) -> None:
+        """From now on this is the user's verifier; None: there is no such user."""
+        if verifier is None:
+            self._verifiers.pop(user, None)
+        else:
+            self._verifiers[user] = verifier
+        self._count_iterations()
 
     @property
     def users(self) -> list[str]:
@@ -73,16 +84,32 @@ def set_password(
 ) -> None:
     """Adds a user to the file, or changes a password; makes the file where there is none. A running broker
     goes on with what it read at its start."""
-    try:
-        name = saslprep(user)
-        verifier = Verifier.of(password, random(SALT_OCTETS), iterations)
-    except ScramError as error:
-        raise CredentialsError(f"user {user!r}: {error}") from error
-    if name in RESERVED or "\n" in name or name != name.strip():
-        raise CredentialsError(f"{name!r} can't be the name of a user")
+    name = user_name(user)
+    verifier = verifier_of(user, password, random=random, iterations=iterations)
     verifiers, secret = _read(path) if path.exists() else ({}, None)
     verifiers[name] = verifier
     _write(path, verifiers, secret or random(DECOY_OCTETS))
+
+
+def user_name(user: str) -> str:
+    """The name of a user as it is compared; CredentialsError for what can't be one."""
+    try:
+        name = saslprep(user)
+    except ScramError as error:
+        raise CredentialsError(f"user {user!r}: {error}") from error
+    if not name or name in RESERVED or "\n" in name or name != name.strip():
+        raise CredentialsError(f"{name!r} can't be the name of a user")
+    return name
+
+
+def verifier_of(
+    user: str, password: str, *, random: Callable[[int], bytes] = os.urandom, iterations: int = ITERATIONS
+) -> Verifier:
+    """The verifier of a password; CredentialsError for one that can't be used."""
+    try:
+        return Verifier.of(password, random(SALT_OCTETS), iterations)
+    except ScramError as error:
+        raise CredentialsError(f"user {user!r}: {error}") from error
 
 
 def _read(path: Path) -> tuple[dict[str, Verifier], bytes | None]:

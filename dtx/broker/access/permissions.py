@@ -8,7 +8,7 @@ given as patterns in which * stands for any text, even none. What no rule allows
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +43,19 @@ class Coordination(Enum):
     ALL = "all"
 
 
+class Management(Enum):
+    """A permission at the management node. Whoever may manage may look."""
+
+    VIEW = "view"
+    MANAGE = "manage"
+    READ_PAYLOAD = "read_payload"
+
+    @property
+    def told(self) -> str:
+        """The permission as a verb, for the sentence that refuses it."""
+        return "read messages by management of" if self is Management.READ_PAYLOAD else self.value
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """The permissions of one identity; patterns of addresses for each action."""
@@ -51,7 +64,9 @@ class Rule:
     produce: tuple[str, ...] = ()
     create: tuple[str, ...] = ()
     coordinate: Coordination = Coordination.NONE
+    view: bool = False
     manage: bool = False
+    read_payload: bool = False
 
     def allows(self, action: Action, address: str) -> bool:
         """Whether one of the patterns for `action` fits `address`."""
@@ -59,7 +74,7 @@ class Rule:
         return any(_fits(pattern, address) for pattern in patterns)
 
 
-EVERYTHING: Final = Rule(("*",), ("*",), ("*",), Coordination.ALL, manage=True)
+EVERYTHING: Final = Rule(("*",), ("*",), ("*",), Coordination.ALL, view=True, manage=True, read_payload=True)
 
 
 def _fits(pattern: str, address: str) -> bool:
@@ -84,6 +99,18 @@ class Permissions:
     def __init__(self, rules: Mapping[str, Rule]) -> None:
         self._rules = dict(rules)
 
+    @property
+    def rules(self) -> Mapping[str, Rule]:
+        """The rules that hold, by name."""
+        return self._rules
+
+    def set(self, name: str, rule: Rule | None) -> None:
+        """From now on this is the rule of `name`; None: there is none."""
+        if rule is None:
+            self._rules.pop(name, None)
+        else:
+            self._rules[name] = rule
+
     def _of(self, identity: Identity) -> list[Rule]:
         names = (ANONYMOUS,) if identity.is_anonymous else (identity.name, EVERYBODY)
         if identity.name in RESERVED:  # of a certificate, say: nobody is called so
@@ -106,24 +133,37 @@ class Permissions:
         """Whether `identity` may complete everybody's branches."""
         return any(rule.coordinate is Coordination.ALL for rule in self._of(identity))
 
-    def may_manage(self, identity: Identity) -> bool:
-        """Whether `identity` may use the management node."""
-        return any(rule.manage for rule in self._of(identity))
+    def may_manage(self, identity: Identity, needs: Management) -> bool:
+        """Whether `identity` may ask the management node for what needs this."""
+        rules = self._of(identity)
+        if needs is Management.READ_PAYLOAD:
+            return any(rule.read_payload for rule in rules)
+        return any(rule.manage or (needs is Management.VIEW and rule.view) for rule in rules)
 
     @classmethod
     def from_section(cls, section: Mapping[str, Any]) -> Permissions:
         """The table as the configuration has it: name → { consume, produce, create: patterns;
-        coordinate: "none", "own" or "all"; manage: true or false }."""
-        return cls({name: _rule(name, given) for name, given in section.items()})
+        coordinate: "none", "own" or "all"; view, manage, read_payload: true or false }."""
+        return cls({name: rule_from(name, given) for name, given in section.items()})
 
 
-def _rule(name: str, given: Any) -> Rule:
+def section_of(rule: Rule) -> dict[str, Any]:
+    """The rule as the configuration has it, without what is not allowed."""
+    told: dict[str, Any] = {
+        one.name: list(value) if isinstance(value := getattr(rule, one.name), tuple) else value for one in fields(rule)
+    }
+    told["coordinate"] = rule.coordinate.value
+    return {name: value for name, value in told.items() if value and value != Coordination.NONE.value}
+
+
+def rule_from(name: str, given: Any) -> Rule:
+    """The rule of `name` as the configuration has it; PermissionsError says what is wrong with it."""
     if not isinstance(given, dict):
         raise PermissionsError(f"permissions of {name!r}: expected a table, not {given!r}")
-    unknown = set(given) - {"consume", "produce", "create", "coordinate", "manage"}
+    unknown = set(given) - {field.name for field in fields(Rule)}
     if unknown:
         raise PermissionsError(f"permissions of {name!r}: unknown {', '.join(sorted(unknown))}")
-    patterns = {}
+    patterns: dict[str, Any] = {}
     for action in Action:
         value = given.get(action.value, [])
         if not isinstance(value, list) or not all(isinstance(pattern, str) for pattern in value):
@@ -133,10 +173,11 @@ def _rule(name: str, given: Any) -> Rule:
         coordinate = Coordination(given.get("coordinate", "none"))
     except ValueError:
         raise PermissionsError(f"permissions of {name!r}: coordinate is none, own or all") from None
-    manage = given.get("manage", False)
-    if not isinstance(manage, bool):
-        raise PermissionsError(f"permissions of {name!r}: manage is true or false")
-    return Rule(**patterns, coordinate=coordinate, manage=manage)
+    flags: dict[str, Any] = {one.value: given.get(one.value, False) for one in Management}
+    for flag, value in flags.items():
+        if not isinstance(value, bool):
+            raise PermissionsError(f"permissions of {name!r}: {flag} is true or false")
+    return Rule(**patterns, coordinate=coordinate, **flags)
 
 
 def is_loopback(host: str) -> bool:

@@ -49,6 +49,20 @@ class BrowsingLink(Link, ABC):
         self.largest = 0
         """Octets of the largest message that the peer takes, 0 for any."""
 
+    kind = "browse"
+
+    @property
+    def credit(self) -> int:
+        return self.sender.credit
+
+    @property
+    def messages(self) -> int:
+        return self._tag
+
+    @property
+    def unsettled(self) -> int:
+        return self._unsettled
+
     @abstractmethod
     def next_entry(self) -> Entry | None:
         """The next message to send, None when there is none now."""
@@ -270,6 +284,8 @@ class BranchBrowser(BrowsingLink):
 
 class DepthLink(Link):
     """Sends one message: how many are available in a queue. Those that have expired since the last look count."""
+
+    kind = "depth"
 
     def __init__(self, connection: BrokerConnection, session: Session, endpoint: SenderLink, queue: Queue) -> None:
         super().__init__(connection, session, endpoint)

@@ -28,6 +28,7 @@ from dtx.broker.endpoint.attach import attach
 from dtx.broker.endpoint.link import error_of
 from dtx.broker.endpoint.txn_ids import TxnIds
 from dtx.broker.queues.queue import Memory
+from dtx.broker.rates import Meter
 from dtx.broker.transactions.demarcation import DtxDemarcation
 from dtx.protocol.addresses import DYNAMIC, TXN_ID
 from dtx.protocol.conditions import Refusal, refused
@@ -50,6 +51,7 @@ TURN_S: Final = 0.004
 """How long one peer is served before the others have their turn."""
 FRAMES_PER_EVENT: Final = 500
 """Frames that are read at once when nothing comes of them."""
+MAX_PRODUCT: Final = 100
 WINDOW: Final = 2048
 """Transfers that a session may have on their way to us."""
 
@@ -78,6 +80,12 @@ class BrokerConnection:
         self.identity = identity
         self.peer = peer
         self.peer_container = ""
+        self.product = ""
+        """The name of the peer's library, as it told it."""
+        self.since_ms = container.resource.clock.wall_ms()
+        self.meter = Meter()
+        self._messages_gone = [0, 0]
+        """Messages that links have received, and sent, which are gone."""
         self.number = container.resource.number()
         self.sessions: dict[SessionEndpoint, Session] = {}
         self.links: dict[LinkEndpoint, Link] = {}
@@ -274,6 +282,7 @@ class BrokerConnection:
     def _on_open(self, event: ConnectionOpened) -> None:
         self.opened = True
         self.peer_container = event.remote.container_id
+        self.product = _product(event.remote.properties)
         self._endpoint.open(offered=CAPABILITIES, properties=PRODUCT)
 
     def _on_close(self, event: ConnectionClosed) -> None:
@@ -327,6 +336,7 @@ class BrokerConnection:
         return self.identity.name, self.peer_container, link.name, link.endpoint.receives
 
     def _gone(self, link: Link, *, in_order: bool) -> None:
+        self._messages_gone[not link.endpoint.receives] += link.messages
         self.container.disclaim(self._key(link), link)
         link.closed_in_order = in_order
         link.gone()
@@ -366,6 +376,18 @@ class BrokerConnection:
             if context is not None:
                 told = "an outcome for a delivery that is gone: its link was detached, or it is settled"
                 context.refuse_success(Refusal(Condition.ROLLBACK, told, Code.XA_RBPROTO))
+
+    @property
+    def received_messages(self) -> int:
+        """How many messages the peer has sent."""
+        there = sum(link.messages for link in self.links.values() if link.endpoint.receives)
+        return self._messages_gone[0] + there
+
+    @property
+    def sent_messages(self) -> int:
+        """How many messages were sent to the peer."""
+        there = sum(link.messages for link in self.links.values() if not link.endpoint.receives)
+        return self._messages_gone[1] + there
 
     def alive(self, link: Link) -> bool:
         """Whether the link is still there."""
@@ -409,6 +431,13 @@ class BrokerConnection:
         if self.replies.pop(queue.name, None) is not None:
             self.container.shared_nodes.discard(queue.name)
             self.container.resource.drop_dynamic(queue)
+
+
+def _product(properties: Map | None) -> str:
+    """What the peer's properties say of its library."""
+    told = {str(key): value for key, value in (properties or {}).items()}
+    words = [value for key in ("product", "version") if isinstance(value := told.get(key), str)]
+    return " ".join(words)[:MAX_PRODUCT]
 
 
 def _in_order(event: LinkDetached | SessionEnded | ConnectionClosed) -> bool:

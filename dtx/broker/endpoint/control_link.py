@@ -42,6 +42,7 @@ class ControlLink(ReceivingLink):
     """A control link."""
 
     controls = True
+    kind = "control"
 
     def __init__(
         self,

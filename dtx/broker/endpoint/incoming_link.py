@@ -30,6 +30,8 @@ class IncomingLink(ReceivingLink):
     is no reason to close the link. One that was sent settled is then dropped; if it belongs to a transaction, the
     transaction can't succeed any more."""
 
+    kind = "produce"
+
     def __init__(
         self,
         connection: BrokerConnection,
@@ -48,6 +50,10 @@ class IncomingLink(ReceivingLink):
         self._resource = connection.container.resource
         self._outside = connection.container.outside
 
+    @property
+    def address(self) -> str:
+        return self.terminus_address() if self._dynamic is None else self._dynamic.name
+
     def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         try:
             entry = self._entry(octets)
@@ -65,7 +71,7 @@ class IncomingLink(ReceivingLink):
 
     def _entry(self, octets: bytes) -> Entry:
         queue = self._queue_for(octets)
-        if queue.deleted:
+        if queue.deleted or queue.closing:
             raise WireError(Condition.NOT_FOUND, f"the queue {queue.name} is gone")
         if queue.full:
             told = f"the queue {queue.name} is full: {queue.depth} messages"

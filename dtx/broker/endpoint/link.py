@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.delivery import PARTIAL
-from dtx.amqp.performatives import Error
+from dtx.amqp.performatives import MAX_UINT, Coordinator, Error
 from dtx.broker.queues.outcomes import TAKEN_OCTETS, rejected_state, transactional_state
 from dtx.broker.transactions.contexts import unknown_id
 from dtx.protocol.conditions import Refusal, RefusedError
@@ -36,6 +36,8 @@ class Link:
 
     controls = False
     """Whether it is a control link."""
+    kind = "link"
+    """For people: what it is for."""
     closed_in_order = False
     """Whether it is `gone` because its peer closed it and told no error, or because the broker shuts down."""
 
@@ -49,6 +51,34 @@ class Link:
     def queued(self) -> bool:
         """Whether deliveries wait for the peer's window."""
         return False
+
+    @property
+    def address(self) -> str:
+        """The address of the node that it is attached to; "" where that has none."""
+        return self.terminus_address()
+
+    def terminus_address(self) -> str:
+        """The address in the terminus that the peer named."""
+        remote = self.endpoint.remote
+        if remote is None:
+            return ""
+        terminus = remote.target if self.endpoint.receives else remote.source
+        return "" if terminus is None or isinstance(terminus, Coordinator) else terminus.address or ""
+
+    @property
+    def credit(self) -> int:
+        """How many messages may be sent now, by whoever sends on it."""
+        return 0
+
+    @property
+    def messages(self) -> int:
+        """How many messages have gone over it."""
+        return 0
+
+    @property
+    def unsettled(self) -> int:
+        """How many of these are not settled."""
+        return 0
 
     def opened(self) -> None:
         """The attach was answered."""
@@ -99,6 +129,20 @@ class ReceivingLink(Link, ABC):
         self._partial: TransactionalContext | None = None
         self._broken: Refusal | None = None
         self._unsettled: dict[IncomingDelivery, None] = {}
+
+    @property
+    def credit(self) -> int:
+        return self.receiver.credit
+
+    @property
+    def messages(self) -> int:
+        remote = self.receiver.remote
+        first = 0 if remote is None else remote.initial_delivery_count or 0
+        return (self.receiver.delivery_count - first) & MAX_UINT
+
+    @property
+    def unsettled(self) -> int:
+        return len(self._unsettled)
 
     def opened(self) -> None:
         self.receiver.give_credit(self._credit)

@@ -47,6 +47,7 @@ class OutgoingLink(Link):
     peer named as the default of its source, if any."""
 
     willing = False
+    kind = "consume"
 
     def __init__(
         self,
@@ -85,6 +86,25 @@ class OutgoingLink(Link):
         self.undeliverable: set[Entry] = set()
         self._too_large: Refusal | None = None
         """Why the link is to be closed: the next message is larger."""
+
+    @property
+    def address(self) -> str:
+        return self._queue.name
+
+    @property
+    def credit(self) -> int:
+        return self.sender.credit
+
+    @property
+    def messages(self) -> int:
+        return self._tag
+
+    @property
+    def unsettled(self) -> int:
+        return len(self._sent) + len(self._waiting)
+
+    def opened(self) -> None:
+        self._queue.attached += 1
 
     # -- taking from the queue
     def wants(self) -> bool:
@@ -434,6 +454,7 @@ class OutgoingLink(Link):
         # closed in order, because what a peer has only prefetched would be a dead letter after a few closes. That holds
         # also if the peer named this default: Qpid JMS always names `modified` with delivery-failed.
         self.open = False
+        self._queue.attached -= 1
         self._queue.forget(self)
         self.connection.draining.pop(self, None)
         for sent in self._waiting:

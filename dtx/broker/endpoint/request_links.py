@@ -13,11 +13,11 @@ from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.encoding import encode
 from dtx.amqp.messages import read_request, response_message
-from dtx.broker import management
 from dtx.broker.endpoint.link import ReceivingLink, refusal_of
+from dtx.broker.management.operations import carry_out
 from dtx.broker.queues.queue import Entry
 from dtx.protocol.commands import COORDINATION
-from dtx.protocol.conditions import RefusedError, refused
+from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.protocol.replies import encode_reply
 from xa import Code
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.link import ReceiverLink
     from dtx.amqp.messages import Request
-    from dtx.amqp.values import Map
+    from dtx.amqp.values import Map, Value
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.transactions.contexts import WorkContext
     from dtx.protocol.replies import Reply
@@ -77,6 +77,8 @@ class RequestLink(ReceivingLink):
 class CommandLink(RequestLink):
     """The command channel."""
 
+    kind = "commands"
+
     def handle(self, request: Request) -> None:
 
         def answer(reply: Reply) -> None:
@@ -93,13 +95,13 @@ class CommandLink(RequestLink):
 class ManagementLink(RequestLink):
     """Requests about the broker itself."""
 
+    kind = "management"
+
     def handle(self, request: Request) -> None:
+        def answer(value: Value | Refusal) -> None:
+            self.respond(request, encode_reply(value) if isinstance(value, Refusal) else encode(value))
+
         try:
-            if not self._container.permissions.may_manage(self.connection.identity):
-                told = f"{self.connection.identity} may not manage this broker"
-                raise refused(Code.XAER_RMERR, told, condition=Condition.UNAUTHORIZED)
-            value = encode(management.answer(self._container, request))
+            carry_out(self._container, self.connection.identity, request, answer)
         except (RefusedError, WireError) as error:
-            self.respond(request, encode_reply(refusal_of(error)))
-            return
-        self.respond(request, value)
+            answer(refusal_of(error))

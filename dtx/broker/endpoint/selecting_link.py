@@ -77,6 +77,8 @@ class SelectingLink(OutgoingLink):
 
     def advance(self) -> None:
         """There may be something to take."""
+        if self._queue.quiet:
+            return
         looks, over_s = 0, self.resource.clock.monotonic() + TURN_S
         while self.open and len(self._examined) < AHEAD and self.wants():
             if looks == LOOKS or self.resource.clock.monotonic() > over_s:
@@ -117,6 +119,7 @@ class SelectingLink(OutgoingLink):
         return (
             entry.state is State.AVAILABLE
             and entry.queue is self._queue
+            and not self._queue.quiet
             and entry not in self.undeliverable
             and (not entry.expires_ms or entry.expires_ms > self.resource.now_ms)
         )

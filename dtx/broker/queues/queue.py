@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from dtx.broker.rates import Meter
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED
 
 if TYPE_CHECKING:
@@ -109,13 +110,36 @@ class Browser(Protocol):
         ...
 
 
+class Origin(NamedTuple):
+    """Where a dead letter comes from, and why it is one."""
+
+    queue: str
+    reason: str
+
+    def encode(self) -> str:
+        """As the store remembers it."""
+        return f"{self.reason}\n{self.queue}"
+
+    @classmethod
+    def decode(cls, text: str) -> Origin:
+        """What `encode` made."""
+        reason, _, queue = text.partition("\n")
+        return cls(queue, reason)
+
+
+ORIGIN: Final = "origin"
+"""The kind of the records with origins, which have the numbers of their messages."""
+
+
 class Effect(NamedTuple):
-    """The effect of an outcome on a message: it goes (`target` None), or stands in `target` with this count."""
+    """The effect of an outcome on a message: it goes (`target` None), or stands in `target` with this count; `origin`
+    where it becomes a dead letter."""
 
     entry: Entry
     target: Queue | None
     position: int
     deliveries: int
+    origin: Origin | None = None
 
 
 class Queue:
@@ -144,10 +168,24 @@ class Queue:
         self.lasting = lasting
         self._memory = memory
         self.deleted = False
+        self.closing = False
+        """Whether it is just being deleted: it takes and gives no messages."""
+        self.paused = ""
+        """Who has paused it: no consumer gets messages of it; "" while nobody has."""
+        self.origins: dict[int, Origin] = {}
+        """Of its messages that are dead letters, by their numbers."""
         self.pending = 0
         """Messages that open transactions and prepared branches post."""
         self.held = 0
         """Messages that deliveries or transactions hold."""
+        self.attached = 0
+        """Links that consume from it."""
+        self.octets = 0
+        """Of the messages in it."""
+        self.came = 0
+        self.went = 0
+        """Messages that came into it, and that left it, since it is there or was restored."""
+        self.meter = Meter()
         self._positions = positions
         self._dead_letter = dead_letter
         self._on_available = on_available
@@ -178,12 +216,41 @@ class Queue:
         return len(self._willing)
 
     @property
+    def quiet(self) -> bool:
+        """Whether consumers get nothing now."""
+        return self.closing or bool(self.paused)
+
+    @property
+    def oldest(self) -> Entry | None:
+        """The message that is in it for the longest time."""
+        return next(iter(self._entries.values()), None)
+
+    @property
     def full(self) -> bool:
         """Whether no more may be posted: what open transactions post counts."""
         memory = self._memory
         if memory is not None and memory.octets >= memory.limit:
             return True
         return len(self._entries) + self.pending >= self.settings.max_depth
+
+    def page(self, position: int, count: int) -> list[Entry]:
+        """The first `count` messages behind `position`, in their order."""
+        entries = self._entries.values()
+        first = self.oldest
+        if first is None or not self.reaches_beyond(position):
+            return []
+        if position >= (first.position + next(reversed(entries)).position) // 2:  # nearer to the end
+            return self.entries_from(position)[:count]
+        return list(islice(dropwhile(lambda entry: entry.position <= position, entries), count))
+
+    def find(self, numbers: Collection[int]) -> list[Entry]:
+        """The messages with these numbers, in their order."""
+        return [entry for entry in self._entries.values() if entry.number in numbers]
+
+    def unpause(self) -> None:
+        """Consumers get messages again."""
+        self.paused = ""
+        self.look()
 
     def entries_from(self, position: int) -> list[Entry]:
         """The messages behind `position`, in their order."""
@@ -204,6 +271,8 @@ class Queue:
         entry.state = State.AVAILABLE
         self._entries[entry.position] = entry
         self._ready.append(entry)
+        self.came += 1
+        self.octets += entry.size
         if self._memory is not None:
             self._memory.octets += entry.size
         if entry.expires_ms:
@@ -218,6 +287,7 @@ class Queue:
         entries, ready = self._entries, self._ready
         for number, _, position, size, count, expires_ms in messages:
             entry = entries[position] = Entry(self, number, size, expires_ms, None, position, count)
+            self.octets += size
             if number in locked:
                 entry.state = State.HELD
                 held[number] = entry
@@ -256,7 +326,7 @@ class Queue:
                 entry = heappop(returned)[1]
             else:
                 entry = ready.popleft()
-            if entry.state is not State.AVAILABLE:
+            if entry.state is not State.AVAILABLE or entry.queue is not self:  # or it is a dead letter by now
                 continue
             if entry.expires_ms and entry.expires_ms <= now_ms:
                 continue
@@ -279,41 +349,50 @@ class Queue:
     def plan(self, entry: Entry, outcome: Outcome, batch: Batch) -> Effect:
         """The effect of `outcome` on a held message of this queue, written into `batch`."""
         if outcome.code == ACCEPTED:
-            if self.lasting:
-                batch.dequeue(entry.number, entry.size)
-            return Effect(entry, None, 0, 0)
-        count, dead = entry.count, outcome.code == REJECTED
+            return self._plan_to_go(entry, batch)
+        count, dead, reason = entry.count, outcome.code == REJECTED, "rejected"
         if outcome.code == MODIFIED:
             count += outcome.failed
             limit = self.settings.max_deliveries
             dead = outcome.undeliverable or (limit > 0 and count >= limit)
+            reason = "undeliverable" if outcome.undeliverable else f"delivery-count reached {count}"
         if dead:
             target = self._dead_letter(self)
             if target is not None:
                 position = target.next_position()
                 batch.place(entry.number, target.number, position, count)
-                return Effect(entry, target, position, count)
+                origin = Origin(self.name, reason)
+                batch.record(entry.number, ORIGIN, origin.encode())
+                return Effect(entry, target, position, count, origin)
             if outcome.code == REJECTED:
-                if self.lasting:
-                    batch.dequeue(entry.number, entry.size)
-                return Effect(entry, None, 0, 0)
+                return self._plan_to_go(entry, batch)
         if count != entry.count and self.lasting:
             batch.place(entry.number, self.number, entry.position, count)
         return Effect(entry, self, entry.position, count)
 
+    def _plan_to_go(self, entry: Entry, batch: Batch) -> Effect:
+        if self.lasting:
+            batch.dequeue(entry.number, entry.size)
+            if self.origins and entry.number in self.origins:
+                batch.drop_record(entry.number)
+        return Effect(entry, None, 0, 0)
+
     def carry_out(self, effect: Effect) -> None:
         """Does what was planned for a held message of this queue."""
-        entry, target, position, count = effect
+        entry, target, position, count, origin = effect
         if target is self:
             entry.count = count
             self.give_back(entry)
             return
         self._entries.pop(entry.position, None)
         self.held -= 1
+        self._leaves(entry)
         if target is None or target.deleted:
             entry.state = State.GONE
             entry.payload = None
             return
+        if origin is not None:
+            target.origins[entry.number] = origin
         entry.queue, entry.position, entry.count = target, position, count
         target.append(entry)
 
@@ -334,10 +413,19 @@ class Queue:
 
     def remove(self, entry: Entry) -> None:
         """A message goes."""
-        if self._entries.pop(entry.position, None) is not None and self._memory is not None:
-            self._memory.octets -= entry.size
+        if self._entries.pop(entry.position, None) is not None:
+            self._leaves(entry)
         entry.state = State.GONE
         entry.payload = None
+
+    def _leaves(self, entry: Entry) -> None:
+        """A message is in it no more."""
+        self.went += 1
+        self.octets -= entry.size
+        if self.origins:
+            self.origins.pop(entry.number, None)
+        if self._memory is not None:
+            self._memory.octets -= entry.size
 
     def drop_expired(self, now_ms: int, batch: Batch) -> int:
         """Drops the available messages whose time has passed; how many."""
@@ -346,8 +434,7 @@ class Queue:
         while self._expiring and self._expiring[0][0] <= now_ms:
             entry = heappop(self._expiring)[2]
             if entry.state is State.AVAILABLE and entry.queue is self:
-                if self.lasting:
-                    batch.dequeue(entry.number, entry.size)
+                self._plan_to_go(entry, batch)
                 self.remove(entry)
                 dropped += 1
         if len(self._ready) + len(self._returned) > 2 * len(self._entries) + FEW:
@@ -386,6 +473,8 @@ class Queue:
         self._marked = False
         for browser in tuple(self.browsers):
             browser.advance()
+        if self.quiet:
+            return
         willing = self._willing
         passed = 0  # consumers in a row for whom there is nothing but what is undeliverable there
         while passed < len(willing):
@@ -410,7 +499,8 @@ class Queue:
         """The queue goes, with what stands in it. Who holds messages of it finds them GONE."""
         self.deleted = True
         if self._memory is not None:
-            self._memory.octets -= sum(entry.size for entry in self._entries.values())
+            self._memory.octets -= self.octets
+        self.octets = 0
         for entry in self._entries.values():
             entry.state = State.GONE
             entry.payload = None
@@ -419,5 +509,6 @@ class Queue:
         self._ready.clear()
         self._returned.clear()
         self._expiring.clear()
+        self.origins.clear()
         for consumer in tuple(self._willing):
             self.forget(consumer)

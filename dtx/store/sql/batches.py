@@ -47,6 +47,10 @@ def _change(batch: Batch, transactions: Transactions, statements: Statements) ->
         _keys(transactions, statements.delete_fences, batch.fences)
         fenced = [(gtrid, *fence) for gtrid, fence in batch.fences.items() if fence is not None]
         _rows(transactions, statements.insert_fences, fenced)
+    if batch.records:
+        _keys(transactions, statements.delete_records, batch.records)
+        told = [(number, *record) for number, record in batch.records.items() if record is not None]
+        _rows(transactions, statements.insert_records, told)
     if batch.completions:
         _rows(transactions, statements.complete, batch.completions)
         _keys(transactions, statements.delete_work, [branch for branch, _, _ in batch.completions])

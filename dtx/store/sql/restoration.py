@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
 
-from dtx.store.contract import PENDING, StoredBranch, StoredDequeue, StoredFence, StoredMessage, StoredQueue
-from dtx.store.sql.tables import BRANCH, FENCE, MESSAGE, QUEUE, WORK
+from dtx.store.contract import (
+    PENDING,
+    StoredBranch,
+    StoredDequeue,
+    StoredFence,
+    StoredMessage,
+    StoredQueue,
+    StoredRecord,
+)
+from dtx.store.sql.tables import BRANCH, FENCE, MESSAGE, QUEUE, RECORD, WORK
 from xa import Code, Xid
 
 if TYPE_CHECKING:
@@ -29,6 +37,9 @@ class RestoredFromSql:
             StoredQueue(*row) for row in connection.execute(select(QUEUE).order_by(QUEUE.c.number))
         ]
         self.fences: Sequence[StoredFence] = [StoredFence(*row) for row in connection.execute(select(FENCE))]
+        self.records: Sequence[StoredRecord] = [
+            StoredRecord(*row) for row in connection.execute(select(RECORD).order_by(RECORD.c.number))
+        ]
         self.branches: Sequence[StoredBranch] = list(self._read_branches())
 
     def _read_branches(self) -> Iterator[StoredBranch]:

@@ -24,7 +24,7 @@ from dtx.store.sql.reader import PayloadCache, Reader
 from dtx.store.sql.restoration import RestoredFromSql
 from dtx.store.sql.sqlite import SqliteDatabase
 from dtx.store.sql.statements import Statements
-from dtx.store.sql.tables import CHUNKS, MESSAGE, META, METADATA, VERSION
+from dtx.store.sql.tables import CHUNKS, MESSAGE, META, METADATA, RECORD, VERSION
 from dtx.store.sql.writer import Writer
 from xa.secrets import masked, with_password
 from xa.sql.errors import ErrorKind, kind_of
@@ -210,6 +210,7 @@ def _prepare_tables(connection: Connection) -> int:
         facts = {row.name: row.value for row in connection.execute(select(META))}
         if facts.get("version") != VERSION:
             raise StoreDamaged(f"the store has tables of version {facts.get('version')}, not {VERSION}")
+        RECORD.create(connection, checkfirst=True)  # a store of an earlier version has none
         openings: int = facts["openings"] + 1
         connection.execute(update(META).where(META.c.name == "openings").values(value=openings))
         connection.execute(delete(CHUNKS).where(CHUNKS.c.message.not_in(select(MESSAGE.c.number))))

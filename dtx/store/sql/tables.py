@@ -8,6 +8,7 @@
   dtx_branch(number, format_id, gtrid, bqual, owner, prepared_ms, outcome, completed_ms)
   dtx_work(branch, ordinal, message, outcome) outcome NULL: the branch enqueues the message, else retires it
   dtx_fence(gtrid, owner, fenced_ms)
+  dtx_record(number, kind, text)              what else the broker remembers; stores of earlier versions lack it
 
 Facts and payloads are apart, so that a start reads facts only. A message stands in its queue if and only if
 its position is not PENDING; a branch is prepared if and only if its outcome is NULL.
@@ -76,6 +77,13 @@ WORK: Final = Table(
     Column("message", BigInteger, nullable=False),
     Column("outcome", LargeBinary),
     sqlite_with_rowid=False,
+)
+RECORD: Final = Table(
+    "dtx_record",
+    METADATA,
+    _key("number"),
+    Column("kind", Text, nullable=False),
+    Column("text", Text, nullable=False),
 )
 FENCE: Final = Table(
     "dtx_fence",

@@ -10,6 +10,7 @@ import pytest
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.broker.access.permissions import Action
 from dtx.broker.config import Address, BrokerConfig, ConfigError, load
+from dtx.broker.config_origins import values_of
 from dtx.broker.settings import QueueSettings
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "broker.md"
@@ -97,3 +98,23 @@ def test_a_wrong_setting_is_told_with_its_place(tmp_path: Path, text: str, says:
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.toml"):
         load(tmp_path / "absent.toml", {})
+
+
+def test_each_value_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "s3cret")
+    file = tmp_path / "broker.toml"
+    file.write_text(
+        '[broker]\nstore = "postgresql://broker:${SECRET}@db/broker"\nfence_s = 5\n'
+        "[broker.limits]\nqueues = 7\n[broker.queue_defaults]\nttl_ms = 9\n[broker.queues.orders]\nmax_depth = 3\n"
+    )
+    found = {one.name: one[1:] for one in values_of(load(file, {"listen": ["127.0.0.1:1"], "users": None}))}
+    assert found["fence_s"] == ("5", str(file))
+    assert found["limits.queues"] == ("7", str(file))
+    assert found["limits.sessions"] == ("1024", "default")
+    assert found["listen"] == ("127.0.0.1:1", "--listen")
+    assert found["users"] == ("", "default")
+    assert found["queues.orders.max_depth"] == ("3", str(file))
+    assert found["queues.orders.ttl_ms"] == ("9", f"queue_defaults.ttl_ms in {file}")
+    assert found["queues.orders.dead_letter"] == ("*.dead", "default")
+    assert "s3cret" not in str(found)
+    assert {"settings", "permissions", "origins"}.isdisjoint(found)

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from proton import Message
 
+from dtx.protocol.addresses import MANAGEMENT
 from dtx.protocol.commands import CONTROL, Commit, Complete, End, Forget, Prepare, Recover, Rollback, Start
 from dtx.protocol.replies import Recovered
 from dtx.protocol.replies import Result as Told
@@ -110,6 +112,16 @@ def asks(command: Any) -> Callable[[RemotePeer, Any], None]:
     return ask
 
 
+def managed(**told: Any) -> Callable[[RemotePeer, Any], None]:
+    def ask(peer: RemotePeer, _: Any) -> None:
+        replies, requests = peer.receiver(None, 1), peer.sender(MANAGEMENT)
+        message = Message(id="1", reply_to=str(replies.remote_source.address), properties=told)
+        peer.send_octets(requests, bytes(message.encode()), "t", settled=True)
+        peer.until(lambda: replies.current is not None and replies.current.readable)
+
+    return ask
+
+
 def local(peer: RemotePeer) -> Any:
     control = peer.coordinator()
     txn_id = control.declare()
@@ -163,6 +175,15 @@ CASES: Final = {
     "rollback": Case(prepared, asks(Rollback(XID)), HELD, BEFORE),
     "heuristic commit": Case(prepared, asks(Complete(XID, commit=True)), HELD, State(("b",), ("a!",), "heuristic")),
     "heuristic rollback": Case(prepared, asks(Complete(XID, commit=False)), HELD, State(("a", "b"), (), "heuristic")),
+    "move by an operator": Case(
+        lambda _: None, managed(operation="move", queue="orders", to="invoices"), BEFORE, State((), ("a", "b"))
+    ),
+    "purge by an operator": Case(
+        lambda _: None, managed(operation="purge", queue="orders", most=1), BEFORE, State(("b",), ())
+    ),
+    "copy by an operator": Case(
+        lambda _: None, managed(operation="copy", queue="orders", to="invoices"), BEFORE, State(("a", "b"), ("a", "b"))
+    ),
     "forget": Case(completed, asks(Forget(XID)), State(("b",), ("a!",), "heuristic"), DONE),
 }
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from proton import Message
+from proton import Delivery, Message
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.decoding import decode
 from dtx.amqp.messages import body_value
 from dtx.amqp.values import Described
 from dtx.broker.access.permissions import Permissions, Rule
-from dtx.broker.management import MAX_LOCKS, MAX_PAGE
+from dtx.broker.management.question import MAX_PAGE
+from dtx.broker.management.views import MAX_LOCKS
+from dtx.broker.settings import Limits, Settings
 from dtx.broker.transactions.transactional_work import TransactionalWork
 from dtx.protocol.addresses import COORDINATION, MANAGEMENT
 from dtx.protocol.commands import Commit, Complete, Discharge, Prepare, Start
@@ -179,3 +181,72 @@ def test_an_answer_costs_what_it_tells(crowd: World, monkeypatch: pytest.MonkeyP
     assert len(looked_at) == 1
     (told,) = manage(peer, operation="branches", after=str(xid_of(19)), count=1)
     assert (told["state"], told["holds"]) == ("S5 heuristically completed", {})
+
+
+def test_queues_tell_size_age_and_rates() -> None:
+    """The age is that of the oldest message, and the rates those of the last seconds."""
+    world = World()
+    peer = world.connect()
+    sender = peer.sender("q")
+    peer.post(sender, "first")
+    began_ms = world.clock.wall_ms()
+    world.pass_time(1)
+    for number in range(9):
+        peer.post(sender, number)
+    (queue,) = (one for one in manage(peer, operation="queues") if one["name"] == "q")
+    assert (queue["depth"], queue["came"], queue["went"], queue["consumers"]) == (10, 10, 0, 0)
+    octets = queue["octets"]
+    assert began_ms - 1000 <= queue["oldest"] <= began_ms
+    receiver = peer.receiver("q", 4)
+    for _ in range(2):
+        world.pass_time(5)
+        peer.bodies(receiver)
+    world.pass_time(2)
+    (queue,) = (one for one in manage(peer, operation="queues") if one["name"] == "q")
+    assert (queue["depth"], queue["went"], queue["consumers"]) == (6, 4, 1)
+    assert 0 < queue["octets"] < octets
+    assert (queue["rate-in"], queue["rate-out"]) == (0, pytest.approx(4 / 7))
+    assert queue["oldest"] > began_ms - 1000
+
+
+def test_what_a_dynamic_node_gave_away_takes_no_room_any_more() -> None:
+    """The octets of a connection's dynamic nodes are those of the messages that are in them now."""
+    peer = World(Settings(limits=Limits(dynamic_octets=5000))).connect()
+    receiver = peer.receiver(None, 100)
+    sender = peer.sender(str(receiver.remote_source.address))
+    for _ in range(20):
+        delivery = peer.post(sender, "x" * 1000)
+        assert delivery.remote_state == Delivery.ACCEPTED
+        assert peer.bodies(receiver) == ["x" * 1000]
+
+
+def test_links_are_told_with_what_went_over_them() -> None:
+    peer = World().connect()
+    peer.post(peer.sender("q"), "a")
+    peer.receiver("q", 5)
+    peer.receiver("q", 5, browse=True)
+    told = {link["kind"]: link for link in manage(peer, operation="links", address="q")}
+    assert {kind: (link["direction"], link["messages"]) for kind, link in told.items()} == {
+        "produce": ("in", 1),
+        "consume": ("out", 1),
+        "browse": ("out", 0),
+    }
+    assert told["consume"]["unsettled"] == 1
+    ids = [link["id"] for link in manage(peer, operation="links")]
+    assert [link["id"] for link in manage(peer, operation="links", after=ids[1], count=2)][:2] == ids[2:4]
+    (connection,) = manage(peer, operation="connections")
+    assert connection["received"] >= 1
+    assert connection["since"] == peer.world.clock.wall_ms()
+
+
+@pytest.mark.parametrize(
+    ("rule", "operation", "allowed"),
+    [
+        (Rule(view=True), "queues", True),
+        (Rule(manage=True), "queues", True),
+        (Rule(read_payload=True), "queues", False),
+    ],
+)
+def test_who_may_look(rule: Rule, operation: str, allowed: bool) -> None:
+    answer = manage(World(permissions=Permissions({"alice": rule})).connect("alice"), operation=operation)
+    assert isinstance(answer, list) is allowed

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.broker.access.permissions import (
     Action,
+    Management,
     Permissions,
     PermissionsError,
     Rule,
@@ -69,8 +70,8 @@ def test_branches_are_coordinated_by_their_owner_or_by_whom_it_was_granted(
 
 
 def test_management_is_granted_by_name() -> None:
-    assert TABLE.may_manage(Identity("operator"))
-    assert not TABLE.may_manage(ALICE)
+    assert TABLE.may_manage(Identity("operator"), Management.MANAGE)
+    assert not TABLE.may_manage(ALICE, Management.VIEW)
 
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=10))
@@ -104,7 +105,7 @@ def test_a_broker_without_users_is_open_to_its_machine_and_says_so() -> None:
     permissions, notice = open_to_this_machine(["127.0.0.1", "::1", "localhost"])
     assert permissions.may(ANYBODY, Action.PRODUCE, "anything")
     assert permissions.may_coordinate(ANYBODY, "")
-    assert permissions.may_manage(ANYBODY)
+    assert permissions.may_manage(ANYBODY, Management.MANAGE)
     assert notice.startswith("no users are configured: everybody on this machine may do everything")
 
 

@@ -16,6 +16,7 @@ from dtx.store.contract import (
     StoredFence,
     StoredMessage,
     StoredQueue,
+    StoredRecord,
 )
 from dtx.store.memory import Disk
 from tests.dtx.store.histories import History
@@ -356,3 +357,18 @@ def test_batches_that_share_a_force_end_where_they_would_one_by_one(sql_place: P
         assert state(restored.restored) == state(expected.restored)
         small = [facts.number for facts in expected.restored.messages() if facts.size <= CHUNK]
         assert restored.fetch(*small) == expected.fetch(*small)
+
+
+def test_records_are_replaced_and_forgotten(place: Place) -> None:
+    opened = place.open()
+    batch = Batch()
+    batch.record(opened.first, "audit", "who did what")
+    batch.record(opened.first + 1, "mark", "1")
+    again = Batch()
+    again.record(opened.first, "audit", "who did more: Ä")
+    opened.keep(batch, again)
+    batch = Batch()
+    batch.drop_record(opened.first + 1)
+    batch.drop_record(opened.first + 2)
+    opened.keep(batch)
+    assert place.open().restored.records == [StoredRecord(opened.first, "audit", "who did more: Ä")]

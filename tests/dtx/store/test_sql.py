@@ -360,3 +360,18 @@ def test_restoring_reads_no_payload(sqlite_place: Place) -> None:
         tracemalloc.stop()
     assert count == 400
     assert peak < 3_000_000
+
+
+def test_a_store_of_an_earlier_version_has_no_records_and_gets_a_table_for_them(sqlite_place: Place) -> None:
+    opened = sqlite_place.open()
+    batch = Batch()
+    batch.create_queue(opened.first, "orders")
+    opened.keep(batch)
+    sqlite_place.close()
+    connection = sqlite3.connect(str(sqlite_place.where).removeprefix("sqlite:///"))
+    connection.execute("DROP TABLE dtx_record")
+    connection.commit()
+    connection.close()
+    restored = sqlite_place.open().restored
+    assert restored.records == []
+    assert [queue.name for queue in restored.queues] == ["orders"]

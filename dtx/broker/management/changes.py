@@ -1,0 +1,198 @@
+"""What management changes beside messages: queues are created, deleted, paused and resumed, a connection is closed, a
+branch is dropped. Each change and its entry in the audit log are one batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dtx.amqp.conditions import Condition
+from dtx.amqp.values import Timestamp, Ulong
+from dtx.broker.management.messages import queue_of
+from dtx.broker.transactional_resource import MAX_NAME, PAUSED, not_stored
+from dtx.broker.transactions.branches import EXPIRING
+from dtx.protocol.addresses import RESERVED
+from dtx.protocol.conditions import Refusal, refused
+from dtx.store.contract import Batch
+from xa import Code, Xid
+from xa.tables import BranchVerb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.amqp.values import Map, Value
+    from dtx.broker.management.question import Answer, Question
+    from dtx.broker.queues.queue import Queue
+    from dtx.store.contract import NotStored
+
+
+def change(
+    question: Question,
+    answer: Answer,
+    batch: Batch,
+    told: dict[str, Any],
+    done: Callable[[], None],
+    undone: Callable[[], None] = lambda: None,
+) -> None:
+    """Makes a change durable with its entry in the audit log, carries it out then, and answers."""
+    audit = question.container.audit
+    number = audit.write(batch, str(question.identity), question.text("operation"), told)
+
+    def written(error: NotStored | None) -> None:
+        if error is None:
+            done()
+            answer({})
+        else:
+            audit.forget(number)
+            undone()
+            answer(not_stored(error, Code.XAER_RMERR))
+
+    question.container.resource.submit(batch, written)
+
+
+# -- queues
+def create_queue(question: Question, answer: Answer) -> None:
+    """A new queue."""
+    resource, name = question.container.resource, question.text("queue")
+    if name in resource.queues:
+        raise refused(Code.XAER_DUPID, f"there is a queue {name!r} already")
+    if not name or len(name) > MAX_NAME or not name.isprintable() or name.startswith(RESERVED):
+        told = f"a queue's name has 1 to {MAX_NAME} printable characters, and does not begin with {RESERVED}"
+        raise refused(Code.XAER_INVAL, told)
+    resource.create(name)
+    change(question, answer, Batch(), {"queue": name}, lambda: None)
+
+
+def delete_queue(question: Question, answer: Answer) -> None:
+    """A queue goes, with its messages. What transactions and prepared branches hold of it, or post to it, keeps it."""
+    queue, force = queue_of(question), question.flag("force")
+    container = question.container
+    if queue.name in container.settings.queues:
+        raise _kept(f"{queue.name} is in the configuration, and would come back: remove it there first, or purge it")
+    if queue.depth and not force:
+        raise _kept(f"{queue.name} has {queue.depth} messages: purge it first, or say `force`")
+    if queue.attached and not force:
+        raise _kept(f"{queue.name} has {queue.attached} consumers: close them first, or say `force`")
+    queue.closing = True  # it takes and gives nothing more
+    _detach(question, queue)
+    if queue.held or queue.pending:
+        queue.closing = False
+        queue.look()
+        told = f"transactions or prepared branches hold {queue.held} messages of {queue.name}"
+        raise _kept(f"{told} and post {queue.pending} to it; nothing was deleted")
+    was_unstored = container.resource.forget_unstored(queue)
+    batch = Batch()
+    batch.create_queue(queue.number, queue.name)  # if it is not stored yet: creations are carried out first
+    for number in queue.origins:
+        batch.drop_record(number)
+    batch.drop_record(queue.number)
+    batch.delete_queue(queue.number)
+
+    def done() -> None:
+        container.resource.drop_lasting(queue)
+        _detach(question, queue)
+
+    def undone() -> None:
+        queue.closing = False
+        queue.look()
+        if was_unstored:
+            container.resource.remember_unstored(queue)
+
+    change(question, answer, batch, {"queue": queue.name, "messages": queue.depth}, done, undone)
+
+
+def _kept(told: str) -> Exception:
+    return refused(Code.XAER_PROTO, told)
+
+
+def _detach(question: Question, queue: Queue) -> None:
+    """Closes the links of a queue that goes."""
+    gone = Refusal(Condition.RESOURCE_DELETED, f"the queue {queue.name} is gone", Code.XAER_NOTA)
+    for connection in tuple(question.container.connections.values()):
+        for link in tuple(connection.links.values()):
+            if link.address == queue.name:
+                link.detach(gone)
+
+
+def pause_queue(question: Question, answer: Answer) -> None:
+    """No consumer gets messages of the queue any more, also after a restart; it goes on taking messages."""
+    queue, who = queue_of(question), str(question.identity)
+    batch = Batch()
+    batch.create_queue(queue.number, queue.name)
+    batch.record(queue.number, PAUSED, who)
+    before, queue.paused = queue.paused, who
+
+    def undone() -> None:
+        if not before:
+            queue.unpause()
+
+    change(question, answer, batch, {"queue": queue.name}, lambda: None, undone)
+
+
+def resume_queue(question: Question, answer: Answer) -> None:
+    """Consumers get messages again."""
+    queue = queue_of(question)
+    batch = Batch()
+    batch.drop_record(queue.number)
+    change(question, answer, batch, {"queue": queue.name}, queue.unpause)
+
+
+# -- connections and branches
+def close_connection(question: Question, answer: Answer) -> None:
+    """Closes a connection. What it held is free, as if the network had failed; prepared branches stay."""
+    wanted = question.text("connection")
+    found = [one for number, one in question.container.connections.items() if f"{number:x}" == wanted]
+    if not found:
+        raise refused(Code.XAER_NOTA, f"there is no connection {wanted}")
+    (connection,) = found
+    told = {"connection": wanted, "user": str(connection.identity), "peer": connection.peer}
+
+    def done() -> None:
+        connection.close(Refusal(Condition.CONNECTION_FORCED, "an operator closed the connection", Code.XAER_RMFAIL))
+
+    change(question, answer, Batch(), told, done)
+
+
+def drop_branch(question: Question, answer: Answer) -> None:
+    """A branch that is not prepared becomes rollback-only, and what it holds is free."""
+    try:
+        xid = Xid.parse(question.text("xid"))
+    except ValueError as error:
+        raise refused(Code.XAER_INVAL, f"xid: {error}") from None
+    branch = question.container.registry.find(xid)
+
+    def check() -> None:
+        if branch.state not in EXPIRING or branch.waiting is not None:
+            told = f"the branch is {branch.state.value}: only one that is not prepared can be dropped"
+            raise refused(Code.XAER_PROTO, f"{told}. `xabridge recover` completes those in doubt", xid)
+
+    check()
+
+    def done() -> None:
+        if branch.state in EXPIRING and branch.waiting is None:  # it may have been prepared meanwhile
+            branch.undo(BranchVerb.EXPIRE, f"{question.identity} dropped it", Code.XA_RBOTHER)
+
+    change(question, answer, Batch(), {"xid": str(xid), "owner": branch.owner}, done)
+
+
+# -- the audit log
+def audit(question: Question) -> list[Value]:
+    """A page of the audit log, the newest entry first."""
+    after = question.after
+    before = int(after, 16) if after and set(after) <= set("0123456789abcdef") else 0
+    return question.page(question.container.audit.newest(before), _entry)
+
+
+def _entry(item: tuple[int, dict[str, Any]]) -> Map:
+    number, entry = item
+    about: Map = {name: _value(value) for name, value in entry.items() if name not in {"when", "who", "what"}}
+    return {
+        "id": f"{number:x}",
+        "when": Timestamp(entry["when"]),
+        "who": entry["who"],
+        "what": entry["what"],
+        "about": about,
+    }
+
+
+def _value(value: Any) -> Value:
+    return Ulong(value) if type(value) is int else str(value)

@@ -1,0 +1,274 @@
+"""Messages: looked at page by page without their payloads, read one by one, moved, copied, retried and purged."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.values import Timestamp, Ulong
+from dtx.broker.management.transfers import Transfer, Unmoved
+from dtx.broker.queues.queue import Entry
+from dtx.broker.transactional_resource import fits_one_piece, not_stored
+from dtx.protocol.conditions import refused
+from dtx.store.contract import CHUNK, Batch
+from xa import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.amqp.values import Map, Value
+    from dtx.broker.management.question import Answer, Question
+    from dtx.broker.queues.queue import Queue
+    from dtx.store.contract import NotStored
+
+COPIED_AT_ONCE: Final = 100
+COPIED_OCTETS: Final = 4 << 20
+MAX_READ: Final = CHUNK
+"""Octets of a message that can be read by management: larger ones are for consumers and browsers."""
+
+
+def queue_of(question: Question, name: str = "queue") -> Queue:
+    """The lasting queue that an argument names."""
+    wanted = question.text(name)
+    queue = question.container.resource.queues.get(wanted)
+    if queue is None or queue.closing:
+        raise refused(Code.XAER_NOTA, f"there is no queue {wanted!r}")
+    if not queue.lasting:
+        raise refused(Code.XAER_INVAL, f"{wanted!r} is a node of a connection, and goes with it")
+    return queue
+
+
+# -- looking
+def page(question: Question) -> list[Value]:
+    """A page of a queue's messages, in their order."""
+    queue = queue_of(question)
+    after = question.after
+    position = _hexadecimal(after) if after else -1
+    ages = question.container.resource.ages
+
+    def shown(entry: Entry) -> Map:
+        origin = queue.origins.get(entry.number)
+        return {
+            "id": f"{entry.number:x}",
+            "position": f"{entry.position:x}",
+            "state": entry.state.value,
+            "octets": Ulong(entry.size),
+            "deliveries": Ulong(entry.count),
+            "posted": _time(ages.since_ms(entry.number)),
+            "since": _time(ages.since_ms(entry.position)),
+            "expires": _time(entry.expires_ms),
+            "from": None if origin is None else origin.queue,
+            "why": None if origin is None else origin.reason,
+        }
+
+    return [shown(entry) for entry in queue.page(position, question.count)]
+
+
+def read(question: Question, answer: Answer) -> None:
+    """A message's octets, as they came."""
+    queue = queue_of(question)
+    entry = _one(question, queue)
+    if entry.size > MAX_READ:
+        told = f"the message has {entry.size} octets, and management reads up to {MAX_READ}: browse the queue"
+        raise refused(Code.XAER_INVAL, told)
+
+    def fetched(payload: bytes | None) -> None:
+        answer({"octets": payload or b"", "deliveries": Ulong(entry.count)})
+
+    _fetch(question, entry, fetched)
+
+
+def _one(question: Question, queue: Queue) -> Entry:
+    found = queue.find({_hexadecimal(question.text("id"))})
+    if not found:
+        raise refused(Code.XAER_NOTA, f"there is no message {question.text('id')} in {queue.name}")
+    return found[0]
+
+
+def _time(ms: int) -> Timestamp | None:
+    return Timestamp(ms) if ms else None
+
+
+def _hexadecimal(text: str) -> int:
+    try:
+        return int(text, 16)
+    except ValueError:
+        raise WireError(Condition.INVALID_FIELD, f"{text[:40]!r} is no message: expected its id") from None
+
+
+# -- choosing
+def chosen(question: Question, queue: Queue) -> list[Entry]:
+    """The messages that a request is about: those of `ids`, or the first `most`, or all that are there now."""
+    ids = question.text("ids", "")
+    if ids:
+        return queue.find({_hexadecimal(one) for one in ids.split(",")})
+    most = question.number("most", 0)
+    found = list(queue)
+    return found[:most] if most else found
+
+
+def _about(question: Question, queue: Queue, **more: Any) -> dict[str, Any]:
+    """What the audit log says of such a request."""
+    told: dict[str, Any] = {"queue": queue.name, **more}
+    for name in ("ids", "most"):
+        value = question.text(name, "") if name == "ids" else question.number(name, 0)
+        if value:
+            told[name] = value if isinstance(value, int) else value[:200]
+    return told
+
+
+# -- changing
+def move(question: Question, answer: Answer) -> None:
+    """To another queue."""
+    queue, target = queue_of(question), queue_of(question, "to")
+    if target is queue:
+        raise refused(Code.XAER_INVAL, f"the messages are in {queue.name} already")
+    _transfer(question, answer, queue, lambda _: target, _about(question, queue, to=target.name))
+
+
+def purge(question: Question, answer: Answer) -> None:
+    """Deletes messages."""
+    queue = queue_of(question)
+    _transfer(question, answer, queue, lambda _: None, _about(question, queue))
+
+
+def retry(question: Question, answer: Answer) -> None:
+    """Dead letters go back to where they came from, as if they had never been delivered."""
+    queue = queue_of(question)
+    queues = question.container.resource.queues
+    fallback = queue_of(question, "to") if question.text("to", "") else None
+
+    def target(entry: Entry) -> Queue:
+        origin = queue.origins.get(entry.number)
+        if origin is None and fallback is None:
+            raise Unmoved("it is not known where it came from: say so with `to`")
+        found = queues.get(origin.queue) if origin is not None else None
+        if found is None and fallback is None:
+            raise Unmoved("the queue that it came from is gone: name another one with `to`")
+        return found or fallback or queue
+
+    _transfer(question, answer, queue, target, _about(question, queue), anew=True)
+
+
+def _transfer(
+    question: Question,
+    answer: Answer,
+    queue: Queue,
+    target: Callable[[Entry], Queue | None],
+    told: dict[str, Any],
+    *,
+    anew: bool = False,
+) -> None:
+    Transfer(
+        question.container,
+        queue,
+        chosen(question, queue),
+        target,
+        answer,
+        who=str(question.identity),
+        what=question.text("operation"),
+        told=told,
+        anew=anew,
+    ).go_on()
+
+
+# -- copying
+def copy(question: Question, answer: Answer) -> None:
+    """To another queue, as new messages. Messages that somebody holds are copied as well."""
+    queue, target = queue_of(question), queue_of(question, "to")
+    _Copy(question, queue, target, answer).go_on()
+
+
+class _Copy:
+    """Reads a message, then the next one; what was read is written some at a time."""
+
+    def __init__(self, question: Question, queue: Queue, target: Queue, answer: Answer) -> None:
+        self._question = question
+        self._resource = question.container.resource
+        self._audit = question.container.audit
+        self._queue = queue
+        self._target = target
+        self._answer = answer
+        self._left = chosen(question, queue)[::-1]
+        self._batch = Batch()
+        self._copies: list[Entry] = []
+        self._told = _about(question, queue, to=target.name)
+        self._entry = 0
+        self._done = 0
+        self._why: dict[str, int] = {}
+
+    def go_on(self) -> None:
+        """The next message."""
+        full = len(self._copies) >= COPIED_AT_ONCE or self._batch.octets >= COPIED_OCTETS
+        while self._left and not full:
+            entry = self._left.pop()
+            if entry.queue is not self._queue:
+                continue
+            gone = self._target.deleted or self._target.closing
+            if gone or self._target.full:
+                self._why[f"{self._target.name} is {'gone' if gone else 'full'}"] = len(self._left) + 1
+                self._left.clear()
+                break
+            _fetch(self._question, entry, partial(self._fetched, entry))
+            return
+        if self._copies:
+            self._write()
+        else:
+            self._answer({"done": Ulong(self._done), "left": {why: Ulong(count) for why, count in self._why.items()}})
+
+    def _fetched(self, entry: Entry, payload: bytes | None) -> None:
+        if payload is not None and len(payload) == entry.size:  # or it went meanwhile
+            target = self._target
+            made = Entry(target, self._resource.number(), entry.size, entry.expires_ms, None, target.next_position())
+            self._batch.enqueue(made.number, target.number, made.position, payload, entry.expires_ms)
+            self._copies.append(made)
+            target.pending += 1
+        self._question.container.continue_later(self)
+
+    def _write(self) -> None:
+        batch, copies, self._batch, self._copies = self._batch, self._copies, Batch(), []
+        told = {**self._told, "messages": self._done + len(copies)}
+        who = str(self._question.identity)
+        self._entry = self._audit.write(batch, who, "copy", told, self._entry)
+        self._resource.submit(batch, lambda error: self._written(copies, error))
+
+    def _written(self, copies: list[Entry], error: NotStored | None) -> None:
+        for made in copies:
+            self._target.pending -= 1
+            if error is None:
+                self._target.append(made)
+        if error is None:
+            self._done += len(copies)
+        else:
+            self._left.clear()
+            self._why[not_stored(error, Code.XAER_RMERR).description] = len(copies)
+            if not self._done:
+                self._audit.forget(self._entry)
+        self._question.container.continue_later(self)
+
+
+def _fetch(question: Question, entry: Entry, done: Callable[[bytes | None], None]) -> None:
+    """Reads a message from memory or the store."""
+    resource = question.container.resource
+    if fits_one_piece(entry):
+        payload = resource.payloads.get(entry)
+        if payload is not None:
+            done(payload)
+        else:
+            resource.payloads.fetch(entry, done)
+        return
+    pieces: list[bytes] = []
+
+    def fetched(piece: bytes | None) -> None:
+        if piece is None:
+            done(None)
+            return
+        pieces.append(piece)
+        if len(pieces) * CHUNK >= entry.size:
+            done(b"".join(pieces))
+        else:
+            resource.fetch_piece(entry, len(pieces), fetched)
+
+    resource.fetch_piece(entry, 0, fetched)

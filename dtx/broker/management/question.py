@@ -1,0 +1,74 @@
+"""Question: a management request, with its arguments read by type."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dtx.amqp.sasl.mechanisms import Identity
+    from dtx.amqp.values import Map, Value
+    from dtx.broker.container import Container
+    from dtx.protocol.conditions import Refusal
+
+T = TypeVar("T")
+Answer: TypeAlias = "Callable[[Value | Refusal], None]"
+"""To be called with the response, once."""
+
+MAX_PAGE: Final = 1000
+
+
+class Question:
+    """Who asks what. WireError for an argument that is missing, or of another type."""
+
+    def __init__(self, container: Container, identity: Identity, arguments: Map) -> None:
+        self.container = container
+        self.identity = identity
+        self._arguments = arguments
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._arguments.get(name, default)
+        if type(value) is not str:
+            raise _wrong(f"{name} is a string")
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """A whole number that is not negative."""
+        value = self._arguments.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise _wrong(f"{name} is a number")
+        return int(value)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """true or false."""
+        value = self._arguments.get(name, default)
+        if not isinstance(value, bool):
+            raise _wrong(f"{name} is true or false")
+        return value
+
+    @property
+    def after(self) -> str:
+        """The entry behind which the page begins."""
+        return self.text("after", "")
+
+    @property
+    def count(self) -> int:
+        """How many entries the page has at most."""
+        count = self.number("count", MAX_PAGE)
+        if not 1 <= count <= MAX_PAGE:
+            raise _wrong(f"count is between 1 and {MAX_PAGE}")
+        return count
+
+    def page(self, items: Iterable[T], shown: Callable[[T], Map]) -> list[Value]:
+        """The first of these items, as far as the page goes."""
+        return [shown(item) for item in islice(items, self.count)]
+
+
+def _wrong(told: str) -> WireError:
+    return WireError(Condition.INVALID_FIELD, told)

@@ -1,0 +1,134 @@
+"""Transfer: moves messages of a queue, or deletes them, some hundred at a time.
+
+It takes what nobody holds, and only that: what a consumer or a prepared branch has is left as it is. A step of it
+
+1. holds the messages, so that nobody else gets them,
+2. writes a batch in which they go, or get their place in another queue, together with the audit log's entry,
+3. waits until the batch is durable, and only then carries it out. If the store did not take it, they are given back.
+
+So a crash finds each message in exactly one queue, and the entry says how many were moved.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.amqp.values import Ulong
+from dtx.broker.queues.queue import Effect, Entry, State
+from dtx.store.contract import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dtx.amqp.values import Map
+    from dtx.broker.container import Container
+    from dtx.broker.queues.queue import Queue
+    from dtx.store.contract import NotStored
+
+STEP: Final = 500
+
+
+class Unmoved(Exception):
+    """A message stays where it is; the text says why."""
+
+
+class Transfer:
+    """One transfer. `target` says where a message goes, None: nowhere; it raises Unmoved for one that stays. `anew`: it
+    counts as never delivered. `answer` hears how many went, and why others did not."""
+
+    def __init__(
+        self,
+        container: Container,
+        queue: Queue,
+        messages: Iterable[Entry],
+        target: Callable[[Entry], Queue | None],
+        answer: Callable[[Map], None],
+        *,
+        who: str,
+        what: str,
+        told: dict[str, Any],
+        anew: bool = False,
+    ) -> None:
+        self._container = container
+        self._resource = container.resource
+        self._queue = queue
+        self._left = deque(messages)
+        self._target = target
+        self._answer = answer
+        self._who = who
+        self._what = what
+        self._told = told
+        self._anew = anew
+        self._entry = 0
+        self._done = 0
+        self._unmoved: dict[str, int] = {}
+
+    def go_on(self) -> None:
+        """One step."""
+        batch = Batch()
+        effects: list[Effect] = []
+        while self._left and len(effects) < STEP:
+            entry = self._left.popleft()
+            if entry.queue is not self._queue or entry.state is State.GONE:
+                continue  # somebody took it meanwhile
+            try:
+                effects.append(self._plan(entry, batch))
+            except Unmoved as why:
+                self._unmoved[str(why)] = self._unmoved.get(str(why), 0) + 1
+        if not effects:
+            if self._left:
+                self._container.continue_later(self)
+            else:
+                self._answer(self._result())
+            return
+        told = {**self._told, "messages": self._done + len(effects)}
+        self._entry = self._container.audit.write(batch, self._who, self._what, told, self._entry)
+        self._resource.submit(batch, lambda error: self._written(effects, error))
+
+    def _plan(self, entry: Entry, batch: Batch) -> Effect:
+        if entry.state is not State.AVAILABLE:
+            raise Unmoved("held by a consumer or a transaction")
+        queue, target = self._queue, self._target(entry)
+        if target is None:
+            queue.hold(entry)
+            batch.dequeue(entry.number, entry.size)
+            position = count = 0
+        else:
+            if target.deleted or target.closing:
+                raise Unmoved(f"{target.name} is gone")
+            if target.full:
+                raise Unmoved(f"{target.name} is full")
+            queue.hold(entry)
+            target.pending += 1
+            position, count = target.next_position(), 0 if self._anew else entry.count
+            batch.place(entry.number, target.number, position, count)
+        if entry.number in queue.origins:
+            batch.drop_record(entry.number)
+        return Effect(entry, target, position, count)
+
+    def _written(self, effects: list[Effect], error: NotStored | None) -> None:
+        for entry, target, position, count, _ in effects:
+            if target is not None:
+                target.pending -= 1
+            if error is not None:
+                self._queue.give_back(entry)
+                continue
+            # Another object stands in the target: this one may still stand in the old queue's order.
+            self._queue.carry_out(Effect(entry, None, 0, 0))
+            if target is not None:
+                target.append(Entry(target, entry.number, entry.size, entry.expires_ms, None, position, count))
+        if error is None:
+            self._done += len(effects)
+        else:
+            self._left.clear()
+            self._unmoved[f"the store did not take it: {error}"] = len(effects)
+            if not self._done:
+                self._container.audit.forget(self._entry)
+        if self._left:
+            self._container.continue_later(self)
+        else:
+            self._answer(self._result())
+
+    def _result(self) -> Map:
+        return {"done": Ulong(self._done), "left": {why: Ulong(count) for why, count in self._unmoved.items()}}

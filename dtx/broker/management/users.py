@@ -1,0 +1,129 @@
+"""Users and permissions by management: they hold from the moment at which they are durable, without a restart."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from dtx.amqp.conditions import Condition
+from dtx.amqp.sasl.scram import ScramError, Verifier
+from dtx.broker.access.accounts import RULE, USER
+from dtx.broker.access.credentials import CredentialsError, user_name
+from dtx.broker.access.permissions import Management, Permissions, PermissionsError, rule_from, section_of
+from dtx.broker.management.changes import change
+from dtx.protocol.conditions import Refusal, refused
+from dtx.store.contract import Batch
+from xa import Code
+
+if TYPE_CHECKING:
+    from dtx.amqp.values import Map, Value
+    from dtx.broker.access.credentials import Credentials
+    from dtx.broker.access.permissions import Rule
+    from dtx.broker.management.question import Answer, Question
+
+
+def users(question: Question) -> list[Value]:
+    """A page of names that have a password, a rule or both, by name."""
+    accounts = question.container.accounts
+    known = accounts.credentials.users if accounts.credentials is not None else []
+    rules = accounts.permissions.rules
+    after = question.after
+
+    def shown(name: str) -> Map:
+        rule = rules.get(name)
+        return {
+            "name": name,
+            "password": name in known,
+            "password-from": accounts.origin(USER, name) if name in known else None,
+            "rule": None if rule is None else json.dumps(section_of(rule), ensure_ascii=False),
+            "rule-from": None if rule is None else accounts.origin(RULE, name),
+        }
+
+    return question.page(sorted(name for name in {*known, *rules} if name > after), shown)
+
+
+def set_user(question: Question, answer: Answer) -> None:
+    """A new user, or another password. It comes as a SCRAM verifier: nobody sends the password."""
+    credentials, name = _credentials(question), _name(question)
+    try:
+        verifier = Verifier.parse(question.text("verifier"))
+    except ScramError as error:
+        raise refused(Code.XAER_INVAL, f"verifier: {error}") from None
+    batch = Batch()
+    undo = question.container.accounts.write_user(batch, name, verifier)
+    change(question, answer, batch, {"user": name}, lambda: credentials.set(name, verifier), undo)
+
+
+def remove_user(question: Question, answer: Answer) -> None:
+    """A user goes, with the user's rule; the user's connections are closed."""
+    credentials, name = _credentials(question), _name(question)
+    container = question.container
+    accounts = container.accounts
+    if name not in credentials.users:
+        raise refused(Code.XAER_NOTA, f"there is no user {name!r}")
+    if name == question.identity.name:
+        raise refused(Code.XAER_PROTO, "nobody removes the user that asks: nobody else might be able to undo it")
+    batch = Batch()
+    undos = [accounts.write_user(batch, name, None)]
+    if name in accounts.permissions.rules:
+        undos.append(accounts.write_rule(batch, name, None))
+
+    def done() -> None:
+        credentials.set(name, None)
+        accounts.permissions.set(name, None)
+        gone = Refusal(Condition.UNAUTHORIZED, f"the user {name} was removed", Code.XAER_RMERR)
+        for connection in tuple(container.connections.values()):
+            if connection.identity.name == name:
+                connection.close(gone)
+
+    def undone() -> None:
+        for undo in undos:
+            undo()
+
+    change(question, answer, batch, {"user": name}, done, undone)
+
+
+def _credentials(question: Question) -> Credentials:
+    credentials = question.container.accounts.credentials
+    if credentials is None:
+        told = "this broker has no file of users, so nobody has a password: start it with --users"
+        raise refused(Code.XAER_PROTO, told)
+    return credentials
+
+
+def _name(question: Question) -> str:
+    try:
+        return user_name(question.text("user"))
+    except CredentialsError as error:
+        raise refused(Code.XAER_INVAL, str(error)) from None
+
+
+def set_permissions(question: Question, answer: Answer) -> None:
+    """Another rule for a name, in place of the one that it has. It holds for what is asked and attached from now on."""
+    name = question.text("user")
+    try:
+        rule = rule_from(name, json.loads(question.text("rule")))
+    except (PermissionsError, ValueError) as error:
+        raise refused(Code.XAER_INVAL, f"rule: {error}") from None
+    _change_rule(question, answer, name, rule)
+
+
+def remove_permissions(question: Question, answer: Answer) -> None:
+    """The rule of a name goes."""
+    name = question.text("user")
+    if name not in question.container.permissions.rules:
+        raise refused(Code.XAER_NOTA, f"there are no permissions of {name!r}")
+    _change_rule(question, answer, name, None)
+
+
+def _change_rule(question: Question, answer: Answer, name: str, rule: Rule | None) -> None:
+    accounts = question.container.accounts
+    permissions = accounts.permissions
+    then = Permissions(permissions.rules)
+    then.set(name, rule)
+    if not then.may_manage(question.identity, Management.MANAGE):
+        raise refused(Code.XAER_PROTO, f"{question.identity} could not manage this broker any more, nor undo it")
+    batch = Batch()
+    undo = accounts.write_rule(batch, name, rule)
+    told = {"user": name, "rule": "none" if rule is None else json.dumps(section_of(rule), ensure_ascii=False)}
+    change(question, answer, batch, told, lambda: permissions.set(name, rule), undo)

@@ -1,0 +1,214 @@
+"""The answers that only tell: the broker, its queues, branches, connections and links.
+
+A page costs what it tells, however many branches are prepared and however many messages there are: nothing here looks
+at more messages than the first one of a queue, or reads a payload.
+"""
+
+from __future__ import annotations
+
+from heapq import merge, nsmallest
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final
+
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.values import Timestamp, Ulong
+from xa import NULL_XID, Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dtx.amqp.values import Map, Value
+    from dtx.broker.container import Container
+    from dtx.broker.endpoint.connection import BrokerConnection
+    from dtx.broker.endpoint.link import Link
+    from dtx.broker.management.question import Question
+    from dtx.broker.queues.queue import Queue
+    from dtx.broker.transactions.branches import Branch
+
+MAX_LOCKS: Final = 100
+"""Branches that are named as holding messages of one queue."""
+
+
+def status(question: Question) -> Map:
+    """The broker as a whole."""
+    container = question.container
+    resource = container.resource
+    return {
+        "container": container.settings.container,
+        "now": Timestamp(resource.clock.wall_ms()),
+        "since": Timestamp(container.since_ms),
+        "queues": Ulong(len(resource.queues)),
+        "branches": Ulong(len(container.registry)),
+        "in-doubt": Ulong(container.registry.in_doubt_count),
+        "fences": Ulong(len(container.fences)),
+        "connections": Ulong(len(container.connections)),
+        "waiting-octets": Ulong(resource.store.waiting_octets),
+    }
+
+
+def configuration(question: Question) -> list[Value]:
+    """A page of settings, by name."""
+    after = question.after
+    told = (one for one in question.container.configuration if one[0] > after)
+    return question.page(told, lambda one: {"name": one[0], "value": one[1], "from": one[2]})
+
+
+def queues(question: Question) -> list[Value]:
+    """A page of queues, by name."""
+    container, after = question.container, question.after
+    working: dict[str, list[Branch]] = {}
+    for branch in container.registry.unprepared():
+        for queue in branch.work.holdings():
+            working.setdefault(queue, []).append(branch)
+    names = nsmallest(question.count, (name for name in container.resource.queues if name > after))
+    return [_queue(container, container.resource.queues[name], working.get(name, [])) for name in names]
+
+
+def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
+    resource = container.resource
+    index = container.registry.prepared_by_queue
+    prepared = index.of(queue.name)
+    locked_by: Map = {}
+    for branch in islice(chain(working, prepared), MAX_LOCKS):
+        retired, posted = index.holdings(branch)[queue.name]
+        locked_by[str(branch.xid)] = Ulong(retired + posted)
+    oldest = queue.oldest
+    rate_in, rate_out = queue.meter.rates(resource.clock.monotonic(), queue.came, queue.went)
+    return {
+        "name": queue.name,
+        "depth": Ulong(queue.depth),
+        "octets": Ulong(queue.octets),
+        "oldest": None if oldest is None else _time(resource.ages.since_ms(oldest.number)),
+        "held": Ulong(queue.held),
+        "pending": Ulong(queue.pending),
+        "consumers": Ulong(queue.attached),
+        "willing": Ulong(queue.consumers),
+        "came": Ulong(queue.came),
+        "went": Ulong(queue.went),
+        "rate-in": rate_in,
+        "rate-out": rate_out,
+        "lasting": queue.lasting,
+        "dead-letters": Ulong(len(queue.origins)),
+        "paused": queue.paused or None,
+        "branches": Ulong(len(working) + len(prepared)),
+        "locked-by": locked_by,
+    }
+
+
+def _time(ms: int) -> Timestamp | None:
+    return Timestamp(ms) if ms else None
+
+
+def branches(question: Question) -> list[Value]:
+    """A page of branches, by xid."""
+    container, after = question.container, question.after
+    try:
+        behind = Xid.parse(after) if after else NULL_XID
+    except ValueError as error:
+        raise WireError(Condition.INVALID_FIELD, f"after is not an xid: {error}") from None
+    working = sorted((branch for branch in container.registry.unprepared() if branch.xid > behind), key=_xid_of)
+    in_doubt = container.registry.in_doubt(behind, b"")
+    return question.page(merge(working, in_doubt, key=_xid_of), lambda branch: _branch(container, branch))
+
+
+def _xid_of(branch: Branch) -> Xid:
+    return branch.xid
+
+
+def _branch(container: Container, branch: Branch) -> Map:
+    return {
+        "xid": str(branch.xid),
+        "state": branch.state.value,
+        "owner": branch.owner,
+        "since": Timestamp(branch.since_ms),
+        "timeout": Ulong(branch.timeout_s),
+        "associations": Ulong(len(branch.associations)),
+        "holds": {
+            queue: {"retired": Ulong(retired), "posted": Ulong(posted)}
+            for queue, (retired, posted) in container.registry.prepared_by_queue.holdings(branch).items()
+        },
+    }
+
+
+def connections(question: Question) -> list[Value]:
+    """A page of connections, by number."""
+    container = question.container
+    behind = _number(question.after)
+    numbers = sorted(number for number in container.connections if number > behind)
+    return question.page(numbers, lambda number: _connection(container, container.connections[number]))
+
+
+def _number(text: str) -> int:
+    """The number of a connection, as it is shown; -1 for none."""
+    return int(text, 16) if text and set(text) <= set("0123456789abcdef") else -1
+
+
+def _connection(container: Container, connection: BrokerConnection) -> Map:
+    received, sent = connection.received_messages, connection.sent_messages
+    now = container.resource.clock.monotonic()
+    rate_in, rate_out = connection.meter.rates(now, received, sent)
+    return {
+        "number": f"{connection.number:x}",
+        "peer": connection.peer,
+        "user": str(connection.identity),
+        "container": connection.peer_container,
+        "product": connection.product,
+        "since": Timestamp(connection.since_ms),
+        "sessions": Ulong(len(connection.sessions)),
+        "links": Ulong(len(connection.links)),
+        "transactions": Ulong(len(connection.txns.live)),
+        "received": Ulong(received),
+        "sent": Ulong(sent),
+        "rate-in": rate_in,
+        "rate-out": rate_out,
+    }
+
+
+def links(question: Question) -> list[Value]:
+    """A page of links, by connection, session and name: those of `connection` and at `address`, where these are
+    told."""
+    container, address = question.container, question.text("address", "")
+    wanted = question.text("connection", "")
+    numbers = sorted(container.connections) if not wanted else [_number(wanted)]
+    after = question.after
+
+    def found() -> Iterator[Map]:
+        for number in numbers:
+            connection = container.connections.get(number)
+            if connection is None or (after and number < _number(after.partition("/")[0])):
+                continue
+            for channel, session in enumerate(connection.sessions.values()):
+                for link in session.links.values():
+                    if not address or link.address == address:
+                        yield _link(connection, channel, link)
+
+    ordered = sorted(found(), key=_key_of)
+    behind = _key(after) if after else None
+    return question.page((one for one in ordered if behind is None or _key_of(one) > behind), lambda one: one)
+
+
+def _link(connection: BrokerConnection, session: int, link: Link) -> Map:
+    direction = "in" if link.endpoint.receives else "out"
+    return {
+        "id": f"{connection.number:x}/{session}/{direction}/{link.name}",
+        "connection": f"{connection.number:x}",
+        "session": Ulong(session),
+        "name": link.name,
+        "direction": direction,
+        "kind": link.kind,
+        "address": link.address,
+        "credit": Ulong(link.credit),
+        "unsettled": Ulong(link.unsettled),
+        "messages": Ulong(link.messages),
+    }
+
+
+def _key_of(link: Map) -> tuple[int, int, str]:
+    return _key(str(link["id"]))
+
+
+def _key(shown: str) -> tuple[int, int, str]:
+    number, _, rest = shown.partition("/")
+    session, _, name = rest.partition("/")
+    return _number(number), int(session) if session.isdecimal() else -1, name

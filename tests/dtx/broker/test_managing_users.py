@@ -1,0 +1,164 @@
+"""These tests cover users and permissions that management changes: they hold at once and after a restart, nobody locks
+everybody out, and what was said of no one is as the files have it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dtx.amqp.conditions import Condition
+from dtx.amqp.sasl.mechanisms import Identity
+from dtx.amqp.sasl.scram import Verifier
+from dtx.broker.access.credentials import Credentials
+from dtx.broker.access.permissions import EVERYTHING, Action, Permissions, Rule
+from dtx.broker.container import Container
+from dtx.store.contract import Step, StoreFull
+from dtx.store.memory import MemoryStore
+from tests.dtx.broker.peer import World, closed
+from tests.dtx.broker.test_management import manage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.broker.settings import Settings
+    from dtx.store.memory import Disk
+
+OLD = Verifier.of("old", b"salt", 4096)
+NEW = Verifier.of("new", b"salt", 4096)
+
+
+class WithUsers(World):
+    """A node with a file of users: alice and the operator."""
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        permissions: Permissions | None = None,
+        disk: Disk | None = None,
+        hook: Callable[[Step], None] = lambda _: None,
+    ) -> None:
+        begun_with = Permissions({"operator": EVERYTHING, "alice": Rule(consume=("orders",))})
+        super().__init__(settings, permissions or begun_with, disk, hook)
+        self.store.close()
+        self.store = MemoryStore(self.disk, self.jobs.append, self.store._hook)
+        self.credentials = Credentials({"alice": OLD, "operator": OLD}, b"decoy")
+        self.container = Container(
+            self.store, self.clock, self.settings, self.permissions, self.stopped.append, credentials=self.credentials
+        )
+        self.container.open()
+        self.pump()
+
+    def crash(self) -> WithUsers:
+        return WithUsers(self.settings, self.permissions, self.disk)
+
+
+def may_produce(world: World, user: str) -> bool:
+    """Whether a user may send to orders now."""
+    return not closed(world.connect(user).sender("orders"))
+
+
+def test_a_user_is_added_and_changed_without_a_restart() -> None:
+    world = WithUsers()
+    operator = world.connect("operator")
+    for name in ("bob", "alice"):
+        assert manage(operator, operation="set-user", user=name, verifier=str(NEW)) == {}
+    for other in (world, world.crash()):
+        assert other.credentials.verifier("bob") == other.credentials.verifier("alice") == NEW
+        assert other.credentials.verifier("operator") == OLD
+        told = {one["name"]: one for one in manage(other.connect("operator"), operation="users")}
+        assert [told[name]["password-from"] for name in ("alice", "bob", "operator")] == ["store", "store", "file"]
+    assert str(NEW) not in json.dumps(manage(operator, operation="audit"), default=str)
+
+
+def test_permissions_change_at_once_and_stay() -> None:
+    world = WithUsers()
+    operator = world.connect("operator")
+    assert not may_produce(world, "alice")
+    rule = json.dumps({"produce": ["orders"], "create": ["*"]})
+    assert manage(operator, operation="set-permissions", user="alice", rule=rule) == {}
+    for other in (world, world.crash()):
+        assert may_produce(other, "alice")
+        assert not other.container.permissions.may(Identity("alice"), Action.CONSUME, "orders")
+    assert manage(operator, operation="remove-permissions", user="alice") == {}
+    for other in (world, world.crash()):
+        assert not may_produce(other, "alice")
+        assert "alice" not in other.container.permissions.rules
+    assert "alice" in world.permissions.rules, "the configuration is as it was"
+
+
+def test_a_user_that_is_removed_is_sent_away_and_stays_away() -> None:
+    world = WithUsers()
+    alice, operator = world.connect("alice"), world.connect("operator")
+    assert manage(operator, operation="remove-user", user="alice") == {}
+    assert alice.server.closed
+    for other in (world, world.crash()):
+        assert other.credentials.users == ["operator"]
+        assert [one["name"] for one in manage(other.connect("operator"), operation="users")] == ["operator"]
+    assert manage(operator, operation="remove-user", user="alice").condition == Condition.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"operation": "remove-user", "user": "operator"},
+        {"operation": "remove-permissions", "user": "operator"},
+        {"operation": "set-permissions", "user": "operator", "rule": '{"view": true}'},
+    ],
+)
+def test_nobody_locks_himself_out(told: dict[str, Any]) -> None:
+    world = WithUsers()
+    operator = world.connect("operator")
+    assert manage(operator, **told).condition == Condition.ILLEGAL_STATE
+    assert manage(operator, operation="create-queue", queue="q") == {}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"operation": "set-user", "user": "bob", "verifier": "secret"},
+        {"operation": "set-user", "user": "*", "verifier": str(NEW)},
+        {"operation": "set-user", "user": "", "verifier": str(NEW)},
+        {"operation": "set-permissions", "user": "bob", "rule": '{"comsume": []}'},
+        {"operation": "set-permissions", "user": "bob", "rule": "no JSON"},
+    ],
+)
+def test_what_is_wrong_is_refused(told: dict[str, Any]) -> None:
+    world = WithUsers()
+    assert manage(world.connect("operator"), **told).condition == Condition.INVALID_FIELD
+    assert not world.disk.records
+
+
+def test_users_are_changed_by_those_who_may_manage() -> None:
+    world = WithUsers(permissions=Permissions({"viewer": Rule(view=True)}))
+    viewer = world.connect("viewer")
+    for operation in ("set-user", "remove-user", "set-permissions", "remove-permissions"):
+        assert manage(viewer, operation=operation, user="alice").condition == Condition.UNAUTHORIZED
+
+
+def test_what_the_store_does_not_take_does_not_hold() -> None:
+    def full(step: Step) -> None:
+        if step is Step.BEFORE_WRITE and refuses:
+            raise StoreFull("no space in the store")
+
+    refuses = False
+    world = WithUsers(hook=full)
+    operator = world.connect("operator")
+    refuses = True
+    for asked in (
+        {"operation": "set-user", "user": "alice", "verifier": str(NEW)},
+        {"operation": "remove-user", "user": "alice"},
+        {"operation": "set-permissions", "user": "alice", "rule": "{}"},
+    ):
+        assert manage(operator, **asked).condition == Condition.RESOURCE_LIMIT
+    assert world.credentials.verifier("alice") == OLD
+    assert world.container.permissions.rules["alice"] == Rule(consume=("orders",))
+    told = {one["name"]: one for one in manage(operator, operation="users")}
+    assert (told["alice"]["password-from"], told["alice"]["rule-from"]) == ("file", "file")
+
+
+def test_a_broker_without_a_file_of_users_has_none() -> None:
+    world = World()
+    refusal = manage(world.connect(), operation="set-user", user="bob", verifier=str(NEW))
+    assert "start it with --users" in refusal.description

@@ -1,0 +1,319 @@
+"""These tests run `xabridge broker ACTION` against a broker: what it shows, in 60 columns and as JSON, and what it
+does."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dtx.broker.access.credentials import set_password
+from dtx.broker.access.permissions import EVERYTHING, Permissions
+from rm_amqp import AmqpResource, Message
+from tests.rm_amqp.embedded import EmbeddedBroker, free_port
+from xa import TMONEPHASE, TMREGISTER, TMSUCCESS, XaError, Xid
+from xabridge.cli import main
+from xabridge.cli.broker import tables
+from xabridge.testing.no_transaction import NoTransaction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+XID = Xid(1, b"gtrid", b"b")
+LONG = "a-queue-with-a-name-that-takes-a-line-of-its-own." + "x" * 30
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker of this test's."""
+    made = EmbeddedBroker(tmp_path)
+    yield made
+    made.stop()
+
+
+class Shell:
+    """Runs `xabridge broker`."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self._url = url
+        self._capsys = capsys
+        self.error = ""
+
+    def run(self, *words: str) -> tuple[int, str]:
+        """The exit code and stdout; stderr is in `error`."""
+        self._capsys.readouterr()
+        code = main(["broker", *words, "--url", self._url])
+        captured = self._capsys.readouterr()
+        self.error = captured.err
+        return code, captured.out
+
+    def lines(self, *words: str) -> list[str]:
+        """The lines of a command that succeeds; each of them fits the narrowest terminal."""
+        code, out = self.run(*words)
+        assert code == 0, self.error
+        return out.splitlines()
+
+    def value(self, *words: str) -> Any:
+        """What a command that succeeds prints as JSON."""
+        code, out = self.run(*words, "--json")
+        assert code == 0, self.error
+        return json.loads(out)
+
+
+@pytest.fixture
+def shell(broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """The command, for this broker."""
+    return Shell(f"amqp://{broker.address}/?timeout=20", capsys)
+
+
+def prepare(broker: EmbeddedBroker, rm: AmqpResource) -> None:
+    """A prepared branch takes an order, and posts an invoice."""
+    rm.open(f"amqp://{broker.address}/?timeout=20", 1)
+    rm.start(XID, 1)
+    assert rm.session(1).receive("orders", timeout_s=20) is not None
+    rm.session(1).send("invoices", Message("invoice"))
+    rm.end(XID, 1, TMSUCCESS)
+    rm.prepare(XID, 1)
+
+
+def post(broker: EmbeddedBroker, queue: str, *bodies: Any) -> None:
+    """Posts messages, outside of transactions."""
+    rm = AmqpResource(NoTransaction(), TMREGISTER)
+    rm.open(f"amqp://{broker.address}/?timeout=20", 1)
+    for body in bodies:
+        rm.session(1).send(queue, Message(body))
+    rm.close("", 1)
+    while broker.inside(lambda running: running.container.resource.queues[queue].pending):
+        pass  # the store has not got them yet
+
+
+def test_queues_are_shown_in_sixty_columns(broker: EmbeddedBroker, shell: Shell) -> None:
+    rm = AmqpResource()
+    post(broker, "orders", "a", "b", "c")
+    post(broker, LONG, "x")
+    prepare(broker, rm)
+    lines = shell.lines("queues")
+    assert max(map(len, (line for line in lines if line != LONG))) <= tables.WIDTH
+    assert lines[0].split() == ["QUEUE", "DEPTH", "HELD", "SIZE", "OLDEST", "CONS", "IN/S", "OUT/S"]
+    at = lines.index(next(line for line in lines if line.startswith("orders")))
+    assert lines[at].split()[1:3] == ["3", "1"]
+    assert lines[at + 1].startswith("    1 held by branch 1_")
+    assert lines[lines.index(LONG) + 1].split()[0] == "1"
+    (orders,) = shell.value("queues", "ord*")
+    assert (orders["name"], orders["depth"], orders["held"], orders["came"]) == ("orders", 3, 1, 3)
+    assert orders["octets"] > 0
+    assert abs(orders["oldest"] / 1000 - time.time()) < 60
+    rm.rollback(XID, 1)
+    rm.close("", 1)
+
+
+def test_connections_links_and_branches_are_shown(broker: EmbeddedBroker, shell: Shell) -> None:
+    rm = AmqpResource()
+    post(broker, "orders", "a")
+    prepare(broker, rm)
+    mine = [one for one in shell.value("connections") if "operator" not in one["container"]]
+    assert sum(one["received"] for one in mine) >= 1
+    assert {one["user"] for one in mine} == {"anonymous"}
+    (consumer,) = shell.value("links", "--queue", "orders")
+    assert (consumer["kind"], consumer["direction"], consumer["messages"]) == ("consume", "out", 1)
+    (branch,) = shell.value("branches")
+    assert branch["holds"]["orders"] == {"retired": 1, "posted": 0}
+    for what in ("connections", "links", "branches"):
+        assert max(map(len, shell.lines(what))) <= tables.WIDTH, what
+    assert any(line.split()[-2:] == ["from", "orders"] for line in shell.lines("branches"))
+    assert shell.lines("connections", "--user", "nobody") == ["no connections"]
+    rm.rollback(XID, 1)
+    rm.close("", 1)
+    assert shell.lines("branches") == ["no branches"]
+
+
+def test_a_broker_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    shell = Shell(f"amqp://127.0.0.1:{free_port()}/?timeout=5", capsys)
+    assert shell.run("queues") == (4, "")
+    assert "can't be reached" in shell.error
+    shell = Shell("http://127.0.0.1", capsys)
+    assert shell.run("queues") == (2, "")
+
+
+def test_watching_looks_again_until_it_is_interrupted(
+    broker: EmbeddedBroker, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([None, None])
+
+    def interrupted(_seconds: float) -> None:
+        post(broker, "orders", "more")
+        if next(looks, "over") == "over":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("xabridge.cli.broker.views.time.sleep", interrupted)
+    code, out = shell.run("queues", "orders", "--watch", "1s", "--json")
+    assert code == 0
+    assert [[queue["depth"] for queue in json.loads(line)] for line in out.splitlines()] == [[], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "0"), (0.25, "0.2"), (7, "7"), (99_999, "99999"), (123_456, "123k"), (4_500_000, "4.5M"), (3e12, "3T")],
+)
+def test_amounts_take_five_characters(number: float, shown: str) -> None:
+    assert tables.amount(number) == shown
+    assert len(tables.octets(number)) <= 5
+
+
+def reject(broker: EmbeddedBroker, queue: str, count: int) -> None:
+    """A consumer rejects messages."""
+    rm = AmqpResource()
+    rm.open(f"amqp://{broker.address}/?timeout=20", 1)
+    rm.start(XID, 1)
+    session = rm.session(1)
+    for _ in range(count):
+        message = session.receive(queue, timeout_s=20)
+        assert message is not None
+        session.reject(message)
+    rm.end(XID, 1, TMSUCCESS)
+    rm.commit(XID, 1, TMONEPHASE)
+    rm.close("", 1)
+
+
+def depths(shell: Shell) -> dict[str, int]:
+    """By queue."""
+    return {queue["name"]: queue["depth"] for queue in shell.value("queues")}
+
+
+def test_dead_letters_are_found_read_and_retried(broker: EmbeddedBroker, shell: Shell) -> None:
+    post(broker, "orders", "first", "second \x1b[2J")
+    reject(broker, "orders", 2)
+    lines = shell.lines("dead")
+    assert max(map(len, lines)) <= tables.WIDTH
+    assert lines[2] == "    from orders: rejected"
+    (first, second) = shell.value("dead", "orders.dead")
+    assert (first["from"], first["why"], first["queue"]) == ("orders", "rejected", "orders.dead")
+    assert shell.lines("read", "orders.dead", second["id"])[-1] == r"second \x1b[2J"
+    assert shell.value("read", "orders.dead", first["id"])["body"] == "first"
+    assert shell.lines("retry", "orders.dead", "--dry-run") == [
+        "would retry 2 messages of orders.dead to where they came from"
+    ]
+    assert depths(shell) == {"orders": 0, "orders.dead": 2}
+    assert shell.lines("retry", "orders.dead", "--id", first["id"]) == ["1 message done"]
+    assert shell.value("retry", "orders.dead") == {"done": 1, "left": {}}
+    assert depths(shell) == {"orders": 2, "orders.dead": 0}
+    assert shell.lines("dead") == ["no dead letters"]
+    assert [one["deliveries"] for one in shell.value("messages", "orders")] == [0, 0]
+    assert max(map(len, shell.lines("messages", "orders", "--most", "1"))) <= tables.WIDTH
+    assert [one["what"] for one in shell.value("audit")] == ["retry", "retry"]
+    assert any("retry: queue orders.dead" in line for line in shell.lines("audit"))
+
+
+def test_what_is_lost_is_confirmed(broker: EmbeddedBroker, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    post(broker, "orders", *range(3))
+    assert shell.run("purge", "orders") == (5, "")
+    assert "pass --yes; nothing was done" in shell.error
+    monkeypatch.setattr("sys.stdin", Typed("no\n"))
+    assert shell.run("purge", "orders") == (5, "")
+    assert depths(shell) == {"orders": 3}
+    monkeypatch.setattr("sys.stdin", Typed("yes\n"))
+    assert shell.run("purge", "orders", "--most", "1") == (0, "1 message done\n")
+    assert depths(shell) == {"orders": 2}
+    assert shell.run("delete", "orders", "--yes") == (5, "")
+    assert "has 2 messages" in shell.error
+    assert shell.lines("delete", "orders", "--yes", "--force") == [
+        "done: delete orders with its messages, and close its links"
+    ]
+    assert depths(shell) == {}
+    assert shell.run("purge", "orders", "--yes") == (5, "")
+
+
+class Typed:
+    """A terminal on which somebody types a line."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self) -> str:
+        return self._line
+
+
+def test_queues_are_made_paused_and_emptied_into_others(broker: EmbeddedBroker, shell: Shell) -> None:
+    post(broker, "orders", *range(3))
+    assert shell.lines("create", "later") == ["done: create later"]
+    assert shell.lines("pause", "orders", "--dry-run") == ["would pause orders"]
+    assert shell.lines("pause", "orders") == ["done: pause orders"]
+    assert any("paused: anonymous" in line for line in shell.lines("queues"))
+    assert shell.lines("copy", "orders", "later", "--most", "1") == ["1 message done"]
+    assert shell.lines("move", "orders", "later") == ["3 messages done"]
+    assert shell.lines("resume", "orders") == ["done: resume orders"]
+    broker.stop()
+    broker.start()
+    assert depths(shell) == {"orders": 0, "later": 4}
+    assert [one["what"] for one in shell.value("audit")][:2] == ["resume-queue", "move"]
+
+
+def test_a_connection_is_closed_and_a_branch_dropped(broker: EmbeddedBroker, shell: Shell) -> None:
+    post(broker, "orders", "a")
+    rm = AmqpResource()
+    rm.open(f"amqp://{broker.address}/?timeout=20", 1)
+    rm.start(XID, 1)
+    assert rm.session(1).receive("orders", timeout_s=20) is not None
+    assert shell.lines("drop", str(XID), "--yes") == [f"done: drop branch {XID}, which is not prepared"]
+    (branch,) = shell.value("branches")
+    assert branch["state"].startswith("S4")
+    for one in shell.value("connections"):
+        if "operator" not in one["container"]:
+            shell.value("close", one["number"], "--yes")
+    assert all("operator" in one["container"] for one in shell.value("connections"))
+    assert shell.run("close", "ffff", "--yes") == (5, "")
+    with pytest.raises(XaError):
+        rm.end(XID, 1, TMSUCCESS)
+    rm.close("", 1)
+
+
+def test_users_and_permissions_are_changed_while_the_broker_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "users"
+    set_password(file, "operator", "secret", iterations=4096)
+    permissions = Permissions({"operator": EVERYTHING})
+    broker = EmbeddedBroker(tmp_path, users=file, permissions=permissions, plain_without_tls=True)
+    try:
+        shell = Shell(f"amqp://operator:secret@{broker.address}/?timeout=20", capsys)
+        monkeypatch.setattr("sys.stdin", io.StringIO("word\n"))
+        assert shell.lines("set-password", "alice") == ["done: set the password of alice"]
+        alice = Shell(f"amqp://alice:word@{broker.address}/?timeout=20", capsys)
+        assert alice.run("queues") == (5, "")
+        assert "alice may not view this broker" in alice.error
+        assert shell.lines("permit", "alice", "--view", "--consume", "orders*")[0].startswith("done: let alice")
+        assert alice.lines("queues") == ["no queues"]
+        assert alice.run("create", "q") == (5, "")
+        assert shell.lines("users") == [
+            "NAME      PASSWORD PERMISSIONS",
+            "alice     store    store",
+            "    consume orders*; view",
+            "operator  file     file",
+            "    consume *; produce *; create *; coordinate all; view;",
+            "    manage; read_payload",
+        ]
+        broker.stop()
+        broker.start()
+        assert alice.lines("queues") == ["no queues"]
+        assert shell.run("remove-user", "alice") == (5, "")
+        assert shell.lines("remove-user", "alice", "--yes")[0].startswith("done: remove the user alice")
+        assert alice.run("queues")[0] == 5
+        assert shell.run("forbid", "operator", "--yes") == (5, "")
+        assert [one["what"] for one in shell.value("audit")] == ["remove-user", "set-permissions", "set-user"]
+    finally:
+        broker.stop()
+
+
+def test_the_configuration_is_shown_with_its_origins(broker: EmbeddedBroker, shell: Shell) -> None:
+    (setting,) = shell.value("configuration", "limits.queues")
+    assert setting == {"name": "limits.queues", "value": "10000", "from": "default"}
+    assert "limits.queues = 10000" in shell.lines("configuration")
+    assert shell.lines("configuration", "--changed") == ["no settings"]
+    assert broker.address in shell.lines("configuration", "listen")[0]

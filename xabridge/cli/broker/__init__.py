@@ -1,0 +1,1 @@
+"""`xabridge broker`: runs the embedded broker, and asks and manages one that runs. docs/broker.md is the manual."""

@@ -1,0 +1,156 @@
+"""What `xabridge broker` changes: messages move, are copied, retried and purged; queues come, go, pause and go on;
+connections are closed, and branches dropped.
+
+Where something is lost the command asks before it does it. `--dry-run` only says what would be done.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from dtx.amqp.conditions import Condition
+from dtx.protocol.conditions import Refusal, RefusedError
+from xa import Code
+from xabridge.cli import as_json
+from xabridge.cli.exits import Exit
+from xabridge.cli.text import printable, several
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping
+
+    from rm_amqp.management import ManagementClient
+
+
+def move(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker move QUEUE TO`."""
+    return _messages(management, arguments, "move", f"to {arguments.to}", asks=False, to=arguments.to)
+
+
+def copy(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker copy QUEUE TO`."""
+    return _messages(management, arguments, "copy", f"to {arguments.to}", asks=False, to=arguments.to)
+
+
+def retry(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker retry QUEUE`."""
+    where = "to where they came from" + (f", else to {arguments.to}" if arguments.to else "")
+    return _messages(management, arguments, "retry", where, asks=False, to=arguments.to)
+
+
+def purge(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker purge QUEUE`."""
+    return _messages(management, arguments, "purge", "for good", asks=True)
+
+
+def _messages(
+    management: ManagementClient, arguments: Namespace, operation: str, where: str, *, asks: bool, **told: str
+) -> Exit:
+    """Changes messages that were chosen by their ids, or the first ones, or all that are there."""
+    ids: list[str] = arguments.id
+    found = _chosen(management, arguments.queue, set(ids), arguments.most)
+    free, held = found["available"], found["held"]
+    what = f"{operation} {several(free, 'message')} of {arguments.queue} {where}"
+    if operation == "copy":
+        what = f"copy {several(free + held, 'message')} of {arguments.queue} {where}"
+    elif held:
+        what += f" ({held} more {'is' if held == 1 else 'are'} held, and stay)"
+    missing = len(set(ids)) - sum(found.values()) if ids else 0
+    if missing:
+        what += f"; {missing} of the ids {'is' if missing == 1 else 'are'} not there"
+    if not may(arguments, what, asks=asks):
+        return Exit.DONE if arguments.dry_run else Exit.REFUSED
+    answer = management.ask(operation, queue=arguments.queue, ids=",".join(ids), most=arguments.most, **told)
+    left: Mapping[str, int] = answer["left"]
+    if arguments.json:
+        as_json.write({"done": answer["done"], "left": dict(left)})
+    else:
+        print(f"{several(answer['done'], 'message')} done")
+        for why, count in left.items():
+            print(f"{count} left: {printable(why)}")
+    return Exit.FAILED if left else Exit.DONE
+
+
+def _chosen(management: ManagementClient, queue: str, ids: set[str], most: int) -> Counter[str]:
+    """How many of the messages that are chosen are available, and how many are held."""
+    if not ids:
+        told = next((one for one in management.pages("queues", key="name") if one["name"] == queue), None)
+        if told is None:
+            raise RefusedError(Refusal(Condition.NOT_FOUND, f"there is no queue {queue!r}", Code.XAER_NOTA))
+        free = told["depth"] - told["held"]
+        return Counter(available=min(free, most) if most else free, held=0 if most else told["held"])
+    found = management.pages("messages", key="position", queue=queue)
+    return Counter(one["state"] for one in found if one["id"] in ids)
+
+
+# -- everything else
+def create(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker create QUEUE`."""
+    return change(management, arguments, "create-queue", f"create {arguments.queue}", queue=arguments.queue)
+
+
+def delete(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker delete QUEUE`."""
+    what = f"delete {arguments.queue}" + (" with its messages, and close its links" if arguments.force else "")
+    return change(
+        management, arguments, "delete-queue", what, asks=True, queue=arguments.queue, force=arguments.force
+    )  # fmt: skip
+
+
+def pause(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker pause QUEUE`."""
+    return change(management, arguments, "pause-queue", f"pause {arguments.queue}", queue=arguments.queue)
+
+
+def resume(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker resume QUEUE`."""
+    return change(management, arguments, "resume-queue", f"resume {arguments.queue}", queue=arguments.queue)
+
+
+def close(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker close NUMBER`."""
+    what = f"close connection {arguments.connection}"
+    return change(management, arguments, "close-connection", what, asks=True, connection=arguments.connection)
+
+
+def drop(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker drop XID`."""
+    what = f"drop branch {arguments.xid}, which is not prepared"
+    return change(management, arguments, "drop-branch", what, asks=True, xid=arguments.xid)
+
+
+def change(
+    management: ManagementClient, arguments: Namespace, operation: str, what: str, *, asks: bool = False, **told: Any
+) -> Exit:
+    """Has the broker change something, unless it is not to be done."""
+    if not may(arguments, what, asks=asks):
+        return Exit.DONE if arguments.dry_run else Exit.REFUSED
+    management.ask(operation, **told)
+    if arguments.json:
+        as_json.write({"done": True, "left": {}})
+    else:
+        print(f"done: {printable(what)}")
+    return Exit.DONE
+
+
+def may(arguments: Namespace, what: str, *, asks: bool) -> bool:
+    """Whether it is to be done. Says what would be done in a dry run; asks where something is lost."""
+    if arguments.dry_run:
+        if arguments.json:
+            as_json.write({"would": what})
+        else:
+            print(f"would {printable(what)}")
+        return False
+    if not asks or arguments.yes:
+        return True
+    if not sys.stdin.isatty():
+        sys.stderr.write(f"xabridge broker: {printable(what)}: not a terminal: pass --yes; nothing was done\n")
+        return False
+    sys.stderr.write(f"{printable(what)}? This can't be undone. Type yes: ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip() == "yes":
+        return True
+    sys.stderr.write("nothing was done\n")
+    return False

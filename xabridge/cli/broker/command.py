@@ -1,0 +1,193 @@
+"""`xabridge broker` runs the embedded broker. With an action it asks a broker that runs, or has it do something."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from dtx.broker import command as server
+from dtx.protocol.conditions import RefusedError
+from xa import Code, XaError
+from xabridge.cli.broker import changing, messages, users, views
+from xabridge.cli.exits import Exit
+from xabridge.cli.text import duration, printable
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable
+
+    from rm_amqp.management import ManagementClient
+
+SUMMARY: Final = "run the embedded AMQP 1.0 broker, or manage one that runs"
+URL_VARIABLE: Final = "XABRIDGE_BROKER"
+DEFAULT_URL: Final = "amqp://127.0.0.1:5672"
+_EXITS: Final = """
+exit codes: 0 done · 1 failed · 2 usage · 4 the broker could not be reached
+  5 refused, nothing was done
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The broker's own flags, and the actions."""
+    server.add_arguments(parser)
+    parser.allow_abbrev = False  # or an action's --user would be taken for one of --users and --user-from-env
+    actions = parser.add_subparsers(
+        dest="action", metavar="ACTION", title="manage a broker that runs", description="without an action, run one"
+    )
+
+    def action(name: str, summary: str, run_action: _Run) -> ArgumentParser:
+        added: ArgumentParser = actions.add_parser(
+            name, help=summary, description=summary, epilog=_EXITS, formatter_class=RawDescriptionHelpFormatter
+        )
+        added.add_argument(
+            "--url", default=None, metavar="URL", help=f"the broker (default ${URL_VARIABLE}, or {DEFAULT_URL})"
+        )
+        added.add_argument("--json", action="store_true", help="print JSON")
+        added.set_defaults(run_action=run_action)
+        return added
+
+    queues = action("queues", "show queues: depth, age, rates, and which branches hold messages", views.queues)
+    queues.add_argument("name", nargs="*", metavar="QUEUE", help="only these; * stands for any text")
+    _add_watch(queues)
+    connections = action("connections", "show connections: who, from where, since when, rates", views.connections)
+    connections.add_argument("--user", metavar="USER", help="only those of this user")
+    _add_watch(connections)
+    links = action("links", "show links: who consumes from a queue, or sends to it", views.links)
+    links.add_argument("--queue", metavar="QUEUE", default="", help="only those of this queue")
+    links.add_argument("--connection", metavar="NUMBER", default="", help="only those of this connection")
+    _add_watch(links)
+    _add_messages(action)
+    _add_changes(action)
+    _add_users(action)
+    settings = action("configuration", "show every setting, and where its value comes from", views.configuration)
+    settings.add_argument("name", nargs="*", metavar="NAME", help="only these; * stands for any text")
+    settings.add_argument("--changed", action="store_true", help="only what is not a default")
+    _add_watch(settings)
+    _add_watch(action("branches", "show branches: state, age, owner, and what each holds", views.branches))
+
+
+def _add_messages(action: _Action) -> None:
+    for name, summary, run_action, queue in (
+        ("messages", "show the messages of a queue, without their content", messages.messages, None),
+        ("dead", "show dead letters: from where, why, since when", messages.dead, "*"),
+    ):
+        added = action(name, summary, run_action)
+        added.add_argument("queue", nargs=queue, metavar="QUEUE", help="the queue")
+        _add_most(added, 50)
+        _add_watch(added)
+    reading = action("read", "show the content of a message", messages.read)
+    reading.add_argument("queue", metavar="QUEUE", help="the queue")
+    reading.add_argument("id", metavar="ID", help="as `messages` shows it")
+    log = action("audit", "show who has changed what, the newest first", messages.audit)
+    _add_most(log, 50)
+    _add_watch(log)
+
+
+def _add_most(parser: ArgumentParser, default: int) -> None:
+    told = "all of them" if not default else str(default)
+    parser.add_argument("--most", type=_count, default=default, metavar="N", help=f"at most so many (default {told})")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise ArgumentTypeError(f"{text!r} is not a number of messages")
+    return int(text)
+
+
+def _add_changes(action: _Action) -> None:
+    def change(name: str, summary: str, run_action: _Run, argument: str, told: str) -> ArgumentParser:
+        added = action(name, summary, run_action)
+        added.add_argument(argument.lower(), metavar=argument, help=told)
+        added.add_argument("--dry-run", action="store_true", help="only say what would be done")
+        added.add_argument("--yes", action="store_true", help="do it without asking")
+        return added
+
+    for name, summary, run_action in (
+        ("move", "move messages to another queue", changing.move),
+        ("copy", "copy messages to another queue", changing.copy),
+        ("retry", "move dead letters back to where they came from", changing.retry),
+        ("purge", "delete messages", changing.purge),
+    ):
+        added = change(name, summary, run_action, "QUEUE", "the queue that they are in")
+        if name in {"move", "copy"}:
+            added.add_argument("to", metavar="TO", help="the queue that they come to")
+        if name == "retry":
+            added.add_argument("--to", default="", metavar="QUEUE", help="where those go whose origin is not known")
+        added.add_argument("--id", action="append", default=[], metavar="ID", help="only this message (repeatable)")
+        _add_most(added, 0)
+    change("create", "create a queue", changing.create, "QUEUE", "its name")
+    deleting = change("delete", "delete a queue", changing.delete, "QUEUE", "its name")
+    deleting.add_argument("--force", action="store_true", help="also with messages and consumers")
+    change("pause", "give no messages of a queue to consumers", changing.pause, "QUEUE", "its name")
+    change("resume", "give messages of a queue to consumers again", changing.resume, "QUEUE", "its name")
+    change("close", "close a connection", changing.close, "CONNECTION", "its number, as `connections` shows it")
+    change("drop", "roll back a branch that is not prepared", changing.drop, "XID", "its xid, as `branches` shows it")
+
+
+def _add_users(action: _Action) -> None:
+    _add_watch(action("users", "show users and permissions, and where they come from", users.users))
+    for name, summary, run_action in (
+        ("set-password", "add a user, or change the password (asked for, or read from stdin)", users.set_password),
+        ("remove-user", "remove a user, and close the user's connections", users.remove_user),
+        ("permit", "say what a user may do, in place of all that the user may do now", users.permit),
+        ("forbid", "remove the permissions of a user", users.forbid),
+    ):
+        added = action(name, summary, run_action)
+        added.add_argument("user", metavar="USER", help="the name; for permissions also * (everybody) or anonymous")
+        added.add_argument("--dry-run", action="store_true", help="only say what would be done")
+        added.add_argument("--yes", action="store_true", help="do it without asking")
+        if name == "permit":
+            for what in ("consume", "produce", "create"):
+                added.add_argument(
+                    f"--{what}",
+                    action="append",
+                    default=[],
+                    metavar="ADDRESS",
+                    help="there; * is any text (repeatable)",
+                )
+            added.add_argument("--coordinate", choices=("none", "own", "all"), default="none", help="which branches")
+            for flag in ("view", "manage", "read-payload"):
+                added.add_argument(f"--{flag}", action="store_true", help=f"the permission {flag.replace('-', '_')}")
+
+
+def _add_watch(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--watch", type=_interval, nargs="?", const=2.0, metavar="TIME", help="again and again (default every 2s)"
+    )
+
+
+_Run: TypeAlias = "Callable[[ManagementClient, Namespace], Exit]"
+_Action: TypeAlias = "Callable[[str, str, _Run], ArgumentParser]"
+
+
+def _interval(text: str) -> float:
+    try:
+        return duration(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def run(arguments: Namespace) -> int:
+    """Runs the broker, or carries out an action; the exit code."""
+    if arguments.action is None:
+        return server.run(arguments)
+    from rm_amqp.management import ManagementClient  # noqa: PLC0415 — the broker itself needs no client
+
+    url = arguments.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    try:
+        with ManagementClient(url) as management:
+            return int(arguments.run_action(management, arguments))
+    except RefusedError as error:
+        return _complain(arguments, error.refusal.description or str(error.refusal.condition), Exit.REFUSED)
+    except XaError as error:
+        return _complain(arguments, error.message, _EXIT_OF.get(error.code, Exit.FAILED))
+
+
+_EXIT_OF: Final = {Code.XAER_INVAL: Exit.USAGE, Code.XAER_RMFAIL: Exit.INCOMPLETE, Code.XAER_RMERR: Exit.REFUSED}
+
+
+def _complain(arguments: Namespace, said: str, code: Exit) -> int:
+    sys.stderr.write(f"xabridge broker {arguments.action}: {printable(said)}\n")
+    return int(code)

@@ -1,0 +1,237 @@
+"""Tables of queues, connections, links and branches, for a terminal of 60 columns. Pure: lines come of maps.
+
+The first column is a name, which users copy into the next command: it is never cut. A name that is too long has a line
+of its own. Numbers stand at the right.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from xa import Xid
+from xabridge.cli.text import age, printable, several, transaction_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+WIDTH: Final = 60
+INDENT: Final = "    "
+SHOWN_BRANCHES: Final = 5
+
+
+def amount(number: float) -> str:
+    """A count or a rate in at most five characters: 7, 0.3, 12043, 123k, 4.5M."""
+    if number < 10 and number != int(number):
+        return f"{number:.1f}"
+    if number < 100_000:
+        return f"{number:.0f}"
+    for unit in "kMG":
+        number /= 1000
+        if number < 1000:
+            return f"{number:.1f}{unit}" if number < 10 else f"{number:.0f}{unit}"
+    return f"{number / 1000:.0f}T"
+
+
+def octets(number: float) -> str:
+    """A size in at most five characters: 512, 12k, 4.5M."""
+    for unit in ("", "k", "M", "G"):
+        if number < 1000:
+            return f"{number:.1f}{unit}" if unit and number < 10 else f"{number:.0f}{unit}"
+        number /= 1000
+    return f"{number:.0f}T"
+
+
+def since(now_ms: int, then_ms: int | None) -> str:
+    """How long ago; "?" where that is not known."""
+    return age(None if then_ms is None else max(now_ms - then_ms, 0) / 1000)
+
+
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], below: Sequence[Sequence[str]], left: int = 1
+) -> list[str]:
+    """The lines: `left` columns stand at the left, the others at the right. `below` are lines for below each row."""
+    rest = [max(len(row[column]) for row in (head, *rows)) for column in range(1, len(head))]
+    room = max(WIDTH - sum(rest) - len(rest) - 1, 8)
+    first = max(len(head[0]), *(len(row[0]) for row in rows if len(row[0]) <= room), 0) if rows else len(head[0])
+    lines = []
+    for number, row in enumerate((head, *rows)):
+        name = row[0]
+        if len(name) > first:
+            lines.append(name)
+            name = ""
+        cells = [
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row[1:], rest, strict=True), start=1)
+        ]
+        lines.append(f"{name.ljust(first)}  {' '.join(cells)}".rstrip())
+        if number:
+            lines += [f"{INDENT}{line}" for line in below[number - 1]]
+    return lines
+
+
+def wrapped(text: str) -> list[str]:
+    """`text` in lines that fit below a row."""
+    return textwrap.wrap(text, WIDTH - len(INDENT), break_long_words=False, break_on_hyphens=False)
+
+
+def queues(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
+    """The table of queues."""
+    if not found:
+        return ["no queues"]
+    rows, below = [], []
+    for queue in found:
+        oldest = since(now_ms, queue["oldest"]) if queue["depth"] else "-"
+        rows.append(
+            (
+                printable(queue["name"]), amount(queue["depth"]), amount(queue["held"]), octets(queue["octets"]),
+                oldest, amount(queue["consumers"]), amount(queue["rate-in"]), amount(queue["rate-out"]),
+            )
+        )  # fmt: skip
+        below.append(_notes(queue))
+    return table(("QUEUE", "DEPTH", "HELD", "SIZE", "OLDEST", "CONS", "IN/S", "OUT/S"), rows, below)
+
+
+def _notes(queue: Mapping[str, Any]) -> list[str]:
+    notes = []
+    if queue.get("paused"):
+        notes.append(f"paused: {queue['paused']}")
+    if queue["pending"]:
+        notes.append(f"{several(queue['pending'], 'message')} to come, of transactions that are open")
+    for xid, count in list(queue["locked-by"].items())[:SHOWN_BRANCHES]:
+        notes += wrapped(f"{count} held by branch {_name(xid)}")
+    left = queue["branches"] - min(len(queue["locked-by"]), SHOWN_BRANCHES)
+    if left:
+        notes.append(f"and {several(left, 'branch')} more")
+    return notes
+
+
+def _name(xid: str) -> str:
+    return printable(transaction_name(Xid.parse(xid)))
+
+
+def messages(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
+    """The table of a queue's messages."""
+    if not found:
+        return ["no messages"]
+    rows, below = [], []
+    for one in found:
+        left = "-" if one["expires"] is None else age(max(one["expires"] - now_ms, 0) / 1000)
+        rows.append(
+            (
+                one["id"],
+                one["state"],
+                octets(one["octets"]),
+                amount(one["deliveries"]),
+                since(now_ms, one["posted"]),
+                left,
+            )
+        )
+        below.append([] if one["why"] is None else wrapped(f"from {printable(one['from'])}: {printable(one['why'])}"))
+    return table(("ID", "STATE", "SIZE", "TRIES", "AGE", "EXPIRES"), rows, below, left=2)
+
+
+def dead(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
+    """The table of dead letters."""
+    if not found:
+        return ["no dead letters"]
+    rows, below = [], []
+    for one in found:
+        rows.append(
+            (one["id"], one["state"], octets(one["octets"]), since(now_ms, one["since"]), printable(one["queue"]))
+        )
+        origin = "it is not known where it came from" if one["why"] is None else f"from {one['from']}: {one['why']}"
+        below.append(wrapped(printable(origin)))
+    return table(("ID", "STATE", "SIZE", "DEAD", "QUEUE"), rows, below, left=2)
+
+
+def users(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table of users and permissions."""
+    if not found:
+        return ["no users, and no permissions"]
+    rows, below = [], []
+    for one in found:
+        rule = json.loads(one["rule"]) if one["rule"] is not None else None
+        rows.append((printable(one["name"]), one["password-from"] or "-", one["rule-from"] or "-"))
+        words = [
+            name if value is True else f"{name} {value if isinstance(value, str) else ', '.join(value)}"
+            for name, value in (rule or {}).items()
+        ]
+        below.append(wrapped(printable("; ".join(words) or "may do nothing")) if rule is not None else [])
+    return table(("NAME", "PASSWORD", "PERMISSIONS"), rows, below, left=3)
+
+
+def configuration(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines of the configuration: names and values are never cut."""
+    lines = []
+    for one in found:
+        lines.append(f"{printable(one['name'])} = {printable(one['value'])}".rstrip())
+        if one["from"] != "default":
+            lines.append(f"{INDENT}from {printable(one['from'])}")
+    return lines or ["no settings"]
+
+
+def audit(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines of the audit log."""
+    if not found:
+        return ["nothing was changed"]
+    lines = []
+    for one in found:
+        when = datetime.fromtimestamp(one["when"] / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        lines.append(f"{when}  {printable(one['who'])}")
+        about = ", ".join(f"{name} {printable(str(value))}" for name, value in one["about"].items())
+        lines += [f"{INDENT}{line}" for line in wrapped(f"{one['what']}: {about}")]
+    return lines
+
+
+def connections(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
+    """The table of connections."""
+    if not found:
+        return ["no connections"]
+    rows, below = [], []
+    for one in found:
+        rows.append(
+            (
+                one["number"], printable(one["user"]), printable(one["peer"]), since(now_ms, one["since"]),
+                amount(one["rate-in"]), amount(one["rate-out"]),
+            )
+        )  # fmt: skip
+        product = f", {printable(one['product'])}" if one["product"] else ""
+        counts = f"{several(one['sessions'], 'session')}, {several(one['links'], 'link')}"
+        if one["transactions"]:
+            counts += f", {several(one['transactions'], 'transaction')}"
+        below.append([*wrapped(f"{printable(one['container'])}{product}"), counts])
+    return table(("NUMBER", "USER", "PEER", "AGE", "IN/S", "OUT/S"), rows, below, left=3)
+
+
+def links(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table of links."""
+    if not found:
+        return ["no links"]
+    rows = [
+        (
+            printable(one["address"]) or "-", one["kind"], one["connection"], amount(one["credit"]),
+            amount(one["unsettled"]), amount(one["messages"]),
+        )
+        for one in found
+    ]  # fmt: skip
+    return table(("ADDRESS", "KIND", "CONNECTION", "CREDIT", "UNSETTLED", "SENT"), rows, [()] * len(rows), left=3)
+
+
+def branches(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
+    """The table of branches."""
+    if not found:
+        return ["no branches"]
+    rows, below = [], []
+    for branch in found:
+        state = printable(branch["state"]).partition(" ")[2]
+        rows.append((_name(branch["xid"]), state, printable(branch["owner"]) or "-", since(now_ms, branch["since"])))
+        notes = []
+        for queue, held in branch["holds"].items():
+            words = [f"{held['retired']} from"] if held["retired"] else []
+            words += [f"{held['posted']} to"] if held["posted"] else []
+            notes += wrapped(f"{' and '.join(words)} {printable(queue)}")
+        below.append(notes)
+    return table(("BRANCH", "STATE", "OWNER", "AGE"), rows, below, left=3)

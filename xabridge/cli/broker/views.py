@@ -1,0 +1,110 @@
+"""`xabridge broker queues`, `connections`, `links` and `branches`: looking, which changes nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from xabridge.cli import as_json
+from xabridge.cli.broker import tables
+from xabridge.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Sequence
+
+    from rm_amqp.management import ManagementClient
+
+Found: TypeAlias = "list[dict[str, Any]]"
+
+LEAST_PAUSE_S: Final = 0.05
+_CLEAR: Final = "\x1b[H\x1b[J"
+
+
+def queues(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker queues`."""
+
+    def look() -> Found:
+        found: Found = list(management.pages("queues", key="name"))
+        wanted: list[str] = arguments.name
+        chosen = [one for one in found if any(fits(one["name"], pattern) for pattern in wanted)]
+        return chosen if wanted else [one for one in found if one["lasting"]]
+
+    return shown(management, arguments, look, tables.queues)
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a name is one that `pattern` names, in which only * is special."""
+    return fnmatchcase(name, pattern.replace("[", "[[]").replace("?", "[?]"))
+
+
+def connections(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker connections`."""
+
+    def look() -> Found:
+        found: Found = list(management.pages("connections", key="number"))
+        return [one for one in found if arguments.user is None or one["user"] == arguments.user]
+
+    return shown(management, arguments, look, tables.connections)
+
+
+def links(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker links`."""
+
+    def look() -> Found:
+        return list(management.pages("links", key="id", address=arguments.queue, connection=arguments.connection))
+
+    return shown(management, arguments, look, lambda found, _now_ms: tables.links(found))
+
+
+def branches(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker branches`."""
+    return shown(management, arguments, lambda: list(management.pages("branches", key="xid")), tables.branches)
+
+
+def configuration(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker configuration`."""
+
+    def look() -> Found:
+        found = management.pages("configuration", key="name")
+        return [
+            one
+            for one in found
+            if (not arguments.name or any(fits(one["name"], pattern) for pattern in arguments.name))
+            and not (arguments.changed and one["from"] == "default")
+        ]
+
+    return shown(management, arguments, look, lambda found, _now_ms: tables.configuration(found))
+
+
+def shown(
+    management: ManagementClient,
+    arguments: Namespace,
+    look: Callable[[], Found],
+    table: Callable[[Sequence[dict[str, Any]], int], list[str]],
+) -> Exit:
+    """Prints what `look` finds, once, or with --watch until it is interrupted."""
+    interval: float | None = arguments.watch
+    try:
+        while True:
+            now_ms, found = int(management.ask("status")["now"]), look()
+            if arguments.json:
+                as_json.write(found, lines=interval is not None)
+            else:
+                lines = table(found, now_ms)
+                if interval is not None:
+                    clock = datetime.now().astimezone().strftime("%H:%M:%S")
+                    lines = [f"{clock}, every {interval:g} s, Ctrl-C ends it", "", *lines]
+                start = _CLEAR if interval is not None and sys.stdout.isatty() else ""
+                sys.stdout.write(start + "\n".join(lines) + "\n")
+                sys.stdout.flush()
+            if interval is None:
+                return Exit.DONE
+            time.sleep(max(interval, LEAST_PAUSE_S))
+    except KeyboardInterrupt:
+        if interval is None:
+            raise
+        return Exit.DONE
