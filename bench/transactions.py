@@ -154,6 +154,7 @@ def _cycles() -> Callable[[], None]:
     managers = [ReferenceResource(ReferenceStore(name)) for name in ("one", "two")]
     for index, manager in enumerate(managers):
         manager.open(f"reference://{('one', 'two')[index]}", 1)
+    first, last = managers
     xids = [Xid(FORMAT_ID, Gtrid("bench", bytes(8), 1, 1).encode(), name) for name in (b"one", b"two")]
 
     def cycle() -> None:
@@ -162,10 +163,10 @@ def _cycles() -> Callable[[], None]:
             manager.session(1)
         for manager, xid in zip(managers, xids, strict=True):
             manager.end(xid, 1, TMSUCCESS)
-        for verb in ("prepare", "commit"):
-            handles = [getattr(m, verb)(xid, 1, TMASYNC) for m, xid in zip(managers, xids, strict=True)]
-            for manager, handle in zip(managers, handles, strict=True):
-                manager.complete(Handle(handle), 1)
+        for verb in ("prepare", "commit"):  # overlapped: all but the last one are asked first and collected then
+            handle = getattr(first, verb)(xids[0], 1, TMASYNC)
+            getattr(last, verb)(xids[1], 1)
+            first.complete(Handle(handle), 1)
 
     return cycle
 
