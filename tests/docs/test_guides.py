@@ -39,10 +39,13 @@ ON_SPARK = "pipeline.md"
 """The page whose Python needs a process of its own: Spark's."""
 MODULES = "resource-managers.md"
 """The page whose Python are two modules: test_resource_managers.py runs them."""
+ON_ACTIVEMQ = "openwire.md"
+"""The page that needs a broker in Java: tests/rm_openwire/test_guide.py runs it."""
 WITH_PYTHON = [
     page
     for page in pages()
-    if page.name not in {ON_SPARK, MODULES} and any(block.language in {"python", "sql"} for block in blocks(page))
+    if page.name not in {ON_SPARK, MODULES, ON_ACTIVEMQ}
+    and any(block.language in {"python", "sql"} for block in blocks(page))
 ]
 
 
