@@ -8,7 +8,7 @@ two_phase, decider .{1,16}.tx_per_s   orders handled one in a transaction, by so
 batch100.msgs_per_s                   100 in a transaction (two-phase), all for the handler at once (takes="batch"): an
                                       executemany, and a send for each
 batch100.each_msgs_per_s              the same with a handler that is called for each message
-openwire.{1,16}.tx_per_s              as two_phase, over ActiveMQ Artemis and OpenWire; where `make artemis` was called
+openwire.{1,16}.tx_per_s              as two_phase, over ActiveMQ Artemis and OpenWire; not with --quick, nor without its jars
 floor.{1,16}.tx_per_s                 INSERT, PREPARE TRANSACTION, COMMIT PREPARED from as many threads, plain psycopg
 two_phase_of_floor_1, decider_gain    the ratios, each the median of those within one round
 breakdown                             one transaction of one worker, in µs: processor time of client, broker and
@@ -57,7 +57,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         bench = Bench(backstage, Path(name).absolute(), seconds)
         collected: dict[str, list[float]] = {}
         for number in range(rounds):
-            for key, value in bench.rates():
+            for key, value in bench.rates(others=not quick):
                 collected.setdefault(key, []).append(value)
                 print(f"  round {number + 1}: {key}: {value:,.0f}/s", file=sys.stderr)
         breakdown = {kind: bench.breakdown(kind) for kind in ("two_phase", "decider")}
@@ -102,12 +102,12 @@ class Bench:
         self._numbers = orders_from(1)
         self._queues = itertools.count(1)
 
-    def rates(self) -> Iterator[tuple[str, float]]:
-        """Every rate once."""
+    def rates(self, *, others: bool) -> Iterator[tuple[str, float]]:
+        """Every rate once; with `others` also over another broker, which takes long to start and to fill."""
         for workers in WORKERS:
             for kind in ("floor", "two_phase", "decider"):
                 yield f"{kind}.{workers}.tx_per_s", _rate(self.run(kind, workers=workers))
-        artemis = OpenWireArtemis.if_there(self._folder / f"artemis-{next(self._queues)}")
+        artemis = OpenWireArtemis.if_there(self._folder / f"artemis-{next(self._queues)}") if others else None
         if artemis is not None:
             with artemis:
                 for workers in WORKERS:
