@@ -8,7 +8,7 @@ two_phase, decider .{1,16}.tx_per_s   orders handled one in a transaction, by so
 batch100.msgs_per_s                   100 in a transaction (two-phase), all for the handler at once (takes="batch"): an
                                       executemany, and a send for each
 batch100.each_msgs_per_s              the same with a handler that is called for each message
-openwire.{1,16}.tx_per_s              as two_phase, over ActiveMQ Artemis and OpenWire; not with --quick, nor without its jars
+openwire.{1,16}.tx_per_s              as two_phase, over Artemis and OpenWire; not with --quick, nor without its jars
 floor.{1,16}.tx_per_s                 INSERT, PREPARE TRANSACTION, COMMIT PREPARED from as many threads, plain psycopg
 two_phase_of_floor_1, decider_gain    the ratios, each the median of those within one round
 breakdown                             one transaction of one worker, in µs: processor time of client, broker and
