@@ -16,6 +16,7 @@ COPY xa xa
 COPY dtx dtx
 COPY rm_amqp rm_amqp
 COPY rm_db rm_db
+COPY rm_openwire rm_openwire
 COPY tm tm
 COPY docs docs
 RUN /opt/xabridge/bin/pip install --no-cache-dir --no-deps .

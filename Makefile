@@ -110,4 +110,4 @@ artemis:
 	@echo "now: XABRIDGE_ARTEMIS=.artemis $(BIN)/python -m pytest tests/interop/test_artemis.py"
 
 clean:
-	rm -rf .venv .compiled .demo .bench .artemis site theme/scripts .sqlalchemy-2.0 .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .compiled .demo .bench .artemis .activemq site theme/scripts .sqlalchemy-2.0 .mypy_cache .pytest_cache .ruff_cache .hypothesis

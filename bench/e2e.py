@@ -8,6 +8,7 @@ two_phase, decider .{1,16}.tx_per_s   orders handled one in a transaction, by so
 batch100.msgs_per_s                   100 in a transaction (two-phase), all for the handler at once (takes="batch"): an
                                       executemany, and a send_batch
 batch100.each_msgs_per_s              the same with a handler that is called for each message
+openwire.{1,16}.tx_per_s              as two_phase, over Artemis and OpenWire; not with --quick, nor without its jars
 floor.{1,16}.tx_per_s                 INSERT, PREPARE TRANSACTION, COMMIT PREPARED from as many threads, plain psycopg
 two_phase_of_floor_1, decider_gain    the ratios, each the median of those within one round
 breakdown                             one transaction of one worker, in µs: processor time of client, broker and
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.e2e_client import WARM_S, Job
+from bench.peers.artemis import OpenWireArtemis
 from tm import TransactionManager
 from xabridge.demo.shop.backstage import Backstage
 from xabridge.demo.shop.orders import AT_ONCE, orders_from
@@ -55,7 +57,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         bench = Bench(backstage, Path(name).absolute(), seconds)
         collected: dict[str, list[float]] = {}
         for number in range(rounds):
-            for key, value in bench.rates():
+            for key, value in bench.rates(others=not quick):
                 collected.setdefault(key, []).append(value)
                 print(f"  round {number + 1}: {key}: {value:,.0f}/s", file=sys.stderr)
         breakdown = {kind: bench.breakdown(kind) for kind in ("two_phase", "decider")}
@@ -94,16 +96,22 @@ class Bench:
         self._backstage = backstage
         self._shop = backstage.shop()
         self._seconds = seconds
+        self._folder = folder
         self._log = str(folder / "log")
         self._manager_log = f"file://{folder / 'generator'}"
         self._numbers = orders_from(1)
         self._queues = itertools.count(1)
 
-    def rates(self) -> Iterator[tuple[str, float]]:
-        """Every rate once."""
+    def rates(self, *, others: bool) -> Iterator[tuple[str, float]]:
+        """Every rate once; with `others` also over another broker, which takes long to start and to fill."""
         for workers in WORKERS:
             for kind in ("floor", "two_phase", "decider"):
                 yield f"{kind}.{workers}.tx_per_s", _rate(self.run(kind, workers=workers))
+        artemis = OpenWireArtemis.if_there(self._folder / f"artemis-{next(self._queues)}") if others else None
+        if artemis is not None:
+            with artemis:
+                for workers in WORKERS:
+                    yield f"openwire.{workers}.tx_per_s", _rate(self.run("openwire", workers=workers, other=artemis))
         yield "batch100.msgs_per_s", _rate(self.run("two_phase", batch=BATCH, together=True))
         yield "batch100.each_msgs_per_s", _rate(self.run("two_phase", batch=BATCH))
 
@@ -129,16 +137,19 @@ class Bench:
         together: bool = False,
         steps: bool = False,
         orders: int | None = None,
+        other: OpenWireArtemis | None = None,
     ) -> dict[str, Any]:
-        """What one run measured. So many orders wait for it; RuntimeError when it has handled all of them."""
+        """What one run measured, over our own broker or the `other` one. So many orders wait for it; RuntimeError when
+        it has handled all of them."""
+        broker = self._shop.broker if other is None else other.url
         mode = "decider" if kind == "decider" else "two-phase"
         queue = ""
         if kind != "floor":
             orders = orders or int((self._seconds + 2 * WARM_S) * (FASTEST_IN_BATCHES if batch > 1 else FASTEST))
-            queue = self.fill(orders)
+            queue = self.fill(orders, broker)
         job = Job(
             "floor" if kind == "floor" else "consume",
-            f"{self._shop.broker}{'&' if '?' in self._shop.broker else '/?'}{OPTIONS[batch]}",
+            f"{broker}{'&' if '?' in broker else '/?'}{OPTIONS[batch]}" if other is None else broker,
             self._shop.database,
             "" if mode == "decider" else self._log,
             queue,
@@ -149,15 +160,15 @@ class Bench:
             self._seconds,
             steps,
         )
-        measured = self._client(job)
+        measured = self._client(job, self._backstage.broker.pid if other is None else other.pid)
         if orders is not None and measured["total"] >= orders:
             raise RuntimeError(f"all {orders} orders were handled before the time was over: this is no rate: {job}")
         return measured
 
-    def _client(self, job: Job) -> dict[str, Any]:
-        """Runs the client, and takes what broker and database use meanwhile."""
+    def _client(self, job: Job, broker: int) -> dict[str, Any]:
+        """Runs the client, and takes what the broker of this process id, and the database, use meanwhile."""
         command = [sys.executable, "-m", "bench.e2e_client", json.dumps(asdict(job))]
-        broker, postgres = self._backstage.broker.pid, self._backstage.postgres.pid
+        postgres = self._backstage.postgres.pid
         used: dict[str, tuple[float, float]] = {}
         told = "{}"
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 — our own command
@@ -175,11 +186,11 @@ class Bench:
         )
         return measured
 
-    def fill(self, wanted: int) -> str:
-        """The name of a queue with so many orders. Each run has its own: what the one before gave back counts as
-        delivered."""
+    def fill(self, wanted: int, broker: str = "") -> str:
+        """The name of a queue with so many orders, at our own broker or this one. Each run has its own: what the one
+        before gave back counts as delivered."""
         queue = f"orders-{next(self._queues)}"
-        with TransactionManager("generator", self._manager_log, {BROKER: self._shop.broker}) as manager:
+        with TransactionManager("generator", self._manager_log, {BROKER: broker or self._shop.broker}) as manager:
             for start in range(0, wanted, AT_ONCE):
                 with manager.begin() as tx:
                     for order in islice(self._numbers, min(AT_ONCE, wanted - start)):

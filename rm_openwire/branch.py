@@ -156,7 +156,9 @@ class BranchWork(Unit):
         self._session: Session | None = None
         self._connection: Connection | None = pool.take_for_work(wait=wait)
         self._begun: int | None = None
-        """The number of BEGIN, while its answer has not come."""
+        """The number of BEGIN, once it was sent."""
+        self._confirmed = False
+        """The broker has begun the branch, and it is ours."""
         self._looked: int | None = None
         """The number of the RECOVER beside it."""
         self._used = False
@@ -369,7 +371,7 @@ class BranchWork(Unit):
 
     def _begin(self, connection: Connection) -> None:
         """Sends BEGIN with the first work."""
-        if not self._used:
+        if self._begun is None:
             self._began_at = time.monotonic()
             self._used = True
             if connection.endpoint.is_classic:
@@ -378,21 +380,22 @@ class BranchWork(Unit):
 
     def _await_begin(self, connection: Connection) -> None:
         """The broker has the branch. Work of a branch that it does not know would not be undone."""
-        self._begin(connection)
-        number, self._begun = self._begun, None
-        if number is None:
+        if self._confirmed or self._taken is not None:
             return
-        looked, self._looked = self._looked, None
+        self._begin(connection)
+        assert self._begun is not None  # noqa: S101 — it was sent
         self._foreign = True  # until it is known to be ours
         try:
-            is_taken = looked is not None and transaction_id(self.xid) in in_doubt(connection.wait(looked))
-            connection.wait(number)
+            listed = [] if self._looked is None else in_doubt(connection.wait(self._looked))
+            connection.wait(self._begun)
         except Refused as refused:
             is_taken = refused.code is Code.XAER_DUPID
             told = f"work: the broker does not begin the branch: {refused}"
         else:
+            is_taken = transaction_id(self.xid) in listed
             if not is_taken:
                 self._foreign = False
+                self._confirmed = True
                 return
             told = "work: another client has prepared a branch with this xid, and xids must be unique"
         if is_taken:

@@ -140,6 +140,9 @@ class Connection:
             self._socket.sendall(outgoing)
         except (OSError, ValueError) as error:
             raise self._is_lost(f"it can't be written to: {error or type(error).__name__}") from None
+        except BaseException:  # an interruption: a part of it may be written
+            self.drop("writing was interrupted")
+            raise
         outgoing.clear()
         self._said = self._clock()
 

@@ -42,10 +42,13 @@ ON_MARIADB = "mariadb.md"
 """The page whose database is MariaDB's."""
 MODULES = "resource-managers.md"
 """The page whose Python are two modules: test_resource_managers.py runs them."""
+ON_ACTIVEMQ = "openwire.md"
+"""The page that needs a broker in Java: tests/rm_openwire/test_guide.py runs it."""
 WITH_PYTHON = [
     page
     for page in pages()
-    if page.name not in {ON_SPARK, MODULES} and any(block.language in {"python", "sql"} for block in blocks(page))
+    if page.name not in {ON_SPARK, MODULES, ON_ACTIVEMQ}
+    and any(block.language in {"python", "sql"} for block in blocks(page))
 ]
 
 

@@ -156,13 +156,20 @@ class Artemis(JavaBroker):
     kind = "ActiveMQ Artemis"
 
     def __init__(
-        self, folder: Path, *, settings: str = "", deletes_queues: bool = False, port: int | None = None
+        self,
+        folder: Path,
+        *,
+        settings: str = "",
+        options: str = "",
+        deletes_queues: bool = False,
+        port: int | None = None,
     ) -> None:
         super().__init__(folder, port)
         self._lib = jars("artemis")
         text = (SOURCES / "artemis" / "broker.xml").read_text(encoding="utf-8")
         text = text.replace("@DIR@", str(folder)).replace("@PORT@", str(self.port))
-        text = text.replace("protocols=AMQP", "protocols=OPENWIRE").replace("<acceptors>", f"{settings}<acceptors>")
+        text = text.replace("protocols=AMQP", f"protocols=OPENWIRE{options}")
+        text = text.replace("<acceptors>", f"{settings}<acceptors>")
         if not deletes_queues:
             text = text.replace("<dead-letter-address>", f"{KEPT}<dead-letter-address>")
         self._configuration = folder / "broker.xml"

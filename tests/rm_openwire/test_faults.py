@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from contextlib import suppress
@@ -17,7 +18,7 @@ from rm_openwire.settings import parse
 from rm_openwire.wire import Queue, TextMessage, TransactionInfo, TransactionKind
 from tests.rm_db.proxy import Proxy
 from tests.rm_openwire.client import RMID, Client, new_name, new_xid
-from tests.rm_openwire.java_brokers import Artemis, Classic
+from tests.rm_openwire.java_brokers import SOURCES, Artemis, Classic
 from xa import BranchRolledBack, Code, HeuristicOutcome, UnknownBranch, XaError, XaMisuse
 from xa.diagnosis import Health
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     from tests.rm_openwire.java_brokers import JavaBroker
     from xa import Xid
+
+
+CERTIFICATES = SOURCES / "certificates"
 
 
 @pytest.fixture
@@ -285,6 +289,30 @@ def test_credentials(tmp_path: Path) -> None:
                 wrong.open(url, RMID)
             assert refused.value.code is Code.XAER_RMERR
             assert "wrong" not in str(refused.value)
+    finally:
+        broker.kill()
+
+
+def test_tls(tmp_path: Path) -> None:
+    """Who is not vouched for is not talked to."""
+    store = tmp_path / "broker.p12"
+    make = ["openssl", "pkcs12", "-export", "-passout", "pass:changeit", "-out", str(store)]
+    make += ["-inkey", str(CERTIFICATES / "broker.key"), "-in", str(CERTIFICATES / "broker.pem")]
+    subprocess.run(make, check=True, capture_output=True)
+    tls = f";sslEnabled=true;keyStoreType=PKCS12;keyStorePassword=changeit;keyStorePath={store}"
+    broker = Artemis(tmp_path, options=tls)
+    broker.start()
+    try:
+        url = broker.url.replace("openwire://127.0.0.1", "openwire+ssl://localhost")
+        client = Client(url, f"timeout=10&ca={CERTIFICATES}/ca.pem&idle_timeout=2")
+        client.put("q", "x" * 200_000)
+        assert client.look("q") == ["x" * 200_000]
+        client.rm.drop()
+        stranger = OpenWireResource()
+        for wrong in (url, f"{broker.url}?timeout=2"):
+            with pytest.raises(XaError) as refused:
+                stranger.open(wrong, RMID)
+            assert refused.value.code is Code.XAER_RMFAIL
     finally:
         broker.kill()
 
