@@ -92,7 +92,7 @@ lock:
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes --group dev --group docs --all-extras \
 	  --custom-compile-command "make lock" -o requirements.lock pyproject.toml
-	sed -n 's/^\([a-z0-9].*==[^ ]*\).*/\1/p' requirements.lock > .locked
+	sed -n 's/^\([a-z0-9][^ ]*==[^ ]*\).*/\1/p' requirements.lock > .locked
 	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes -c .locked \
 	  --custom-compile-command "make lock" -o containers/requirements.lock pyproject.toml
 	rm .locked

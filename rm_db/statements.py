@@ -74,7 +74,7 @@ def _classify(text: str) -> int:
         if (
             first in _ENDS
             or tuple(words[:2]) in _ENDS_WITH
-            or (first == "ROLLBACK" and "TO" not in words[1:3])
+            or (first == "ROLLBACK" and "TO" not in words[1:3] and not _is_savepoint(words))
             or (first == "SET" and "AUTOCOMMIT" in words)  # commits, in MariaDB and MySQL
         ):
             effects |= ENDS
@@ -87,6 +87,12 @@ def _classify(text: str) -> int:
         if first in _SETS or (first == "CREATE" and _TEMPORARY & set(words)):
             effects |= SETS
     return effects
+
+
+def _is_savepoint(words: list[str]) -> bool:
+    """SQL Server says ROLLBACK TRANSACTION for savepoints too. Those are SQLAlchemy's; nobody else's are let through,
+    because a statement there may begin without a semicolon before it."""
+    return words[1:2] == ["TRANSACTION"] and words[2:3] != [] and words[2].startswith("SA_SAVEPOINT_")
 
 
 _classify_cached: Final = lru_cache(maxsize=1024)(_classify)

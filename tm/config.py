@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _KEYS: Final = {"node", "log", "decider", "timeout_s", "recovery_interval_s", "resources", "telemetry"}
 _RESOURCE_KEYS: Final = {"url", "mode"}
-_OTHERS: Final = {"broker", "pipeline", "demo"}
+_OTHERS: Final = {"broker", "pipeline", "demo", "outbox"}
 """Tables that other commands read."""
 
 

@@ -48,8 +48,8 @@ from sqlalchemy import (
     func,
     insert,
     inspect,
+    literal_column,
     select,
-    text,
     update,
 )
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -357,6 +357,8 @@ class DecisionTable:
                 postgres.limit_lock_waits(connection, wait_s)
             elif connection.dialect.name in mariadb.DIALECTS:
                 connection.exec_driver_sql(mariadb.lock_timeout(wait_s))
+            elif connection.dialect.name == "mssql":
+                connection.exec_driver_sql(f"SET LOCK_TIMEOUT {max(1, round(wait_s * 1000))}")
             yield connection
 
 
@@ -365,7 +367,7 @@ def _now(connection: Connection) -> float:
     time zone, which has to be the same for all of them."""
     seconds = SECONDS_1970.get(connection.dialect.name)
     if seconds is not None:
-        return float(connection.execute(text(f"SELECT {seconds}")).scalar_one())
+        return float(connection.execute(select(literal_column(seconds))).scalar_one())
     now: datetime = connection.execute(select(func.current_timestamp())).scalar_one()
     return now.replace(tzinfo=now.tzinfo or UTC).timestamp()
 

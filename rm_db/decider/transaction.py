@@ -96,6 +96,7 @@ class SqlTransaction(Unit):
                 yield
             except DBAPIError as error:
                 self._last_error = error
+                self._note_unseen_end(self._connection, error)
                 raise
             finally:
                 if self._given_up:  # another thread has given the transaction up and could not wait for this statement
@@ -114,6 +115,17 @@ class SqlTransaction(Unit):
             session.facade.exec_driver_sql(statement)
         finally:
             self._marked = False
+
+    def _note_unseen_end(self, connection: Connection | None, error: DBAPIError) -> None:
+        """Where the savepoint does not tell it, an error may have ended the transaction, and what follows would be in
+        another one. There the branch becomes rollback-only. Oracle undoes the statement only that violates a
+        constraint; SQL Server also does so, unless XACT_ABORT is on."""
+        name = connection.dialect.name if connection is not None else ""
+        if not name or name in _WITH_SAVEPOINTS or (name == "oracle" and isinstance(error, IntegrityError)):
+            return
+        self.rollback_only = self.rollback_only or (
+            f"a statement failed, and {name} does not tell whether it has ended the transaction"
+        )
 
     def _mark(self, connection: Connection) -> None:
         """The savepoint before the first statement."""

@@ -13,6 +13,8 @@ from dtx.broker.config import BrokerConfig
 from dtx.broker.settings import MEGABYTE, Limits, QueueSettings, Settings
 from tests.docs.guide import ROOT
 from tm import Configuration, ConfigurationError, ConsumerSettings, configuration_from
+from xabridge.outbox import RelaySettings
+from xabridge.outbox.metrics import metrics_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +45,7 @@ def names(made: type[Any]) -> set[str]:
     ("page", "head", "known"),
     [
         ("consumers.md", "parameter", names(ConsumerSettings) - {"queue"}),
+        ("outbox.md", "setting", names(RelaySettings)),
         (
             "broker.md",
             "`[broker]`",
@@ -72,6 +75,7 @@ def test_every_key_of_the_configuration_is_named_once(tmp_path: Path) -> None:
     ("page", "head", "made"),
     [
         ("operations.md", "key", Configuration),
+        ("outbox.md", "setting", RelaySettings),
         ("consumers.md", "parameter", ConsumerSettings),
         ("broker.md", "`[broker]`", Settings),
         ("broker.md", QUEUES, QueueSettings),
@@ -96,3 +100,7 @@ def value(text: str) -> float | bool:
         return text == "true"
     number, _, unit = text.partition(" ")
     return float(number.replace(",", "")) * (MEGABYTE if unit else 1)
+
+
+def test_the_metrics_of_the_outbox_are_those_that_are_made() -> None:
+    assert metrics_table() in (ROOT / "docs" / "outbox.md").read_text(encoding="utf-8")

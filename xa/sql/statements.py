@@ -15,6 +15,8 @@ SECONDS_1970: Final = {
     "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
     "mysql": "UNIX_TIMESTAMP(NOW(6))",
     "mariadb": "UNIX_TIMESTAMP(NOW(6))",
+    "oracle": "((CAST(SYS_EXTRACT_UTC(SYSTIMESTAMP) AS DATE) - DATE '1970-01-01') * 86400)",
+    "mssql": "(DATEDIFF_BIG(MICROSECOND, '19700101', SYSUTCDATETIME()) / 1000000.0)",
 }
 """Dialect → the present time by the database's clock, in seconds since 1970."""
 

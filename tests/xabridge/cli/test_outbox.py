@@ -1,0 +1,148 @@
+"""These tests run `xabridge outbox` as an operator does, over SQLite and the embedded broker."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import update
+
+from tests.rm_amqp.embedded import EmbeddedBroker
+from xabridge import Message
+from xabridge.cli.main import main
+from xabridge.outbox import Inbox, Outbox, OutboxStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Operator:
+    """Types commands in a folder with a configuration."""
+
+    def __init__(self, store: OutboxStore, capsys: pytest.CaptureFixture[str]) -> None:
+        self.store = store
+        self._capsys = capsys
+
+    def types(self, *words: str) -> tuple[int, str]:
+        """The exit code, and what it said."""
+        code = main(["outbox", *words])
+        said = self._capsys.readouterr()
+        return code, said.out + said.err
+
+    def reads(self, *words: str) -> Any:
+        """The JSON that a command prints."""
+        return json.loads(self.types(*words, "--json")[1])
+
+    def puts(self, *bodies: object, key: str | None = None) -> None:
+        with self.store.engine.begin() as connection:
+            Outbox().put_all(connection, "orders", [Message(body) for body in bodies], key=key)
+
+    def refuses(self) -> None:
+        """All that waits is set aside."""
+        with self.store.engine.begin() as connection:
+            connection.execute(
+                update(self.store.tables.outbox).values(state="refused", attempts=3, reason="\x1b[2J no")
+            )
+
+
+@pytest.fixture
+def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Operator]:
+    monkeypatch.chdir(tmp_path)
+    url = f"sqlite:///{tmp_path}/shop.db"
+    (tmp_path / "xabridge.toml").write_text(
+        f'node = "n"\n[resources]\nshop = {{ url = "{url}", mode = "decider" }}\n'
+        '[outbox]\ndatabase = "shop"\nbatch = 10\n'
+    )
+    store = OutboxStore.at(url)
+    store.open()
+    yield Operator(store, capsys)
+    store.close()
+
+
+def test_status_and_list(operator: Operator) -> None:
+    assert operator.types("status") == (0, "0 messages waiting; 0 set aside\n")
+    operator.puts({"n": 1}, "two", key="k")
+    assert operator.reads("status")["waiting"] == 2
+    listed = operator.reads("list")["messages"]
+    assert [(row["destination"], row["key"], row["state"]) for row in listed] == [("orders", "k", "waiting")] * 2
+    assert operator.types("list", "--limit", "1")[1].endswith("1 message listed\n")
+    assert operator.types("list", "--limit", "0")[0] == 2
+    shown = operator.reads("show", str(listed[0]["id"]))
+    assert shown["body"] == {"n": 1}
+    assert "body         'two'" in operator.types("show", str(listed[1]["id"]))[1]
+    assert operator.types("show", "99")[0] == 5
+
+
+def test_what_was_refused(operator: Operator) -> None:
+    operator.puts(1, 2, 3)
+    operator.refuses()
+    code, said = operator.types("status")
+    assert (code, said) == (1, "0 messages waiting; 3 set aside\n")
+    code, said = operator.types("list", "--refused")
+    assert "refused 3 ×: \\x1b[2J no" in said  # it moves no cursor
+    ids = [str(row["id"]) for row in operator.reads("list", "--refused")["messages"]]
+
+    assert operator.types("retry")[0] == 2
+    assert operator.types("retry", "--refused", "--dry-run") == (0, "3 messages would be changed\n")
+    assert operator.types("retry", ids[0]) == (0, "1 message will be sent again\n")
+    assert operator.types("delete", ids[1])[0] == 5
+    assert operator.types("delete", ids[1], "--yes") == (0, "1 message deleted\n")
+    assert operator.types("delete", ids[1], "--yes")[0] == 5
+    assert operator.types("retry", "--refused") == (0, "1 message will be sent again\n")
+    assert operator.reads("status")["waiting"] == 2
+
+
+def test_the_relay_once(operator: Operator, tmp_path: Path) -> None:
+    broker = EmbeddedBroker(tmp_path)
+    operator.puts(*range(25))
+    assert operator.types("relay", "--once")[0] == 2  # there is no broker in the file
+    url = f"amqp://{broker.address}"
+    assert operator.types("relay", "--once", "--broker", url) == (0, "25 messages sent, 0 refused, 0 set aside\n")
+    broker.stop()
+    assert operator.types("relay", "--once", "--broker", url)[0] == 1
+
+
+def test_create_and_clean(operator: Operator, tmp_path: Path) -> None:
+    fresh = f"sqlite:///{tmp_path}/other.db"
+    code, said = operator.types("create", "--dry-run", "--database", fresh)
+    assert code == 0
+    assert said.count("CREATE TABLE") == 3
+    assert operator.types("create", "--database", fresh)[0] == 0
+    assert operator.types("status", "--database", fresh)[0] == 0
+    with operator.store.engine.begin() as connection:
+        Inbox("c", clock=lambda: 0.0).is_new(connection, "old")
+        Inbox("c").is_new(connection, "young")
+    assert operator.types("clean", "--older-than", "1d") == (0, "1 row of the inbox deleted\n")
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ("database = 7", "outbox.database: expected text"),
+        ('database = "none"', "'none' is neither a URL nor one of [resources]: shop"),
+        ('databse = "shop"', "outbox.databse: unknown key; known are"),
+        ("batch = 0", "batch is from 1 to 1000"),
+        ("batch = 1.5", "batch is a whole number"),
+        ("poll_s = true", "poll_s is seconds"),
+        ('database = "${NO_SUCH}://x"', "the environment variable NO_SUCH is not set"),
+    ],
+)
+def test_a_configuration_that_is_wrong(operator: Operator, tmp_path: Path, table: str, told: str) -> None:
+    (tmp_path / "xabridge.toml").write_text(
+        f'node = "n"\n[resources]\nshop = "postgresql://x/y"\n[outbox]\n{table}\n', encoding="utf-8"
+    )
+    code, said = operator.types("status")
+    assert code == 2
+    assert told in said
+
+
+def test_no_database(operator: Operator, tmp_path: Path) -> None:
+    (tmp_path / "xabridge.toml").unlink()
+    code, said = operator.types("status")
+    assert code == 2
+    assert "no database: pass --database" in said
+    code, said = operator.types("status", "--database", "postgresql://u:s3cret@127.0.0.1:1/x")
+    assert code == 1
+    assert "s3cret" not in said

@@ -1,0 +1,118 @@
+"""These fixtures are shared by the tests of the outbox: its databases, RabbitMQ, and a broker in memory."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import amqp
+import pytest
+
+from tests.mariadb import MariaDB
+from tests.mariadb import installed as mariadb_installed
+from tests.rabbitmq import RabbitMQ
+from tests.rabbitmq import installed as rabbitmq_installed
+from xabridge.outbox import BrokerAway, OutboxStore, Refusal, Sent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from xabridge.outbox import Outgoing
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server() -> Iterator[RabbitMQ]:
+    """The session's RabbitMQ, which may be stopped. Use `rabbitmq`, unless you start it yourself."""
+    if not rabbitmq_installed():
+        pytest.skip("RabbitMQ is not installed: .ci/run installs it")
+    server = RabbitMQ()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def rabbitmq(rabbitmq_server: RabbitMQ) -> RabbitMQ:
+    """A RabbitMQ that runs."""
+    rabbitmq_server.start()
+    return rabbitmq_server
+
+
+@pytest.fixture
+def channel(rabbitmq: RabbitMQ) -> Iterator[Any]:
+    """A channel of a client that is not ours."""
+    with amqp.Connection(rabbitmq.address, "guest", "guest") as connection:
+        yield connection.channel()
+
+
+@pytest.fixture(scope="session")
+def outbox_mariadb() -> Iterator[MariaDB]:
+    """The session's MariaDB."""
+    if not mariadb_installed():
+        pytest.skip("MariaDB is not installed: .ci/run installs it")
+    server = MariaDB()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/shop.db"
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres").create_database())
+    return str(request.getfixturevalue("outbox_mariadb").create_database())
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[OutboxStore]:
+    """Its outbox, with its tables."""
+    store = OutboxStore.at(url)
+    store.open()
+    yield store
+    store.close()
+
+
+class MemoryBroker:
+    """A `Publisher` that keeps what it was sent. `judge` says of a message why it is refused, or None; BrokerAway
+    raised by it breaks the connection there."""
+
+    def __init__(self, judge: Callable[[Outgoing], Refusal | None] = lambda _: None) -> None:
+        self.judge = judge
+        self.arrived: list[Outgoing] = []
+        self.together: list[int] = []
+        self.is_away = False
+
+    @property
+    def bodies(self) -> list[Any]:
+        """What has arrived."""
+        return [outgoing.message.body for outgoing in self.arrived]
+
+    def open(self) -> None:
+        if self.is_away:
+            raise BrokerAway("it is away")
+
+    def send(self, messages: Sequence[Outgoing], deadline: float) -> Sent:
+        assert deadline > time.monotonic() - 60
+        sent = Sent()
+        self.together.append(len(messages))
+        for message in messages:
+            try:
+                refusal = self.judge(message)
+            except BrokerAway as error:
+                sent.away = str(error)
+                break
+            if refusal is not None:
+                sent.refused[message.number] = refusal
+            else:
+                self.arrived.append(message)
+                sent.confirmed.add(message.number)
+        return sent
+
+    def keep_alive(self) -> None:
+        self.open()
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,64 @@
+"""These tests kill relays and consumers at every step, against a real RabbitMQ and each kind of database. Between two
+applications with outbox and inbox every message is handled exactly once; on the wire it is there at least once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import text
+
+from tests.xabridge.outbox import relay_child
+from tests.xabridge.outbox.relay_child import Steps
+from xabridge import Message
+from xabridge.outbox import Outbox, OutboxStore
+
+if TYPE_CHECKING:
+    from tests.rabbitmq import RabbitMQ
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outbox"), pytest.mark.timeout(900)]
+STRIDE = 1 if os.environ.get("XABRIDGE_POINTS") == "all" else 15
+"""The short form kills at every fifteenth step."""
+MOST_STEPS = 400
+NEVER = 10**9
+
+
+def run(what: str, url: str, broker: str, step: int) -> bool:
+    """Runs a child; whether it came to its end."""
+    command = [sys.executable, "-m", "tests.xabridge.outbox.relay_child", what, url, broker, str(step)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode in {0, -signal.SIGKILL}, done.stderr[-2000:]
+    return done.returncode == 0
+
+
+def test_relays_and_consumers_are_killed_at_every_step(
+    url: str, store: OutboxStore, rabbitmq: RabbitMQ, channel: Any
+) -> None:
+    channel.queue_declare("orders", durable=True, auto_delete=False)
+    channel.queue_purge("orders")
+    with store.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE billed (number integer NOT NULL)"))
+    written = 0
+    for step in range(0, MOST_STEPS, STRIDE):
+        with store.engine.begin() as connection:
+            for _ in range(3):
+                Outbox().put(connection, "orders", Message(written), key="k" if written % 3 else None)
+                written += 1
+        relayed = run("relay", url, rabbitmq.url, step)
+        with store.engine.begin() as connection:  # the leases of the dead end
+            connection.execute(text("UPDATE xabridge_outbox_lane SET until = 0"))
+        relay_child.relay(OutboxStore.at(url), rabbitmq.url, Steps(NEVER))
+        consumed = run("consume", url, rabbitmq.url, step)
+        relay_child.consume(OutboxStore.at(url), rabbitmq.url, Steps(NEVER))
+        if relayed and consumed:
+            break
+    else:
+        pytest.fail(f"neither came to its end within {MOST_STEPS} steps")
+    assert store.figures().waiting == 0
+    with store.engine.begin() as connection:
+        numbers = list(connection.execute(text("SELECT number FROM billed ORDER BY number")).scalars())
+    assert numbers == list(range(written))

@@ -1,0 +1,179 @@
+"""These tests fill the outbox in every way: by connections and sessions, in branches, and beyond its limit."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from tests.xabridge.outbox.conftest import MemoryBroker
+from tm import ResourceConfig
+from xa import XaMisuse
+from xabridge import Message, RolledBack, TransactionManager
+from xabridge.outbox import Inbox, Outbox, OutboxFull, OutboxStore, Relay, Tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.postgres import Postgres
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outbox")]
+
+
+def sent(store: OutboxStore) -> list[object]:
+    """What a relay sends now."""
+    broker = MemoryBroker()
+    Relay(store, broker).run_once()
+    return sorted(broker.bodies, key=str)
+
+
+def test_by_a_connection_a_session_and_a_statement(store: OutboxStore) -> None:
+    outbox = Outbox()
+    with store.engine.begin() as connection:
+        assert len(outbox.put(connection, "orders", Message(1))) == 36
+        assert outbox.put(connection, "orders", Message(2, id="order-2")) == "order-2"
+        connection.execute(outbox.insertion("orders", Message(3)))
+    with Session(store.engine) as session, session.begin():
+        outbox.put(session, "orders", Message(4))
+    assert sent(store) == [1, 2, 3, 4]
+
+
+def test_a_branch_that_decides(url: str, store: OutboxStore) -> None:
+    outbox = Outbox()
+    with TransactionManager("node-1", resources={"shop": ResourceConfig(url, "decider")}, background=False) as tm:
+        with tm.begin() as tx:
+            outbox.put(tx["shop"], "orders", Message("core"))
+            outbox.put(tx["shop"].orm, "orders", Message("orm"))
+        with pytest.raises(RuntimeError), tm.begin() as tx:
+            outbox.put(tx["shop"], "orders", Message("never"))
+            raise RuntimeError
+    assert sent(store) == ["core", "orm"]
+
+
+@pytest.mark.usefixtures("store")
+def test_the_inbox_in_a_branch_that_decides(url: str) -> None:
+    inbox = Inbox("billing")
+    with TransactionManager("node-1", resources={"shop": ResourceConfig(url, "decider")}, background=False) as tm:
+        with tm.begin() as tx:
+            assert inbox.is_new(tx["shop"], "m-1")
+            assert not inbox.is_new(tx["shop"], "m-1")
+            assert not inbox.is_new(tx["shop"].orm, "m-1")
+        with tm.begin() as tx:
+            assert not inbox.is_new(tx["shop"], "m-1")
+            assert inbox.is_new(tx["shop"].orm, "m-2")
+
+
+def test_a_branch_in_two_phases_shows_its_messages_when_it_is_committed(postgres: Postgres, tmp_path: Path) -> None:
+    first, second = postgres.create_database(), postgres.create_database()
+    store = OutboxStore.at(first)
+    store.open()
+    with TransactionManager(
+        "node-1", f"file://{tmp_path}/log", {"shop": first, "other": second}, background=False
+    ) as tm:
+        with tm.begin() as tx:
+            tx["other"].execute(text("CREATE TABLE t (n integer)"))
+            Outbox().put(tx["shop"], "orders", Message("both"))
+            assert Inbox("c").is_new(tx["shop"], "m-1")
+        with pytest.raises(RolledBack), tm.begin() as tx:
+            Outbox().put(tx["shop"], "orders", Message("neither"))
+            with suppress(Exception):  # swallowed, as applications do
+                tx["other"].execute(text("SELECT wrong"))
+    assert sent(store) == ["both"]
+    store.close()
+
+
+def test_asyncio(postgres: Postgres) -> None:
+    database = postgres.create_database()
+    store = OutboxStore.at(database)
+    store.open()
+
+    async def work() -> None:
+        outbox, inbox = Outbox(), Inbox("c")
+        engine = create_async_engine(make_url(database).set(drivername="postgresql+psycopg"))
+        async with engine.begin() as connection:
+            await outbox.put_async(connection, "orders", Message(1))
+            assert await inbox.is_new_async(connection, "m-1")
+            assert not await inbox.is_new_async(connection, "m-1")
+        async with AsyncSession(engine) as session, session.begin():
+            await outbox.put_all_async(session, "orders", [Message(2), Message(3)])
+            assert not await inbox.is_new_async(session, "m-1")
+        await engine.dispose()
+        with TransactionManager(
+            "node-1", resources={"shop": ResourceConfig(database, "decider")}, background=False
+        ) as tm:
+            async with tm.begin() as tx:
+                await outbox.put_async(tx["shop"].asyncio, "orders", Message(4))
+                await outbox.put_async(tx["shop"].asyncio.orm, "orders", Message(5))
+                assert await inbox.is_new_async(tx["shop"].asyncio, "m-2")
+                assert not await inbox.is_new_async(tx["shop"].asyncio.orm, "m-2")
+
+    asyncio.run(work())
+    assert sent(store) == [1, 2, 3, 4, 5]
+    store.close()
+
+
+def test_a_limit(store: OutboxStore) -> None:
+    outbox = Outbox(limit=3)
+    for n in range(3):
+        with store.engine.begin() as connection:
+            outbox.put(connection, "orders", Message(n))
+    with (
+        store.engine.begin() as connection,
+        pytest.raises(OutboxFull, match="3 messages are in the outbox, and at most 3"),
+    ):
+        outbox.put(connection, "orders", Message(4))
+    with store.engine.begin() as connection, pytest.raises(OutboxFull):
+        Outbox(limit=4).put_all(connection, "orders", [Message(4), Message(5)])
+    assert sent(store) == [0, 1, 2]
+    with store.engine.begin() as connection:
+        outbox.put_all(connection, "orders", [Message(n) for n in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("message", "to", "key"),
+    [
+        (Message(1, id=7), "orders", None),
+        (Message(1, id=""), "orders", None),
+        (Message(1, id="x" * 256), "orders", None),
+        (Message(1), "", None),
+        (Message(1), "q" * 256, None),
+        (Message(1), "orders", ""),
+        (Message(1), "orders", "k" * 256),
+    ],
+)
+def test_what_can_not_be_kept(message: Message, to: str, key: str | None) -> None:
+    with pytest.raises(ValueError, match=r"characters"):
+        Outbox().insertion(to, message, key=key)
+
+
+def test_a_body_that_amqp_does_not_have() -> None:
+    with pytest.raises(XaMisuse):
+        Outbox().insertion("orders", Message(object()))
+
+
+def test_the_callers_message_stays_as_it_is() -> None:
+    message = Message(1)
+    Outbox().insertion("orders", message)
+    assert (message.id, message.durable) == (None, False)
+
+
+def test_the_tables_in_an_applications_metadata(tmp_path: Path) -> None:
+    from sqlalchemy import MetaData  # noqa: PLC0415 — of this test only
+
+    metadata = MetaData()
+    tables = Tables(metadata)
+    assert Tables(metadata).outbox is tables.outbox
+    engine = create_engine(f"sqlite:///{tmp_path}/app.db")
+    metadata.create_all(engine)
+    engine.dispose()
+    store = OutboxStore.at(f"sqlite:///{tmp_path}/app.db")
+    store.open()  # fills the lanes
+    with store.engine.begin() as connection:
+        Outbox(tables).put(connection, "orders", Message(1))
+    assert sent(store) == [1]
+    store.close()

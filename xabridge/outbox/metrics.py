@@ -1,0 +1,94 @@
+"""The metrics of a relay, through OpenTelemetry: what `docs/outbox.md` shows."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from tm.resources import ConfigurationError
+from tm.telemetry import Metric
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+
+    from xabridge.outbox.store import Carried, Figures, OutboxStore
+
+SENT: Final = Metric(
+    "xabridge.outbox.sent", "counter", "{message}", (), "Messages that the broker has confirmed to this relay."
+)
+REFUSED: Final = Metric(
+    "xabridge.outbox.refused", "counter", "{message}", (), "Refusals of the broker; a message is tried again."
+)
+SET_ASIDE: Final = Metric(
+    "xabridge.outbox.set_aside",
+    "counter",
+    "{message}",
+    (),
+    "Messages that are not tried any more, until an operator has looked at them.",
+)
+LAG: Final = Metric(
+    "xabridge.outbox.lag", "histogram", "s", (), "From the put of the oldest message of a batch to its confirmation."
+)
+WAITING: Final = Metric(
+    "xabridge.outbox.waiting", "gauge", "{message}", (), "Messages in the outbox that are to be sent."
+)
+OLDEST: Final = Metric("xabridge.outbox.oldest", "gauge", "s", (), "How long the oldest of these waits.")
+
+METRICS: Final = (SENT, REFUSED, SET_ASIDE, LAG, WAITING, OLDEST)
+
+
+class OutboxMetrics:
+    """The instruments of one relay. ConfigurationError: the OpenTelemetry API is not installed."""
+
+    def __init__(self, store: OutboxStore, meter_provider: MeterProvider | None = None) -> None:
+        try:
+            from opentelemetry import metrics  # noqa: PLC0415 — optional
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                'metrics need the OpenTelemetry API, which is not installed: pip install "xabridge[otel]"'
+            ) from error
+        self._store = store
+        meter = metrics.get_meter("xabridge", version("xabridge"), meter_provider)
+        self._observation = metrics.Observation
+        self._sent = meter.create_counter(SENT.name, SENT.unit, SENT.description)
+        self._refused = meter.create_counter(REFUSED.name, REFUSED.unit, REFUSED.description)
+        self._set_aside = meter.create_counter(SET_ASIDE.name, SET_ASIDE.unit, SET_ASIDE.description)
+        self._lag = meter.create_histogram(LAG.name, LAG.unit, LAG.description)
+        meter.create_observable_gauge(WAITING.name, [self._waiting], WAITING.unit, WAITING.description)
+        meter.create_observable_gauge(OLDEST.name, [self._oldest], OLDEST.unit, OLDEST.description)
+
+    def carried(self, carried: Carried) -> None:
+        """One turn of the relay."""
+        if carried.sent:
+            self._sent.add(carried.sent)
+            self._lag.record(carried.lag_s)
+        if carried.refused:
+            self._refused.add(carried.refused)
+        if carried.set_aside:
+            self._set_aside.add(carried.set_aside)
+
+    def _waiting(self, _options: CallbackOptions) -> Iterable[Observation]:
+        figures = self._figures()
+        return [self._observation(figures.waiting)] if figures is not None else []
+
+    def _oldest(self, _options: CallbackOptions) -> Iterable[Observation]:
+        figures = self._figures()
+        return [self._observation(figures.oldest_s)] if figures is not None else []
+
+    def _figures(self) -> Figures | None:
+        """None: the database is away, which shows in the metric as a gap."""
+        try:
+            return self._store.figures()
+        except SQLAlchemyError:
+            return None
+
+
+def metrics_table() -> str:
+    """The table in Markdown."""
+    lines = ["| metric | kind | unit | what it says |", "|---|---|---|---|"]
+    lines += [f"| `{metric.name}` | {metric.kind} | {metric.unit} | {metric.description} |" for metric in METRICS]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,205 @@
+"""The tables of the outbox and the inbox, and what each database writes in its own way.
+
+    xabridge_outbox        a row for each message that is to be sent. It is deleted when the broker has confirmed it
+
+        id                 in the order in which the rows were put
+        lane               0 to 15; messages with the same order_key are in the same lane
+        order_key          messages with the same one leave in their order; NULL: without an order
+        destination        where the message goes, as the relay's broker understands it
+        message_id         the message's id, as text, for people
+        message            the message, as AMQP 1.0 encodes it; octets: how many they are
+        created            when it was put, in seconds since 1970
+        attempts           how often the broker has refused it; retry_at: not before this time again
+        state              "waiting", or "refused": set aside until somebody looks at it
+        reason             what the broker said when it refused
+
+    xabridge_outbox_lane   a row for each lane. A relay that works on a lane holds a lock on its row; where a database
+                           can't skip locked rows, it writes there who it is, and until when (holder, until)
+
+    xabridge_inbox         a row for each message that a consumer has handled
+
+        digest             SHA-256 of the consumer's name and the message's id, hexadecimal. It sorts and compares the
+                           same under every collation, where names and ids would not
+        consumer           for people, as message_id
+        received           when, in seconds since 1970
+
+`Tables` has them as SQLAlchemy knows them. They may be part of an application's own metadata, so that its migrations
+make them; otherwise `create` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Unicode,
+    insert,
+    inspect,
+    select,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from xa.sql import mariadb
+from xa.sql.statements import missing_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sqlalchemy import Connection, Dialect, Engine
+
+LANES: Final = 16
+"""How many relays can be at work at once."""
+MAX_NAME: Final = 255
+MAX_REASON: Final = 500
+WAITING: Final = "waiting"
+REFUSED: Final = "refused"
+
+_OCTETS: Final = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")  # a BLOB there ends at 64 KiB
+_NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")  # only an INTEGER counts by itself there
+_OPTIONS: Final[dict[str, Any]] = {
+    f"{dialect}_{option}": value
+    for dialect in mariadb.DIALECTS
+    for option, value in (("engine", "InnoDB"), ("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
+}
+"""A server's default may be an engine without transactions, or a character set that lacks most characters."""
+_TRIES: Final = 5
+
+
+class TablesError(Exception):
+    """The tables are not there, or not ours, and can't be made; the message says what to do."""
+
+
+class Tables:
+    """The three tables, in the database's default schema or in `schema`."""
+
+    def __init__(self, metadata: MetaData | None = None, schema: str | None = None) -> None:
+        self.metadata = metadata if metadata is not None else MetaData()
+        prefix = f"{schema}." if schema is not None else ""
+
+        def known(name: str, make: Callable[[MetaData, str | None], Table]) -> Table:
+            there = self.metadata.tables.get(f"{prefix}{name}")
+            return there if there is not None else make(self.metadata, schema)
+
+        self.outbox = known("xabridge_outbox", _outbox)
+        self.lanes = known("xabridge_outbox_lane", _lanes)
+        self.inbox = known("xabridge_inbox", _inbox)
+
+    @property
+    def all(self) -> tuple[Table, Table, Table]:
+        """In the order in which they are made."""
+        return self.lanes, self.outbox, self.inbox
+
+    def create(self, engine: Engine) -> None:
+        """Makes what is missing; several processes may do so at once. TablesError: it can't be made."""
+        for left in reversed(range(_TRIES)):
+            try:
+                self._create(engine)
+            except DBAPIError as error:  # somebody else makes it, or we may not
+                if left == 0:
+                    raise TablesError(
+                        f"the tables of the outbox can't be made or used: {error.orig}. Ask an administrator to make "
+                        "them, and to grant SELECT, INSERT, UPDATE and DELETE on them; `xabridge outbox create "
+                        "--dry-run` prints the statements"
+                    ) from error
+            else:
+                return
+
+    def _create(self, engine: Engine) -> None:
+        for table in self.all:
+            with engine.connect() as connection:
+                if not inspect(connection).has_table(table.name, schema=table.schema):
+                    table.create(connection)
+                    connection.commit()
+                    continue
+                missing = missing_columns(connection, table)
+                if missing:
+                    raise TablesError(
+                        f"the table {table.name} has no column {missing}: it is not ours. Rename it, or "
+                        "choose another schema"
+                    )
+        with engine.connect() as connection:
+            self._fill(connection)
+
+    def _fill(self, connection: Connection) -> None:
+        """The lanes are there."""
+        present = set(connection.execute(select(self.lanes.c.lane)).scalars())
+        connection.commit()
+        for lane in set(range(LANES)) - present:
+            try:
+                connection.execute(insert(self.lanes).values(lane=lane, until=0.0))
+                connection.commit()
+            except IntegrityError:  # somebody else has made it meanwhile
+                connection.rollback()
+
+    def statements(self, dialect: Dialect) -> Iterator[str]:
+        """What `create` would execute, where nothing is there."""
+        for table in self.all:
+            yield str(CreateTable(table).compile(dialect=dialect)).strip()
+            for index in sorted(table.indexes, key=lambda index: str(index.name)):
+                yield str(CreateIndex(index).compile(dialect=dialect)).strip()
+        for lane in range(LANES):
+            made = insert(self.lanes).values(lane=lane, until=0.0)
+            yield str(made.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+
+
+def _outbox(metadata: MetaData, schema: str | None) -> Table:
+    return Table(
+        "xabridge_outbox",
+        metadata,
+        Column("id", _NUMBER, Identity(), primary_key=True),
+        Column("lane", SmallInteger, nullable=False),
+        Column("order_key", Unicode(MAX_NAME)),
+        Column("destination", Unicode(MAX_NAME), nullable=False),
+        Column("message_id", Unicode(MAX_NAME), nullable=False),
+        Column("message", _OCTETS, nullable=False),
+        Column("octets", Integer, nullable=False),
+        Column("created", Double, nullable=False),
+        Column("attempts", Integer, nullable=False),
+        Column("retry_at", Double, nullable=False),
+        Column("state", String(8), nullable=False),
+        Column("reason", Unicode(MAX_REASON)),
+        Index("xabridge_outbox_by_lane", "lane", "id"),
+        Index("xabridge_outbox_tried", "attempts", "lane"),
+        schema=schema,
+        sqlite_autoincrement=True,
+        **_OPTIONS,
+    )
+
+
+def _lanes(metadata: MetaData, schema: str | None) -> Table:
+    return Table(
+        "xabridge_outbox_lane",
+        metadata,
+        Column("lane", SmallInteger, primary_key=True, autoincrement=False),
+        Column("holder", String(64)),
+        Column("until", Double, nullable=False),
+        schema=schema,
+        **_OPTIONS,
+    )
+
+
+def _inbox(metadata: MetaData, schema: str | None) -> Table:
+    return Table(
+        "xabridge_inbox",
+        metadata,
+        Column("digest", String(64), primary_key=True),
+        Column("consumer", Unicode(MAX_NAME), nullable=False),
+        Column("message_id", Unicode(MAX_NAME), nullable=False),
+        Column("received", Double, nullable=False),
+        Index("xabridge_inbox_by_age", "received"),
+        schema=schema,
+        **_OPTIONS,
+    )
