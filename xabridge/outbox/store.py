@@ -44,6 +44,13 @@ MAX_BATCH_OCTETS: Final = 16 << 20
 """A batch ends with the message that reaches this size."""
 MAX_BACKOFF_S: Final = 300.0
 _AT_ONCE: Final = 500
+_DRIVERS: Final = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "mariadb": "mariadb+pymysql",
+    "mysql": "mysql+pymysql",
+}
+"""The schemes of our resources that name no driver."""
 _SKIP_FROM: Final = {"mariadb": (10, 6, 0), "mysql": (8, 0, 1)}
 _SKIPS: Final = frozenset({"postgresql", "oracle", "mssql"})
 
@@ -111,8 +118,7 @@ class OutboxStore:
         """The outbox of the database with this URL."""
         address = Address.parse(url)
         made = parse_url(address)
-        if made.drivername in {"postgresql", "postgres"}:
-            made = made.set(drivername="postgresql+psycopg")
+        made = made.set(drivername=_DRIVERS.get(made.drivername, made.drivername))
         dialect = made.get_dialect().name
         options = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
         return cls(make_engine(made, CONNECTIONS, WAIT_S, **options), tables)

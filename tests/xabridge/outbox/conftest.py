@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import amqp
 import pytest
 
-from tests.mariadb import MariaDB
-from tests.mariadb import installed as mariadb_installed
 from tests.rabbitmq import RabbitMQ
 from tests.rabbitmq import installed as rabbitmq_installed
 from xabridge.outbox import BrokerAway, OutboxStore, Refusal, Sent
+from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.mariadb import installed as mariadb_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
