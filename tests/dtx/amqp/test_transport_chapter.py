@@ -383,6 +383,7 @@ def test_a_peer_that_is_silent_is_closed() -> None:
 
 
 def test_time_in_which_nobody_could_read_is_not_the_peer_s_silence() -> None:
+    """2.4.5: what the peer has said meanwhile is still unread."""
     stranger = Stranger(Application(Connection("server", idle_timeout_ms=1000)))
     connection = stranger.end.connection
     stranger.send(HEARTBEAT)
