@@ -42,7 +42,10 @@ from rm_openwire.wire import (
     IntegerResponse,
     MessageAck,
     MessagePull,
+    ProducerInfo,
     RemoveInfo,
+    TemporaryQueue,
+    TemporaryTopic,
     Topic,
     TransactionInfo,
     TransactionKind,
@@ -436,7 +439,21 @@ class BranchWork(Unit):
         wire = encoded_message(message, time.time())
         connection = self._working()
         with connection.lock, self._losing("send"):
+            if isinstance(destination := destination_of(address), (TemporaryQueue, TemporaryTopic)):
+                self._look_for(connection, address, destination)
             self._send(connection, address, wire)
+
+    def _look_for(self, connection: Connection, address: str, destination: Destination) -> None:
+        """XAER_INVAL: this temporary queue is gone. A message to it would end the branch."""
+        self._collect()
+        if self._fault is not None:
+            raise self._fault
+        producer = connection.new_producer()
+        try:
+            connection.ask(ProducerInfo(producer_id=producer, destination=destination))
+        except Refused as refused:
+            raise xa_error(Code.XAER_INVAL, f"work: {address} can't be sent to: {refused}") from None
+        connection.tell(RemoveInfo(object_id=producer))
 
     def _send(self, connection: Connection, address: str, wire: WireMessage) -> None:
         self._await_begin(connection)

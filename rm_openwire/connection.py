@@ -66,6 +66,7 @@ class Connection:
         self.producer_id = ProducerId(self.name, 1, 1)
         self._consumers = itertools.count(1)
         self._messages = itertools.count(1)
+        self._producers = itertools.count(2)
 
     def introduce(self, settings: Settings, deadline: float) -> None:
         """Negotiates, and says who we are. Refused: the broker does not want us."""
@@ -84,6 +85,10 @@ class Connection:
     def new_consumer(self) -> ConsumerId:
         """The name of another consumer."""
         return ConsumerId(self.name, self.session_id.value, next(self._consumers))
+
+    def new_producer(self) -> ProducerId:
+        """The name of another producer."""
+        return ProducerId(self.name, next(self._producers), self.session_id.value)
 
     def new_message(self) -> MessageId:
         """The name of another message."""

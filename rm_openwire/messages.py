@@ -39,6 +39,7 @@ from rm_openwire.wire import (
     ObjectMessage,
     Queue,
     StreamMessage,
+    TemporaryQueue,
     TemporaryTopic,
     TextMessage,
     Topic,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from rm_openwire.wire import Destination, MessageId
 
 QUEUE, TOPIC = "queue://", "topic://"
+TEMPORARY_QUEUE, TEMPORARY_TOPIC = "temp-queue://", "temp-topic://"
 ID: Final = "xabridge_id"
 OF_THE_BROKER: Final = "__AMQ"
 """How the names of properties begin that Artemis adds."""
@@ -60,16 +62,35 @@ CONTENT_TYPE: Final = "JMS_AMQP_ContentType"
 CONTENT_ENCODING: Final = "JMS_AMQP_ContentEncoding"
 _LENGTH: Final = struct.Struct(">i")
 _PLAIN: Final = (bool, int, float, str)
+_RESERVED: Final = frozenset(
+    f"JMS{name}"
+    for name in (
+        *("CorrelationID", "DeliveryMode", "DeliveryTime", "Destination", "Expiration", "MessageID", "Priority"),
+        *("Redelivered", "ReplyTo", "Timestamp", "Type", "XDeliveryCount", "XGroupID", "XGroupSeq"),
+    )
+)
+_RESERVED_BEGINNING: Final = "__HDR_"
+"""Artemis reads properties of these names as headers. A message of which it can't read one stays in its queue, with all
+that stands behind it, and nobody is told."""
 _UNSENT: Final = ("annotations", "instructions", "user_id", "reply_to_group_id", "first_acquirer")
 """The fields of a message that OpenWire has no place for."""
 MAX_INFLATED: Final = 268_435_456
 """Octets that a compressed body may have."""
 
 
+_KINDS: Final[dict[str, type[Topic | TemporaryQueue | TemporaryTopic]]] = {
+    TOPIC: Topic,
+    TEMPORARY_QUEUE: TemporaryQueue,
+    TEMPORARY_TOPIC: TemporaryTopic,
+}
+"""How an address begins that is no queue's that stays. A temporary queue of the same name is another one."""
+
+
 def destination_of(address: str) -> Destination:
-    """The destination that an address names: a queue, unless it says `topic://`."""
-    if address.startswith(TOPIC):
-        return Topic(address[len(TOPIC) :])
+    """The destination that an address names: a queue, unless it says otherwise."""
+    for prefix, kind in _KINDS.items():
+        if address.startswith(prefix):
+            return kind(address[len(prefix) :])
     return Queue(address.removeprefix(QUEUE))
 
 
@@ -77,7 +98,10 @@ def address_of(destination: Destination | None) -> str | None:
     """The address of a destination."""
     if destination is None:
         return None
-    return f"{TOPIC}{destination.name}" if isinstance(destination, (Topic, TemporaryTopic)) else destination.name
+    for prefix, kind in _KINDS.items():
+        if isinstance(destination, kind):
+            return f"{prefix}{destination.name}"
+    return destination.name
 
 
 # --- to the broker --------------------
@@ -124,11 +148,15 @@ def _fill(made: WireMessage, message: Message, now_s: float) -> None:
     made.correlation = _text(message.correlation_id)
     made.type = message.subject
     made.reply_to = destination_of(message.reply_to) if message.reply_to is not None else None
+    if not -(2**31) <= message.group_sequence < 2**31:
+        raise ValueError(f"group_sequence {message.group_sequence} is larger than 32 bits")
     made.group_id, made.group_sequence = message.group_id, message.group_sequence
     properties = dict(message.properties or {})
     for name, value in properties.items():
         if value is not None and type(value) not in _PLAIN:
             raise TypeError(f"the property {name!r} is a {type(value).__name__}: properties are text, numbers and None")
+        if name in _RESERVED or name.startswith(_RESERVED_BEGINNING):
+            raise ValueError(f"the property {name!r} has the name of a header, which the broker would read instead")
     if message.id is not None:
         properties[ID] = _text(message.id)
     if message.content_type is not None:

@@ -11,14 +11,26 @@ import proton
 import pytest
 
 from rm_amqp import Message, NoMessage
-from rm_openwire.messages import decoded_message, encoded_message
-from rm_openwire.wire import MapMessage, ObjectMessage, Queue, StreamMessage, TextMessage
+from rm_openwire.messages import address_of, decoded_message, destination_of, encoded_message
+from rm_openwire.wire import (
+    DestinationInfo,
+    MapMessage,
+    ObjectMessage,
+    Queue,
+    RemoveInfo,
+    StreamMessage,
+    TemporaryQueue,
+    TemporaryTopic,
+    TextMessage,
+    Topic,
+)
 from tests.rm_openwire.client import RMID, Client, new_name
 from xa import TMSUCCESS, Code, ResourceError, XaMisuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rm_openwire.wire import Destination
     from tests.rm_openwire.java_brokers import JavaBroker
 
 
@@ -113,6 +125,10 @@ def test_proton_messages_are_sent_too(client: Client) -> None:
         (Message("x", subject="s" * 70_000), "65535"),
         (Message("x", correlation_id=b"c"), "octets"),
         (Message("\ud800"), "surrogates"),
+        (Message("x", group_sequence=2**31), "group_sequence 2147483648"),
+        (Message("x", properties={"__HDR_MESSAGE_ID": "x"}), "'__HDR_MESSAGE_ID' has the name of a header"),
+        (Message("x", properties={"JMSXDeliveryCount": "many"}), "'JMSXDeliveryCount' has the name of a header"),
+        (Message("x", properties={"JMSXGroupSeq": "first"}), "'JMSXGroupSeq' has the name of a header"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -301,6 +317,41 @@ def test_a_topic_is_sent_to_and_not_received_from(client: Client) -> None:
         session.send(f"topic://{new_name('topic')}", Message("x"))
         with pytest.raises(XaMisuse, match="topic"):
             session.receive("topic://news", 1)
+
+
+@pytest.mark.parametrize("kind", [Queue, Topic, TemporaryQueue, TemporaryTopic])
+def test_every_kind_of_destination_has_an_address_of_its_own(kind: type[Destination]) -> None:
+    assert destination_of(str(address_of(kind("ID:a:1")))) == kind("ID:a:1")
+
+
+def test_a_reply_to_a_temporary_queue(client: Client, broker: JavaBroker) -> None:
+    queue, other = new_name(), Client(client.url.partition("?")[0])
+    asked, asking = other.begin()
+    assert asking._work is not None
+    connection = asking._work._connection
+    assert connection is not None
+    answers = TemporaryQueue(f"{connection.name}:1")
+    with connection.lock:
+        connection.ask(DestinationInfo(connection_id=connection.connection_id, destination=answers))
+    with client.work() as session:
+        session.send(queue, Message("request", reply_to=address_of(answers)))
+    with client.work() as session:
+        request = session.receive(queue, 5)
+        assert request.reply_to is not None
+        session.send(request.reply_to, Message("reply"))
+    assert asking.receive(request.reply_to, 5).body == "reply"
+    other.end(asked)
+    other.rm.rollback(asked, RMID)
+    with connection.lock:
+        connection.ask(RemoveInfo(object_id=connection.connection_id))
+    with client.work() as session:
+        if broker.kind == "ActiveMQ Classic":  # Artemis makes a queue of it
+            with pytest.raises(XaMisuse, match="temp-queue") as refused:
+                session.send(request.reply_to, Message("late"))
+            assert refused.value.code is Code.XAER_INVAL
+        session.send(queue, Message("went on"))
+    assert client.look(queue) == ["went on"]
+    other.rm.drop()
 
 
 def test_a_session_of_an_association_that_has_ended(client: Client) -> None:
