@@ -253,7 +253,7 @@ def _create(store: OutboxStore, arguments: Namespace) -> Exit:
         for statement in store.tables.statements(store.engine.dialect):
             print(f"{statement};")
         return Exit.DONE
-    store.open()
+    store.open(with_inbox=True)
     print("the tables are there")
     return Exit.DONE
 

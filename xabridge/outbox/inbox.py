@@ -24,6 +24,7 @@ from sqlalchemy import delete, insert, literal, select
 from sqlalchemy.exc import IntegrityError
 
 from xa.sql.statements import upsert
+from xabridge.outbox import transactions
 from xabridge.outbox.tables import MAX_NAME, Tables
 
 if TYPE_CHECKING:
@@ -55,10 +56,13 @@ class Inbox:
 
     def is_new(self, where: Connection | Session, message_id: MessageId | None) -> bool:
         """Whether the consumer has not handled the message, in any transaction that is committed, or in this one. From
-        now on it has, in this transaction. ValueError: there is no id."""
+        now on it has, in this transaction. ValueError: there is no id, or `where` is in autocommit."""
         row = self._row(message_id)
-        if _dialect(where) in _RETURNS:
-            return where.execute(self._insertion(_dialect(where), row)).scalar() is not None
+        transactions.check(where, self.tables.inbox)
+        if self._dialect(where) in _RETURNS:
+            return where.execute(self._insertion(self._dialect(where), row)).scalar() is not None
+        if hasattr(where, "flush"):  # the savepoint does it too, and an error of the application's is no copy
+            where.flush()
         try:
             with where.begin_nested():
                 where.execute(insert(self.tables.inbox), row)
@@ -69,8 +73,11 @@ class Inbox:
     async def is_new_async(self, where: AsyncConnection | AsyncSession, message_id: MessageId | None) -> bool:
         """As `is_new`, with an asyncio connection or session."""
         row = self._row(message_id)
-        if _dialect(where) in _RETURNS:
-            return (await where.execute(self._insertion(_dialect(where), row))).scalar() is not None
+        await transactions.check_async(where, self.tables.inbox)
+        if self._dialect(where) in _RETURNS:
+            return (await where.execute(self._insertion(self._dialect(where), row))).scalar() is not None
+        if hasattr(where, "flush"):
+            await where.flush()
         try:
             async with where.begin_nested():
                 await where.execute(insert(self.tables.inbox), row)
@@ -94,6 +101,11 @@ class Inbox:
             if len(digests) < _AT_ONCE:
                 return deleted
 
+    def _dialect(self, where: Any) -> str:
+        """The name of the dialect of a connection or session."""
+        dialect = getattr(where, "dialect", None)
+        return str((dialect if dialect is not None else where.get_bind(clause=self.tables.inbox).dialect).name)
+
     def _insertion(self, dialect: str, row: dict[str, Any]) -> Executable:
         """It returns the digest where it has inserted the row."""
         inbox = self.tables.inbox
@@ -105,7 +117,7 @@ class Inbox:
         return upsert(dialect, inbox).values(**row).on_conflict_do_nothing().returning(inbox.c.digest)
 
     def _row(self, message_id: MessageId | None) -> dict[str, Any]:
-        if message_id is None:
+        if message_id is None or message_id in ("", b""):
             raise ValueError("the message has no id: its sender has to give it one that stays the same in every copy")
         # the kind of the id counts: 7 and "7" are two messages
         kind, octets = _octets(message_id)
@@ -115,7 +127,7 @@ class Inbox:
         return {
             "digest": digest,
             "consumer": self._consumer,
-            "message_id": text[:MAX_NAME],
+            "message_id": text[:MAX_NAME].replace("\0", "\ufffd"),  # PostgreSQL has no NUL
             "received": self._clock(),
         }
 
@@ -129,9 +141,3 @@ def _octets(message_id: MessageId) -> tuple[bytes, bytes]:
     if isinstance(message_id, int):
         return b"i", b"%d" % message_id
     return b"b", bytes(message_id)
-
-
-def _dialect(where: Any) -> str:
-    """The name of the dialect of a connection or session."""
-    dialect = getattr(where, "dialect", None)
-    return str((dialect if dialect is not None else where.get_bind().dialect).name)

@@ -22,6 +22,7 @@ from zlib import crc32
 from sqlalchemy import Insert, case, func, insert, select
 
 from rm_amqp.message import encoded
+from xabridge.outbox import transactions
 from xabridge.outbox.tables import LANES, MAX_NAME, WAITING, Tables
 
 if TYPE_CHECKING:
@@ -70,11 +71,13 @@ class Outbox:
         Messages with the same `key` leave in the order in which they were put: in one transaction, and in two if the
         second one put its message after the first one was committed.
 
-        ValueError, XaMisuse: the message, its destination or its key can't be kept. OutboxFull: see above."""
+        ValueError, XaMisuse: the message, its destination or its key can't be kept, or `where` is in autocommit.
+        OutboxFull: see above."""
         rows = self._rows(destination, [message], key)
+        transactions.check(where, self.tables.outbox)
         if self._limit is not None:
             self._check(where.execute(self._kept(1)).scalar_one(), 1)
-        where.execute(insert(self.tables.outbox), rows[0])
+        where.execute(self._insert(), rows[0])
         return str(rows[0]["message_id"])
 
     def put_all(
@@ -82,10 +85,11 @@ class Outbox:
     ) -> list[str]:
         """Writes many messages, as if each were put in turn; their ids."""
         rows = self._rows(destination, messages, key)
+        transactions.check(where, self.tables.outbox)
         if self._limit is not None:
             self._check(where.execute(self._kept(len(rows))).scalar_one(), len(rows))
         if rows:
-            where.execute(insert(self.tables.outbox), rows)
+            where.execute(self._insert(), rows)
         return [str(row["message_id"]) for row in rows]
 
     async def put_async(
@@ -99,19 +103,28 @@ class Outbox:
     ) -> list[str]:
         """As `put_all`, with an asyncio connection or session."""
         rows = self._rows(destination, messages, key)
+        await transactions.check_async(where, self.tables.outbox)
         if self._limit is not None:
             self._check((await where.execute(self._kept(len(rows)))).scalar_one(), len(rows))
         if rows:
-            await where.execute(insert(self.tables.outbox), rows)
+            await where.execute(self._insert(), rows)
         return [str(row["message_id"]) for row in rows]
 
     def insertion(self, destination: str, message: Message, *, key: str | None = None) -> Insert:
         """The statement that `put` executes, for whoever executes it in another way. It has no limit."""
-        return insert(self.tables.outbox).values(**self._rows(destination, [message], key)[0])
+        return self._insert().values(**self._rows(destination, [message], key)[0])
+
+    def _insert(self) -> Insert:
+        """It asks for nothing back, because that needs the right to read."""
+        return insert(self.tables.outbox).inline()
 
     def _rows(self, destination: str, messages: Sequence[Message], key: str | None) -> list[dict[str, Any]]:
         for name, text in (("destination", destination), ("key", key)):
-            if text is not None and not 0 < len(text) <= MAX_NAME:
+            if text is None and name == "key":
+                continue
+            if not isinstance(text, str):
+                raise ValueError(f"the {name} is {text!r}: it has to be a text; use str(…)")  # noqa: TRY004 — as below
+            if not 0 < len(text) <= MAX_NAME:
                 raise ValueError(f"the {name} has {len(text)} characters; it may have 1 to {MAX_NAME}")
         now = self._clock()
         return [self._row(destination, message, key, now) for message in messages]

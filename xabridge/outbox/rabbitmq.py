@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import ssl
@@ -366,6 +367,8 @@ def properties(message: Message) -> Any:
     if message.priority != _DEFAULT_PRIORITY:
         found["priority"] = int(message.priority)
     if message.creation_time:
+        if not 0 <= message.creation_time < _MAX_LONG:
+            raise Unsendable("the message's creation_time is before 1970, which AMQP 0-9-1 does not have")
         found["timestamp"] = int(message.creation_time)
     if message.properties:
         found["application_headers"] = {
@@ -412,12 +415,17 @@ def _header(name: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | bytes):
         return value
     if isinstance(value, Timestamp):
-        return datetime.fromtimestamp(int(value) // 1000, UTC)
+        try:
+            return datetime.fromtimestamp(int(value) // 1000, UTC)
+        except (ValueError, OverflowError, OSError):  # the client takes datetimes, which have years of four digits
+            raise Unsendable(f"the property {name!r} is a time outside of the years 1 to 9999") from None
     if isinstance(value, int):
         if not -_MAX_LONG <= value < _MAX_LONG:
             raise Unsendable(f"the property {name!r} is a number of more than 64 bits")
         return int(value)
     if isinstance(value, float):
+        if not math.isfinite(value):  # RabbitMQ closes the connection
+            raise Unsendable(f"the property {name!r} is {value}, which is no number")
         return float(value)
     if isinstance(value, str | uuid.UUID):
         return str(value)

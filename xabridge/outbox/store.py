@@ -123,9 +123,10 @@ class OutboxStore:
         options = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
         return cls(make_engine(made, CONNECTIONS, WAIT_S, **options), tables)
 
-    def open(self) -> None:
-        """Makes the tables where they are missing. TablesError: the outbox can't be used."""
-        self.tables.create(self.engine)
+    def open(self, *, with_inbox: bool = False) -> None:
+        """Makes the tables where they are missing. A relay needs no inbox: it makes one if it may. TablesError: the
+        outbox can't be used. SQLAlchemy's errors: the database is away."""
+        self.tables.create(self.engine, with_inbox=with_inbox)
 
     def close(self) -> None:
         """Closes the connections."""

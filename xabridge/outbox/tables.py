@@ -56,7 +56,7 @@ from xa.sql import mariadb
 from xa.sql.statements import missing_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from sqlalchemy import Connection, Dialect, Engine
 
@@ -87,7 +87,8 @@ class Tables:
 
     def __init__(self, metadata: MetaData | None = None, schema: str | None = None) -> None:
         self.metadata = metadata if metadata is not None else MetaData()
-        prefix = f"{schema}." if schema is not None else ""
+        place = schema if schema is not None else self.metadata.schema
+        prefix = f"{place}." if place is not None else ""
 
         def known(name: str, make: Callable[[MetaData, str | None], Table]) -> Table:
             there = self.metadata.tables.get(f"{prefix}{name}")
@@ -102,12 +103,30 @@ class Tables:
         """In the order in which they are made."""
         return self.lanes, self.outbox, self.inbox
 
-    def create(self, engine: Engine) -> None:
-        """Makes what is missing; several processes may do so at once. TablesError: it can't be made."""
+    def create(self, engine: Engine, *, with_inbox: bool = True) -> None:
+        """Makes what is missing; several processes may do so at once. Without `with_inbox` it is tried, too, but does
+        not matter if the user has no right to make or to see the inbox. TablesError: it can't be made. SQLAlchemy's
+        errors: the database is away."""
+        with engine.connect():
+            pass
+        self._create_all(engine, (self.lanes, self.outbox))
+        try:
+            self._create_all(engine, (self.inbox,))
+        except TablesError:
+            if with_inbox:
+                raise
+
+    def _create_all(self, engine: Engine, tables: Sequence[Table]) -> None:
         for left in reversed(range(_TRIES)):
             try:
-                self._create(engine)
+                for table in tables:
+                    self._create(engine, table)
+                if self.lanes in tables:
+                    with engine.connect() as connection:
+                        self._fill(connection)
             except DBAPIError as error:  # somebody else makes it, or we may not
+                if error.connection_invalidated:
+                    raise
                 if left == 0:
                     raise TablesError(
                         f"the tables of the outbox can't be made or used: {error.orig}. Ask an administrator to make "
@@ -117,21 +136,19 @@ class Tables:
             else:
                 return
 
-    def _create(self, engine: Engine) -> None:
-        for table in self.all:
-            with engine.connect() as connection:
-                if not inspect(connection).has_table(table.name, schema=table.schema):
-                    table.create(connection)
-                    connection.commit()
-                    continue
-                missing = missing_columns(connection, table)
-                if missing:
-                    raise TablesError(
-                        f"the table {table.name} has no column {missing}: it is not ours. Rename it, or "
-                        "choose another schema"
-                    )
+    @staticmethod
+    def _create(engine: Engine, table: Table) -> None:
         with engine.connect() as connection:
-            self._fill(connection)
+            if not inspect(connection).has_table(table.name, schema=table.schema):
+                table.create(connection)
+                connection.commit()
+                return
+            missing = missing_columns(connection, table)
+            if missing:
+                raise TablesError(
+                    f"the table {table.name} has no column {missing}: it is not ours. Rename it, or "
+                    "choose another schema"
+                )
 
     def _fill(self, connection: Connection) -> None:
         """The lanes are there."""

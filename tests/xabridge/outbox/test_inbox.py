@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 import uuid
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Integer, NullPool, create_engine, func, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
-from xabridge.outbox import Inbox, OutboxStore
+from xabridge import Message
+from xabridge.outbox import Inbox, Outbox, OutboxStore
 
 if TYPE_CHECKING:
     from xabridge.outbox.inbox import MessageId
@@ -80,6 +84,67 @@ def test_old_rows_are_deleted(store: OutboxStore) -> None:
         assert connection.execute(select(func.count()).select_from(store.tables.inbox)).scalar_one() == 1
 
 
-def test_a_message_without_an_id(store: OutboxStore) -> None:
+@pytest.mark.parametrize("none", [None, "", b""])
+def test_a_message_without_an_id(store: OutboxStore, none: MessageId | None) -> None:
     with store.engine.begin() as connection, pytest.raises(ValueError, match="has no id"):
-        Inbox("c").is_new(connection, None)
+        Inbox("c").is_new(connection, none)
+
+
+def test_an_id_with_a_nul(store: OutboxStore) -> None:
+    assert ask(store, Inbox("c"), "a\0")
+    assert not ask(store, Inbox("c"), "a\0")
+    assert ask(store, Inbox("c"), "a\ufffd")
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Bill(Base):
+    __tablename__ = "bill"
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+
+
+def test_an_error_of_the_applications_own_objects_is_no_copy(store: OutboxStore) -> None:
+    Base.metadata.create_all(store.engine)
+    for _ in range(2):  # the second time the bill is there
+        with Session(store.engine) as session, suppress(IntegrityError), session.begin():
+            session.add(Bill(number=1))
+            assert Inbox("c").is_new(session, str(uuid.uuid4()))
+
+
+def test_a_session_with_a_database_for_each_table(store: OutboxStore) -> None:
+    with Session(binds=dict.fromkeys(store.tables.all, store.engine)) as session, session.begin():
+        assert Inbox("c", store.tables).is_new(session, "m")
+        Outbox(store.tables).put(session, "orders", Message(1))
+
+
+def test_autocommit_is_refused(url: str, store: OutboxStore) -> None:
+    """The message would count as handled before it is, and would leave whatever comes after it."""
+    whole = create_engine(store.engine.url, isolation_level="AUTOCOMMIT")
+    inbox, outbox = Inbox("c"), Outbox()
+    with (
+        whole.connect() as first,
+        store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as second,
+        store.engine.execution_options(isolation_level="AUTOCOMMIT").connect() as third,
+        Session(whole) as session,
+    ):
+        made: list[Any] = [first, second, third, session, scoped_session(sessionmaker(whole))]
+        if not url.startswith("sqlite"):
+            own = create_engine(store.engine.url, connect_args={"autocommit": True}, poolclass=NullPool)
+            made.append(own.connect())
+        for where in made:
+            with pytest.raises(ValueError, match="autocommit"):
+                inbox.is_new(where, "m")
+            with pytest.raises(ValueError, match="autocommit"):
+                outbox.put(where, "orders", Message(1))
+            with pytest.raises(ValueError, match="autocommit"):
+                outbox.put_all(where, "orders", [Message(1)])
+        with whole.connect().execution_options(isolation_level="SERIALIZABLE") as serializable:
+            assert inbox.is_new(serializable, "m")
+            serializable.commit()
+        for where in made:
+            where.close()
+    whole.dispose()
+    assert store.figures().waiting == 0
+    assert not ask(store, inbox, "m")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import MetaData, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -15,12 +16,14 @@ from tests.xabridge.outbox.conftest import MemoryBroker
 from tm import ResourceConfig
 from xa import XaMisuse
 from xabridge import Message, RolledBack, TransactionManager
-from xabridge.outbox import Inbox, Outbox, OutboxFull, OutboxStore, Relay, Tables
+from xabridge.outbox import Inbox, Outbox, OutboxFull, OutboxStore, Relay, Tables, TablesError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.postgres import Postgres
+    from xabridge.testing.mariadb import MariaDB
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outbox")]
 
@@ -177,3 +180,68 @@ def test_the_tables_in_an_applications_metadata(tmp_path: Path) -> None:
         Outbox(tables).put(connection, "orders", Message(1))
     assert sent(store) == [1]
     store.close()
+
+
+@pytest.mark.parametrize(("to", "key"), [("orders", 5), ("orders", b"x"), (None, None), (5, None)])
+def test_names_that_are_no_texts(to: Any, key: Any) -> None:
+    with pytest.raises(ValueError, match="has to be a text"):
+        Outbox().insertion(to, Message(1), key=key)
+
+
+def test_metadata_with_a_schema_of_its_own() -> None:
+    metadata = MetaData(schema="app")
+    assert Tables(metadata).outbox is Tables(metadata).outbox
+    assert Tables(metadata, "app").outbox is Tables(metadata).outbox
+    assert Tables(metadata).outbox.schema == "app"
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def user(request: pytest.FixtureRequest) -> Iterator[Callable[..., OutboxStore]]:
+    """Makes a user with these rights and no other, in a database with an outbox; the outbox as that user sees it."""
+    mariadb: MariaDB | None = None
+    if request.param == "postgres":
+        database = request.getfixturevalue("postgres").create_database()
+    else:
+        mariadb = request.getfixturevalue("outbox_mariadb")
+        database = mariadb.create_database()
+    name = make_url(database).database
+    admin = OutboxStore.at(database)
+    admin.open()
+    made = [admin]
+
+    def make(*rights: str) -> OutboxStore:
+        user = f"u{uuid.uuid4().hex[:12]}"
+        if mariadb is not None:
+            mariadb.admin(
+                f"CREATE USER {user}@'127.0.0.1' IDENTIFIED BY 'secret'",
+                *(f"GRANT {right.replace(' ON ', f' ON {name}.')} TO {user}@'127.0.0.1'" for right in rights),
+            )
+        else:
+            with admin.engine.begin() as connection:
+                connection.execute(text(f"CREATE ROLE {user} LOGIN"))
+                for right in rights:
+                    connection.execute(text(f"GRANT {right} TO {user}"))
+        url = make_url(database).set(username=user, password="secret")  # noqa: S106 — of a server for this test
+        made.append(OutboxStore.at(url.render_as_string(hide_password=False)))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+def test_the_rights_that_are_needed(user: Callable[..., OutboxStore]) -> None:
+    application = user("INSERT ON xabridge_outbox").engine
+    with application.begin() as connection:
+        Outbox().put(connection, "orders", Message(1))
+        connection.execute(Outbox().insertion("orders", Message(2)))
+    with Session(application) as session, session.begin():
+        Outbox().put_all(session, "orders", [Message(3), Message(4)])
+    with user("SELECT, INSERT ON xabridge_inbox").engine.begin() as connection:
+        assert Inbox("c").is_new(connection, "m-1")
+        assert not Inbox("c").is_new(connection, "m-1")
+    every = "SELECT, INSERT, UPDATE, DELETE ON"
+    relay = user(f"{every} xabridge_outbox", f"{every} xabridge_outbox_lane")
+    assert sent(relay) == [1, 2, 3, 4]
+    with pytest.raises(TablesError):
+        user(f"{every} xabridge_outbox").open()

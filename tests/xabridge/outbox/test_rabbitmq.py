@@ -116,6 +116,11 @@ def test_a_content_type_of_the_applications_own() -> None:
         Message(1, properties={"n": 1 << 63}),
         Message(1, properties={"x" * 256: 1}),
         Message(1, properties={"s": {1, 2}}),
+        Message(1, properties={"t": Timestamp(1 << 62)}),
+        Message(1, properties={"t": [Timestamp(-(10**15))]}),
+        Message(1, properties={"f": float("nan")}),
+        Message(1, properties={"f": float("-inf")}),
+        Message(1, creation_time=-5.0),
     ],
 )
 def test_what_amqp_0_9_1_does_not_have(message: Message) -> None:

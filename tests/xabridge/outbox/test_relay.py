@@ -16,6 +16,8 @@ from xabridge import Message
 from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Refusal, Relay, RelaySettings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from xabridge.outbox import Outgoing
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outbox")]
@@ -169,6 +171,21 @@ def test_a_running_relay_outlives_an_absent_broker(store: OutboxStore, caplog: p
         broker.is_away = False
         until(lambda: broker.bodies == ["one"])
     assert caplog.text.count("it is away") == 1
+
+
+def test_a_running_relay_outlives_a_database_that_is_not_there_yet(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "later"
+    broker = MemoryBroker()
+    with Relay(f"sqlite:///{folder}/shop.db", broker, RelaySettings(poll_s=0.01)):
+        until(lambda: "the database is away" in caplog.text)
+        folder.mkdir()
+        store = OutboxStore.at(f"sqlite:///{folder}/shop.db")
+        store.open()
+        fill(store, 1)
+        until(lambda: broker.bodies == [1])
+        store.close()
 
 
 def test_relays_at_once_send_each_message_once_and_keep_the_order(url: str, store: OutboxStore) -> None:
