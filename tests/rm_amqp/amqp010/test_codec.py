@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtx.amqp.values import Byte, Int, Short, Timestamp, Ubyte, Uint, Ulong, Ushort
+from rm_amqp import Message
 from rm_amqp.amqp010 import structs, values
 from rm_amqp.amqp010.frames import (
     FIRST_FRAME,
@@ -27,6 +28,7 @@ from rm_amqp.amqp010.frames import (
     Segment,
     write_segments,
 )
+from rm_amqp.amqp010.messages import content_of
 from rm_amqp.amqp010.session import ranges_of
 from rm_amqp.amqp010.structs import (
     COMMANDS,
@@ -52,6 +54,7 @@ from rm_amqp.amqp010.structs import (
     xids_of,
 )
 from rm_amqp.amqp010.values import Kind, Reader, WireError, read_list, read_map, write_list, write_map
+from xa import XaMisuse
 
 TEXT = st.text(max_size=20)
 PLAIN = st.one_of(
@@ -280,6 +283,21 @@ def test_ranges_hold_the_numbers(numbers: list[int]) -> None:
     ranges = ranges_of(sorted(numbers))
     assert [number for first, last in ranges for number in range(first, last + 1)] == sorted(numbers)
     assert all(before[1] + 1 < after[0] for before, after in pairwise(ranges))
+
+
+def test_the_number_in_a_group_is_an_int_of_java() -> None:
+    """JMS says that JMSXGroupSeq is one, and its clients refuse to read a long as an int."""
+    headers = content_of(Message("x", group_id="g", group_sequence=3), "orders").properties.application_headers
+    assert headers is not None
+    assert type(headers["JMSXGroupSeq"]) is Int
+    headers = content_of(Message("x", group_sequence=1 << 31), "orders").properties.application_headers
+    assert headers == {"JMSXGroupSeq": 1 << 31}
+
+
+def test_a_priority_that_the_broker_would_not_read_is_refused() -> None:
+    assert content_of(Message("x", priority=9), "orders").delivery.priority == 9
+    with pytest.raises(XaMisuse, match=r"its priority is 10, and at most 9 fits"):
+        content_of(Message("x", priority=10), "orders")
 
 
 def test_the_layouts_are_complete() -> None:
