@@ -20,6 +20,7 @@ from dtx.amqp.decoding import DecodeError
 from dtx.amqp.values import Int
 from rm_amqp.amqp010.session import Content
 from rm_amqp.amqp010.structs import DeliveryProperties, MessageProperties, ReplyTo, write_fields
+from rm_amqp.amqp010.typed_octets import JMS_MAP, JMS_STREAM, read_map_message, read_stream_message
 from rm_amqp.amqp010.values import Reader, WireError, read_list, read_map, write_list, write_map
 from rm_amqp.message import DEFAULT_PRIORITY, Message, encoded
 from rm_amqp.unsendable_values import refusals
@@ -39,6 +40,7 @@ _LISTS: Final = frozenset({LIST, "amqp-0-10/list"})
 SUBJECT, GROUP, SEQUENCE = "qpid.subject", "JMSXGroupID", "JMSXGroupSeq"
 ID, CORRELATION, REPLY_GROUP = "x-amqp-message-id", "x-amqp-correlation-id", "x-amqp-reply-to-group-id"
 _OWN: Final = frozenset({SUBJECT, GROUP, SEQUENCE, ID, CORRELATION, REPLY_GROUP})
+_STRUCTURED: Final = _MAPS | _LISTS | {JMS_MAP, JMS_STREAM}
 ANNOTATION: Final = "x-opt-"
 MAX_PRIORITY: Final = 9
 GZIP: Final = "gzip"
@@ -146,7 +148,7 @@ def _typed(properties: MessageProperties, kind: str | None, message: Message) ->
 def _check_body(properties: MessageProperties, body: bytes) -> None:
     """ValueError: the body is not what the properties say, and whoever gets the message could not read it."""
     content_type = properties.content_type
-    if content_type in _MAPS | _LISTS:
+    if content_type in _STRUCTURED:
         try:
             _read_body(content_type, body)
         except WireError as error:
@@ -191,7 +193,7 @@ def message_of(transfer: Transfer) -> Message:
     annotations = {name: headers.pop(name) for name in list(headers) if name.startswith(ANNOTATION)}
     reply = properties.reply_to
     content_type = properties.content_type
-    known = content_type in {TEXT, OCTETS, *_MAPS, *_LISTS}
+    known = content_type in {TEXT, OCTETS, *_STRUCTURED}
     try:
         body, inferred = _read_body(content_type, transfer.body)
     except WireError:
@@ -241,6 +243,10 @@ def _is_text(content_type: str) -> bool:
 
 def _read_body(content_type: str | None, octets: bytes) -> tuple[Any, bool]:
     """The body, and whether it is octets."""
+    if content_type == JMS_MAP:
+        return read_map_message(octets), False
+    if content_type == JMS_STREAM:
+        return read_stream_message(octets), False
     if content_type in _MAPS | _LISTS:
         reader = Reader(octets)
         value = read_map(reader, 0) if content_type in _MAPS else read_list(reader, 0)

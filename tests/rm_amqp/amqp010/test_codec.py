@@ -53,6 +53,7 @@ from rm_amqp.amqp010.structs import (
     write_struct,
     xids_of,
 )
+from rm_amqp.amqp010.typed_octets import read_map_message, read_stream_message
 from rm_amqp.amqp010.values import Kind, Reader, WireError, read_list, read_map, write_list, write_map
 from xa import XaMisuse
 
@@ -283,6 +284,43 @@ def test_ranges_hold_the_numbers(numbers: list[int]) -> None:
     ranges = ranges_of(sorted(numbers))
     assert [number for first, last in ranges for number in range(first, last + 1)] == sorted(numbers)
     assert all(before[1] + 1 < after[0] for before, after in pairwise(ranges))
+
+
+MAP_OF_BROKER_J = (
+    b"\0\0\0\x08a\0\x07\0\0\0\0\0\0\0\x01b\0\n\xc3\xbc\0c\0\t?\xf8\0\0\0\0\0\0d\0\x01\x01e\0\x0bf\0\x03\0\0\0\x02zz"
+    b"g\0\x06\0\0\0\x03h\0\x04\0\xc8"
+)
+"""What Broker-J 9.2.1 made of a map that proton had sent."""
+
+
+def test_maps_and_lists_as_jms_has_them() -> None:
+    told = {"a": 1, "b": "ü", "c": 1.5, "d": True, "e": None, "f": b"zz", "g": 3, "h": 200}
+    assert read_map_message(MAP_OF_BROKER_J) == told
+    assert read_stream_message(b"\x07\0\0\0\0\0\0\0\x01\n\xc3\xbc\0\x0b\x05\0x\x03\xff\xff\xff\xff") == [
+        1,
+        "ü",
+        None,
+        "x",
+        None,
+    ]
+    assert read_map_message(bytes(4)) == {}
+    assert read_stream_message(b"") == []
+
+
+@pytest.mark.parametrize(
+    "octets", [*(MAP_OF_BROKER_J[:size] for size in range(len(MAP_OF_BROKER_J))), b"\0\0\0\1a\0\x0c"]
+)
+def test_maps_that_jms_does_not_have(octets: bytes) -> None:
+    with pytest.raises(WireError):
+        read_map_message(octets)
+
+
+@given(st.binary(max_size=40))
+def test_any_octets_are_a_list_of_jms_or_are_refused(octets: bytes) -> None:
+    try:
+        read_stream_message(octets)
+    except WireError:
+        return
 
 
 def test_the_number_in_a_group_is_an_int_of_java() -> None:
