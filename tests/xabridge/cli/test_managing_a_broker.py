@@ -16,7 +16,7 @@ from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.embedded import EmbeddedBroker, free_port
 from xa import TMONEPHASE, TMREGISTER, TMSUCCESS, XaError, Xid
 from xabridge.cli import main
-from xabridge.cli.broker import tables
+from xabridge.cli.broker import tables, views
 from xabridge.testing.no_transaction import NoTransaction
 
 if TYPE_CHECKING:
@@ -345,6 +345,12 @@ def test_a_list_that_is_cut_says_so(broker: EmbeddedBroker, shell: Shell) -> Non
     assert shell.lines("messages", "orders", "--most", "2")[-1] == "there are more: --most N shows them"
     assert len(shell.value("messages", "orders", "--most", "2")) == 2
     assert len(shell.lines("messages", "orders", "--most", "3")) == 4
+
+
+def test_what_is_watched_keeps_its_head_on_a_short_terminal() -> None:
+    lines = [str(number) for number in range(20)]
+    assert views.fitted(lines, 21) == lines
+    assert views.fitted(lines, 20) == [*lines[:18], "and 2 lines more"]
 
 
 def test_wide_names_keep_the_columns() -> None:
