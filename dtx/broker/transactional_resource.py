@@ -264,10 +264,18 @@ class TransactionalResource:
             self._lasting -= 1
         queue.delete()
 
+    def takes_dead_letters(self, queue: Queue) -> bool:
+        """Whether the settings make `queue` one of dead letters, by its name or by the pattern that it fits. A
+        consumer sends its dead letters there, too, of which the broker knows nothing else."""
+        every = (self.settings.queue_defaults, *self.settings.queues.values())
+        return queue.lasting and (
+            _is_of_dead_letters(queue) or any(queue.name == settings.dead_letter for settings in every)
+        )
+
     def _dead_letter(self, queue: Queue) -> Queue | None:
         before, star, behind = queue.settings.dead_letter.partition("*")
-        if not queue.lasting or (star and queue.name.startswith(before) and queue.name.endswith(behind)):
-            return None  # it is one of dead letters itself
+        if not queue.lasting or _is_of_dead_letters(queue):
+            return None
         room = MAX_NAME - len(before) - len(behind)
         name = f"{before}{queue.name[:room]}{behind}" if star else before
         if not name or name == queue.name:
@@ -410,3 +418,8 @@ def not_stored(error: NotStored, code: Code, xid: Xid | None = None) -> Refusal:
 def fits_one_piece(entry: Entry) -> bool:
     """Whether the payload is stored in one piece."""
     return entry.size <= CHUNK or not entry.queue.lasting
+
+
+def _is_of_dead_letters(queue: Queue) -> bool:
+    before, star, behind = queue.settings.dead_letter.partition("*")
+    return bool(star) and queue.name.startswith(before) and queue.name.endswith(behind)

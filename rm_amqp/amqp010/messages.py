@@ -12,12 +12,15 @@ would say that it is, without the messages.
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from dtx.amqp.decoding import DecodeError
+from dtx.amqp.values import Int
 from rm_amqp.amqp010.session import Content
 from rm_amqp.amqp010.structs import DeliveryProperties, MessageProperties, ReplyTo, write_fields
+from rm_amqp.amqp010.typed_octets import JMS_MAP, JMS_STREAM, read_map_message, read_stream_message
 from rm_amqp.amqp010.values import Reader, WireError, read_list, read_map, write_list, write_map
 from rm_amqp.message import DEFAULT_PRIORITY, Message, encoded
 from rm_amqp.unsendable_values import refusals
@@ -37,7 +40,11 @@ _LISTS: Final = frozenset({LIST, "amqp-0-10/list"})
 SUBJECT, GROUP, SEQUENCE = "qpid.subject", "JMSXGroupID", "JMSXGroupSeq"
 ID, CORRELATION, REPLY_GROUP = "x-amqp-message-id", "x-amqp-correlation-id", "x-amqp-reply-to-group-id"
 _OWN: Final = frozenset({SUBJECT, GROUP, SEQUENCE, ID, CORRELATION, REPLY_GROUP})
+_STRUCTURED: Final = _MAPS | _LISTS | {JMS_MAP, JMS_STREAM}
 ANNOTATION: Final = "x-opt-"
+MAX_PRIORITY: Final = 9
+GZIP: Final = "gzip"
+PIECE: Final = 1 << 16
 MAX_NAME: Final = 255
 
 
@@ -52,6 +59,7 @@ def content_of(message: Encodable, address: str) -> Content:
         content = Content(_delivery(message, address), _properties(message), b"")
         kind, body = _body(message)
         properties = _typed(content.properties, kind, message)
+        _check_body(properties, body)
         write_fields(content.delivery)
         write_fields(properties)
     except (TypeError, ValueError, struct.error, OverflowError) as error:
@@ -67,6 +75,8 @@ def _unsendable(why: str) -> XaError:
 
 
 def _delivery(message: Message, address: str) -> DeliveryProperties:
+    if message.priority > MAX_PRIORITY:  # the broker would end the connection, and with it the branch
+        raise ValueError(f"its priority is {message.priority}, and at most {MAX_PRIORITY} fits")
     return DeliveryProperties(
         priority=message.priority,
         delivery_mode=PERSISTENT,
@@ -92,7 +102,7 @@ def _properties(message: Message) -> MessageProperties:
     told = {
         SUBJECT: message.subject,
         GROUP: message.group_id,
-        SEQUENCE: message.group_sequence or None,
+        SEQUENCE: _sequence(message.group_sequence) if message.group_sequence else None,
         REPLY_GROUP: message.reply_to_group_id,
         ID: None if isinstance(message.id, UUID) else message.id,
         CORRELATION: message.correlation_id if isinstance(message.correlation_id, int | UUID) else None,
@@ -106,6 +116,11 @@ def _properties(message: Message) -> MessageProperties:
         user_id=message.user_id or None,
         application_headers=headers or None,
     )
+
+
+def _sequence(number: int) -> int:
+    """JMS reads its JMSXGroupSeq as an int, and refuses a long."""
+    return Int(number) if number < 1 << 31 else number
 
 
 def _octets(value: int | str | bytes | UUID | None) -> bytes | None:
@@ -130,6 +145,29 @@ def _typed(properties: MessageProperties, kind: str | None, message: Message) ->
     )
 
 
+def _check_body(properties: MessageProperties, body: bytes) -> None:
+    """ValueError: the body is not what the properties say, and whoever gets the message could not read it."""
+    content_type = properties.content_type
+    if content_type in _STRUCTURED:
+        try:
+            _read_body(content_type, body)
+        except WireError as error:
+            raise ValueError(f"its content type is {content_type}, and its body is none: {error}") from None
+    if properties.content_encoding == GZIP and not _is_gzip(body):
+        raise ValueError("its content encoding is gzip, and its body is not: the broker would deliver an empty one")
+
+
+def _is_gzip(octets: bytes) -> bool:
+    reader = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        while octets and not reader.eof:
+            reader.decompress(octets, PIECE)
+            octets = reader.unconsumed_tail
+    except zlib.error:
+        return False
+    return reader.eof
+
+
 def _body(message: Message) -> tuple[str | None, bytes]:
     body = message.body
     if body is None:
@@ -147,17 +185,19 @@ def _body(message: Message) -> tuple[str | None, bytes]:
 
 # --- received ---------------------------------------------------------------------------------------------------------
 def message_of(transfer: Transfer) -> Message:
-    """The message that arrived; XAER_RMERR where nobody can read it."""
+    """The message that arrived. A body that is not what its content type says is its octets, with that type: if it were
+    refused, it would stand before all others, as this protocol rejects nothing inside of a transaction."""
     delivery, properties = transfer.delivery, transfer.properties
     headers = dict(properties.application_headers or {})
     own = {name: headers.pop(name) for name in _OWN if name in headers}
     annotations = {name: headers.pop(name) for name in list(headers) if name.startswith(ANNOTATION)}
     reply = properties.reply_to
     content_type = properties.content_type
+    known = content_type in {TEXT, OCTETS, *_STRUCTURED}
     try:
         body, inferred = _read_body(content_type, transfer.body)
-    except WireError as error:
-        raise xa_error(Code.XAER_RMERR, f"work: a message can't be decoded: {error}") from None
+    except WireError:
+        body, inferred, known = transfer.body, True, False
     return Message(
         body,
         id=properties.message_id if properties.message_id is not None else own.get(ID),
@@ -171,8 +211,8 @@ def message_of(transfer: Transfer) -> Message:
         priority=delivery.priority if delivery.priority is not None else DEFAULT_PRIORITY,
         ttl=(delivery.ttl or 0) / 1000,
         delivery_count=1 if delivery.redelivered else 0,
-        content_type=None if content_type in {TEXT, OCTETS, *_MAPS, *_LISTS} else content_type,
-        content_encoding=properties.content_encoding,
+        content_type=None if known else content_type,
+        content_encoding=properties.content_encoding or None,  # Broker-J empties it where it has inflated the body
         user_id=properties.user_id or b"",
         expiry_time=(delivery.expiration or 0) / 1000,
         creation_time=(delivery.timestamp or 0) / 1000,
@@ -203,6 +243,10 @@ def _is_text(content_type: str) -> bool:
 
 def _read_body(content_type: str | None, octets: bytes) -> tuple[Any, bool]:
     """The body, and whether it is octets."""
+    if content_type == JMS_MAP:
+        return read_map_message(octets), False
+    if content_type == JMS_STREAM:
+        return read_stream_message(octets), False
     if content_type in _MAPS | _LISTS:
         reader = Reader(octets)
         value = read_map(reader, 0) if content_type in _MAPS else read_list(reader, 0)

@@ -14,7 +14,7 @@ from rm_amqp.amqp010.messages import content_of, dead_letter_of, message_of
 from rm_amqp.amqp010.work import Held, Outcome
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut, lost_error
 from rm_amqp.messaging import NoMessage
-from xa import Code, XaError, xa_error
+from xa import Code, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -155,30 +155,11 @@ class AsyncQpidSession:
 
 
 def _read(work: Work, arrived: list[Transfer]) -> list[Message]:
-    """The messages, which are the application's now. What stands behind one that can't be read is given back when the
-    work ends; XAER_RMERR where it is the first."""
-    found: list[Message] = []
-    for transfer in arrived:
-        held = Held(transfer, transfer)
-        work.held[id(transfer)] = held
-        try:
-            message = message_of(transfer)
-        except XaError:
-            held.outcome = Outcome.FAIL
-            if not found:
-                _give_back(work, arrived)
-                raise
-            _give_back(work, arrived[arrived.index(transfer) :])
-            break
-        del work.held[id(transfer)]
+    """The messages, which are the application's now."""
+    found = list(map(message_of, arrived))
+    for transfer, message in zip(arrived, found, strict=True):
         work.held[id(message)] = Held(transfer, message)
-        found.append(message)
     return found
-
-
-def _give_back(work: Work, arrived: list[Transfer]) -> None:
-    for transfer in arrived:
-        work.held[id(transfer)] = Held(transfer, transfer, Outcome.FAIL)
 
 
 def _held(work: Work, message: Any) -> Held:

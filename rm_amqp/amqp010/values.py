@@ -99,6 +99,13 @@ class Reader:
         at = self._skip(size)
         return Reader(self.octets, at, at + size)
 
+    def until_zero(self) -> bytes:
+        """The octets before the next zero octet, which is read too."""
+        zero = self.octets.find(b"\0", self._at, self._end)
+        if zero < 0:
+            raise WireError("text has no end")
+        return self.take(zero + 1 - self._at)[:-1]
+
     def end(self, what: str) -> None:
         """Nothing may be left."""
         if self.left:

@@ -90,6 +90,7 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
         "rate-out": rate_out,
         "lasting": queue.lasting,
         "dead-letters": Ulong(len(queue.origins)),
+        "for-dead-letters": resource.takes_dead_letters(queue),
         "paused": queue.paused or None,
         "branches": Ulong(len(working) + len(prepared)),
         "locked-by": locked_by,

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtx.amqp.values import Byte, Int, Short, Timestamp, Ubyte, Uint, Ulong, Ushort
+from rm_amqp import Message
 from rm_amqp.amqp010 import structs, values
 from rm_amqp.amqp010.frames import (
     FIRST_FRAME,
@@ -27,6 +28,7 @@ from rm_amqp.amqp010.frames import (
     Segment,
     write_segments,
 )
+from rm_amqp.amqp010.messages import content_of
 from rm_amqp.amqp010.session import ranges_of
 from rm_amqp.amqp010.structs import (
     COMMANDS,
@@ -51,7 +53,9 @@ from rm_amqp.amqp010.structs import (
     write_struct,
     xids_of,
 )
+from rm_amqp.amqp010.typed_octets import read_map_message, read_stream_message
 from rm_amqp.amqp010.values import Kind, Reader, WireError, read_list, read_map, write_list, write_map
+from xa import XaMisuse
 
 TEXT = st.text(max_size=20)
 PLAIN = st.one_of(
@@ -280,6 +284,58 @@ def test_ranges_hold_the_numbers(numbers: list[int]) -> None:
     ranges = ranges_of(sorted(numbers))
     assert [number for first, last in ranges for number in range(first, last + 1)] == sorted(numbers)
     assert all(before[1] + 1 < after[0] for before, after in pairwise(ranges))
+
+
+MAP_OF_BROKER_J = (
+    b"\0\0\0\x08a\0\x07\0\0\0\0\0\0\0\x01b\0\n\xc3\xbc\0c\0\t?\xf8\0\0\0\0\0\0d\0\x01\x01e\0\x0bf\0\x03\0\0\0\x02zz"
+    b"g\0\x06\0\0\0\x03h\0\x04\0\xc8"
+)
+"""What Broker-J 9.2.1 made of a map that proton had sent."""
+
+
+def test_maps_and_lists_as_jms_has_them() -> None:
+    told = {"a": 1, "b": "ü", "c": 1.5, "d": True, "e": None, "f": b"zz", "g": 3, "h": 200}
+    assert read_map_message(MAP_OF_BROKER_J) == told
+    assert read_stream_message(b"\x07\0\0\0\0\0\0\0\x01\n\xc3\xbc\0\x0b\x05\0x\x03\xff\xff\xff\xff") == [
+        1,
+        "ü",
+        None,
+        "x",
+        None,
+    ]
+    assert read_map_message(bytes(4)) == {}
+    assert read_stream_message(b"") == []
+
+
+@pytest.mark.parametrize(
+    "octets", [*(MAP_OF_BROKER_J[:size] for size in range(len(MAP_OF_BROKER_J))), b"\0\0\0\1a\0\x0c"]
+)
+def test_maps_that_jms_does_not_have(octets: bytes) -> None:
+    with pytest.raises(WireError):
+        read_map_message(octets)
+
+
+@given(st.binary(max_size=40))
+def test_any_octets_are_a_list_of_jms_or_are_refused(octets: bytes) -> None:
+    try:
+        read_stream_message(octets)
+    except WireError:
+        return
+
+
+def test_the_number_in_a_group_is_an_int_of_java() -> None:
+    """JMS says that JMSXGroupSeq is one, and its clients refuse to read a long as an int."""
+    headers = content_of(Message("x", group_id="g", group_sequence=3), "orders").properties.application_headers
+    assert headers is not None
+    assert type(headers["JMSXGroupSeq"]) is Int
+    headers = content_of(Message("x", group_sequence=1 << 31), "orders").properties.application_headers
+    assert headers == {"JMSXGroupSeq": 1 << 31}
+
+
+def test_a_priority_that_the_broker_would_not_read_is_refused() -> None:
+    assert content_of(Message("x", priority=9), "orders").delivery.priority == 9
+    with pytest.raises(XaMisuse, match=r"its priority is 10, and at most 9 fits"):
+        content_of(Message("x", priority=10), "orders")
 
 
 def test_the_layouts_are_complete() -> None:

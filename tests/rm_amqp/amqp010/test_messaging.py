@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -88,6 +89,11 @@ def test_ids_of_every_kind(client: QpidClient, queue: str, told: Any) -> None:
         Message({"a": 1}, content_type="text/plain"),
         Message("x", subject="s" * 70_000),
         Message("x", content_type="c" * 300),
+        Message("x", priority=10),
+        Message("x", content_type="amqp/map"),
+        Message(b"x", content_type="amqp-0-10/list"),
+        Message("x", content_encoding="gzip"),
+        Message(gzip.compress(b"x")[:-1], content_encoding="gzip"),
         Message("x", priority=300),
     ],
 )
@@ -225,7 +231,7 @@ def test_a_message_that_was_not_routed_fails_the_branch(client: QpidClient, brok
     assert client.look(queue) == []
 
 
-def test_a_message_that_is_none_is_refused(client: QpidClient, broker_j: BrokerJ, queue: str) -> None:
+def test_a_body_that_is_not_what_its_type_says_is_octets(client: QpidClient, broker_j: BrokerJ, queue: str) -> None:
     channel = broker_j.connect()
     for content_type in ("amqp/map", "text/plain"):
         content = Content(
@@ -238,8 +244,22 @@ def test_a_message_that_is_none_is_refused(client: QpidClient, broker_j: BrokerJ
     channel.close(time.monotonic() + 2)
     client.put(queue, ["good"])
     xid = client.start()
-    with pytest.raises(ResourceError, match="can't be decoded"):
-        client.session.receive(queue, 5)
+    for content_type in ("amqp/map", "text/plain"):
+        message = client.session.receive(queue, 5)
+        assert (message.body, message.content_type) == (b"\xff\xff", content_type)
+    assert client.session.receive(queue, 5).body == "good", "nothing stands before it"
+    client.commit(xid)
+
+
+def test_the_broker_inflates_what_is_compressed(client: QpidClient, queue: str) -> None:
+    xid = client.start()
+    client.session.send(queue, Message(gzip.compress(b"octets"), content_encoding="gzip"))
+    client.session.send(queue, Message(b"own", content_encoding="x-own"))
+    client.commit(xid)
+    xid = client.start()
+    inflated, own = client.session.receive_batch(queue, 2, 5)
+    assert (inflated.body, inflated.content_encoding) == (b"octets", None)
+    assert (own.body, own.content_encoding) == (b"own", "x-own")
     client.commit(xid)
 
 

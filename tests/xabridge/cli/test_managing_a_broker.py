@@ -16,7 +16,7 @@ from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.embedded import EmbeddedBroker, free_port
 from xa import TMONEPHASE, TMREGISTER, TMSUCCESS, XaError, Xid
 from xabridge.cli import main
-from xabridge.cli.broker import tables
+from xabridge.cli.broker import tables, views
 from xabridge.testing.no_transaction import NoTransaction
 
 if TYPE_CHECKING:
@@ -317,3 +317,49 @@ def test_the_configuration_is_shown_with_its_origins(broker: EmbeddedBroker, she
     assert "limits.queues = 10000" in shell.lines("configuration")
     assert shell.lines("configuration", "--changed") == ["no settings"]
     assert broker.address in shell.lines("configuration", "listen")[0]
+
+
+def test_dead_letters_that_a_consumer_sent_are_found(broker: EmbeddedBroker, shell: Shell) -> None:
+    """The broker knows of these only in which queue they are; why, their annotations say."""
+    post(broker, "orders", "alive")
+    letter = Message("order", annotations={"x-opt-dead-reason": "ValueError: no\x1b[2J", "x-opt-dead-queue": "orders"})
+    rm = AmqpResource()
+    rm.open(f"amqp://{broker.address}/?timeout=20", 1)
+    rm.start(XID, 1)
+    rm.session(1).send("orders.dead", letter)
+    rm.end(XID, 1, TMSUCCESS)
+    rm.commit(XID, 1, TMONEPHASE)
+    rm.close("", 1)
+    (told,) = shell.value("dead")
+    assert (told["queue"], told["from"], told["why"]) == ("orders.dead", None, None)
+    assert [line.strip() for line in shell.lines("dead")][-1].startswith("sent there: ")
+    assert r"x-opt-dead-reason: ValueError: no\x1b[2J" in shell.lines("read", "orders.dead", told["id"])
+    assert shell.value("read", "orders.dead", told["id"])["annotations"]["x-opt-dead-queue"] == "orders"
+    assert len(shell.value("dead", "orders*")) == 2
+    assert shell.run("dead", "orders.daed") == (5, "")
+    assert "there is no queue 'orders.daed'" in shell.error
+
+
+def test_a_list_that_is_cut_says_so(broker: EmbeddedBroker, shell: Shell) -> None:
+    post(broker, "orders", *range(3))
+    assert shell.lines("messages", "orders", "--most", "2")[-1] == "there are more: --most N shows them"
+    assert len(shell.value("messages", "orders", "--most", "2")) == 2
+    assert len(shell.lines("messages", "orders", "--most", "3")) == 4
+
+
+def test_what_is_watched_keeps_its_head_on_a_short_terminal() -> None:
+    lines = [str(number) for number in range(20)]
+    assert views.fitted(lines, 21) == lines
+    assert views.fitted(lines, 20) == [*lines[:18], "and 2 lines more"]
+
+
+def test_wide_names_keep_the_columns() -> None:
+    """A sign of Chinese takes two columns of a terminal, and a combining one none."""
+    row = ("available", "2", "1", "0", "1")
+    lines = tables.table(
+        ("QUEUE", "A", "B", "C", "D", "E"), [("队列", *row), ("e\u0301", *row), ("plain", *row)], [()] * 3
+    )
+    assert [line.index("available") for line in lines[1:]] == [5, 8, 7]
+    letters = [{"id": "1000000001d", "state": "available", "octets": 104, "since": 0, "queue": f"{'队' * 12}.dead",
+                "from": "orders", "why": "rejected"}]  # fmt: skip
+    assert tables.dead(letters, 0)[2] == f"    in {'队' * 12}.dead"

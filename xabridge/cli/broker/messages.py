@@ -5,15 +5,19 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from dtx.amqp.conditions import Condition
+from dtx.protocol.conditions import Refusal, RefusedError
 from rm_amqp.message import Message
+from xa import Code
 from xabridge.cli import as_json
 from xabridge.cli.broker import tables
-from xabridge.cli.broker.views import Found, shown
+from xabridge.cli.broker.views import Found, fits, shown
 from xabridge.cli.exits import Exit
 from xabridge.cli.text import printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable, Sequence
 
     from rm_amqp.management import ManagementClient
 
@@ -23,24 +27,46 @@ def messages(management: ManagementClient, arguments: Namespace) -> Exit:
 
     def look() -> Found:
         found = management.pages("messages", key="position", queue=arguments.queue)
-        return list(islice(found, arguments.most))
+        return list(islice(found, arguments.most + 1))
 
-    return shown(management, arguments, look, tables.messages)
+    return _some(management, arguments, look, tables.messages)
 
 
 def dead(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker dead [QUEUE…]`: dead letters, of all queues or of some."""
-    wanted = set(arguments.queue)
+    wanted: list[str] = arguments.queue
 
     def look() -> Found:
         found: Found = []
+        left = {name for name in wanted if "*" not in name}
         for queue in management.pages("queues", key="name"):
-            if queue["name"] in wanted if wanted else queue["dead-letters"]:
-                letters = management.pages("messages", key="position", queue=queue["name"])
-                found += ({"queue": queue["name"], **one} for one in islice(letters, arguments.most - len(found)))
+            name = queue["name"]
+            left.discard(name)
+            for_dead_letters = queue["dead-letters"] or queue.get("for-dead-letters")
+            if any(fits(name, pattern) for pattern in wanted) if wanted else for_dead_letters:
+                letters = management.pages("messages", key="position", queue=name)
+                found += ({"queue": name, **one} for one in islice(letters, arguments.most + 1 - len(found)))
+        if left:
+            raise RefusedError(Refusal(Condition.NOT_FOUND, f"there is no queue {min(left)!r}", Code.XAER_NOTA))
         return found
 
-    return shown(management, arguments, look, tables.dead)
+    return _some(management, arguments, look, tables.dead)
+
+
+def _some(
+    management: ManagementClient,
+    arguments: Namespace,
+    look: Callable[[], Found],
+    table: Callable[[Sequence[dict[str, Any]], int], list[str]],
+) -> Exit:
+    """Shows the first `--most` of what `look` finds, which may be one more, and says that there are more."""
+    most: int = arguments.most
+
+    def lines(found: Sequence[dict[str, Any]], now_ms: int) -> list[str]:
+        more = ["there are more: --most N shows them"] if len(found) > most else []
+        return table(found[:most], now_ms) + more
+
+    return shown(management, arguments, lambda: look()[:most] if arguments.json else look(), lines)
 
 
 def read(management: ManagementClient, arguments: Namespace) -> Exit:
@@ -58,13 +84,14 @@ def read(management: ManagementClient, arguments: Namespace) -> Exit:
             if (value := getattr(message, name, None)) is not None
         },
         "application_properties": dict(message.properties or {}),
+        "annotations": dict(message.annotations or {}),
         "body": message.body,
         "octets": len(octets),
     }
     if arguments.json:
         as_json.write(_plain(facts))
         return Exit.DONE
-    for group in ("properties", "application_properties"):
+    for group in ("properties", "application_properties", "annotations"):
         for name, value in facts[group].items():
             print(f"{printable(str(name))}: {printable(str(value))}")
     print()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from datetime import datetime
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from xabridge.cli import as_json
 from xabridge.cli.broker import tables
 from xabridge.cli.exits import Exit
+from xabridge.cli.text import several
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -80,6 +82,14 @@ def configuration(management: ManagementClient, arguments: Namespace) -> Exit:
     return shown(management, arguments, look, lambda found, _now_ms: tables.configuration(found))
 
 
+def fitted(lines: list[str], height: int) -> list[str]:
+    """The first lines, which fit a terminal, so that the head of the table stays in sight."""
+    if len(lines) < height:
+        return lines
+    room = max(height - 2, 1)
+    return [*lines[:room], f"and {several(len(lines) - room, 'line')} more"]
+
+
 def shown(
     management: ManagementClient,
     arguments: Namespace,
@@ -98,7 +108,9 @@ def shown(
                 if interval is not None:
                     clock = datetime.now().astimezone().strftime("%H:%M:%S")
                     lines = [f"{clock}, every {interval:g} s, Ctrl-C ends it", "", *lines]
-                start = _CLEAR if interval is not None and sys.stdout.isatty() else ""
+                start = ""
+                if interval is not None and sys.stdout.isatty():
+                    start, lines = _CLEAR, fitted(lines, shutil.get_terminal_size().lines)
                 sys.stdout.write(start + "\n".join(lines) + "\n")
                 sys.stdout.flush()
             if interval is None:
