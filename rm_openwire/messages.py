@@ -74,6 +74,8 @@ _RESERVED_BEGINNING: Final = "__HDR_"
 that stands behind it, and nobody is told."""
 _UNSENT: Final = ("annotations", "instructions", "user_id", "reply_to_group_id", "first_acquirer")
 """The fields of a message that OpenWire has no place for."""
+MAX_NAME: Final = 65_535
+"""Octets that a string may have."""
 MAX_INFLATED: Final = 268_435_456
 """Octets that a compressed body may have."""
 
@@ -87,11 +89,21 @@ _KINDS: Final[dict[str, type[Topic | TemporaryQueue | TemporaryTopic]]] = {
 
 
 def destination_of(address: str) -> Destination:
-    """The destination that an address names: a queue, unless it says otherwise."""
+    """The destination that an address names: a queue, unless it says otherwise. XAER_INVAL: it is none; the brokers
+    end a connection over an empty name."""
+    if not isinstance(address, str):
+        raise xa_error(Code.XAER_INVAL, f"work: an address is text, and not a {type(address).__name__}")
+    made: Destination = Queue(address.removeprefix(QUEUE))
     for prefix, kind in _KINDS.items():
         if address.startswith(prefix):
-            return kind(address[len(prefix) :])
-    return Queue(address.removeprefix(QUEUE))
+            made = kind(address[len(prefix) :])
+    try:
+        octets = len(encode_text(made.name))
+    except ValueError as error:
+        raise xa_error(Code.XAER_INVAL, f"work: an address can't be sent: {error}") from None
+    if not 0 < octets <= MAX_NAME:
+        raise xa_error(Code.XAER_INVAL, f"work: an address has a name of 1 to {MAX_NAME} octets, and not of {octets}")
+    return made
 
 
 def address_of(destination: Destination | None) -> str | None:
@@ -111,7 +123,7 @@ def encoded_message(message: Encodable, now_s: float) -> WireMessage:
     try:
         made = _with_body(ours.body)
         _fill(made, ours, now_s)
-    except (TypeError, ValueError, struct.error) as error:
+    except (TypeError, ValueError, OverflowError, struct.error) as error:
         raise xa_error(Code.XAER_INVAL, f"work: the message can't be sent over OpenWire: {error}") from None
     return made
 
@@ -135,24 +147,41 @@ def _with_body(body: Any) -> WireMessage:
 
 
 def _fill(made: WireMessage, message: Message, now_s: float) -> None:
-    for name in _UNSENT:
-        if getattr(message, name):
-            raise TypeError(f"{name} has no place in a message of OpenWire: use properties")
+    _check(message)
     made.persistent = True
     made.timestamp_ms = round((message.creation_time or now_s) * 1000)
     expires_s = now_s + message.ttl if message.ttl else message.expiry_time
     made.expiration_ms = round(expires_s * 1000)
-    if not 0 <= message.priority <= 9:
-        raise ValueError(f"priority {message.priority} is not between 0 and 9")
-    made.priority = message.priority
+    for name, time_ms in (("creation_time", made.timestamp_ms), ("ttl", made.expiration_ms)):
+        if not -(2**63) <= time_ms < 2**63:
+            raise ValueError(f"{name} is larger than 64 bits, in milliseconds")
+    made.priority = int(message.priority)
     made.correlation = _text(message.correlation_id)
     made.type = message.subject
     made.reply_to = destination_of(message.reply_to) if message.reply_to is not None else None
+    made.group_id, made.group_sequence = message.group_id, message.group_sequence
+    properties = _properties(message)
+    made.properties = encode_map(properties) if properties else None
+
+
+def _check(message: Message) -> None:
+    for name in _UNSENT:
+        if getattr(message, name):
+            raise TypeError(f"{name} has no place in a message of OpenWire: use properties")
+    for name in ("subject", "group_id", "content_type", "content_encoding"):
+        if not isinstance(value := getattr(message, name), (str, type(None))):
+            raise TypeError(f"{name} is text, and not a {type(value).__name__}")
+    if message.priority not in range(10):
+        raise ValueError(f"priority {message.priority} is not between 0 and 9")
     if not -(2**31) <= message.group_sequence < 2**31:
         raise ValueError(f"group_sequence {message.group_sequence} is larger than 32 bits")
-    made.group_id, made.group_sequence = message.group_id, message.group_sequence
+
+
+def _properties(message: Message) -> dict[str, Any]:
     properties = dict(message.properties or {})
     for name, value in properties.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{name!r} is no name of a property: it has to be text")
         if value is not None and type(value) not in _PLAIN:
             raise TypeError(f"the property {name!r} is a {type(value).__name__}: properties are text, numbers and None")
         if name in _RESERVED or name.startswith(_RESERVED_BEGINNING):
@@ -163,7 +192,7 @@ def _fill(made: WireMessage, message: Message, now_s: float) -> None:
         properties[CONTENT_TYPE] = message.content_type
     if message.content_encoding is not None:
         properties[CONTENT_ENCODING] = message.content_encoding
-    made.properties = encode_map(properties) if properties else None
+    return properties
 
 
 def _text(value: int | str | bytes | UUID | None) -> str | None:
@@ -186,8 +215,9 @@ def decoded_message(wire: WireMessage, redeliveries: int) -> Message:
 def _decoded(wire: WireMessage, redeliveries: int) -> Message:
     properties = decode_map(wire.properties) if wire.properties else {}
     message = Message(_body(wire), durable=wire.persistent, priority=wire.priority)
-    message.content_type = properties.pop(CONTENT_TYPE, None)
-    message.content_encoding = properties.pop(CONTENT_ENCODING, None)
+    for field, name in (("content_type", CONTENT_TYPE), ("content_encoding", CONTENT_ENCODING)):
+        if (value := properties.pop(name, None)) is not None:
+            setattr(message, field, str(value))
     message.id = properties.pop(ID, None) or _name(wire.message_id)
     for name in [name for name in properties if name.startswith(OF_THE_BROKER)]:
         del properties[name]

@@ -126,6 +126,15 @@ def test_proton_messages_are_sent_too(client: Client) -> None:
         (Message("x", correlation_id=b"c"), "octets"),
         (Message("\ud800"), "surrogates"),
         (Message("x", group_sequence=2**31), "group_sequence 2147483648"),
+        (Message("x", subject=5), "subject is text"),  # type: ignore[arg-type]
+        (Message("x", group_id=5), "group_id is text"),  # type: ignore[arg-type]
+        (Message("x", content_type=5), "content_type is text"),  # type: ignore[arg-type]
+        (Message("x", ttl=float("inf")), "infinity"),
+        (Message("x", ttl=1e300), "ttl is larger"),
+        (Message("x", creation_time=1e30), "creation_time is larger"),
+        (Message("x", properties={1: 2}), "1 is no name"),  # type: ignore[dict-item]
+        (Message("x", reply_to=5), "address is text"),  # type: ignore[arg-type]
+        (Message("x", reply_to=""), "not of 0"),
         (Message("x", properties={"__HDR_MESSAGE_ID": "x"}), "'__HDR_MESSAGE_ID' has the name of a header"),
         (Message("x", properties={"JMSXDeliveryCount": "many"}), "'JMSXDeliveryCount' has the name of a header"),
         (Message("x", properties={"JMSXGroupSeq": "first"}), "'JMSXGroupSeq' has the name of a header"),
@@ -138,6 +147,20 @@ def test_what_can_not_be_sent_is_refused_by_name(client: Client, message: Messag
         with pytest.raises(XaMisuse, match=why) as refused:
             session.send(queue, message)
         assert refused.value.code is Code.XAER_INVAL
+        session.send(queue, Message("fine"))
+    assert client.look(queue) == ["fine"]
+
+
+@pytest.mark.parametrize("address", ["", "topic://", "temp-queue://", "q" * 70_000, "\ud800", None, 7])
+def test_what_is_no_address(client: Client, address: Any) -> None:
+    queue = new_name()
+    with client.work() as session:
+        for use in (lambda: session.send(address, Message("x")), lambda: session.receive(address, 0)):
+            with pytest.raises(XaMisuse) as refused:
+                use()
+            assert refused.value.code is Code.XAER_INVAL
+        with pytest.raises(XaMisuse):
+            session.browse(address)
         session.send(queue, Message("fine"))
     assert client.look(queue) == ["fine"]
 
