@@ -65,6 +65,8 @@ def make_engine(url: URL, size: int, wait_s: float, **options: Any) -> Engine:
         raise xa_error(Code.XAER_INVAL, f"open: {error}") from None
     if engine.dialect.name == "sqlite":
         sqlite.listen(engine, wait_s)
+    if engine.dialect.name in mariadb.DIALECTS and engine.dialect.driver == "pymysql":
+        event.listen(engine, "do_connect", lambda _dialect, _record, _args, given: mariadb.encode_password(given))
     return engine
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ from rm_db.mariadb.transaction import MariaTransaction
 from rm_db.sessions.mariadb import MariaSession
 from rm_db.sessions.session_engine import SessionEngine
 from xa import Code, ResourceError, XaError, xa_error
+from xa.sql import mariadb
 
 if TYPE_CHECKING:
     from rm_db.address import Address
@@ -155,6 +157,10 @@ def arguments(address: Address) -> dict[str, Any]:
             f"open: {names} can't be set here: a session is reset behind each transaction, which would undo it. Set it "
             "in the server, for the user or in the transaction",
         )
+    unknown = settings.keys() - inspect.signature(pymysql.Connection.__init__).parameters.keys()
+    if unknown:
+        raise xa_error(Code.XAER_INVAL, f"open: PyMySQL has no option {', '.join(sorted(unknown))}")
+    mariadb.encode_password(settings)
     settings.setdefault("charset", "utf8mb4")
     settings.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
     settings.setdefault("read_timeout", None)

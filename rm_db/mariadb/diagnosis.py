@@ -55,7 +55,8 @@ def _not_connected(error: pymysql.MySQLError) -> Check:
 def _checks(connection: Driver) -> Iterator[Check]:
     facts = Facts.of({row[0]: row[1] for row in _rows(connection, ASK_VARIABLES.decode("ascii"))})
     ((user, database),) = _rows(connection, "SELECT CURRENT_USER(), DATABASE()")
-    where = f"{facts.name} at {connection.host}:{connection.port}, database {database}, as {user}"
+    named = "no database" if database is None else f"database {database}"
+    where = f"{facts.name} at {connection.host}:{connection.port}, {named}, as {user}"
     yield Check(Health.OK, "reachable", where)
     for subject, found, mend in facts.obstacles():
         yield Check(Health.FAIL, subject, found, mend)

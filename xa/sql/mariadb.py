@@ -11,12 +11,12 @@ list of keys InnoDB may read the whole table, and wait there for every transacti
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, MutableMapping
 
     from sqlalchemy import Connection
 
@@ -41,6 +41,13 @@ def weaknesses(connection: Connection) -> Iterator[tuple[str, str]]:
         yield f"innodb_flush_log_at_trx_commit is {flush}", "set it to 1"
     if int(log_bin) and int(sync_binlog) != 1:
         yield f"log_bin is on and sync_binlog is {sync_binlog}", "set sync_binlog to 1"
+
+
+def encode_password(settings: MutableMapping[str, Any]) -> None:
+    """In what PyMySQL is to connect with: it would encode a password as Latin-1, where other clients take UTF-8."""
+    for name in ("password", "passwd"):
+        if isinstance(settings.get(name), str):
+            settings[name] = settings[name].encode()
 
 
 def other_engine(connection: Connection, schema: str, table: str) -> str | None:

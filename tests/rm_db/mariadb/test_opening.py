@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pymysql
 import pytest
 
 from rm_db import MariaResource
+from rm_db.address import Address
+from rm_db.decider.engine import make_engine, parse_url
 from rm_db.mariadb.server import MIN_MARIADB, MIN_MYSQL, Facts
 from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
 from xa import (
@@ -151,6 +154,7 @@ def test_schemes(mariadb: MariaDB, scheme: str) -> None:
         "mariadb://h/d?init_command=SET+x",
         "mariadb://h/d?sql_mode=ANSI",
         "mariadb://h/d?xa_pooler=transaction",
+        "mariadb://h/d?nonsense=1",
     ],
 )
 def test_what_is_no_open_string_for_it(url: str) -> None:
@@ -171,6 +175,28 @@ def test_what_the_server_refuses(mariadb: MariaDB, wrong: tuple[str, str]) -> No
     assert "wrong" not in error.message
     (check,) = MariaResource().diagnose(url).checks
     assert (check.health, check.subject) == (Health.FAIL, "credentials")
+
+
+@pytest.mark.parametrize("password", ["p@ss/w%rd: x#?&", "épass", "жpass", "日本"])
+def test_passwords_of_all_kinds(mariadb: MariaDB, password: str) -> None:
+    url = mariadb.create_database("mariadb")
+    user = url.partition("//")[2].partition(":")[0]
+    mariadb.admin(f"ALTER USER {user}@'%' IDENTIFIED BY '{password}'")
+    url = url.replace(":s3cret@", f":{quote(password, safe='')}@")
+    rm = MariaResource()
+    rm.open(url, RMID)
+    rm.close("", RMID)
+    assert rm.diagnose(url).checks[0].health is Health.OK
+    engine = make_engine(parse_url(Address.parse(url.replace("mariadb:", "mariadb+pymysql:"))), 1, 1.0)
+    with engine.connect():
+        pass
+    engine.dispose()
+
+
+def test_a_user_without_a_database(mariadb: MariaDB) -> None:
+    url = mariadb.create_database("mariadb").rpartition("/")[0]
+    found = MariaResource().diagnose(url).checks[0]
+    assert "no database, as" in found.found
 
 
 def test_a_server_that_allows_fewer_connections_than_the_pool(mariadb: MariaDB) -> None:
