@@ -132,7 +132,8 @@ def plain(_name: str, text: str) -> str:
     return text
 
 
-def _name(name: str, text: str) -> str:
+def queue_name(name: str, text: str) -> str:
+    """The value of an option that names a queue."""
     if not text or len(text) > MAX_NAME:
         raise wrong(f"{name}={text[:20]!r}: expected the name of a queue, of 1 to {MAX_NAME} characters")
     return text
@@ -150,7 +151,7 @@ OPTIONS: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
     "cert": ("certificate", plain),  # TLS: our certificate, PEM
     "key": ("key", plain),  # TLS: its key, PEM
     "plain_without_tls": ("plain_without_tls", flag),  # the password may be told without TLS
-    "token_queue": ("token_queue", _name),  # of a broker that decides: where its tokens are
+    "token_queue": ("token_queue", queue_name),  # of a broker that decides: where its tokens are
     "slots": ("slots", count(1, MAX_SLOTS)),  # of a broker that decides: how many tokens are made, at first
 }
 """Option → the field of Settings, and how its text is read. `password_env` names an environment variable."""

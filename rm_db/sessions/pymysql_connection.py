@@ -47,7 +47,7 @@ class PymysqlConnection:
         return (cursor or self._driver.cursorclass)(self)
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
-        """As PyMySQL's: carries out a statement."""
+        """Carries out a statement."""
         effects = self.access.admit(sql)
         self._result = None
         with self.access.statement() as connection:
@@ -57,7 +57,7 @@ class PymysqlConnection:
         return affected
 
     def next_result(self, unbuffered: bool = False) -> int:
-        """As PyMySQL's: the next result of a procedure."""
+        """Goes on to the next result of a procedure."""
         with self.access.further_result() as connection:
             affected: int = connection.driver.next_result(unbuffered)
             self._result = connection.last_result
@@ -72,7 +72,7 @@ class PymysqlConnection:
         return self._result.insert_id if self._result is not None else 0
 
     def show_warnings(self) -> Any:
-        """As PyMySQL's: the warnings of the last statement."""
+        """The warnings of the last statement."""
         self.query("SHOW WARNINGS")
         return self._result.rows
 
