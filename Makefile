@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= 3
 
-.PHONY: help setup demo test test-long fuzz check compiled pure check-compiled bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
+.PHONY: help setup demo test test-slow test-long fuzz check compiled pure check-compiled bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
 
 help:
 	@echo "make setup   the virtual environment .venv, with .venv/bin/xabridge"
@@ -15,6 +15,7 @@ help:
 	@echo "make test    every test"
 	@echo "make compiled  the hot modules compiled to C, in place; make pure removes them again"
 	@echo "make check-compiled  the fast tests with compiled modules"
+	@echo "make test-slow  the tests that make check leaves out"
 	@echo "make test-long  every test in its long form: every point, more schedules and rounds; it takes hours"
 	@echo "make fuzz    ten minutes of search for octets that break the AMQP endpoint (fetches atheris)"
 	@echo "make bench   every benchmark, into .bench/, docs/benchmarks.md and its picture"
@@ -46,6 +47,11 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --durations 40 --durations-min 5
 
+# With the tests of `make check` these are all tests: a run of both need not run any twice.
+test-slow: setup
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --durations 40 --durations-min 5 -m slow
+
+test-long: export XABRIDGE_LONG = all
 test-long: export XABRIDGE_POINTS = all
 test-long: export XABRIDGE_INTERRUPTIONS = all
 test-long: export XABRIDGE_SPARK_FAULTS = all
@@ -54,6 +60,8 @@ test-long: export XABRIDGE_ROUNDS = 20
 test-long: export XABRIDGE_KILLS = 60
 test-long: export XABRIDGE_KILL_ROUNDS = 60
 test-long: export XABRIDGE_HOSTILE = 10000
+test-long: export XABRIDGE_IMAGE = 1
+test-long: export XABRIDGE_BACKLOG = 1000000
 test-long: test
 
 check: setup
@@ -93,8 +101,10 @@ lock:
 	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes --group dev --group docs --all-extras \
 	  --custom-compile-command "make lock" -o requirements.lock pyproject.toml
 	sed -n 's/^\([a-z0-9][^ ]*==[^ ]*\).*/\1/p' requirements.lock > .locked
-	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes -c .locked \
+	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes -c .locked --extra metrics \
 	  --custom-compile-command "make lock" -o containers/requirements.lock pyproject.toml
+	echo hatchling | $(BIN)/python -m uv pip compile --quiet --universal --generate-hashes -c .locked \
+	  --custom-compile-command "make lock" -o containers/build.lock -
 	rm .locked
 
 image:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.e2e_client import WARM_S, Job
 from bench.peers.artemis import OpenWireArtemis
 from tm import TransactionManager
-from xabridge.demo.shop.backstage import Backstage
+from xabridge.demo.shop.embedded_servers import EmbeddedServers
 from xabridge.demo.shop.orders import AT_ONCE, orders_from
 from xabridge.demo.shop.places import BROKER
 from xabridge.testing.broker import cpu_s
@@ -53,8 +53,8 @@ OPTIONS: Final = {1: "ahead=true&prefetch=20", BATCH: "ahead=true&prefetch=200"}
 def measure(*, quick: bool) -> dict[str, Any]:
     seconds, rounds = (0.5, 1) if quick else (3.0, 3)
     FOLDER.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=FOLDER) as name, Backstage(Path(name).absolute()) as backstage:
-        bench = Bench(backstage, Path(name).absolute(), seconds)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as name, EmbeddedServers(Path(name).absolute()) as embedded:
+        bench = Bench(embedded, Path(name).absolute(), seconds)
         collected: dict[str, list[float]] = {}
         for number in range(rounds):
             for key, value in bench.rates(others=not quick):
@@ -92,9 +92,9 @@ def _ratios(collected: dict[str, list[float]]) -> dict[str, Any]:
 class Bench:
     """Runs on one shop."""
 
-    def __init__(self, backstage: Backstage, folder: Path, seconds: float) -> None:
-        self._backstage = backstage
-        self._shop = backstage.shop()
+    def __init__(self, embedded: EmbeddedServers, folder: Path, seconds: float) -> None:
+        self._embedded = embedded
+        self._shop = embedded.shop()
         self._seconds = seconds
         self._folder = folder
         self._log = str(folder / "log")
@@ -160,7 +160,7 @@ class Bench:
             self._seconds,
             steps,
         )
-        measured = self._client(job, self._backstage.broker.pid if other is None else other.pid)
+        measured = self._client(job, self._embedded.broker.pid if other is None else other.pid)
         if orders is not None and measured["total"] >= orders:
             raise RuntimeError(f"all {orders} orders were handled before the time was over: this is no rate: {job}")
         return measured
@@ -168,7 +168,7 @@ class Bench:
     def _client(self, job: Job, broker: int) -> dict[str, Any]:
         """Runs the client, and takes what the broker of this process id, and the database, use meanwhile."""
         command = [sys.executable, "-m", "bench.e2e_client", json.dumps(asdict(job))]
-        postgres = self._backstage.postgres.pid
+        postgres = self._embedded.postgres.pid
         used: dict[str, tuple[float, float]] = {}
         told = "{}"
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 — our own command

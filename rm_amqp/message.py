@@ -33,6 +33,8 @@ from dtx.amqp.messages import (
     APPLICATION_PROPERTIES,
     DATA,
     DELIVERY_ANNOTATIONS,
+    DELIVERY_DELAY,
+    DELIVERY_TIME,
     FOOTER,
     HEADER,
     MESSAGE_ANNOTATIONS,
@@ -95,6 +97,11 @@ class Message:
     priority: int = DEFAULT_PRIORITY
     ttl: float = 0.0
     """How long it is of use, 0 for ever."""
+    delay: float = 0.0
+    """How long after the commit of its transaction it is to be delivered, for a broker that offers DELAYED_DELIVERY.
+    Only of a message that is sent: of one that was received it is among the annotations."""
+    deliver_at: float = 0.0
+    """When it is to be delivered, in seconds since the epoch, in place of `delay`."""
     first_acquirer: bool = False
     delivery_count: int = 0
     """How often it was delivered before, in vain."""
@@ -114,12 +121,15 @@ class Message:
         pieces: list[bytes] = []
         header = self._header()
         properties = self._properties()
-        if self.annotations is None and self.instructions is None and not header and not properties:
+        annotations = self.annotations
+        if self.delay or self.deliver_at:
+            annotations = {**(annotations or {}), **_delivery(self.delay, self.deliver_at)}
+        if annotations is None and self.instructions is None and not header and not properties:
             pieces.append(_NO_FIELDS)
         else:
             pieces.append(b"\x00\x53\x70" + encode_list(header) if header else _NO_HEADER)
             _write_annotations(pieces, DELIVERY_ANNOTATIONS, self.instructions)
-            _write_annotations(pieces, MESSAGE_ANNOTATIONS, self.annotations)
+            _write_annotations(pieces, MESSAGE_ANNOTATIONS, annotations)
             pieces.append(b"\x00\x53\x73" + encode_list(properties) if properties else _NO_PROPERTIES)
         if self.properties is not None:
             if type(self.properties) is not dict:
@@ -230,6 +240,17 @@ def _as_id(value: Any) -> Ulong | UUID | bytes | str:
     if isinstance(value, UUID):
         return value
     return bytes(value) if type(value) in _BINARIES else _as_text(value)
+
+
+def _delivery(delay: float, deliver_at: float) -> dict[str, int]:
+    if delay < 0 or deliver_at < 0 or (delay and deliver_at):
+        raise ValueError("a message has a delay, or a time at which it is delivered, and neither is negative")
+    return {DELIVERY_TIME: round(deliver_at * 1000)} if deliver_at else {DELIVERY_DELAY: round(delay * 1000)}
+
+
+def is_delayed(message: Encodable) -> bool:
+    """Whether a broker has to keep the message back."""
+    return isinstance(message, Message) and bool(message.delay or message.deliver_at)
 
 
 def _as_milliseconds(value: float) -> Timestamp:

@@ -1,12 +1,13 @@
 """MessagingSession: the operations that the session of every messaging resource manager offers, whatever protocol its
-broker speaks; and NoMessage. This module needs no connection."""
+broker speaks; AsyncMessagingSession: the same for asyncio; and NoMessage. This module needs no connection."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from rm_amqp.message import Encodable, Message
 
@@ -54,3 +55,35 @@ class MessagingSession(Protocol):
         and no time to live, and takes it, when the branch is committed. Annotations that end in -ms are times,
         milliseconds since 1970."""
         ...
+
+
+class AsyncMessagingSession:
+    """The operations of a session that blocks, for asyncio: each one that waits does so in a worker thread."""
+
+    def __init__(self, session: MessagingSession) -> None:
+        self._session = session
+
+    async def receive(self, address: str, timeout_s: float | None = None) -> Message:
+        return await asyncio.to_thread(self._session.receive, address, timeout_s)
+
+    async def receive_batch(self, address: str, count: int, timeout_s: float | None = None) -> list[Message]:
+        return await asyncio.to_thread(self._session.receive_batch, address, count, timeout_s)
+
+    async def send(self, address: str, message: Encodable) -> None:
+        await asyncio.to_thread(self._session.send, address, message)
+
+    async def browse(self, address: str) -> AsyncIterator[Message]:
+        for message in await asyncio.to_thread(lambda: list(self._session.browse(address))):
+            yield message
+
+    async def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
+        await asyncio.to_thread(self._session.dead_letter, message, address, annotations)
+
+    def release(self, message: Message) -> None:
+        self._session.release(message)
+
+    def reject(self, message: Message) -> None:
+        self._session.reject(message)
+
+    def modify(self, message: Message, *, failed: bool = True, undeliverable: bool = False) -> None:
+        self._session.modify(message, failed=failed, undeliverable=undeliverable)

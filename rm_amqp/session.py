@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from copy import copy
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from dtx.amqp.messages import read_header, with_header, with_message_annotations
-from dtx.amqp.values import Symbol, Timestamp, Ulong
+from dtx.amqp.values import Long, Symbol, Timestamp, Ulong
+from dtx.protocol.capabilities import DELAYED_DELIVERY
 from dtx.protocol.conditions import RefusedError
 from rm_amqp.channel.message_links import BROWSED
 from rm_amqp.channel.work import REJECT, RELEASE, modify
 from rm_amqp.connection.event_loop import run_async
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, work_error
-from rm_amqp.message import Message, encoded, read
+from rm_amqp.message import Message, encoded, is_delayed, read
 from rm_amqp.messaging import NoMessage
 from xa import Code, XaError, xa_error
 
@@ -30,13 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from dtx.amqp.values import Map
+    from dtx.amqp.values import Map, Value
     from rm_amqp.channel.channel import Channel
-    from rm_amqp.channel.message_links import MessageLinks
+    from rm_amqp.channel.message_links import Browser, MessageLinks
     from rm_amqp.channel.pool import PooledChannel
     from rm_amqp.channel.work import Held, Work
     from rm_amqp.connection.endpoint import Steps
-    from rm_amqp.connection.links import Arrived, Receiver
+    from rm_amqp.connection.links import Arrived
     from rm_amqp.message import Encodable
     from xa import Xid
     from xa.driver import SessionContext
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LATER_OCTETS: Final = 4096
 """The most octets that wait to be written, where nothing else is to be written: the broker works meanwhile."""
+RETRIED: Final = "x-opt-retry-"
+"""So begin the message annotations of a message that is put off. A dead letter that is sent again is a new message."""
+DELIVERY_TIME: Final = "x-opt-delivery-time"
+"""The message annotation with the time for which a message is, which Qpid JMS and ActiveMQ Artemis know too."""
 TOGETHER: Final = 32
 """Messages of a batch that are handed to the connection together."""
 
@@ -102,6 +108,16 @@ class Operations:
     def send(self, address: str, octets: bytes) -> Operation[None]:
         return lambda links, work: links.send(address, octets, work, self.deadline())
 
+    @staticmethod
+    def delayed(operation: Operation[None]) -> Operation[None]:
+        """An operation that sends messages which are to be delivered later. XAER_INVAL: the broker does not do that."""
+
+        def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
+            links.check_offered(DELAYED_DELIVERY)
+            return operation(links, work)
+
+        return steps
+
     def send_batch(self, address: str, messages: Sequence[bytes]) -> Operation[None]:
         def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
             if work is not None:
@@ -120,17 +136,17 @@ class Operations:
     def post(self, address: str, messages: Sequence[bytes]) -> Operation[None]:
         return lambda links, work: links.post(address, messages, _branch_of(work), self.deadline())
 
-    def browser(self, address: str) -> Operation[Receiver]:
-        """A link that `browse` reads."""
+    def browser(self, address: str) -> Operation[Browser]:
+        """What `browse` reads."""
         return lambda links, work: links.browser(address, work, self.deadline())
 
-    def browse(self, receiver: Receiver) -> Operation[list[Arrived]]:
+    def browse(self, receiver: Browser) -> Operation[list[Arrived]]:
         """The next messages; fewer than BROWSED at the end."""
         return lambda links, work: links.browse(receiver, work, self.deadline())
 
     @staticmethod
-    def close(receiver: Receiver) -> Operation[None]:
-        """The link is not needed any more."""
+    def close(receiver: Browser) -> Operation[None]:
+        """It is not needed any more."""
         return lambda links, _: links.closed(receiver)
 
     @staticmethod
@@ -139,7 +155,9 @@ class Operations:
 
         def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
             yield from ()
-            _held(links, work, message).outcome = outcome
+            held = _held(links, work, message)
+            links.check_outcome(outcome)
+            held.outcome = outcome
 
         return steps
 
@@ -152,10 +170,25 @@ class Operations:
         def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
             octets = _held(links, work, message).arrived.octets
             octets = with_header(octets, read_header(octets), delivery_count=0, ttl_ms=None)
-            octets = with_message_annotations(octets, told)
+            octets = with_message_annotations(octets, told, without=RETRIED)
             yield from links.send(address, octets, work, self.deadline())
 
         return steps
+
+    def put_off(
+        self, message: Message, address: str, at_ms: int, annotations: Mapping[str, str | int]
+    ) -> Operation[None]:
+        told: Map = {Symbol(name): _plain_annotation(value) for name, value in annotations.items()}
+        told[Symbol(DELIVERY_TIME)] = Long(at_ms)
+
+        def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
+            octets = _held(links, work, message).arrived.octets
+            header = read_header(octets)
+            octets = with_header(octets, header, delivery_count=0, ttl_ms=header.ttl_ms)
+            octets = with_message_annotations(octets, told)
+            yield from links.send(address, octets, work, self.deadline())
+
+        return self.delayed(steps)
 
 
 class Session:
@@ -174,6 +207,9 @@ class Session:
         self._context = context
         self._later = 0
         """Octets that were sent, and may not be written yet."""
+        self.message_headers: Callable[[], Mapping[str, str]] | None = None
+        """Where telemetry is configured: what goes with each `Message` as application properties, `traceparent` for
+        one. A message that has one of them already leaves as it is."""
 
     @property
     def aio(self) -> AsyncSession:
@@ -193,14 +229,34 @@ class Session:
         return self.run(self.operations.receive_batch(address, count, timeout_s), later=True)
 
     def send(self, address: str, message: Encodable) -> None:
-        octets = encoded(message)
-        self.run(self.operations.send(address, octets), later=self.leaves_later(len(octets)))
+        octets = self.encoded(message)
+        operation = self.operations.send(address, octets)
+        if is_delayed(message):
+            operation = self.operations.delayed(operation)
+        self.run(operation, later=self.leaves_later(len(octets)))
 
     def send_batch(self, address: str, messages: Iterable[Encodable]) -> None:
         """Sends messages, as `send` does one after the other, for less."""
-        for some in _portions(messages):
+        for some, delayed in self.portions(messages):
             later = self.leaves_later(sum(map(len, some)))
-            self.run(self.operations.send_batch(address, some), later=later)
+            operation = self.operations.send_batch(address, some)
+            self.run(self.operations.delayed(operation) if delayed else operation, later=later)
+
+    def encoded(self, message: Encodable) -> bytes:
+        """The octets of a message that is sent."""
+        if self.message_headers is not None and isinstance(message, Message):
+            headers, own = self.message_headers(), message.properties or {}
+            if headers and headers.keys().isdisjoint(own):
+                message = copy(message)
+                message.properties = {**own, **headers}
+        return encoded(message)
+
+    def portions(self, messages: Iterable[Encodable]) -> Iterator[tuple[list[bytes], bool]]:
+        """The messages as octets, some at a time: the broker works on those before, while the next ones are encoded.
+        And whether some of them are to be delivered later."""
+        rest = iter(messages)
+        while some := list(islice(rest, TOGETHER)):
+            yield [self.encoded(message) for message in some], any(map(is_delayed, some))
 
     def leaves_later(self, octets: int) -> bool:
         """Whether so many octets of messages may leave with the next call: few were sent since the last write."""
@@ -231,6 +287,12 @@ class Session:
 
     def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
         self.run(self.operations.dead_letter(message, address, annotations), later=True)
+
+    def put_off(self, message: Message, address: str, at_ms: int, annotations: Mapping[str, str | int]) -> None:
+        """Sends a received message to an address, as it came but with these message annotations beside its own, for a
+        time in milliseconds since 1970, and takes it, when the branch is committed. A broker that does not say that it
+        has messages for later is not asked."""
+        self.run(self.operations.put_off(message, address, at_ms, annotations), later=True)
 
     # -- in bulk
     def gather(self, address: str, count: int) -> list[bytes]:
@@ -311,14 +373,18 @@ class AsyncSession:
         return await self._session.run_async(self._operations.receive_batch(address, count, timeout_s), later=True)
 
     async def send(self, address: str, message: Encodable) -> None:
-        octets = encoded(message)
+        octets = self._session.encoded(message)
         later = self._session.leaves_later(len(octets))
-        await self._session.run_async(self._operations.send(address, octets), later=later)
+        operation = self._operations.send(address, octets)
+        if is_delayed(message):
+            operation = self._operations.delayed(operation)
+        await self._session.run_async(operation, later=later)
 
     async def send_batch(self, address: str, messages: Iterable[Encodable]) -> None:
-        for some in _portions(messages):
+        for some, delayed in self._session.portions(messages):
             later = self._session.leaves_later(sum(map(len, some)))
-            await self._session.run_async(self._operations.send_batch(address, some), later=later)
+            operation = self._operations.send_batch(address, some)
+            await self._session.run_async(self._operations.delayed(operation) if delayed else operation, later=later)
 
     async def browse(self, address: str) -> AsyncIterator[Message]:
         receiver = await self._session.run_async(self._operations.browser(address))
@@ -332,6 +398,9 @@ class AsyncSession:
 
     async def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
         await self._session.run_async(self._operations.dead_letter(message, address, annotations))
+
+    async def put_off(self, message: Message, address: str, at_ms: int, annotations: Mapping[str, str | int]) -> None:
+        await self._session.run_async(self._operations.put_off(message, address, at_ms, annotations))
 
     def release(self, message: Message) -> None:
         self._session.release(message)
@@ -359,11 +428,8 @@ def _taken(links: MessageLinks, work: Work | None, arrived: Arrived, *, first: b
     return message
 
 
-def _portions(messages: Iterable[Encodable]) -> Iterator[list[bytes]]:
-    """The messages as octets, some at a time: the broker works on those before, while the next ones are encoded."""
-    rest = iter(messages)
-    while some := [encoded(message) for message in islice(rest, TOGETHER)]:
-        yield some
+def _plain_annotation(value: str | int) -> Value:
+    return value if isinstance(value, str) else Long(value)
 
 
 def _annotation(name: str, value: str | int) -> str | Timestamp | Ulong:

@@ -36,7 +36,8 @@ from xa import Code, xa_error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rm_openwire.settings import Address, Settings
+    from rm_amqp.settings import Broker
+    from rm_openwire.settings import Settings
     from rm_openwire.wire import Command, Response
 
 READ: Final = 65_536
@@ -48,7 +49,7 @@ _NUMBERS: Final = itertools.count(1)
 class Connection:
     """A connection that is open, negotiated and authenticated. `clock` counts seconds."""
 
-    def __init__(self, sock: socket.socket, settings: Settings, address: Address, clock: Callable[[], float]) -> None:
+    def __init__(self, sock: socket.socket, settings: Settings, address: Broker, clock: Callable[[], float]) -> None:
         self.lock = threading.RLock()
         self.endpoint = Endpoint(settings.idle_timeout_s)
         self.address = address
@@ -264,7 +265,7 @@ class Connector:
             return connection
         raise xa_error(Code.XAER_RMFAIL, f"open: no broker can be reached: {'; '.join(failures) or 'no time is left'}")
 
-    def _reach(self, address: Address, timeout_s: float) -> Connection:
+    def _reach(self, address: Broker, timeout_s: float) -> Connection:
         deadline = self._clock() + timeout_s
         sock = socket.create_connection((address.host, address.port), timeout_s)
         connection: Connection | None = None

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.peers import LONGEST, protocol_of
 from rm_openwire.errors import ConnectionLost, Refused
 from rm_openwire.primitives import decode_map, encode_map
 from rm_openwire.wire import (
@@ -45,6 +46,8 @@ from rm_openwire.wire import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_GREETING: Final = b"\x01Active"
+"""Behind its length, the first frame's type and the beginning of the magic."""
 MAX_WAITING: Final = 100_000
 """Messages that wait for one consumer. It asks for what it gets, so that a broker that sends more is broken."""
 
@@ -60,6 +63,7 @@ class Endpoint:
         self.version = 0
         self.arrived: dict[ConsumerId, deque[MessageDispatch]] = {}
         self._reader = FrameReader()
+        self._begun = b""
         self._last_id = 0
         self._answers: dict[int, Response | None] = {}
         offer = {
@@ -122,6 +126,8 @@ class Endpoint:
     # --- receiving --------------------------------------------------------------------------------------------
     def receive(self, octets: bytes) -> None:
         """Octets from the broker."""
+        if not self.version:
+            self._begun = (self._begun + octets)[:LONGEST]
         try:
             for command in self._reader.feed(octets):
                 if self.version:
@@ -129,7 +135,10 @@ class Endpoint:
                 else:
                     self._negotiate(command)
         except DecodeError as error:
-            raise ConnectionLost(f"what the broker sent can't be read: {error}") from None
+            if self.version or self._begun[4:].startswith(_GREETING):
+                raise ConnectionLost(f"what the broker sent can't be read: {error}") from None
+            what = f"it begins with {protocol_of(self._begun)}"
+            raise ConnectionLost(f"{what}: it does not speak OpenWire at this port") from None
 
     def _negotiate(self, command: Any) -> None:
         if not isinstance(command, WireFormatInfo):

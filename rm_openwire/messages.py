@@ -72,7 +72,15 @@ _RESERVED: Final = frozenset(
 _RESERVED_BEGINNING: Final = "__HDR_"
 """Artemis reads properties of these names as headers. A message of which it can't read one stays in its queue, with all
 that stands behind it, and nobody is told."""
-_UNSENT: Final = ("annotations", "instructions", "user_id", "reply_to_group_id", "first_acquirer")
+_UNSENT: Final = (
+    "annotations",
+    "instructions",
+    "user_id",
+    "reply_to_group_id",
+    "first_acquirer",
+    "delay",
+    "deliver_at",
+)
 """The fields of a message that OpenWire has no place for."""
 MAX_NAME: Final = 65_535
 """Octets that a string may have."""

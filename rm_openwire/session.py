@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rm_amqp.messaging import AsyncMessagingSession
 from xa import Code, XaError, xa_error
 
 if TYPE_CHECKING:
@@ -89,33 +90,16 @@ class Session:
             raise self._context.failed(error) from None
 
 
-class AsyncSession:
+class AsyncSession(AsyncMessagingSession):
     """A session for asyncio."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        super().__init__(session)
+        self._selecting = session
 
     async def receive(self, address: str, timeout_s: float | None = None, *, selector: str | None = None) -> Message:
-        return await asyncio.to_thread(self._session.receive, address, timeout_s, selector=selector)
-
-    async def receive_batch(self, address: str, count: int, timeout_s: float | None = None) -> list[Message]:
-        return await asyncio.to_thread(self._session.receive_batch, address, count, timeout_s)
-
-    async def send(self, address: str, message: Encodable) -> None:
-        await asyncio.to_thread(self._session.send, address, message)
+        return await asyncio.to_thread(self._selecting.receive, address, timeout_s, selector=selector)
 
     async def browse(self, address: str, *, selector: str | None = None) -> AsyncIterator[Message]:
-        for message in await asyncio.to_thread(lambda: list(self._session.browse(address, selector=selector))):
+        for message in await asyncio.to_thread(lambda: list(self._selecting.browse(address, selector=selector))):
             yield message
-
-    async def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
-        await asyncio.to_thread(self._session.dead_letter, message, address, annotations)
-
-    def release(self, message: Message) -> None:
-        self._session.release(message)
-
-    def reject(self, message: Message) -> None:
-        self._session.reject(message)
-
-    def modify(self, message: Message, *, failed: bool = True, undeliverable: bool = False) -> None:
-        self._session.modify(message, failed=failed, undeliverable=undeliverable)

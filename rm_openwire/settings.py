@@ -12,9 +12,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-from rm_amqp.settings import count, flag, plain, queue_name, seconds, tls_context, wrong
+from rm_amqp.settings import Broker, count, flag, plain, queue_name, read_open_string, seconds, tls_context, wrong
 
 if TYPE_CHECKING:
     import ssl
@@ -22,27 +21,15 @@ if TYPE_CHECKING:
 
 PORT: Final = 61616
 TLS_PORT: Final = 61617
-SCHEMES: Final = {"openwire": False, "openwire+ssl": True}
 MAX_CONNECTIONS: Final = 1000
 MAX_PREFETCH: Final = 5000
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where one broker listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings in an open string. Times in seconds."""
 
-    addresses: tuple[Address, ...]
+    addresses: tuple[Broker, ...]
     tls: bool = False
     user: str = ""
     password: str = field(default="", repr=False)
@@ -87,48 +74,12 @@ OPTIONS: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
 
 def parse(open_string: str, environment: Mapping[str, str] = os.environ) -> Settings:
     """The settings in an open string; XAER_INVAL says what is wrong with it. No message shows the password."""
-    scheme, separator, _ = open_string.partition("://")
-    if not separator or scheme not in SCHEMES:
-        raise wrong(f"{scheme[:20]!r} is not a scheme of this resource manager; use openwire:// or openwire+ssl://")
-    tls = SCHEMES[scheme]
-    try:
-        parts = urlsplit(open_string)
-        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    except ValueError as error:
-        raise wrong(str(error).split("@")[-1]) from None
-    if parts.path not in {"", "/"} or parts.fragment:
-        raise wrong(f"{parts.path!r}: there is no path; queues are named in receive and send")
-    who, at, where = parts.netloc.rpartition("@")
-    user, colon, password = who.partition(":")
-    password = unquote(password)
-    told: dict[str, object] = {}
-    for name, value in pairs:
-        if name == "password_env":
-            if value not in environment:
-                raise wrong(f"password_env={value}: this environment variable is not set; set it for this process")
-            if colon:
-                raise wrong("password_env, and a password as well")
-            password = environment[value]
-        elif name in OPTIONS:
-            attribute, read = OPTIONS[name]
-            told[attribute] = read(name, value)
-        else:
-            raise wrong(f"{name}: there is no such option; there are {', '.join(sorted([*OPTIONS, 'password_env']))}")
-    if at and not user:
-        raise wrong("a user is expected before the @")
-    addresses = tuple(_address(text, TLS_PORT if tls else PORT) for text in where.split(","))
-    settings = Settings(addresses, tls, unquote(user), password, **told)  # type: ignore[arg-type]
+    read = read_open_string(open_string, {"openwire": PORT, "openwire+ssl": TLS_PORT}, OPTIONS, environment)
+    if read.path not in {"", "/"}:
+        raise wrong(f"{read.path!r}: there is no path; queues are named in receive and send")
+    tls = read.scheme == "openwire+ssl"
+    settings = Settings(read.brokers, tls, read.user, read.password, **read.options)  # type: ignore[arg-type]
     if settings.password and not settings.tls and not settings.plain_without_tls:
         mend = "use openwire+ssl://, or allow it with plain_without_tls=true"
         raise wrong(f"a password would be sent as it is, without TLS: {mend}")
     return settings
-
-
-def _address(text: str, port: int) -> Address:
-    host, separator, digits = text.rpartition(":")
-    if not separator or text.endswith("]"):
-        host, digits = text, str(port)
-    bare = host.removeprefix("[").removesuffix("]")
-    if not bare or not digits.isdecimal() or not 0 < int(digits) < 65_536 or (":" in bare and bare == host):
-        raise wrong(f"{text!r}: expected host or host:port")
-    return Address(bare.lower(), int(digits))

@@ -20,11 +20,12 @@ from rm_amqp.amqp010.session import SessionState
 from rm_amqp.amqp010.settings import parse
 from rm_amqp.amqp010.structs import QueueDeclare
 from rm_amqp.amqp010.work import Work
-from tests.rm_amqp.embedded import free_port
+from tests.java_process import JAVA, JavaProcess
 from xa import Xid
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from rm_amqp.amqp010.channel import Channel
 
@@ -53,15 +54,16 @@ def jars() -> Path:
     return LIB
 
 
-class BrokerJ:
-    """One broker, at fixed ports. It can be killed, stopped, and started again with what it has stored."""
+class BrokerJ(JavaProcess):
+    """One broker, at fixed ports. It can be stopped as well."""
+
+    kind = "Broker-J"
 
     def __init__(self, lib: Path, folder: Path) -> None:
+        super().__init__(folder)
         self.port, self.named_port, self.tls_port = free_port(), free_port(), free_port()
         self.address = f"127.0.0.1:{self.port}"
         self._lib = lib
-        self._folder = folder
-        self._log = folder / "broker.log"
         self._configuration = folder / "broker.json"
         text = (SOURCES / "broker.json").read_text(encoding="utf-8")
         for name, value in {
@@ -73,7 +75,6 @@ class BrokerJ:
         }.items():
             text = text.replace(f"@{name}@", str(value))
         self._configuration.write_text(text, encoding="utf-8")
-        self._process: subprocess.Popen[str] | None = None
         self.start()
 
     @property
@@ -81,53 +82,19 @@ class BrokerJ:
         """The open string of a client without a name."""
         return f"amqp010://{self.address}/"
 
-    @property
-    def pid(self) -> int:
-        """Whom to kill."""
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether nobody has killed it."""
-        return self._process is not None and self._process.poll() is None
-
-    def start(self) -> None:
-        """Starts it, unless it runs, and waits until it listens."""
-        if self._process is not None:
-            return
-        options = ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-        files = [str(SOURCES / "Broker.java"), str(self._configuration), str(self._folder)]
-        with self._log.open("a", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                ["java", *options, "-cp", f"{self._lib}/*", *files],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
-        assert self._process.stdout is not None
-        said = [line.strip() for line in iter(self._process.stdout.readline, "ready\n") if line]
-        assert self._process.poll() is None, f"Broker-J did not start: {said}, {self._log.read_text('utf-8')}"
-
-    def kill(self) -> None:
-        """kill -9."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
+    def command(self) -> Sequence[str]:
+        files = [str(SOURCES / "Broker.java"), str(self._configuration), str(self.folder)]
+        return [*JAVA, "-cp", f"{self._lib}/*", *files]
 
     def freeze(self) -> None:
         """It answers nothing until it is thawed."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
-        while any(not _is_stopped(thread) for thread in Path(f"/proc/{self._process.pid}/task").iterdir()):
+        os.kill(self.pid, signal.SIGSTOP)
+        while any(not _is_stopped(thread) for thread in Path(f"/proc/{self.pid}/task").iterdir()):
             time.sleep(0.001)
 
     def thaw(self) -> None:
         """It goes on."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGCONT)
+        os.kill(self.pid, signal.SIGCONT)
 
     def connect(self) -> Channel:
         """A channel of the test's own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,13 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs a database server is slow: it says so by a fixture, a parameter, or the folder it stands in. What is
-    marked "pure" is skipped where the modules are compiled."""
+    marked "pure" is skipped where the modules are compiled. What is marked "long" is left out unless XABRIDGE_LONG asks
+    for it."""
+    if os.environ.get("XABRIDGE_LONG") != "all":
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        if left_out:
+            left_out[0].config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker("long")]
     compiled = compilation.is_compiled()
     for item in items:
         if compiled and item.get_closest_marker("pure"):

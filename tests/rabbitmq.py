@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from xabridge.testing.postgres import free_port
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -25,10 +26,15 @@ from tm import ConsumerSettings, ResourceConfig, configuration_from
 from xabridge.cli import main
 from xabridge.demo.shop.command import shop_of
 from xabridge.demo.shop.orders import INVOICES, ORDERS
-from xabridge.testing.postgres import free_port
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
     from tests.postgres import Postgres
+
+    Launch: TypeAlias = Callable[[str, list[str], dict[str, Path]], subprocess.Popen[str]]
 
 ROOT = Path(__file__).parents[1]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
@@ -36,12 +42,11 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 OURS = ("broker", "worker", "generator")
 DATA = "/var/lib/xabridge"
+CHECK = Path(sys.executable).with_name("check-jsonschema")
 ENVIRONMENT = {"BROKER_PASSWORD": "secret one", "POSTGRES_PASSWORD": "secret-two"}
 
-KEYS = {
-    "build", "command", "depends_on", "environment", "healthcheck", "image", "restart", "stop_grace_period", "volumes",
-}  # fmt: skip
-"""Keys of a service in the compose specification, as far as they are used here."""
+METRICS = ("prometheus", "grafana")
+PORT = 9464
 
 
 def mounted(service: str) -> dict[str, str]:
@@ -64,23 +69,43 @@ def broker_config() -> BrokerConfig:
     return load(here("broker", str(command("broker").config)), {})
 
 
-def test_it_is_a_compose_file() -> None:
-    assert set(COMPOSE) == {"name", "services", "volumes"}
+def test_it_is_what_the_compose_specification_says() -> None:
+    done = subprocess.run(
+        [CHECK, "--builtin-schema", "vendor.compose-spec", str(ROOT / "compose.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_starts_in_order_and_as_nobody() -> None:
     assert re.fullmatch("[a-z0-9][a-z0-9_-]*", COMPOSE["name"])
     for name, service in SERVICES.items():
-        assert set(service) <= KEYS, name
-        assert isinstance(service["image"], str)
         assert service["restart"] in {"no", "unless-stopped"}
-        assert all(isinstance(part, str) for part in service["command"])
-        assert all(isinstance(value, str) for value in service["environment"].values())
-        for other, how in service.get("depends_on", {}).items():
-            assert how == {"condition": "service_healthy"}
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert name in OURS or service["user"] not in {"root", "0"}
+        assert service.get("profiles") == (["metrics"] if name in METRICS else None)
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), "nobody from outside without a password"
+        for other in service.get("depends_on", {}):
+            assert service["depends_on"][other] == {"condition": "service_healthy"}
             assert "healthcheck" in SERVICES[other], f"{name} waits for the health of {other}"
-        check = service.get("healthcheck")
-        if check is not None:
-            assert set(check) == {"test", "interval", "timeout", "retries"}
-            assert check["test"][0] == "CMD"
-            assert all(re.fullmatch("[0-9]+s", check[key]) for key in ("interval", "timeout"))
+    assert re.search("^USER xabridge$", DOCKERFILE, re.MULTILINE)
+
+
+def test_every_version_is_pinned() -> None:
+    images = {name: service["image"] for name, service in SERVICES.items() if name not in OURS}
+    assert set(images) == {"postgres", *METRICS}
+    for image in images.values():
+        assert re.fullmatch(r"[a-z/]+:v?\d+(\.\d+)+(-[a-z]+)?", image), image
+    assert re.search(r"^ARG BASE=python:\d+\.\d+\.\d+-slim-[a-z]+$", DOCKERFILE, re.MULTILINE)
+    for lock in ("requirements.lock", "build.lock"):
+        assert f"--require-hashes -r {lock}" in DOCKERFILE
+        packages = re.findall(r"^\w\S*==\S+.*$", (ROOT / "containers" / lock).read_text(), re.MULTILINE)
+        assert packages
+        assert all(package.endswith("\\") for package in packages), "a package without its hashes"
 
 
 def test_data_survives_and_every_volume_is_declared() -> None:
@@ -126,11 +151,17 @@ def test_the_broker_is_configured_for_who_comes() -> None:
 
 
 def test_health_checks_ask_where_the_service_listens() -> None:
-    assert f"('127.0.0.1', {broker_config().listen[0].port})" in SERVICES["broker"]["healthcheck"]["test"][-1]
-    port = command("worker").health.rpartition(":")[2]
-    assert f"http://127.0.0.1:{port}/" in SERVICES["worker"]["healthcheck"]["test"][-1]
+    assert broker_config().http is not None
+    assert str(broker_config().http) == f"0.0.0.0:{PORT}"
+    worker = configuration_from(here("worker", str(command("worker").config)), ENVIRONMENT)
+    assert worker.http == f"0.0.0.0:{PORT}"
     for service in ("broker", "worker"):
-        compile(SERVICES[service]["healthcheck"]["test"][-1], service, "exec")
+        program, *told = SERVICES[service]["healthcheck"]["test"][1:]
+        assert program == "xabridge"
+        assert parsed(told).url == f"http://127.0.0.1:{PORT}/ready"
+    scraped = yaml.safe_load((ROOT / "containers" / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in scraped}
+    assert targets == {"xabridge-broker": [f"broker:{PORT}"], "xabridge-manager": [f"worker:{PORT}"]}
 
 
 @pytest.mark.parametrize("service", ["worker", "generator"])
@@ -156,9 +187,11 @@ def test_the_database_is_the_one_of_the_compose_file(monkeypatch: pytest.MonkeyP
 
 def test_secrets_come_from_the_environment_and_stand_nowhere() -> None:
     for service in SERVICES.values():
-        for name, value in service["environment"].items():
+        for name, value in service.get("environment", {}).items():
             if name.endswith("PASSWORD"):
                 assert value == f"${{{name}:?set {name}}}"
+    # Where it were interpolated, the shop would need it too: compose reads the whole file, whatever the profile is.
+    assert COMPOSE["secrets"] == {"grafana_password": {"environment": "GRAFANA_PASSWORD"}}
     for ours in OURS:
         used = re.findall(r"\$\{(\w+)\}|password_env=(\w+)|=(\w+_PASSWORD)", _texts(ours))
         names = {name for found in used for name in found if name}
@@ -178,55 +211,79 @@ def test_time_to_stop_is_longer_than_a_consumer_takes() -> None:
 def test_the_image_has_every_package_and_what_it_needs_to_build() -> None:
     copied = re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.MULTILINE)
     wheel = re.findall(r"^packages = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
-    assert set(copied) == {*re.findall(r'"(\w+)"', wheel), "docs"}
+    assert set(copied) == {*re.findall(r'"(\w+)"', wheel), "docs", "tools"}
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    for path in [*copied, "containers/requirements.lock", "pyproject.toml", "README.md", "LICENSE"]:
+    for path in [
+        *copied,
+        "containers/requirements.lock",
+        "containers/build.lock",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+    ]:
         assert (ROOT / path).exists()
         assert f"!{path}" in ignored
     assert 'ENTRYPOINT ["xabridge"]' in DOCKERFILE
     assert f"VOLUME {DATA}" in DOCKERFILE
 
 
-@pytest.mark.slow
-def test_the_commands_do_on_this_machine_what_they_do_in_containers(postgres: Postgres, tmp_path: Path) -> None:
-    """Broker, worker and generator with their commands and files; only places are replaced by those of this machine."""
-    port, probe = free_port(), free_port()
+def handle_orders(postgres: Postgres, folder: Path, launch: Launch, data: Callable[[str], str], *, stops: bool) -> None:
+    """Has broker, worker and generator handle some orders, with their commands and files.
+
+    `launch` starts a service with its arguments and its files, by where they are for it. Only places are replaced by
+    those of this machine, with `data` instead of DATA. `stops`: the worker gets a signal that is sent to its process.
+    """
+    port, *probes = free_port(), free_port(), free_port()
     places = {
         "0.0.0.0:5672": f"127.0.0.1:{port}",
         "@broker:5672": f"@127.0.0.1:{port}",
-        "0.0.0.0:8080": f"127.0.0.1:{probe}",
         "shop:${POSTGRES_PASSWORD}@postgres:5432/shop": postgres.create_database().partition("://")[2],
         "2000": "30",
     }
     running = {}
     with ExitStack() as stack:
-        for service in OURS:
-            data = tmp_path / service
-            data.mkdir()
-            replaced = {**places, DATA: str(data)}
+        for service, probe in zip(OURS, [*probes, 0], strict=True):
+            replaced = {**places, DATA: data(service), f"0.0.0.0:{PORT}": f"127.0.0.1:{probe}"}
+            files = {}
             for inside, outside in mounted(service).items():
-                file = data / Path(inside).name
+                file = files[inside] = folder / Path(inside).name
                 file.write_text(_replaced((ROOT / outside).read_text(encoding="utf-8"), replaced), encoding="utf-8")
-                replaced[inside] = str(file)
             told = [_replaced(part, replaced) for part in SERVICES[service]["command"]]
-            running[service] = process = subprocess.Popen(
-                [sys.executable, "-m", "xabridge.cli", *told],
-                env={**os.environ, **ENVIRONMENT},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            running[service] = process = launch(service, told, files)
             stack.callback(process.communicate)
             stack.callback(process.kill)
             if service != "generator":
                 assert process.stdout is not None
                 assert process.stdout.readline(), f"{service} did not start"
-        said, _ = running["generator"].communicate(timeout=100)
+        said, _ = running["generator"].communicate(timeout=200)
         assert running["generator"].returncode == 0, said
         assert "every order once as a row and once as an invoice" in said
-        with urllib.request.urlopen(f"http://127.0.0.1:{probe}/", timeout=30) as response:
-            assert response.status == 200
-        running["worker"].terminate()
-        assert running["worker"].wait(60) == 0
+        for service, probe in zip(("broker", "worker"), probes, strict=True):
+            told = [part.replace(str(PORT), str(probe)) for part in SERVICES[service]["healthcheck"]["test"][2:]]
+            assert main(told) == 0
+            with urllib.request.urlopen(f"http://127.0.0.1:{probe}/metrics", timeout=30) as response:
+                assert b"xabridge_" in response.read()
+        if stops:
+            running["worker"].terminate()
+            assert running["worker"].wait(60) == 0
+
+
+@pytest.mark.slow
+def test_the_commands_do_on_this_machine_what_they_do_in_containers(postgres: Postgres, tmp_path: Path) -> None:
+    def launch(_service: str, told: list[str], files: dict[str, Path]) -> subprocess.Popen[str]:
+        places = {inside: str(file) for inside, file in files.items()}
+        return subprocess.Popen(
+            [sys.executable, "-m", "xabridge.cli", *(_replaced(part, places) for part in told)],
+            env={**os.environ, **ENVIRONMENT},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def data(service: str) -> str:
+        (tmp_path / service).mkdir()
+        return str(tmp_path / service)
+
+    handle_orders(postgres, tmp_path, launch, data, stops=True)
 
 
 def _replaced(text: str, places: dict[str, str]) -> str:
@@ -245,3 +302,43 @@ def _replaced(text: str, places: dict[str, str]) -> str:
 def test_a_user_that_cannot_be_set_is_named(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["broker", *flags]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif("XABRIDGE_IMAGE" not in os.environ, reason="part of the long form: XABRIDGE_IMAGE")
+@pytest.mark.skipif(not all(map(shutil.which, ("buildah", "debootstrap"))), reason="buildah and debootstrap")
+@pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap needs root")
+def test_the_image_is_built_and_its_commands_run(postgres: Postgres, tmp_path: Path) -> None:
+    """The image's own user has every command of it, and the shop in three containers handles its orders. A chroot has
+    this machine's network, and PostgreSQL is this machine's."""
+    work = os.environ.get("XABRIDGE_IMAGE_WORK", str(tmp_path))
+    done = subprocess.run(
+        [ROOT / "containers" / "image.sh"],
+        env={**os.environ, "WORK": work, "AMQP_PORT": str(free_port()), "HTTP_PORT": str(free_port())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert 'ready: {"ready": true' in done.stdout
+
+    buildah = ["buildah", "--storage-driver", "vfs", "--root", f"{work}/storage", "--runroot", f"{work}/run"]
+    made = []
+
+    def launch(_service: str, told: list[str], files: dict[str, Path]) -> subprocess.Popen[str]:
+        container = subprocess.check_output([*buildah, "from", "localhost/xabridge"], text=True).strip()
+        made.append(container)
+        options = [f"--env={name}={value}" for name, value in ENVIRONMENT.items()]
+        options += [f"--volume={file}:{inside}:ro" for inside, file in files.items()]
+        # A signal ends `buildah run` only: what runs in the chroot ends by `timeout`.
+        command = [*buildah, "run", "--isolation", "chroot", *options, container, "--", "timeout", "120", "xabridge"]
+        return subprocess.Popen([*command, *told], stdout=subprocess.PIPE, text=True)
+
+    tmp_path.chmod(0o755)
+    try:
+        handle_orders(postgres, tmp_path, launch, lambda _service: DATA, stops=False)
+    finally:
+        for container in made:
+            subprocess.run([*buildah, "rm", container], stdout=subprocess.DEVNULL, check=False)

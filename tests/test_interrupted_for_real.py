@@ -1,5 +1,5 @@
-"""These tests press Ctrl-C at random moments of transactions over PostgreSQL, SQLite and a broker: no transaction may
-be split, and nothing may be left.
+"""These tests press Ctrl-C at random moments of transactions over databases and a broker of each kind: no transaction
+may be split, and nothing may be left.
 """
 
 from __future__ import annotations
@@ -7,15 +7,19 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sqlite3
 import sys
 import threading
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 
 from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.rm_openwire.java_brokers import BROKERS
 from tests.simulation.seeds import few
 from tm import ResourceConfig, TransactionManager
 from xabridge.testing.broker import BrokerProcess
@@ -24,7 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.broker_j import BrokerJ
     from tests.postgres import Postgres
+    from xabridge.testing.mariadb import MariaDB
 
 pytestmark = pytest.mark.slow
 
@@ -74,42 +80,80 @@ def transact(manager: TransactionManager, number: int, *, interrupt_s: tuple[flo
 def message(number: int) -> Any:
     from rm_amqp import Message  # noqa: PLC0415 — beside its use
 
-    return Message(body=number)
+    return Message(body=str(number))
 
 
-@pytest.mark.parametrize("decider", [False, True], ids=["log", "decider"])
+@pytest.mark.parametrize("ledger", ["postgresql", "sqlite decides", "mariadb"])
 @pytest.mark.parametrize("seed", few(1))
 @pytest.mark.usefixtures("alarm")
-def test_at_random(postgres: Postgres, tmp_path: Path, seed: int, *, decider: bool) -> None:
-    generator = random.Random(seed)
+def test_at_random(request: pytest.FixtureRequest, tmp_path: Path, seed: int, ledger: str) -> None:
     broker = EmbeddedBroker(tmp_path)
     try:
-        resources = {
-            "shop": ResourceConfig(postgres.create_database()),
-            "ledger": ResourceConfig(f"sqlite:///{tmp_path}/ledger.db", "decider")
-            if decider
-            else ResourceConfig(postgres.create_database()),
-            "broker": ResourceConfig(f"amqp://{broker.address}"),
-        }
-        log = None if decider else f"file://{tmp_path}/log"
-        with TransactionManager("node-1", log, resources) as manager:
-            for name in ("shop", "ledger"):
-                with manager.begin() as tx:
-                    tx[name].execute(text("create table orders (id integer primary key)"))
-            interrupted = 0
-            for number in range(ROUNDS):
-                interrupt_s = generator.uniform(1e-5, LONGEST_S), generator.choice([0.0, 2e-4, 1e-3])
-                fails = generator.random() < 0.3
-                interrupted += transact(manager, number, interrupt_s=interrupt_s, fails=fails)
-            assert interrupted
-            manager.wait_for_completions()
-            manager.recover()
-            assert manager.recover().clean
-            assert not manager._live
-            ids = {name: ids_of(manager, name) for name in ("shop", "ledger")}
-            assert ids["shop"] == ids["ledger"] == received(manager)
+        at_random(request, tmp_path, seed, ledger, f"amqp://{broker.address}")
     finally:
         broker.stop()
+
+
+@pytest.mark.parametrize("kind", ["classic", "artemis", "broker-j"])
+@pytest.mark.parametrize("seed", few(1))
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.xdist_group("openwire")
+def test_at_random_with_brokers_of_others(request: pytest.FixtureRequest, tmp_path: Path, seed: int, kind: str) -> None:
+    if kind == "broker-j":
+        broker_j: BrokerJ = request.getfixturevalue("broker_j")
+        broker_j.make("orders")
+        at_random(request, tmp_path, seed, "mariadb", broker_j.url)
+        return
+    broker = BROKERS[kind](tmp_path)
+    try:
+        broker.start()
+        at_random(request, tmp_path, seed, "mariadb", broker.url)
+    finally:
+        broker.kill()
+
+
+def database(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> ResourceConfig:
+    """A new database with a table."""
+    create = "create table orders (id integer primary key)"
+    if kind == "sqlite decides":
+        path = tmp_path / "ledger.db"
+        with closing(sqlite3.connect(path)) as file:
+            file.execute(create)
+        return ResourceConfig(f"sqlite:///{path}", "decider")
+    if kind == "mariadb":
+        mariadb: MariaDB = request.getfixturevalue("mariadb")
+        url = mariadb.create_database("mariadb")
+        mariadb.admin(f"use {make_url(url).database}", f"{create} engine = innodb")
+        return ResourceConfig(url)
+    postgres: Postgres = request.getfixturevalue("postgres")
+    url = postgres.create_database()
+    with psycopg.connect(url) as connection:
+        connection.execute(create.encode())
+    return ResourceConfig(url)
+
+
+def at_random(request: pytest.FixtureRequest, tmp_path: Path, seed: int, ledger: str, broker_url: str) -> None:
+    """Transactions over PostgreSQL, another database and a broker."""
+    generator = random.Random(seed)
+    resources = {
+        "shop": database(request, tmp_path, "postgresql"),
+        "ledger": database(request, tmp_path, ledger),
+        "broker": ResourceConfig(broker_url),
+    }
+    log = None if ledger == "sqlite decides" else f"file://{tmp_path}/log"
+    with TransactionManager("node-1", log, resources) as manager:
+        interrupted = 0
+        for number in range(ROUNDS):
+            interrupt_s = generator.uniform(1e-5, LONGEST_S), generator.choice([0.0, 2e-4, 1e-3])
+            fails = generator.random() < 0.3
+            interrupted += transact(manager, number, interrupt_s=interrupt_s, fails=fails)
+        assert interrupted
+        manager.wait_for_completions()
+        manager.recover()
+        assert manager.recover().clean
+        assert not manager._live
+        ids = {name: ids_of(manager, name) for name in ("shop", "ledger")}
+        assert ids["shop"] == ids["ledger"] == received(manager)
 
 
 @pytest.mark.parametrize("stopped", ["shop", "broker"])
@@ -179,4 +223,4 @@ def received(manager: TransactionManager) -> list[int]:
             found = tx["broker"].receive_batch("orders", 100, timeout_s=0.2)
             if not found:
                 return sorted(numbers)
-            numbers += [one.body for one in found]
+            numbers += [int(one.body) for one in found]

@@ -18,15 +18,19 @@ import venv
 import zipfile
 from importlib.metadata import Distribution, distribution, entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
 
 from tools.compilation import libraries, sources
 
+if TYPE_CHECKING:
+    from xabridge.testing.mariadb import MariaDB
+
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-EXTRAS = ("", "asyncio", "otel", "zope", "testing", "demo", "pipeline")
+EXTRAS = sorted({*(distribution("xabridge").metadata.get_all("Provides-Extra") or ())} - {"pipeline-java"})
 """But for pipeline-java, which is a Java runtime and no module."""
 USERS = ("bench", "demo", "pipeline", "testing")
 """Modules that a user may have beside us."""
@@ -81,7 +85,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     return environment(tmp_path_factory.mktemp("installed") / "environment", wheel, "demo")
 
 
-@pytest.fixture(scope="module", params=EXTRAS, ids=lambda extra: extra or "alone")
+@pytest.fixture(
+    scope="module",
+    params=["", *(pytest.param(extra, marks=pytest.mark.long) for extra in EXTRAS)],
+    ids=lambda extra: extra or "alone",
+)
 def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """The folder of commands of an environment with one extra, or none."""
     extras = [request.param] if request.param else []
@@ -235,11 +243,68 @@ def test_every_command_helps_and_a_first_transaction_commits(bare: Path, tmp_pat
 @pytest.mark.timeout(600)  # dozens of processes, on a busy machine
 def test_what_needs_an_extra_says_which(wheel: Path, tmp_path: Path) -> None:
     commands = environment(tmp_path / "environment", wheel)
-    for words in (["demo"], ["pipeline", "demo"]):
+    for words in (["demo"], ["pipeline", "demo"], ["console"], ["broker", "--console", "1"]):
         done = run(tmp_path, commands / "xabridge", *words)
         assert done.returncode != 0, words
         assert "Traceback" not in done.stderr, done.stderr
-        assert re.search(r"pip install 'xabridge\[(demo|pipeline)[\w,-]*\]'", done.stderr), (words, done.stderr)
+        assert re.search(r"pip install 'xabridge\[(console|demo|pipeline)[\w,-]*\]'", done.stderr), (words, done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # a dozen processes, on a busy machine
+def test_what_needs_a_driver_says_which_extra_has_it(wheel: Path, tmp_path: Path) -> None:
+    commands = environment(tmp_path / "environment", wheel)
+    (tmp_path / "xabridge.toml").write_text(
+        f'node = "n"\nlog = "file://{tmp_path}/log"\n[resources]\nshop = "mariadb://u@127.0.0.1:1/shop"\n'
+        f'[outbox]\ndatabase = "sqlite:///{tmp_path}/outbox.db"\nbroker = "amqp091://guest@127.0.0.1:1/"\n'
+    )
+    for words in (["doctor"], ["recover", "list"], ["recover", "run"]):
+        done = run(tmp_path, commands / "xabridge", *words)
+        said = " ".join((done.stdout + done.stderr).split())
+        assert done.returncode in {1, 2}, said
+        assert "install xabridge[mariadb]" in said
+        assert "install its package again" not in said
+        assert "Traceback" not in said
+    assert run(tmp_path, commands / "xabridge", "outbox", "create").returncode == 0
+    done = run(tmp_path, commands / "xabridge", "outbox", "relay", "--once")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "xabridge[rabbitmq]" in done.stderr
+    for name in (
+        "xabridge import MariaDatabase",
+        "rm_db import MariaResource",
+        "xabridge.testing.mariadb import MariaDB",
+    ):
+        done = run(tmp_path, commands / "python", "-c", f"from {name}")
+        assert done.stderr.endswith("PyMySQL: install xabridge[mariadb]\n"), done.stderr
+
+
+WITH_MARIADB = """
+import sys
+from sqlalchemy import text
+from xabridge import TransactionManager
+
+with TransactionManager("node-1", "file://log", {"shop": sys.argv[1], "stock": sys.argv[1]}) as tm:
+    with tm.begin() as tx:
+        for number, name in enumerate(("shop", "stock")):
+            tx[name].execute(text("INSERT INTO orders VALUES (:n)"), {"n": number})
+    with tm.begin() as tx:
+        print(tx["shop"].scalar(text("SELECT count(*) FROM orders")), tm.recover().clean)
+    try:
+        with tm.begin() as tx:
+            tx["shop"].asyncio
+    except Exception as error:
+        print("xabridge[asyncio]" in str(error))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_transaction_with_the_extra_mariadb_alone(wheel: Path, tmp_path: Path, mariadb: MariaDB) -> None:
+    commands = environment(tmp_path / "environment", wheel, "mariadb")
+    url = mariadb.create_database("mariadb")
+    mariadb.admin(f"CREATE TABLE {url.rpartition('/')[2]}.orders (number integer) ENGINE = InnoDB")
+    done = run(tmp_path, commands / "python", "-c", WITH_MARIADB.replace("file://log", f"file://{tmp_path}/log"), url)
+    assert (done.returncode, done.stdout) == (0, "2 True\nTrue\n"), done.stderr
 
 
 PROGRAM = Path(__file__).parent / "user" / "program.py"

@@ -4,6 +4,8 @@
     log  = "file:///var/lib/xabridge/log"
     timeout_s = 60
     telemetry = true
+    http = "127.0.0.1:9464"
+    http_token_env = "NODE_TOKEN"
 
     [resources]
     broker = "amqps://orders-svc@broker:5671"
@@ -26,13 +28,26 @@ from typing import TYPE_CHECKING, Any, Final
 from tm.resources import ConfigurationError, ResourceConfig
 from xa import check_node
 from xa.secrets import expanded
+from xa.telemetry.address import host_and_port
+from xa.telemetry.log_lines import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-_KEYS: Final = {"node", "log", "decider", "timeout_s", "recovery_interval_s", "resources", "telemetry"}
+_KEYS: Final = {
+    "node",
+    "log",
+    "decider",
+    "timeout_s",
+    "recovery_interval_s",
+    "resources",
+    "telemetry",
+    "http",
+    "http_token_env",
+    "log_format",
+}
 _RESOURCE_KEYS: Final = {"url", "mode"}
-_OTHERS: Final = {"broker", "pipeline", "demo", "outbox"}
+_OTHERS: Final = {"broker", "console", "pipeline", "demo", "outbox"}
 """Tables that other commands read."""
 
 
@@ -47,6 +62,12 @@ class Configuration:
     recovery_interval_s: float = 10.0
     decider: str | None = None
     telemetry: bool = False
+    http: str | None = None
+    """Where a manager answers probes and Prometheus."""
+    http_token_env: str | None = None
+    """The environment variable with what opens the page `/node` there. Only a manager needs its value."""
+    log_format: str = "text"
+    """How commands of this configuration write log lines."""
 
 
 def configuration_from(path: str | Path, environment: Mapping[str, str] | None = os.environ) -> Configuration:
@@ -96,6 +117,9 @@ class _Reader:
             self._seconds(table, "recovery_interval_s", 10.0),
             self._expanded_or_none(table, "decider"),
             self._flag(table, "telemetry"),
+            self._http(table),
+            self._http_token_env(table),
+            self._log_format(table),
         )
 
     def _resource(self, name: str, value: object) -> ResourceConfig:
@@ -130,6 +154,27 @@ class _Reader:
         if not isinstance(value, bool):
             raise self._wrong(key, f"expected true or false, not {value!r}")
         return value
+
+    def _http(self, table: Mapping[str, Any]) -> str | None:
+        text = self._expanded_or_none(table, "http")
+        if text is not None and self._environment is not None:
+            try:
+                host_and_port(text)
+            except ValueError as error:
+                raise self._wrong("http", str(error)) from error
+        return text
+
+    def _http_token_env(self, table: Mapping[str, Any]) -> str | None:
+        name = self._text(table, "http_token_env")
+        if name is not None and "http" not in table:
+            raise self._wrong("http_token_env", 'it is for a page of http, which is missing: http = "127.0.0.1:9464"')
+        return name
+
+    def _log_format(self, table: Mapping[str, Any]) -> str:
+        value = table.get("log_format", FORMATS[0])
+        if value not in FORMATS:
+            raise self._wrong("log_format", f"expected {' or '.join(FORMATS)}, not {value!r}")
+        return str(value)
 
     def _seconds(self, table: Mapping[str, Any], key: str, default: float) -> float:
         value = table.get(key, default)

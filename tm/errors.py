@@ -14,9 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tm.outcome import Verdict, named
+from xa import Code
 
 if TYPE_CHECKING:
-    from tm.outcome import Outcome
+    from tm.outcome import Outcome, Reason
 
 
 class TransactionError(Exception):
@@ -67,6 +68,13 @@ def _because(outcome: Outcome) -> str:
 
 
 _SAFE: Final = "Nothing was written, consumed or sent. It is safe to try again."
+_LOOK: Final = "The transaction manager has committed nothing. Correct the code before you try again."
+"""A program that has ended a branch itself may have committed a part of it, which its resource manager says."""
+
+
+def _was_misused(reason: Reason) -> bool:
+    said = reason.said
+    return (said if isinstance(said, Code) else getattr(said, "code", None)) is Code.XA_RBPROTO
 
 
 def error_of(outcome: Outcome) -> TransactionError | None:
@@ -78,7 +86,8 @@ def error_of(outcome: Outcome) -> TransactionError | None:
         case Verdict.COMMITTED:
             return None
         case Verdict.ROLLED_BACK:
-            error = RolledBack(f"{what} was rolled back{': ' + because if because else ''}. {_SAFE}")
+            then = _LOOK if any(_was_misused(reason) for reason in outcome.reasons) else _SAFE
+            error = RolledBack(f"{what} was rolled back{': ' + because if because else ''}. {then}")
         case Verdict.UNKNOWN:
             error = OutcomeUnknown(_unknown(outcome, what, because))
         case _:

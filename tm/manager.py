@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 from contextlib import suppress
@@ -32,12 +33,16 @@ from tm.recovery.service import RecoveryService
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.resources.registrar import DynamicRegistrar
 from tm.telemetry import opentelemetry
+from tm.telemetry.pages import Pages, exposition
 from tm.transaction import Transaction
 from tm.two_phase.blocking import BlockingPorts
 from tm.two_phase.executor import Executor
 from tm.two_phase.states import FINAL
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.gtrid import incarnation_prefix
+from xa.telemetry.address import host_and_port
+from xa.telemetry.endpoint import TOKEN_OCTETS, AddressTaken, EndpointThread, Private
+from xa.telemetry.exposition import Exposition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -51,7 +56,9 @@ if TYPE_CHECKING:
     from tm.log import DecisionLog
     from tm.recovery import Report
     from tm.recovery.ownership import Ownership
-    from tm.telemetry.recorder import Recorder, Telemetry
+    from tm.telemetry.received import Received
+    from tm.telemetry.recorder import Telemetry
+    from tm.telemetry.recording import Recording
     from tm.two_phase.ports import Ports
 
 logger = logging.getLogger("xabridge.tm")
@@ -75,7 +82,9 @@ class TransactionManager(Generic[Tx_co]):
     "sqlite:///file", "postgresql://…") or an open DecisionLog; it is left out when a resource decides.
     `decider` names the resource that decides, where more than one could. `telemetry` is what
     `tm.telemetry.opentelemetry()` makes. `transaction` is a subclass of Transaction that has the types of the
-    resources; `begin` gives one of it.
+    resources; `begin` gives one of it. `http` ("127.0.0.1:9464") says where `/live`, `/ready` and `/metrics` are
+    answered, for as long as the manager is open. With `http_token` there is `/node`, too, for whoever sends it: live
+    transactions, timelines of the last ones, and consumers.
     """
 
     @overload
@@ -92,6 +101,8 @@ class TransactionManager(Generic[Tx_co]):
         sleep: Callable[[float], None] = time.sleep,
         background: bool = True,
         telemetry: Telemetry | None = None,
+        http: str | None = None,
+        http_token: str | None = None,
     ) -> None: ...
 
     @overload
@@ -109,6 +120,8 @@ class TransactionManager(Generic[Tx_co]):
         sleep: Callable[[float], None] = time.sleep,
         background: bool = True,
         telemetry: Telemetry | None = None,
+        http: str | None = None,
+        http_token: str | None = None,
     ) -> None: ...
 
     def __init__(
@@ -125,12 +138,17 @@ class TransactionManager(Generic[Tx_co]):
         sleep: Callable[[float], None] = time.sleep,
         background: bool = True,
         telemetry: Telemetry | None = None,
+        http: str | None = None,
+        http_token: str | None = None,
     ) -> None:
         self.node = _configured(check_node, node)
         for what, seconds in (("timeout_s", timeout_s), ("recovery_interval_s", recovery_interval_s)):
             if not 0 < seconds < threading.TIMEOUT_MAX:
                 raise ConfigurationError(f"{what} is {seconds}: expected seconds above 0")
-        self._recorder = telemetry.recorder(node) if telemetry is not None else None
+        self._endpoint: EndpointThread | None = None
+        self.exposition = exposition() if http is not None else None
+        """The metrics that `http` shows, or why it shows none."""
+        self._recorder, self._private = self._make_recorder(telemetry, _checked_token(http, http_token), clock)
         self.timeout_s = timeout_s
         self._clock = clock
         self._live: dict[bytes, Transaction] = {}
@@ -153,11 +171,14 @@ class TransactionManager(Generic[Tx_co]):
             self._resources, self._log, ports, self._live, self._ownership, self._recorder, clock=clock
         )
         if self._recorder is not None:
+            self._recorder.watches(self)
             ports = self._recorder.ports(ports)
         self.executor = Executor(self._live, ports, self._recovery, self._recorder)
         self._reaper = Reaper(self._live, clock)
         self._uninterrupted = UninterruptedCalls(self._break_off)
         try:
+            if http is not None:
+                self._endpoint = self._listen(http)
             for resource in self._resources.values():
                 try:
                     resource.reopen()
@@ -167,6 +188,8 @@ class TransactionManager(Generic[Tx_co]):
         except BaseException:
             self.close()
             raise
+        if self._endpoint is not None:
+            self._endpoint.start()
         if background:
             self._recovery.start(recovery_interval_s)
             self._reaper.start()
@@ -175,19 +198,24 @@ class TransactionManager(Generic[Tx_co]):
 
     @overload
     @classmethod
-    def from_config(cls, path: str | Path = "xabridge.toml") -> TransactionManager[Transaction]: ...
+    def from_config(cls, path: str | Path | Configuration = "xabridge.toml") -> TransactionManager[Transaction]: ...
 
     @overload
     @classmethod
-    def from_config(cls, path: str | Path = "xabridge.toml", *, transaction: type[Tx]) -> TransactionManager[Tx]: ...
+    def from_config(
+        cls, path: str | Path | Configuration = "xabridge.toml", *, transaction: type[Tx]
+    ) -> TransactionManager[Tx]: ...
 
     @classmethod
     def from_config(
-        cls, path: str | Path = "xabridge.toml", *, transaction: type[Transaction] = Transaction
+        cls,
+        path: str | Path | Configuration = "xabridge.toml",
+        *,
+        transaction: type[Transaction] = Transaction,
     ) -> TransactionManager[Any]:
         """A manager as the configuration file says; ConfigurationError names the file and the key, and says what to do.
-        `transaction` as in the constructor."""
-        configuration: Configuration = configuration_from(path)
+        A Configuration is what was read from such a file. `transaction` as in the constructor."""
+        configuration = path if isinstance(path, Configuration) else configuration_from(path)
         try:
             return cls(
                 configuration.node,
@@ -198,11 +226,39 @@ class TransactionManager(Generic[Tx_co]):
                 decider=configuration.decider,
                 recovery_interval_s=configuration.recovery_interval_s,
                 telemetry=opentelemetry() if configuration.telemetry else None,
+                http=configuration.http,
+                http_token=_token_in(configuration.http_token_env),
             )
         except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: {error}") from error
+            raise error if path is configuration else ConfigurationError(f"{path}: {error}") from error
 
     # --- configuration --------------------------------------------------------------------------------------
+
+    def _listen(self, http: str) -> EndpointThread:
+        pages = Pages(self, lambda: self.consumers, self.exposition)
+        try:
+            return EndpointThread(pages.by_path, *host_and_port(http), private=self._private)
+        except (ValueError, AddressTaken) as error:
+            raise ConfigurationError(str(error)) from error
+
+    def _make_recorder(
+        self, telemetry: Telemetry | None, token: str | None, clock: Callable[[], float]
+    ) -> tuple[Recording | None, Private | None]:
+        """The recorder, where there is telemetry; it is shown to Prometheus, too, where that is configured. And the
+        page for whoever has the token, for which timelines are kept."""
+        if isinstance(self.exposition, Exposition):
+            if telemetry is None:
+                telemetry = opentelemetry(self.exposition.provider)
+            else:
+                telemetry.show(self.exposition.provider)
+        recorder = telemetry.recorder(self.node) if telemetry is not None else None
+        if token is None:
+            return recorder, None
+        from tm.telemetry.node_page import node_page  # noqa: PLC0415 — only where somebody can ask for it
+        from tm.telemetry.timelines import Timelines  # noqa: PLC0415 — as above
+
+        timelines = Timelines(recorder)
+        return timelines, Private(token, {"/node": node_page(self, timelines, clock)})
 
     def _configure(
         self, resources: Mapping[str, str | ResourceConfig], clock: Callable[[], float]
@@ -265,6 +321,35 @@ class TransactionManager(Generic[Tx_co]):
         return self._resources
 
     @property
+    def trouble(self) -> tuple[str, ...]:
+        """What keeps it from work, or will: it is closed or can't decide, recovery has not run, a resource could not
+        be reached."""
+        found = [] if self._unusable is None else [self._unusable]
+        if self.executor.log_stopped:
+            found.append("the log has stopped")
+        report = self.last_report
+        if report is None:
+            found.append("recovery has not run")
+        else:
+            found += (f"{name} could not be reached" for name in report.unreachable)
+        return tuple(found)
+
+    @property
+    def active(self) -> int:
+        """How many transactions are under way, those that wait for a message included."""
+        return len(self._live)
+
+    @property
+    def live(self) -> tuple[Transaction, ...]:
+        """The transactions that are under way."""
+        return tuple(self._live.values())
+
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        """The consumers that were made for it, as far as somebody holds them."""
+        return tuple(self._consumers)
+
+    @property
     def log(self) -> DecisionLog | None:
         """The decision log, where no resource decides."""
         return self._log
@@ -310,10 +395,12 @@ class TransactionManager(Generic[Tx_co]):
             self._live[gtrid] = transaction
             if self._recorder is not None and not waits:
                 self._recorder.began(gtrid)
+                transaction.entered_span = self._recorder.enter(gtrid)
             transaction.outer_control = switch_control(transaction.control)
             self._current.set(transaction)
         except BaseException:  # interrupted: nobody has it
             self._live.pop(gtrid, None)
+            self._leave_span(transaction)
             if transaction.outer_control is not None:
                 switch_control(transaction.outer_control)
             if self._current.get(None) is transaction:
@@ -321,11 +408,13 @@ class TransactionManager(Generic[Tx_co]):
             raise
         return transaction
 
-    def has_work(self, transaction: Transaction) -> None:
-        """A transaction that waited for work has some now, and is one as any other from here on."""
+    def has_work(self, transaction: Transaction, received: Received | None = None) -> None:
+        """A transaction that waited for work has some now, and is one as any other from here on. `received`: messages
+        of a consumer."""
         transaction.waits = False
         if self._recorder is not None:
-            self._recorder.began(transaction.gtrid)
+            self._recorder.began(transaction.gtrid, received)
+            transaction.entered_span = self._recorder.enter(transaction.gtrid)
 
     def check_usable(self) -> None:
         """Raises ManagerUnusable if nothing can be decided any more. After a failure of the log, the log is asked again
@@ -410,12 +499,20 @@ class TransactionManager(Generic[Tx_co]):
                 transaction.outer = None if outer is transaction or outer is None or outer.status in FINAL else outer
                 self._current.set(transaction)
                 transaction.outer_control = switch_control(transaction.control)
+                if self._recorder is not None:
+                    transaction.entered_span = self._recorder.enter(transaction.gtrid)
+
+    def _leave_span(self, transaction: Transaction) -> None:
+        entered, transaction.entered_span = transaction.entered_span, None
+        if entered is not None and self._recorder is not None:
+            self._recorder.leave(entered)
 
     def detach(self, transaction: Transaction) -> None:
         """For the transaction: it is completed or suspended, and no longer the calling context's."""
         if self._current.get(None) is transaction:
             self._current.set(transaction.outer)
             switch_control(transaction.outer_control)
+            self._leave_span(transaction)
 
     @overload
     def transactional(self, function: F) -> F: ...
@@ -461,7 +558,7 @@ class TransactionManager(Generic[Tx_co]):
         self._consumers.add(consumer)
 
     @property
-    def recorder(self) -> Recorder | None:
+    def recorder(self) -> Recording | None:
         """The recorder of this manager's telemetry, if it is configured."""
         return self._recorder
 
@@ -551,6 +648,10 @@ class TransactionManager(Generic[Tx_co]):
             self._log.close()
         if self._recorder is not None:
             self._recorder.close()
+        if self._endpoint is not None:
+            self._endpoint.close()
+        if isinstance(self.exposition, Exposition):
+            self.exposition.close()
 
     def __enter__(self) -> Self:
         return self
@@ -567,3 +668,25 @@ def _configured(check: Callable[..., _T], *arguments: Any) -> _T:
         return check(*arguments)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
+
+
+def _token_in(variable: str | None) -> str | None:
+    """The token in an environment variable."""
+    if variable is None:
+        return None
+    token = os.environ.get(variable)
+    if not token:
+        raise ConfigurationError(
+            f"http_token_env: the environment variable {variable} is not set; set it for this process"
+        )
+    return token
+
+
+def _checked_token(http: str | None, token: str | None) -> str | None:
+    if token is not None and http is None:
+        raise ConfigurationError(
+            'http_token: it is for a page of http, which is not configured: http = "127.0.0.1:9464"'
+        )
+    if token is not None and not (len(token) >= TOKEN_OCTETS and token.isascii() and token.isprintable()):
+        raise ConfigurationError(f"http_token: expected at least {TOKEN_OCTETS} printable ASCII characters")
+    return token

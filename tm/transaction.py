@@ -23,6 +23,7 @@ from tm.resources.enlistment import Enlistments, RollbackOnly, WouldWait
 from tm.two_phase.states import FINAL, GLOBAL, GlobalState, GlobalVerb
 from xa import ThreadOfControl, Xid
 from xa.machine import advance
+from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tm.concurrency.uninterrupted import UninterruptedCalls
     from tm.resources import Resource
     from tm.resources.enlistment import DelistHow, Enlistment
+    from tm.telemetry.recorder import Entered
     from tm.two_phase.commit import TwoPhaseCommit
     from tm.two_phase.executor import Executor, Steps
     from xa.tables import AssociationState
@@ -117,6 +119,7 @@ class Transaction:
         "began_at",
         "control",
         "deadline",
+        "entered_span",
         "expired",
         "gtrid",
         "is_left",
@@ -145,6 +148,8 @@ class Transaction:
         self.deadline = began_at + timeout_s
         self.outcome: Outcome | None = None
         self.outer: Transaction | None = None
+        self.entered_span: Entered | None = None
+        """The span of this transaction while it is current, where there is telemetry."""
         self.outer_control: ThreadOfControl | None = None
         self.suspended = False
         self.expired = False
@@ -174,7 +179,7 @@ class Transaction:
         super().__init_subclass__(**arguments)
         names = [name for name in _annotations(cls) if not name.startswith("_") and name not in vars(cls)]
         for name in names:
-            if hasattr(Transaction, name) or name in Transaction.__slots__:
+            if (hasattr(cls.__base__, name) and name not in cls.annotated) or name in Transaction.__slots__:
                 raise TypeError(
                     f"{cls.__qualname__}.{name}: a transaction has a {name} of its own; use tx[{name!r}], or give the "
                     "resource another name"
@@ -371,18 +376,20 @@ class Transaction:
             self._run_before()
         if self._after:
             leaves = ""
-        begin = partial(self._begin_commit, stops_at_decision=wait == "logged", leaves=leaves)
+        stops_at_decision = wait == "logged"
         signals = self._manager.uninterrupted.signals(self)
         try:
             signals.begin()
             self._calls_after = True
-            stopped = self._manager.executor.run(self, self._guard, begin)
+            stopped = self._manager.executor.run(
+                self, self._guard, lambda: self._begin_commit(stops_at_decision, leaves)
+            )
         finally:
             self._leave(signals)
         if not stopped:
             self._raise_outcome(asked_for=_COMMITTED)
 
-    def _begin_commit(self, *, stops_at_decision: bool, leaves: str) -> Steps:
+    def _begin_commit(self, stops_at_decision: bool, leaves: str) -> Steps:
         if self._state is not _ACTIVE or self.suspended:
             self._check_completable("commit")
         if self._decider is not None:
@@ -455,7 +462,7 @@ class Transaction:
             if self._state not in (GlobalState.ACTIVE, GlobalState.MARKED):
                 return True
             reason = Reason(None, f"it took longer than its {self.timeout_s:g} s")
-            logger.warning("%s: %s; rolling back", self, reason)
+            logger.warning("%s: %s; rolling back", self, reason, extra=about(transaction=self))
             self.expired = True
             self._manager.executor.run(self, nullcontext(), partial(self._begin_rollback, *self._reasons, reason))
         finally:

@@ -17,7 +17,7 @@ from xa.tables import ASSOCIATION, REGISTRATION, RegistrationState
 from xa.threads_of_control import ThreadOfControl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from enum import Enum
 
     from xa.machine import Column, Machine
@@ -97,27 +97,19 @@ class Association(Generic[W]):
             return
 
 
-class ControlRef(ref[ThreadOfControl]):
-    """A weak reference with its own copy of the key, because a thread of control that has ended can't be asked for
-    it."""
-
-    __slots__ = ("key",)
-
-    key: int
-
-
-class Thread(Generic[W]):
-    """A switch's data about one thread of control.
+class Thread(ref[ThreadOfControl], Generic[W]):
+    """A switch's data about one thread of control, and a weak reference to that: `gone` is called when it has ended.
 
     `current` is the association that it is at work in, `suspended` those that it may resume; `late` is one that it has
     ended, and whose end the resource gets together with prepare. `lost`: it has got XAER_RMFAIL, and has to call
-    `open`. `registration` is D3 while it works outside of any global transaction, else D0.
+    `open`. `registration` is D3 while it works outside of any global transaction, else D0. `key` is the id of the
+    thread of control, which can't be asked for it any more when it has ended.
     """
 
-    __slots__ = ("_control", "current", "late", "lost", "registration", "scans", "suspended")
+    __slots__ = ("current", "key", "late", "lost", "registration", "scans", "suspended")
 
-    def __init__(self, control: ControlRef) -> None:
-        self._control = control
+    def __init__(self, control: ThreadOfControl, gone: Callable[[Thread[W]], object]) -> None:  # noqa: ARG002
+        self.key = id(control)  # the reference is made by `ref.__new__`, and `ref.__init__` does nothing
         self.forget()
 
     def forget(self) -> None:

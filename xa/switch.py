@@ -22,9 +22,9 @@ from collections import deque
 from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
-from xa.association import DYNAMIC, STATIC, Association, ControlRef, Thread
+from xa.association import DYNAMIC, STATIC, Association, Thread
 from xa.codes import AxCode, Code
 from xa.errors import XaError, xa_error
 from xa.flags import (
@@ -59,7 +59,7 @@ from xa.tables import (
     ResourceState,
     ResourceVerb,
 )
-from xa.threads_of_control import CURRENT, ThreadOfControl, thread_of_control
+from xa.threads_of_control import CURRENT, thread_of_control
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -107,7 +107,8 @@ class Switch(Generic[W]):
         self._dialect = DYNAMIC if flags & TMREGISTER else STATIC
         self._lock = threading.RLock()
         self._numbers = count(1)
-        self._rmid = 0
+        self._rmid: int | None = None
+        """The rmid under which it is open. None: it is not, so that no verb has the same one."""
         self._forked = False
         self._allowed: set[tuple[str, int]] = {("session", 0), ("work", 0)}
         """Verbs with flags that have been found to be in order. (What is not a verb of X/Open's has none.)"""
@@ -122,11 +123,13 @@ class Switch(Generic[W]):
         to be used."""
         self._lock = threading.RLock()
         self._state = R0
+        self._rmid = None
         self._forked = True
 
     def _forget_everything(self) -> None:
         """Nothing is open, associated or outstanding."""
         self._state = R0
+        self._rmid = None
         self._threads: dict[int, Thread[W]] = {}
         self._migrating: dict[Xid, tuple[Thread[W], Association[W]]] = {}
         """Suspended associations that any thread of control may resume."""
@@ -168,9 +171,9 @@ class Switch(Generic[W]):
         def opened() -> Code:
             self.driver.open(open_string)
             with self._lock:
-                self._rmid = rmid
                 self._room = self.driver.max_outstanding
                 self._state = advance(RESOURCE, self._state, ResourceVerb.OPEN)
+                self._rmid = rmid
                 thread.lost = False
             return OK
 
@@ -218,19 +221,17 @@ class Switch(Generic[W]):
     def _thread(self) -> Thread[W]:
         """The record of the calling thread of control."""
         control = thread_of_control()
-        key = id(control)
-        thread = self._threads.get(key)
+        thread = self._threads.get(id(control))
         if thread is None:
-            reference = ControlRef(control, self._gone)
-            reference.key = key
-            thread = self._threads[key] = Thread(reference)
+            thread = self._threads[id(control)] = Thread(control, self._gone)
         return thread
 
-    def _gone(self, reference: ref[ThreadOfControl]) -> None:
+    def _gone(self, thread: Thread[W]) -> None:
         """A thread of control is gone. This is called while garbage is collected, at any moment and with any lock held,
         so that it only takes note."""
-        thread = self._threads.pop(cast("ControlRef", reference).key, None)
-        if thread is not None and (thread.current is not None or thread.late is not None or thread.suspended):
+        if self._threads.get(thread.key) is thread:
+            del self._threads[thread.key]
+        if thread.current is not None or thread.late is not None or thread.suspended:
             self._abandoned.append(thread)
 
     def reap(self) -> None:
@@ -248,14 +249,18 @@ class Switch(Generic[W]):
             check_flags(verb, flags, self.flags)
             self._allowed.add((verb, flags))
         thread = self._threads.get(id(_CURRENT(None)))
-        if thread is None or thread.lost or rmid != self._rmid or self._state is not R1 or self._abandoned:
+        if rmid != self._rmid or self._abandoned:
             return self._calling(verb, rmid)
-        return thread
+        if thread is None:
+            return self._thread()
+        return self._calling(verb, rmid) if thread.lost else thread
 
     def _calling(self, verb: str, rmid: int) -> Thread[W]:
         """The calling thread of control, if it may issue verbs at all."""
-        self._check_open(verb, rmid)
-        self.reap()
+        if rmid != self._rmid:
+            self._check_open(verb, rmid)
+        if self._abandoned:
+            self.reap()
         thread = self._thread()
         if thread.lost:
             code = RESOURCE.refusal(R0, ResourceVerb.ANY) or Code.XAER_PROTO
@@ -309,31 +314,39 @@ class Switch(Generic[W]):
             raise
 
     def starts_at_once(self, rmid: int) -> bool:
-        if rmid != self._rmid or self._state is not R1 or self._forked or self._abandoned or self._dialect is DYNAMIC:
+        if rmid != self._rmid or self._abandoned or self._dialect is DYNAMIC:
             return False
         thread = self._threads.get(id(_CURRENT(None)))
         return (thread is None or thread.late is None) and self.driver.begins_at_once()
 
     def _start(self, thread: Thread[W], xid: Xid, flags: int) -> Code:
-        driver = self.driver
-        if thread.late is not None:
-            self._end_now(thread)
-        held = thread.current
-        own = self._suspended(thread, xid) if thread.suspended else None
-        if held is None and own is not None and not flags & TMRESUME:
-            held = own
-        if held is not None:
-            if driver.is_lost(held.work):
-                raise xa_error(Code.XAER_RMFAIL, "start: the connection, and the association with it, was lost", xid)
-            does = "has suspended the branch and can only resume it" if held is own else f"works for {held.xid}"
-            raise xa_error(Code.XAER_PROTO, f"start: this thread {does}", xid)
+        own = None
+        beside: Sequence[W] = ()
+        if thread.current is not None or thread.late is not None or thread.suspended:
+            own = self._own(thread, xid, flags)
+            beside = thread.works()
         wait = not flags & TMNOWAIT
         if flags & TMRESUME:
             return self._resume(thread, own, xid, wait=wait)
-        beside = thread.works() if thread.suspended or thread.late is not None else ()
+        driver = self.driver
         work = driver.join(xid, beside, wait=wait) if flags & TMJOIN else driver.begin(xid, beside, wait=wait)
         thread.current = Association(xid, work, self._dialect)
         return OK
+
+    def _own(self, thread: Thread[W], xid: Xid, flags: int) -> Association[W] | None:
+        """What the thread has suspended with the branch, if it may start work for it now."""
+        if thread.late is not None:
+            self._end_now(thread)
+        held = thread.current
+        own = self._suspended(thread, xid)
+        if held is None and own is not None and not flags & TMRESUME:
+            held = own
+        if held is not None:
+            if self.driver.is_lost(held.work):
+                raise xa_error(Code.XAER_RMFAIL, "start: the connection, and the association with it, was lost", xid)
+            does = "has suspended the branch and can only resume it" if held is own else f"works for {held.xid}"
+            raise xa_error(Code.XAER_PROTO, f"start: this thread {does}", xid)
+        return own
 
     def _resume(self, thread: Thread[W], own: Association[W] | None, xid: Xid, *, wait: bool) -> Code:
         """Resumes the thread's own association, or one that migrates to it."""
@@ -392,8 +405,8 @@ class Switch(Generic[W]):
                 raise self._not_associated("end", xid)
         dialect = association.dialect
         verb = dialect.suspend if flags & TMSUSPEND else dialect.end_fail if flags & TMFAIL else dialect.end
-        refused = dialect.machine.refusal(association.state, verb)
-        if refused is not None:
+        if association.state not in dialect.after[verb]:
+            refused = dialect.machine.refusal(association.state, verb) or Code.XAER_PROTO
             raise xa_error(refused, f"end: the association is {association.state.value}", xid)
         try:
             if flags & TMSUSPEND:
@@ -428,31 +441,34 @@ class Switch(Generic[W]):
         """Ends an association now that was to end together with prepare. If that fails, every later verb for the branch
         reports it too."""
 
+    def _end_late(self, thread: Thread[W], verb: str, xid: Xid, ask: _Ask) -> _Ask:  # noqa: ARG002 — see LateEndingSwitch
+        """Ends an association that was to end together with prepare: now, or by what it returns, which is to be asked
+        instead of `ask`."""
+        return ask
+
     # --- completion -------------------------------------------------------------------------------------------
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        return self._ask(self._completing("prepare", xid, rmid, flags), "prepare", xid, flags, self.driver.prepare)
+        return self._ask("prepare", xid, rmid, flags, self.driver.prepare)
 
     def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         ask = partial(self.driver.commit, one_phase=bool(flags & TMONEPHASE))
-        return self._ask(self._completing("commit", xid, rmid, flags), "commit", xid, flags, ask)
+        return self._ask("commit", xid, rmid, flags, ask)
 
     def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        return self._ask(self._completing("rollback", xid, rmid, flags), "rollback", xid, flags, self.driver.rollback)
+        return self._ask("rollback", xid, rmid, flags, self.driver.rollback)
 
     def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        return self._ask(self._completing("forget", xid, rmid, flags), "forget", xid, flags, self.driver.forget)
+        return self._ask("forget", xid, rmid, flags, self.driver.forget)
 
-    def _completing(self, verb: str, xid: Xid, rmid: int, flags: int) -> Thread[W]:
-        """The calling thread of control, if it may complete the branch; nothing that it has ended late is left then."""
+    def _ask(self, verb: str, xid: Xid, rmid: int, flags: int, ask: _Ask) -> Code | Handle:
+        """Asks the driver, if the calling thread of control may complete the branch. With TMASYNC `complete` returns
+        the answer, and only XAER_ASYNC is raised at once."""
         thread = self._enter(verb, rmid, flags)
         if self._busy or xid.format_id < 0:
             self._check_branch(verb, xid, flags)
         if thread.late is not None:
-            self._end_now(thread, fail=verb == "rollback" and thread.late.xid == xid)
-        return thread
+            ask = self._end_late(thread, verb, xid, ask)
 
-    def _ask(self, thread: Thread[W], verb: str, xid: Xid, flags: int, ask: _Ask) -> Code | Handle:
-        """Asks the driver. With TMASYNC `complete` returns the answer, and only XAER_ASYNC is raised at once."""
         if not flags & TMASYNC:
             try:
                 answer = ask(xid, later=False)
@@ -553,7 +569,8 @@ class Switch(Generic[W]):
     def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
         if flags:
             check_flags("complete", flags, self.flags)
-        if rmid != self._rmid or not self._operations or self._forked:
+        closed = self._rmid is None  # by an asynchronous close, if anything is outstanding
+        if rmid != self._rmid and not (closed and self._operations and not self._forked):
             self._check_open("complete", rmid)
         if handle is None or flags & TMMULTIPLE:
             handle = self._any_of(self._thread(), handle, flags)
@@ -601,7 +618,7 @@ class Switch(Generic[W]):
 
     def _current_work(self, thread: Thread[W]) -> W | None:
         """`SessionContext.current`, of this thread."""
-        if self._enter("work", self._rmid, 0) is not thread:
+        if self._enter("work", self._rmid or 0, 0) is not thread:
             raise xa_error(Code.XAER_PROTO, "work: this session belongs to another thread of control")
         association = thread.current
         if association is None:
@@ -615,7 +632,7 @@ class Switch(Generic[W]):
     def _register(self, thread: Thread[W]) -> W | None:
         """`SessionContext.register`, of this thread."""
         assert self._registrar is not None  # noqa: S101 — checked by the constructor
-        answer, xid = self._registrar.ax_reg(self._rmid)
+        answer, xid = self._registrar.ax_reg(self._rmid or 0)
         _check_answer(answer, "ax_reg")
         if xid.is_null:
             thread.registration = advance(REGISTRATION, thread.registration, RegistrationVerb.REGISTER_NULL)
@@ -633,7 +650,7 @@ class Switch(Generic[W]):
         assert self._registrar is not None  # noqa: S101 — checked by the constructor
         if thread.registration is D3:
             thread.registration = advance(REGISTRATION, thread.registration, RegistrationVerb.UNREGISTER)
-        _check_answer(self._registrar.ax_unreg(self._rmid), "ax_unreg")
+        _check_answer(self._registrar.ax_unreg(self._rmid or 0), "ax_unreg")
 
     def _failed(self, thread: Thread[W], error: XaError) -> XaError:
         """`SessionContext.failed`, of this thread."""
@@ -703,22 +720,20 @@ class LateEndingSwitch(Switch[W]):
         thread.current, thread.late = None, association
         return OK
 
-    def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        thread = self._enter("prepare", rmid, flags)
+    def _end_late(self, thread: Thread[W], verb: str, xid: Xid, ask: _Ask) -> _Ask:
         late = thread.late
-        if late is None or late.xid != xid:
-            return super().prepare(xid, rmid, flags)
-        self._check_branch("prepare", xid, flags)
-        driver = self.driver
+        if late is None or late.xid != xid or verb != "prepare":
+            self._end_now(thread, fail=verb == "rollback" and late is not None and late.xid == xid)
+            return ask
 
         def ended() -> None:
             late.state = late.dialect.none
             thread.drop(late)
 
-        def ask(xid: Xid, *, later: bool) -> Code | Pending:  # noqa: ARG001 — it is the late end's
-            return _answered(lambda: driver.end_and_prepare(late.work, later=later), ended)
+        def end_and_prepare(xid: Xid, *, later: bool) -> Code | Pending:  # noqa: ARG001 — it is the late end's
+            return _answered(lambda: self.driver.end_and_prepare(late.work, later=later), ended)
 
-        return self._ask(thread, "prepare", xid, flags, ask)
+        return end_and_prepare
 
     def _end_now(self, thread: Thread[W], *, fail: bool = False) -> None:
         association = thread.late

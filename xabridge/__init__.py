@@ -69,11 +69,14 @@ if TYPE_CHECKING:
     )
     from tm.telemetry import opentelemetry
     from xa import Code, Xid
+    from xabridge.app import App, Codec, DeclaredConsumer, Depends, Tx
 
 __all__ = [
     "Action",
+    "App",
     "Broker",
     "Code",
+    "Codec",
     "CommitReturn",
     "Configuration",
     "ConfigurationError",
@@ -82,6 +85,8 @@ __all__ = [
     "ConsumerState",
     "Counts",
     "Database",
+    "DeclaredConsumer",
+    "Depends",
     "Finding",
     "GlobalState",
     "Health",
@@ -109,6 +114,7 @@ __all__ = [
     "TransactionError",
     "TransactionManager",
     "TransactionState",
+    "Tx",
     "TxCode",
     "TxInfo",
     "TxInterface",
@@ -121,8 +127,10 @@ __all__ = [
 
 _HOME: Final = {
     "Action": ("tm", "Action"),
+    "App": ("xabridge.app", "App"),
     "Broker": ("rm_amqp", "Session"),
     "Code": ("xa", "Code"),
+    "Codec": ("xabridge.app", "Codec"),
     "CommitReturn": ("tm", "CommitReturn"),
     "Configuration": ("tm", "Configuration"),
     "ConfigurationError": ("tm", "ConfigurationError"),
@@ -131,6 +139,8 @@ _HOME: Final = {
     "ConsumerState": ("tm", "ConsumerState"),
     "Counts": ("tm", "Counts"),
     "Database": ("rm_db", "BranchConnection"),
+    "DeclaredConsumer": ("xabridge.app", "DeclaredConsumer"),
+    "Depends": ("xabridge.app", "Depends"),
     "Finding": ("tm", "Finding"),
     "GlobalState": ("tm", "GlobalState"),
     "Health": ("tm", "Health"),
@@ -158,6 +168,7 @@ _HOME: Final = {
     "TransactionError": ("tm", "TransactionError"),
     "TransactionManager": ("tm", "TransactionManager"),
     "TransactionState": ("tm", "TransactionState"),
+    "Tx": ("xabridge.app", "Tx"),
     "TxCode": ("tm", "TxCode"),
     "TxInfo": ("tm", "TxInfo"),
     "TxInterface": ("tm", "TxInterface"),

@@ -16,7 +16,8 @@ from bench.crash.ledger import Ledger
 from bench.crash.nursery import Nursery
 from bench.crash.proxy import HOST, Proxies, Proxy
 from xabridge.testing.mariadb import MariaDB, installed
-from xabridge.testing.postgres import EmbeddedPostgres, free_port
+from xabridge.testing.ports import free_port
+from xabridge.testing.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from pathlib import Path

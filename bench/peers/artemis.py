@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bench.peers.programs import Program
-from xabridge.testing.postgres import free_port
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from typing import Self

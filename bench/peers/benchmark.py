@@ -38,7 +38,7 @@ from bench.peers.figures import MANY, NAMES, SHAPES, Sample, figures_of, table
 from bench.peers.java import Artemis, Narayana, build
 from bench.peers.outbox import CREATE, Job
 from bench.peers.programs import Program, watched
-from xabridge.demo.shop.backstage import Backstage
+from xabridge.demo.shop.embedded_servers import EmbeddedServers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,9 +83,11 @@ class Ours:
 class InJava:
     """Narayana and Artemis. `one` is the client for one worker, `many` the one for several."""
 
-    def __init__(self, one: Narayana, many: Narayana, artemis: Artemis, backstage: Backstage, seconds: float) -> None:
+    def __init__(
+        self, one: Narayana, many: Narayana, artemis: Artemis, embedded: EmbeddedServers, seconds: float
+    ) -> None:
         self._one, self._many = one, many
-        self._servers = {"broker": artemis.pid, "database": backstage.postgres.pid}
+        self._servers = {"broker": artemis.pid, "database": embedded.postgres.pid}
         self._seconds = seconds
         self._queues = itertools.count(1)
 
@@ -108,12 +110,12 @@ class InJava:
 class Outbox:
     """The outbox, with its relay."""
 
-    def __init__(self, bench: Bench, backstage: Backstage, folder: Path, seconds: float) -> None:
+    def __init__(self, bench: Bench, embedded: EmbeddedServers, folder: Path, seconds: float) -> None:
         self._bench = bench
-        self._backstage = backstage
+        self._embedded = embedded
         self._errors = folder / "outbox.err"
-        self._address = f"127.0.0.1:{backstage.port}"
-        self._database = backstage.shop().database
+        self._address = f"127.0.0.1:{embedded.port}"
+        self._database = embedded.shop().database
         self._seconds = seconds
         with psycopg.connect(self._database) as connection:
             connection.execute(CREATE)
@@ -123,7 +125,7 @@ class Outbox:
         job = Job(self._address, self._database, queue, shape.workers, shape.batch, self._seconds)
         with self._program("relay", job) as relay, self._program("consume", job) as consumer:
             processes = {"client": consumer.pid, "relay": relay.pid}
-            processes |= {"broker": self._backstage.broker.pid, "database": self._backstage.postgres.pid}
+            processes |= {"broker": self._embedded.broker.pid, "database": self._embedded.postgres.pid}
             forwarded: list[int] = []
 
             def count() -> None:
@@ -147,17 +149,17 @@ def measure(*, quick: bool) -> dict[str, Any]:
     java = build(BUILT.absolute())
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=FOLDER))).absolute()
-        backstage = stack.enter_context(Backstage(folder))
-        bench = Bench(backstage, folder, seconds)
+        embedded = stack.enter_context(EmbeddedServers(folder))
+        bench = Bench(embedded, folder, seconds)
         artemis = stack.enter_context(Artemis(java, folder / "artemis"))
-        database = backstage.shop().database
+        database = embedded.shop().database
         one = stack.enter_context(Narayana(java, folder / "one", artemis, database, "together"))
         many = stack.enter_context(Narayana(java, folder / "many", artemis, database, "in-turn"))
-        in_java = InJava(one, many, artemis, backstage, seconds)
+        in_java = InJava(one, many, artemis, embedded, seconds)
         contest = Contest(
             {
                 "narayana": in_java,
-                "outbox": Outbox(bench, backstage, folder, seconds),
+                "outbox": Outbox(bench, embedded, folder, seconds),
                 "two_phase": Ours(bench, "two_phase"),
                 "decider": Ours(bench, "decider"),
             },
@@ -169,7 +171,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         collected = []
         for number in range(rounds):
             collected.append(contest.round(f"round {number + 1}", tuple(NAMES), number))
-            _empty(backstage.broker, folder / "broker")
+            _empty(embedded.broker, folder / "broker")
     figures = figures_of(collected)
     print(table(figures), file=sys.stderr)
     return {**figures, "artemis_journal": artemis.journal, "artemis_timeout_ns": int(artemis.nanoseconds)}

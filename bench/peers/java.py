@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bench.peers.programs import Program
-from xabridge.testing.postgres import free_port
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -29,7 +29,7 @@ import psycopg
 
 from bench.pipelines.job import Job, Spark
 from xabridge.demo.pipeline.cluster import Cluster
-from xabridge.demo.pipeline.stage import Stage
+from xabridge.demo.pipeline.servers import PipelineServers
 from xabridge.testing.broker import cpu_s
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
     FOLDER.mkdir(exist_ok=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=FOLDER))).absolute()
-        bench = _Bench(stack.enter_context(Stage(folder)), folder, messages, per_batch)
+        bench = _Bench(stack.enter_context(PipelineServers(folder)), folder, messages, per_batch)
         local, spent = _rates(bench, rounds)
         batches = _batches(bench, small, rounds)
         bench.close()
@@ -106,19 +106,19 @@ def _batches(bench: _Bench, small: int, rounds: int) -> dict[Kind, float]:
 
 
 class _Bench:
-    """Runs on one stage."""
+    """Runs over one broker and one PostgreSQL."""
 
-    def __init__(self, stage: Stage, folder: Path, messages: int, rows: int) -> None:
-        self._stage = stage
+    def __init__(self, servers: PipelineServers, folder: Path, messages: int, rows: int) -> None:
+        self._servers = servers
         self._folder = folder
         self._messages = messages
         self._rows = rows
         self._numbers = itertools.count(1)
-        self._log = stage.postgres.create_database("decisions")
+        self._log = servers.postgres.create_database("decisions")
         self._spark: Spark | None = None
         self.cpu_us: dict[str, float] = {}
         """Of a message of the latest run, by process."""
-        with psycopg.connect(stage.database, autocommit=True) as database:
+        with psycopg.connect(servers.database, autocommit=True) as database:
             database.execute(_TABLE)
 
     def open(self, master: str) -> None:
@@ -148,9 +148,9 @@ class _Bench:
             raise RuntimeError("there is no Spark")
         messages, rows, name = messages or self._messages, rows or self._rows, f"{kind}-{next(self._numbers)}"
         if kind != "spark":
-            self._stage.post(name, _bodies(messages))
+            self._servers.post(name, _bodies(messages))
         job = Job(
-            kind, name, f"{name}-copied", rows, partitions, self._stage.address, self._stage.database, self._log,
+            kind, name, f"{name}-copied", rows, partitions, self._servers.address, self._servers.database, self._log,
             str(self._folder / name), messages // rows,
         )  # fmt: skip
         before = self._cpu_s()
@@ -163,15 +163,15 @@ class _Bench:
     def _cpu_s(self) -> dict[str, float]:
         """The processor time of each part so far."""
         spark = self._spark.cpu_s() if self._spark is not None else 0.0
-        postgres = cpu_s(self._stage.postgres.pid)
-        return {"spark": spark, "broker": self._stage.broker.cpu_s(), "database": postgres}
+        postgres = cpu_s(self._servers.postgres.pid)
+        return {"spark": spark, "broker": self._servers.broker.cpu_s(), "database": postgres}
 
     def _check(self, name: str, messages: int) -> None:
         """RuntimeError: not everything was written once. (Nothing was killed: at least once is once.)"""
-        with psycopg.connect(self._stage.database, autocommit=True) as database:
+        with psycopg.connect(self._servers.database, autocommit=True) as database:
             row = database.execute(_COUNTS).fetchone()
             database.execute(_EMPTIED)
-        sent = self._stage.depth(f"{name}-copied")
+        sent = self._servers.depth(f"{name}-copied")
         if row != (messages, messages) or sent != messages:
             raise RuntimeError(f"{name}: of {messages} messages came {row} rows, and {sent} messages")
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.amqp.decoding import DecodeError, decode, decode_from, skip
+from dtx.amqp.decoding import DecodeError, decode, decode_from, list_head, skip
 from dtx.amqp.encoding import encode, encode_list
-from dtx.amqp.values import Byte, Described, Symbol, Ubyte, Uint, Ulong
+from dtx.amqp.values import Byte, Described, Symbol, Timestamp, Ubyte, Uint, Ulong
 
 if TYPE_CHECKING:
     from dtx.amqp.values import Map, Value
@@ -58,6 +58,20 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What a message says, behind its header, that matters to a queue. Times are milliseconds, 0 and "" are for what it
+    does not say."""
+
+    due_ms: int = 0
+    """When it may be delivered, since the epoch."""
+    delay_ms: int = 0
+    """How long after it was posted it may be delivered."""
+    expires_ms: int = 0
+    """When it is of no use any more, since the epoch."""
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A request: the value in its body, still encoded, and where the response goes. `correlation` is what the
     response carries as correlation-id, in the type in which it came."""
@@ -69,6 +83,20 @@ class Request:
 
 
 NO_HEADER: Final = Header()
+NO_FACTS: Final = Facts()
+DELIVERY_TIME: Final = "x-opt-delivery-time"
+DELIVERY_DELAY: Final = "x-opt-delivery-delay"
+"""Message annotations that say when a message may be delivered, or how long after it was posted: those that Qpid JMS
+and ActiveMQ Artemis know."""
+_DELAYS: Final = frozenset({Symbol(DELIVERY_TIME), Symbol(DELIVERY_DELAY)})
+_NO_PROPERTIES: Final = bytes((0x00, 0x53, PROPERTIES, 0x45))
+"""Properties that say nothing, as our own client writes them."""
+_ABOUT_DELIVERY: Final = b"x-opt-delivery-"
+_LATEST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999."""
+_EXPIRY: Final = 8
+_GROUP: Final = 10
+"""The places of absolute-expiry-time and group-id among the properties."""
 _PROPERTIES: Final = b"\x00" + encode(Ulong(PROPERTIES))
 _JMS_TOPICS: Final = frozenset({Byte(1), Byte(3)})
 """What JMS calls a topic and a temporary topic."""
@@ -142,6 +170,64 @@ _short_header: Final = lru_cache(maxsize=256)(_header)
 """Headers are few, and come thousands of times."""
 
 
+def read_facts(octets: bytes, at: int) -> Facts:
+    """What a message says to a queue behind its header, which ends at `at`. What can't be read there says nothing: a
+    message is taken as it is. WireError for a time that is none, since whoever sent it relies on that."""
+    if octets[at : at + 4] == _NO_PROPERTIES:
+        return NO_FACTS
+    due_ms = delay_ms = 0
+    try:
+        while at < len(octets):
+            code, start = read_section(octets, at)
+            if code > PROPERTIES:
+                break
+            if code == PROPERTIES:
+                expires_ms, group = _read_properties(octets, start)
+                if expires_ms or group:
+                    return Facts(due_ms, delay_ms, expires_ms, group)
+                break
+            at = skip(octets, start)
+            if code == MESSAGE_ANNOTATIONS and octets.find(_ABOUT_DELIVERY, start, at) >= 0:
+                due_ms, delay_ms = _read_delivery(octets, start)
+    except DecodeError:
+        return NO_FACTS
+    return Facts(due_ms, delay_ms) if due_ms or delay_ms else NO_FACTS
+
+
+def _read_delivery(octets: bytes, start: int) -> tuple[int, int]:
+    annotations, _ = decode_from(octets, start)
+    if type(annotations) is not dict:
+        raise DecodeError("the message annotations are a map")
+    due_ms, delay_ms = (_milliseconds(name, annotations.get(Symbol(name))) for name in (DELIVERY_TIME, DELIVERY_DELAY))
+    return due_ms, delay_ms
+
+
+def _milliseconds(name: str, value: Value) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LATEST_MS:
+        raise WireError(Condition.INVALID_FIELD, f"{name} is a number of milliseconds")
+    return int(value)
+
+
+def _read_properties(octets: bytes, start: int) -> tuple[int, str]:
+    """The absolute-expiry-time and the group-id; nothing else is decoded."""
+    at, stop, count = list_head(octets, start, len(octets))
+    if count <= _EXPIRY:
+        return 0, ""
+    for _ in range(_EXPIRY):
+        at = skip(octets, at, stop)
+    expires_ms, group = 0, ""
+    value, at = decode_from(octets, at, stop)
+    if type(value) is Timestamp:
+        expires_ms = min(int(value), _LATEST_MS)
+    if count > _GROUP:
+        value, _ = decode_from(octets, skip(octets, at, stop), stop)
+        if type(value) is str:
+            group = value
+    return max(0, expires_ms), group
+
+
 def with_header(octets: bytes, header: Header, *, delivery_count: int, ttl_ms: int | None) -> bytes:
     """The message with a header that tells `delivery_count` and `ttl_ms`; `header` is what `read_header`
     found."""
@@ -171,11 +257,16 @@ def with_delivery_annotations(octets: bytes, annotations: Map) -> bytes:
     return octets[:at] + section + octets[end:]
 
 
-def with_message_annotations(octets: bytes, annotations: Map) -> bytes:
-    """The message with these message annotations beside those that it has; WireError where it has something else in
-    their place."""
+def with_message_annotations(octets: bytes, annotations: Map, *, without: str = "") -> bytes:
+    """The message with these message annotations beside those that it has, but for those of its own that would delay it
+    again, or begin with `without`; WireError where it has something else in their place."""
     found = _sections_of(octets)
-    merged = _map(octets, found, MESSAGE_ANNOTATIONS) | annotations
+    merged = {
+        name: value
+        for name, value in _map(octets, found, MESSAGE_ANNOTATIONS).items()
+        if name not in _DELAYS and not (without and isinstance(name, str) and name.startswith(without))
+    }
+    merged.update(annotations)
     before = max((found[code][1] for code in (HEADER, DELIVERY_ANNOTATIONS) if code in found), default=0)
     behind = found[MESSAGE_ANNOTATIONS][1] if MESSAGE_ANNOTATIONS in found else before
     return octets[:before] + encode(Described(Ulong(MESSAGE_ANNOTATIONS), merged)) + octets[behind:]
@@ -274,6 +365,18 @@ def read_destination(octets: bytes) -> tuple[str | None, bool]:
         raise WireError(Condition.INVALID_FIELD, "to is a string")
     annotations = _map(octets, found, MESSAGE_ANNOTATIONS)
     return to, annotations.get(Symbol("x-opt-jms-dest")) in _JMS_TOPICS
+
+
+def with_to(octets: bytes, address: str) -> bytes:
+    """The message with `address` as the `to` of its properties; WireError for what is no message."""
+    found = _sections_of(octets)
+    properties = _properties(octets, found)
+    properties += [None] * (3 - len(properties))
+    properties[2] = address
+    before = [DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, HEADER]
+    at = max((found[code][1] for code in before if code in found), default=0)
+    end = found[PROPERTIES][1] if PROPERTIES in found else at
+    return octets[:at] + encode(Described(Ulong(PROPERTIES), properties)) + octets[end:]
 
 
 def value_message(value: bytes) -> bytes:

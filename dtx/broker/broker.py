@@ -27,13 +27,16 @@ from dtx.broker.access.rate_limited_log import RateLimitedLog
 from dtx.broker.config_origins import values_of
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
+from dtx.broker.telemetry.watching import Watching
 from dtx.protocol.conditions import Refusal
+from dtx.store.contract import StoreLocked
 from dtx.store.sql import SqlStore
 from xa import Code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dtx.broker.broker_store import BrokerStore
     from dtx.broker.config import Address, BrokerConfig
     from dtx.broker.transactional_resource import Clock
     from dtx.store.contract import Step, StoreError
@@ -43,6 +46,8 @@ GOODBYE_S: Final = 5.0
 MAX_EARLY: Final = 64 * 1024
 EVENTS_PER_TURN: Final = 100
 """The work that is carried out for one peer before the others have their turn: some milliseconds."""
+STANDBY_S: Final = 1.0
+"""How often a broker that stands by asks for the store."""
 MANY_PEERS: Final = 4
 """From so many on it is worth a further turn of the loop to gather what a turn has for the store and for them."""
 
@@ -58,13 +63,18 @@ class SystemClock:
 
 
 class Broker:
-    """A broker on the running event loop. `hook` is called in the store's thread at each of its steps."""
+    """A broker on the running event loop. `hook` is called in the store's thread at each of its steps.
+
+    `make_store` is for tests: it makes another store than that of the configuration, and is given the call that
+    delivers completions.
+    """
 
     def __init__(
         self,
         config: BrokerConfig,
         hook: Callable[[Step], None] = lambda _: None,
         clock: Clock = SystemClock(),  # noqa: B008 — it has no state
+        make_store: Callable[[Callable[[Callable[[], None]], object]], BrokerStore] | None = None,
     ) -> None:
         self.config = config
         self.addresses: list[Address] = []
@@ -80,14 +90,31 @@ class Broker:
             anonymous = True
         self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)
         self._loop = asyncio.get_running_loop()
-        self._store = SqlStore(config.store, self._deliver, hook, self._at_flush)
+        self._store: BrokerStore
+        if make_store is None:
+            self._store = SqlStore(
+                config.store,
+                self._deliver,
+                hook,
+                self._at_flush,
+                lease_s=config.settings.lease_s,
+                lost=self._has_lost_the_store,
+                patient=not config.standby,
+            )
+        else:
+            self._store = make_store(self._deliver)
         self.container = Container(
             self._store, clock, config.settings, permissions, self._store_stopped, credentials=users
         )
         self.container.configuration = list(values_of(config))
+        self.watching = Watching(config, self.container, self._store, self.flush_soon)
+        self.http: Address | None = None
+        """Where it answers probes."""
         self.peers: dict[BrokerConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
         self._paused: set[PeerProtocol] = set()
+        self._unheard: set[PeerProtocol] = set()
+        """Peers that are told nothing, because another process may have the store by now."""
         self._flushing = False
         self._continuing = False
         settings = config.settings
@@ -98,13 +125,20 @@ class Broker:
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf
+        self._stands_by = False
+        """Whether the log was told so."""
         self._stop = asyncio.Event()
         self._gone = asyncio.Event()
 
     # -- life
     async def start(self) -> None:
-        """Opens the store, restores what it holds, and listens."""
-        self.container.open()
+        """Opens the store, restores what it holds, and listens. One that stands by waits until it gets the store, and
+        does nothing where `stop` is called before; probes are answered meanwhile."""
+        self.http = await self.watching.start()
+        while not await self._has_store():
+            if self._stop.is_set():
+                await self.watching.close()
+                return
         tls = self._tls() if self.config.listen_tls else None
         for address, context in [(one, None) for one in self.config.listen] + [
             (one, tls) for one in self.config.listen_tls
@@ -115,6 +149,21 @@ class Broker:
                 host, port = socket.getsockname()[:2]
                 self.addresses.append(type(address)(host, port))
         self._tick()
+
+    async def _has_store(self) -> bool:
+        """Opens the store; False: another process has it, and this one stands by."""
+        try:
+            self.container.open()
+        except StoreLocked as error:
+            if not self.config.standby:
+                raise
+            if not self._stands_by:
+                self._stands_by = True
+                LOG.warning("standing by: %s", error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), STANDBY_S)
+            return False
+        return True
 
     def _tls(self) -> ssl.SSLContext:
         config = self.config
@@ -138,6 +187,7 @@ class Broker:
 
     async def close(self) -> None:
         """Says goodbye to every peer, forces what waits, and lets the store go."""
+        await self.watching.close()
         for server in self._servers:
             server.close()
         goodbye = Refusal(Condition.CONNECTION_FORCED, "the broker shuts down", Code.XAER_RMFAIL)
@@ -156,6 +206,10 @@ class Broker:
             self._timer.cancel()
         self._store.hand_over()
         await self._loop.run_in_executor(None, self._store.close)
+
+    def _has_lost_the_store(self, error: StoreError) -> None:
+        """Another process has it, or may have it."""
+        self.container.resource.stop(error)
 
     def _store_stopped(self, error: StoreError) -> None:
         LOG.critical("the store stopped, no client is answered any more: %s", error)
@@ -204,11 +258,31 @@ class Broker:
             for peer in self._paused:
                 peer.resume_reading()
             self._paused.clear()
+        if self.container.resource.schedule.sooner:
+            self._tick_sooner()
         if self._store.waits:  # of what was completed or sent just now: the others have their turn before
             self._flush_later()
         if self.container.continues and not self._continuing:
             self._continuing = True
             self._loop.call_soon(self._go_on)
+
+    @property
+    def may_tell(self) -> bool:
+        """Whether what is known here may be told: nobody else can have the store."""
+        return self._store.may_tell
+
+    def hold_back(self, peer: PeerProtocol) -> None:
+        """Another process may have the store: tells this peer nothing until it is known that none has."""
+        if not self._unheard:
+            LOG.warning("the lease on the store has run out: nobody is told anything until it is renewed")
+        self._unheard.add(peer)
+
+    def _tell_again(self) -> None:
+        """The lease may have been renewed, so that nobody else had the store meanwhile."""
+        if self._unheard and self.may_tell:
+            unheard, self._unheard = self._unheard, set()
+            for peer in unheard:
+                peer.write()
 
     def pause(self, peer: PeerProtocol) -> None:
         """Too much waits for the store: reads nothing more from this peer until less does."""
@@ -217,9 +291,17 @@ class Broker:
     def left(self, peer: PeerProtocol) -> None:
         """A peer's socket is closed."""
         self.open_peers.discard(peer)
+        self._unheard.discard(peer)
         self.connection_limits.leaves(peer)
         if not self.open_peers:
             self._gone.set()
+
+    def look_at_the_clock(self) -> None:
+        """The clock was moved, as only tests do: what is due is done now."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tick_at = self._loop.time()
+        self._tick()
 
     def _tick(self) -> None:
         """Time has passed. Where the process was stopped, or the loop waited for the disk, what the peers said
@@ -233,9 +315,18 @@ class Broker:
                     self.container.touch(connection)
             self._drop_stalled(held_s)
             self.flush()
+            self._tell_again()
             self._store.maintain()
             self._tick_at = self._loop.time() + max(delay, 0.01)
             self._timer = self._loop.call_at(self._tick_at, self._tick)
+
+    def _tick_sooner(self) -> None:
+        """A message came that is due before the next tick."""
+        at = self._loop.time() + self.container.resource.next_due_in()
+        if self._timer is not None and at < self._tick_at:
+            self._timer.cancel()
+            self._tick_at = at
+            self._timer = self._loop.call_at(at, self._tick)
 
     def _drop_stalled(self, held_s: float) -> None:
         """Drops peers that have taken nothing of what they were sent for as long as a peer may be silent. Heartbeats
@@ -287,7 +378,10 @@ class PeerProtocol(asyncio.Protocol):
         peername = transport.get_extra_info("peername")
         self.address = _shown(peername)
         self.host = str(peername[0]) if isinstance(peername, tuple) and peername else ""
-        if broker.failure is not None or broker.connection_limits.full:
+        if broker.failure is not None or not broker.may_tell:
+            transport.abort()
+            return
+        if broker.connection_limits.full:
             broker.lines.warn("%s: refused, every connection is taken", self.address)
             transport.abort()
             return
@@ -373,7 +467,8 @@ class PeerProtocol(asyncio.Protocol):
         self._is_in = True
         told = self._broker.connection_limits.refusal(self, connection.identity)
         if told is not None:
-            self._broker.lines.warn("%s, %s: refused, %s", self.address, connection.identity, told)
+            user = connection.identity
+            self._broker.lines.warn("%s, %s: refused, %s", self.address, user, told, user=user)
             connection.close(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -401,6 +496,9 @@ class PeerProtocol(asyncio.Protocol):
     def _go_on(self) -> None:
         sasl, transport = self._sasl, self._transport
         if sasl is None or transport is None:
+            return
+        if not self._broker.may_tell:
+            self.abort()
             return
         octets = sasl.output()
         if sasl.failed:
@@ -446,6 +544,9 @@ class PeerProtocol(asyncio.Protocol):
         """Writes what the connection has to say."""
         connection, transport = self._connection, self._transport
         if connection is None or transport is None:
+            return
+        if not self._broker.may_tell:
+            self._broker.hold_back(self)
             return
         while connection.writable and (octets := connection.output()):
             transport.write(octets)

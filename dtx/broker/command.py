@@ -20,9 +20,10 @@ from dtx.broker.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
 from dtx.store.contract import StoreError
 from dtx.store.sql import compact
 from xa.secrets import masked
+from xa.telemetry.log_lines import FORMATS, line, write_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from dtx.broker.config import BrokerConfig
 
@@ -40,6 +41,9 @@ FLAGS: Final = (
     "users",
     "anonymous",
     "plain_without_tls",
+    "standby",
+    "http",
+    "log_format",
 )
 """The settings that go before those of the same names in the file."""
 GC_THRESHOLD: Final = 20_000
@@ -73,6 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plain-without-tls", action="store_true", default=None, help="accept passwords in the clear, without TLS"
     )
     parser.add_argument(
+        "--standby", action="store_true", default=None, help="wait for the store while another process has it"
+    )
+    parser.add_argument(
         "--set-password",
         metavar="USER",
         help="add USER to the file of users, or change the password (asked for, or read from stdin), and exit",
@@ -80,18 +87,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compact", action="store_true", help="give unused space of a store in SQLite back to the system, and exit"
     )
+    parser.add_argument(
+        "--http", metavar="HOST:PORT", help="where to answer /live, /ready and /metrics over HTTP (default nowhere)"
+    )
+    parser.add_argument("--log-format", choices=FORMATS, help="how log lines are written (default text)")
     parser.add_argument("--verbose", action="store_true", help="say more on stderr")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs the broker; the exit code."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO if arguments.verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+def run(arguments: argparse.Namespace, listening: Callable[[Broker], None] = lambda _: None) -> int:
+    """Runs the broker; the exit code. `listening` is called when it listens."""
     try:
         config = load(arguments.config, {name: getattr(arguments, name) for name in FLAGS})
+        write_lines(config.log_format, logging.INFO if arguments.verbose else logging.WARNING)
         for given in arguments.user_from_env:
             _set_user(config, given)
         if arguments.set_password is not None:
@@ -99,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.compact:
             return _compact(config)
         sys.setswitchinterval(SWITCH_S)
-        return asyncio.run(_serve(config))
+        return asyncio.run(_serve(config, listening))
     except (ConfigError, CredentialsError, PermissionsError) as error:
         sys.stderr.write(f"xabridge broker: {error}\n")
         return EXIT_USAGE
@@ -133,27 +140,41 @@ def _set_user(config: BrokerConfig, given: str) -> None:
     set_password(config.users, user, password)
 
 
-async def _serve(config: BrokerConfig) -> int:
+async def _serve(config: BrokerConfig, listening: Callable[[Broker], None]) -> int:
     gc.disable()  # a start makes objects that stay, and nothing to collect
     broker = Broker(config)
+    loop = asyncio.get_running_loop()
+    if config.standby:
+        _stop_by_signals(loop, broker)
     await broker.start()
+    if not broker.addresses:
+        return EXIT_OK
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     gc.enable()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, broker.stop)
-    if broker.notice:
-        sys.stderr.write(f"xabridge broker: {broker.notice}\n")
+    _stop_by_signals(loop, broker)
+    for notice in filter(None, (broker.notice, broker.watching.notice)):
+        sys.stderr.write(line(config.log_format, notice, plain=f"xabridge broker: {notice}", level=logging.WARNING))
     where = ", ".join(map(str, broker.addresses))
     in_doubt = broker.container.registry.in_doubt_count
-    sys.stdout.write(f"xabridge broker: listening on {where} · {masked(config.store)} · {in_doubt} branches in doubt\n")
+    said = [f"listening on {where} · {masked(config.store)} · {in_doubt} branches in doubt"]
+    if broker.http is not None:
+        said.append(f"http://{broker.http}/live, /ready and /metrics")
+    for one in said:
+        sys.stdout.write(line(config.log_format, one, plain=f"xabridge broker: {one}"))
     sys.stdout.flush()
+    listening(broker)
     await broker.run()
     if broker.failure is not None:
-        sys.stderr.write(f"xabridge broker: stopped, because the store did: {broker.failure}\n")
+        why = f"stopped, because the store did: {broker.failure}"
+        sys.stderr.write(line(config.log_format, why, plain=f"xabridge broker: {why}", level=logging.CRITICAL))
         return EXIT_FAILED
     return EXIT_OK
+
+
+def _stop_by_signals(loop: asyncio.AbstractEventLoop, broker: Broker) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, broker.stop)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

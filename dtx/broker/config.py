@@ -3,7 +3,8 @@
     [broker]
     listen = ["127.0.0.1:5672"]                  listen_tls = ["0.0.0.0:5671"]
     store = "sqlite:///broker.db"                certificate, key, client_ca = files, PEM
-    users = "users"                              anonymous = false, plain_without_tls = false
+    users = "users"                              anonymous = false, plain_without_tls = false, standby = false
+    http = "127.0.0.1:9464"                      telemetry = false, log_format = "text"
     create_on_demand = true                      … every field of Settings
     [broker.limits]                              every field of Limits
     [broker.queue_defaults]                      every field of QueueSettings
@@ -17,13 +18,16 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 from dtx.broker.access.permissions import Permissions, PermissionsError
 from dtx.broker.config_origins import origins_of
-from dtx.broker.settings import Limits, QueueSettings, Settings
+from dtx.broker.settings import Limits, QueueSettings, Settings, WhenFull
 from xa.secrets import expanded, masked
+from xa.telemetry.address import host_and_port
+from xa.telemetry.log_lines import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,8 +37,11 @@ DEFAULT_LISTEN: Final = "127.0.0.1:5672"
 DEFAULT_STORE: Final = "sqlite:///xabridge-broker.db"
 _SIMPLE: Final = (bool, int, float, str)
 _OWN: Final = frozenset(
-    {"listen", "listen_tls", "store", "certificate", "key", "client_ca", "users", "anonymous", "plain_without_tls"}
-)
+    {
+        "listen", "listen_tls", "store", "certificate", "key", "client_ca", "users", "anonymous", "plain_without_tls",
+        "standby", "http", "telemetry", "log_format",
+    }
+)  # fmt: skip
 
 
 class ConfigError(Exception):
@@ -57,13 +64,10 @@ class Address:
     @classmethod
     def parse(cls, text: str) -> Address:
         """`host:port`, `[v6 address]:port` or a port alone; ConfigError for anything else."""
-        host, separator, port = text.rpartition(":")
-        if not separator:
-            host = "127.0.0.1"
-        host = host.removeprefix("[").removesuffix("]")
-        if not port.isdecimal() or int(port) > 65535 or not host:
-            raise ConfigError(f"{text!r}: expected host:port")
-        return cls(host, int(port))
+        try:
+            return cls(*host_and_port(text))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,12 @@ class BrokerConfig:
     users: Path | None = None
     anonymous: bool = False
     plain_without_tls: bool = False
+    standby: bool = False
+    """Whether it waits for a store that another process has."""
+    http: Address | None = None
+    """Where probes and Prometheus are answered."""
+    telemetry: bool = False
+    log_format: str = "text"
     settings: Settings = field(default_factory=Settings)
     permissions: Permissions | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -110,6 +120,8 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> BrokerConfig:
         raise ConfigError("broker: certificate and key are given together")
     if config.listen_tls and config.certificate is None:
         raise ConfigError("broker.listen_tls: TLS needs a certificate and its key")
+    if config.settings.lease_s < 1:
+        raise ConfigError("broker.lease_s: at least 1")
     return config
 
 
@@ -128,9 +140,9 @@ def _expanded(value: Any, where: str) -> Any:
 def _read(told: dict[str, Any]) -> BrokerConfig:
     tables = {"limits", "queue_defaults", "queues", "permissions"}
     plain = {name: value for name, value in told.items() if name not in tables | _OWN}
-    defaults = _fill(QueueSettings, _table(told, "queue_defaults"), "broker.queue_defaults")
+    defaults = _queue(_table(told, "queue_defaults"), "broker.queue_defaults", QueueSettings())
     queues = {
-        name: _fill(QueueSettings, _named(value, f"broker.queues.{name}"), f"broker.queues.{name}", defaults)
+        name: _queue(_named(value, f"broker.queues.{name}"), f"broker.queues.{name}", defaults)
         for name, value in _table(told, "queues").items()
     }
     limits = _fill(Limits, _table(told, "limits"), "broker.limits")
@@ -149,9 +161,20 @@ def _read(told: dict[str, Any]) -> BrokerConfig:
         users=_path(told, "users"),
         anonymous=_typed(told.get("anonymous", False), bool, "broker.anonymous"),
         plain_without_tls=_typed(told.get("plain_without_tls", False), bool, "broker.plain_without_tls"),
+        standby=_typed(told.get("standby", False), bool, "broker.standby"),
+        http=Address.parse(_typed(told["http"], str, "broker.http")) if "http" in told else None,
+        telemetry=_typed(told.get("telemetry", False), bool, "broker.telemetry"),
+        log_format=_log_format(told.get("log_format", "text")),
         settings=replace(settings, limits=limits, queues=queues, queue_defaults=defaults),
         permissions=permissions,
     )
+
+
+def _queue(told: dict[str, Any], where: str, base: QueueSettings) -> QueueSettings:
+    settings = _fill(QueueSettings, told, where, base)
+    if settings.when_full is WhenFull.DEAD_LETTER and not settings.dead_letter:
+        raise ConfigError(f"{where}.when_full: the queue has no dead letters (dead_letter is empty)")
+    return settings
 
 
 def _table(told: dict[str, Any], name: str) -> dict[str, Any]:
@@ -176,9 +199,20 @@ def _path(told: dict[str, Any], name: str) -> Path | None:
     return None if value is None else Path(_typed(value, str, f"broker.{name}"))
 
 
+def _log_format(value: Any) -> str:
+    if value not in FORMATS:
+        raise ConfigError(f"broker.log_format: expected {' or '.join(FORMATS)}, not {value!r}")
+    return str(value)
+
+
 def _typed(value: Any, wanted: type[T], where: str) -> T:
     if type(value) is int and wanted is float:
         value = float(value)
+    if issubclass(wanted, StrEnum):
+        try:
+            return wanted(value)
+        except ValueError:
+            raise ConfigError(f"{where}: expected one of {', '.join(wanted)}, not {value!r}") from None
     if type(value) is not wanted:
         raise ConfigError(f"{where}: expected {wanted.__name__}, not {value!r}")
     return value
@@ -187,7 +221,7 @@ def _typed(value: Any, wanted: type[T], where: str) -> T:
 def _fill(make: type[T], told: dict[str, Any], where: str, base: T | None = None) -> T:
     """A dataclass of simple fields from a table; what the table leaves out is as in `base`."""
     hints = get_type_hints(make)
-    simple = {one.name: hints[one.name] for one in fields(make) if hints[one.name] in _SIMPLE}  # type: ignore[arg-type]
+    simple = {one.name: hints[one.name] for one in fields(make) if hints[one.name] in (*_SIMPLE, WhenFull)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for name, value in told.items():
         if name not in simple:

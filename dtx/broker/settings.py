@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
 MEGABYTE: Final = 1 << 20
@@ -54,16 +55,30 @@ class Limits:
     """Commands that wait for one branch."""
 
 
+class WhenFull(StrEnum):
+    """What happens to a message that is too much for a queue."""
+
+    REFUSE = "refuse"
+    """It is refused."""
+    DEAD_LETTER = "dead-letter"
+    """It is taken, and the oldest messages that nobody holds go to the dead letters."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
     """How a queue treats its messages. `dead_letter` is the name of the queue that takes what was rejected,
-    or was delivered `max_deliveries` times in vain, with * for the name of the queue itself; empty: what was
-    rejected is dropped, nothing else is."""
+    or was delivered `max_deliveries` times in vain, or has expired, with * for the name of the queue itself; empty:
+    what was rejected or has expired is dropped, nothing else is."""
 
     max_depth: int = 1_000_000
+    max_octets: int = 0
+    """The octets of its messages, 0 for any number."""
+    when_full: WhenFull = WhenFull.REFUSE
     max_deliveries: int = 10
     dead_letter: str = "*.dead"
     ttl_ms: int = 0
+    ordered_groups: bool = True
+    """Whether the messages of one group-id go to one consumer at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +105,7 @@ class Settings:
     means rolled back as well."""
     fence_s: int = 7 * 24 * 3600
     """How long a fence stands."""
+    lease_s: float = 10.0
+    """How long the broker has a store in PostgreSQL for itself without renewing it; at least 1."""
+    metrics_queues: int = 200
+    """Queues whose metrics have their names; all others are told as one."""

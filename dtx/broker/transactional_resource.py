@@ -7,16 +7,21 @@ asks the store for payloads. Nobody hears that something is done before the stor
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from operator import attrgetter
-from typing import TYPE_CHECKING, Final, Protocol
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.ages import Ages
+from dtx.broker.queues.entry import ORIGIN, Effect, Entry, Memory, Origin, State, write_post
 from dtx.broker.queues.payloads import Payloads
-from dtx.broker.queues.queue import ORIGIN, Effect, Entry, Memory, Origin, Queue, State
-from dtx.broker.settings import QueueSettings, Settings
+from dtx.broker.queues.queue import Queue
+from dtx.broker.queues.removals import Removals
+from dtx.broker.queues.schedule import Schedule
+from dtx.broker.settings import QueueSettings, Settings, WhenFull
 from dtx.broker.timers import Timer, Timers
 from dtx.broker.transactions.transactional_work import Unstored
 from dtx.protocol.addresses import RESERVED
@@ -33,13 +38,23 @@ if TYPE_CHECKING:
     from xa import Xid
 
 MAX_NAME: Final = 255
+_QUEUE: Final = itemgetter(1)
+"""Of a stored message; by its name it would take twice as long."""
 MARK: Final = "mark"
 """The kind of the records that say when their number was the next one."""
 MARK_S: Final = 60.0
+LOOK_S: Final = 0.9
+"""How often queues are searched for messages that are to go by themselves; a tick comes each second."""
 MOST_MARKS: Final = 5000
 """The marks that the store keeps. Of more, every other one of the older half goes."""
 PAUSED: Final = "paused"
 """The kind of the records of paused queues, which have their numbers."""
+
+
+CONFIGURED: Final = "configured"
+"""The kind of the records of settings that management has changed, which name their queues."""
+CONFIGURABLE: Final = ("max_depth", "max_octets", "when_full", "max_deliveries", "ttl_ms")
+"""The settings of a queue that management can change."""
 
 
 class Clock(Protocol):
@@ -86,6 +101,9 @@ class TransactionalResource:
         self.clock = clock
         self.settings = settings
         self.limits = settings.limits
+        every = (settings.queue_defaults, *settings.queues.values())
+        self._dead_letter_queues = frozenset(one.dead_letter for one in every)
+        """Their names in the settings; those with * are patterns, which no queue is called."""
         self.queues: dict[str, Queue] = {}
         self._lasting = 0
         """How many of these are stored; the others are bounded by the links of their connections."""
@@ -96,13 +114,16 @@ class TransactionalResource:
         self._number = 0
         self._marked: list[Queue] = []
         self.timers = Timers()
+        self.schedule = Schedule()
+        self.removals = Removals(clock.wall_ms, self.submit)
+        self._look_at = 0.0
         self.ages = Ages()
         self._marks_due: tuple[tuple[int, int], ...] = ()
         self._mark_at = 0.0
         self._marks: list[int] = []
         """The records of marks."""
         self.unstored = Unstored(self.limits.unstored_octets)
-        self.payloads = Payloads(store, self._stop, self.settle)
+        self.payloads = Payloads(store, self.stop, self.settle)
         self._owed: list[tuple[int, int]] = []
         """Messages that are gone, and could not be deleted from a store that took nothing."""
         self._owed_answers: list[Callable[[Refusal | None], None]] = []
@@ -123,6 +144,12 @@ class TransactionalResource:
         for record in restored.records:
             if record.kind == PAUSED and record.number in by_number:
                 by_number[record.number].paused = record.text
+            elif record.kind == CONFIGURED:
+                told = json.loads(record.text)
+                configured = by_number.get(told.pop("queue"))
+                if configured is not None:
+                    configured.settings = changed_settings(configured.settings, told)
+                    configured.configured = record.number
             elif record.kind == MARK:
                 self.ages.mark(record.number, int(record.text))
                 self._marks.append(record.number)
@@ -134,7 +161,7 @@ class TransactionalResource:
         """Puts the stored messages into their queues; gives those that are `locked` by branches."""
         by_number = {queue.number: queue for queue in self.queues.values()}
         found: dict[int, Entry] = {}
-        for queue_number, messages in groupby(restored.messages(), key=attrgetter("queue")):
+        for queue_number, messages in groupby(restored.messages(), key=_QUEUE):
             queue = by_number.get(queue_number)
             if queue is None:
                 raise StoreDamaged(f"the store has messages of a queue that it does not have, number {queue_number}")
@@ -178,8 +205,10 @@ class TransactionalResource:
         if self.ages.mark(self._number, self.now_ms) and now >= self._mark_at:
             self._mark_at = now + MARK_S
             self._marks_due = (*self._marks_due, (self.number(), self.now_ms))
-        for queue in tuple(self.queues.values()):
-            queue.drop_expired(self.now_ms, self.turn.batch)
+        self.schedule.release(self.now_ms)
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self.removals.look(self.queues.values())
         for number, size in self._owed:
             self.turn.batch.dequeue(number, size)
         self._owed.clear()
@@ -188,7 +217,13 @@ class TransactionalResource:
         self._tell_queues(self.turn.batch)
         self.settle()
         due_in = self.timers.next_in(now)
-        return 1.0 if due_in is None else min(1.0, due_in)
+        return min(1.0, 1.0 if due_in is None else due_in, self.next_due_in())
+
+    def next_due_in(self) -> float:
+        """In how many seconds a delayed message is due, at most one: the clock may be set meanwhile."""
+        self.schedule.sooner = False
+        due_ms = self.schedule.next_ms
+        return 1.0 if due_ms is None else min(1.0, max(0, due_ms - self.clock.wall_ms()) / 1000)
 
     def _remember_marks(self, batch: Batch) -> None:
         """How old messages are is to be known also after a restart. A mark goes with the next change, and is no reason
@@ -212,8 +247,12 @@ class TransactionalResource:
             settings if lasting else QueueSettings(max_depth=1000, max_deliveries=0, dead_letter=""),
             lasting=lasting,
             positions=self.number,
+            now_ms=self.clock.wall_ms,
             dead_letter=self._dead_letter,
+            has_dead_letter=lambda queue: bool(self._dead_letter_name(queue)),
             on_available=self._marked.append,
+            on_overfull=self.removals.add,
+            schedule=self.schedule,
             memory=memory,
         )
         self.queues[name] = queue
@@ -267,18 +306,19 @@ class TransactionalResource:
     def takes_dead_letters(self, queue: Queue) -> bool:
         """Whether the settings make `queue` one of dead letters, by its name or by the pattern that it fits. A
         consumer sends its dead letters there, too, of which the broker knows nothing else."""
-        every = (self.settings.queue_defaults, *self.settings.queues.values())
-        return queue.lasting and (
-            _is_of_dead_letters(queue) or any(queue.name == settings.dead_letter for settings in every)
-        )
+        return queue.lasting and (_is_of_dead_letters(queue) or queue.name in self._dead_letter_queues)
 
-    def _dead_letter(self, queue: Queue) -> Queue | None:
+    def _dead_letter_name(self, queue: Queue) -> str:
         before, star, behind = queue.settings.dead_letter.partition("*")
         if not queue.lasting or _is_of_dead_letters(queue):
-            return None
+            return ""
         room = MAX_NAME - len(before) - len(behind)
         name = f"{before}{queue.name[:room]}{behind}" if star else before
-        if not name or name == queue.name:
+        return "" if name == queue.name else name
+
+    def _dead_letter(self, queue: Queue) -> Queue | None:
+        name = self._dead_letter_name(queue)
+        if not name:
             return None
         target = self.queues.get(name)
         if target is None and self._lasting < self.limits.queues:
@@ -288,17 +328,15 @@ class TransactionalResource:
     # -- messages outside of transactions
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> None:
         """Posts a message; it becomes available, and `answer` is called, when it is durable."""
-        entry.queue.pending += 1
         turn = self.turn
+        entry.queue.take_place(entry)
         if entry.queue.lasting:
-            entry.position = entry.queue.next_position()
-            turn.batch.enqueue(entry.number, entry.queue.number, entry.position, entry.payload or b"", entry.expires_ms)
+            entry.queue.expect(entry)
+            write_post(turn.batch, entry)
             turn.posts.append(entry)
             if answer is not None:
                 turn.answers.append(answer)
             return
-        entry.queue.pending -= 1
-        entry.position = entry.queue.next_position()
         entry.queue.append(entry)
         if answer is not None:
             answer(None)
@@ -323,7 +361,7 @@ class TransactionalResource:
 
         def fetched(piece: bytes | None, error: StoreError | None) -> None:
             if error is not None:
-                self._stop(error)
+                self.stop(error)
                 return
             done(piece)
             self.settle()
@@ -344,7 +382,7 @@ class TransactionalResource:
 
         def told(error: StoreError | None) -> None:
             if error is not None and not isinstance(error, NotStored):
-                self._stop(error)
+                self.stop(error)
             elif not self.failed:
                 if error is None and self._unstored:
                     for number in batch.queues:
@@ -370,13 +408,13 @@ class TransactionalResource:
         if error is None:
             for entry in turn.posts:
                 queue = entry.queue
-                queue.pending -= 1
+                queue.expect_no_more(entry)
                 entry.payload = None
                 queue.append(entry)
         else:
             refusal = not_stored(error, Code.XAER_RMERR)
             for entry in turn.posts:
-                entry.queue.pending -= 1
+                entry.queue.expect_no_more(entry)
                 entry.state = State.GONE
                 entry.payload = None
             chunked = set(turn.batch.chunked_dequeues)
@@ -389,7 +427,8 @@ class TransactionalResource:
         for answer in turn.retired:
             answer(refusal)
 
-    def _stop(self, error: StoreError) -> None:
+    def stop(self, error: StoreError) -> None:
+        """The store can't say any more what is durable, or is another process's."""
         if not self.failed:
             self.failed = True
             self._stopped(error)
@@ -405,8 +444,18 @@ class TransactionalResource:
             marked.clear()
             for queue in queues:
                 queue.dispatch(self.now_ms)
+        self.removals.go_on()
         self.payloads.send()
         self._submit_turn()
+
+
+def changed_settings(settings: QueueSettings, told: dict[str, Any]) -> QueueSettings:
+    """The settings with these in place of theirs. RefusedError for a value that is none."""
+    try:
+        when_full = WhenFull(told.get("when_full", settings.when_full))
+    except ValueError:
+        raise refused(Code.XAER_INVAL, f"when_full is one of {', '.join(WhenFull)}") from None
+    return replace(settings, **{**told, "when_full": when_full})
 
 
 def not_stored(error: NotStored, code: Code, xid: Xid | None = None) -> Refusal:

@@ -1,4 +1,4 @@
-"""Capabilities of a coordinator, and what a control link offers."""
+"""Capabilities of a coordinator, what a control link offers, and what a connection and its links offer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ MULTI_TXNS: Final = "amqp:multi-txns-per-ssn"
 MULTI_SSNS: Final = "amqp:multi-ssns-per-txn"
 END_AND_PREPARE: Final = "xabridge:end-and-prepare"
 """Ours: the resource takes `end` with `prepare`."""
+DELAYED_DELIVERY: Final = "DELAYED_DELIVERY"
+"""A message is kept back as long as its annotation says: the name under which Qpid JMS and ActiveMQ Artemis know it."""
 
 CONTROL_OUTCOMES: Final = ("amqp:accepted:list", "amqp:rejected:list")
 """What the source of a control link tells as its outcomes: a refusal is then a rejected message and leaves

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.conditions import Condition
-from dtx.amqp.printable import printable
 from dtx.amqp.values import Symbol, Ushort
 from xa import Code, Xid
+from xa.printable import printable
 
 if TYPE_CHECKING:
     from dtx.amqp.values import Map

@@ -81,7 +81,9 @@ class Step(Enum):
 
 
 class StoredMessage(NamedTuple):
-    """The facts of a stored message. Times are milliseconds since the epoch; `expires_ms` 0 means never."""
+    """The facts of a stored message. Times are milliseconds since the epoch; `expires_ms` 0 means never. `due_ms` is
+    when it may be delivered: 0 at once, and a negative one says how long after the commit of the branch that posts it.
+    `group` is what the broker calls its group, "" for none."""
 
     number: int
     queue: int
@@ -89,6 +91,8 @@ class StoredMessage(NamedTuple):
     size: int
     delivery_count: int
     expires_ms: int
+    due_ms: int = 0
+    group: str = ""
 
 
 class StoredDequeue(NamedTuple):
@@ -200,12 +204,12 @@ class Batch:
 
     def __init__(self) -> None:
         self.queues: dict[int, tuple[str, str]] = {}
-        self.enqueues: list[tuple[int, int, int, int, int, int]] = []
+        self.enqueues: list[tuple[int, int, int, int, int, int, int, str]] = []
         self.payloads: list[tuple[int, bytes]] = []
         self.chunks: list[tuple[int, int, bytes]] = []
         self.branches: list[tuple[int, int, bytes, bytes, str, int]] = []
         self.work: list[tuple[int, int, int, bytes | None]] = []
-        self.placements: dict[int, tuple[int, int, int]] = {}
+        self.placements: dict[int, tuple[int, int, int, int, int]] = {}
         self.completions: list[tuple[int, int, int]] = []
         self.fences: dict[bytes, tuple[str, int] | None] = {}
         self.records: dict[int, tuple[str, str] | None] = {}
@@ -272,11 +276,13 @@ class Batch:
         payload: bytes,
         expires_ms: int = 0,
         delivery_count: int = 0,
+        due_ms: int = 0,
+        group: str = "",
     ) -> None:
         """A new message; `position` PENDING when it belongs to a branch that is prepared in this batch."""
         size = len(payload)
         self.octets += size
-        self.enqueues.append((message, queue, position, size, delivery_count, expires_ms))
+        self.enqueues.append((message, queue, position, size, delivery_count, expires_ms, due_ms, group))
         if size <= CHUNK:
             self.payloads.append((message, payload))
         else:
@@ -298,14 +304,18 @@ class Batch:
         *,
         expires_ms: int = 0,
         delivery_count: int = 0,
+        due_ms: int = 0,
+        group: str = "",
     ) -> None:
         """Adds a message larger than CHUNK whose pieces were added by `chunk`."""
-        self.enqueues.append((message, queue, position, size, delivery_count, expires_ms))
+        self.enqueues.append((message, queue, position, size, delivery_count, expires_ms, due_ms, group))
 
-    def place(self, message: int, queue: int, position: int, delivery_count: int) -> None:
-        """Sets the place of a message: the end of its queue when the branch that enqueued it commits, a dead-letter
-        queue, or the same place with another delivery count."""
-        self.placements[message] = (queue, position, delivery_count)
+    def place(
+        self, message: int, queue: int, position: int, delivery_count: int, expires_ms: int = 0, due_ms: int = 0
+    ) -> None:
+        """Sets the place of a message, and its times: the end of its queue when the branch that enqueued it commits, a
+        dead-letter queue, or the same place with another delivery count."""
+        self.placements[message] = (queue, position, delivery_count, expires_ms, due_ms)
 
     def dequeue(self, message: int, size: int) -> None:
         """Deletes the message, or the pieces so far of a message larger than CHUNK that was never completed."""

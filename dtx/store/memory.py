@@ -7,7 +7,7 @@ there.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dtx.store.contract import (
     CHUNK,
@@ -57,10 +57,10 @@ class Disk:
     def apply(self, batch: Batch) -> None:
         """Carries out one batch."""
         self._create(batch)
-        for message, (queue, position, count) in batch.placements.items():
+        for message, (queue, position, count, expires_ms, due_ms) in batch.placements.items():
             if message in self.messages:
                 self.messages[message] = self.messages[message]._replace(
-                    queue=queue, position=position, delivery_count=count
+                    queue=queue, position=position, delivery_count=count, expires_ms=expires_ms, due_ms=due_ms
                 )
         for number, outcome, completed_ms in batch.completions:
             branch = self.branches.get(number)
@@ -164,6 +164,7 @@ class MemoryStore:
         self.waiting_octets = 0
         self.first_number = 0
         self.groups = 0
+        self.forced: Callable[[float, int], None] = lambda _took_s, _batches: None
 
     def open(self) -> _Restored:
         self._disk.openings += 1
@@ -217,6 +218,17 @@ class MemoryStore:
     def fetch_chunk(self, message: int, number: int, done: Callable[[bytes | None, StoreError | None], None]) -> None:
         piece = self._disk.pieces.get(message, {}).get(number)
         self._deliver(lambda: done(piece, None))
+
+    # -- for a broker over it
+    waits: Final = False
+    may_tell: Final = True
+    full: Final = False
+    octets: Final = None
+
+    def write(self) -> None:
+        """It is written when `deliver` calls back."""
+
+    hand_over = maintain = write
 
     def close(self) -> None:
         self._force()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.amqp.printable import printable
+from dtx.amqp.peers import protocol_of
 from dtx.amqp.sasl import mechanisms
 from dtx.amqp.sasl.layer import SaslError
 from dtx.amqp.sasl.mechanisms import Compute
@@ -36,6 +36,7 @@ from rm_amqp.amqp010.structs import (
 )
 from rm_amqp.amqp010.values import WireError
 from rm_amqp.errors import Cause, ConnectionLost
+from xa.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,14 +158,14 @@ class Connection:
         self._begun += octets
         if len(self._begun) < len(PROTOCOL):
             if not PROTOCOL.startswith(self._begun) and not self._begun.startswith(b"AMQP"):
-                raise WireError(f"it begins with {self._begun!r}")
+                raise WireError(f"it begins with {protocol_of(self._begun)}")
             return b""
         header = self._begun[: len(PROTOCOL)]
         if header != PROTOCOL:
             if header.startswith(b"AMQP"):
                 told = f"offers AMQP {'.'.join(map(str, header[5:]))}, not 0-10; switch on 0-10 at this port"
                 raise ConnectionLost(Cause.UNUSABLE, f"the broker at {self._where} {told}")
-            raise WireError(f"it begins with {header!r}")
+            raise WireError(f"it begins with {protocol_of(header)}")
         self.state = START
         return self._begun[len(PROTOCOL) :]
 

@@ -22,7 +22,7 @@ from rm_amqp.amqp010.session import Content
 from rm_amqp.amqp010.structs import DeliveryProperties, MessageProperties, ReplyTo, write_fields
 from rm_amqp.amqp010.typed_octets import JMS_MAP, JMS_STREAM, read_map_message, read_stream_message
 from rm_amqp.amqp010.values import Reader, WireError, read_list, read_map, write_list, write_map
-from rm_amqp.message import DEFAULT_PRIORITY, Message, encoded
+from rm_amqp.message import DEFAULT_PRIORITY, Message, encoded, is_delayed
 from rm_amqp.unsendable_values import refusals
 from xa import Code, xa_error
 
@@ -55,6 +55,8 @@ def content_of(message: Encodable, address: str) -> Content:
             message = Message.from_octets(encoded(message))
         except DecodeError as error:
             raise _unsendable(str(error)) from None
+    if is_delayed(message):
+        raise _unsendable("it is to be delivered later, and the broker does not do that")
     try:
         content = Content(_delivery(message, address), _properties(message), b"")
         kind, body = _body(message)

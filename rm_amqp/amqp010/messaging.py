@@ -1,4 +1,4 @@
-"""The session of an application over AMQP 0-10: `rm_amqp.MessagingSession`, and the same for asyncio.
+"""QpidSession: the session of an application over AMQP 0-10, a `rm_amqp.MessagingSession`.
 
 Received messages are taken, and sent ones made available, when the branch is committed. What is given back (`release`,
 `modify`) is available again as soon as the work has ended, because AMQP 0-10 gives back outside of transactions.
@@ -6,18 +6,17 @@ Received messages are taken, and sent ones made available, when the branch is co
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rm_amqp.amqp010.channel import Refused
 from rm_amqp.amqp010.messages import content_of, dead_letter_of, message_of
 from rm_amqp.amqp010.work import Held, Outcome
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut, lost_error
-from rm_amqp.messaging import NoMessage
+from rm_amqp.messaging import AsyncMessagingSession, NoMessage
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from rm_amqp.amqp010.session import Transfer
     from rm_amqp.amqp010.work import Work
@@ -41,9 +40,9 @@ class QpidSession:
         self._context = context
 
     @property
-    def aio(self) -> AsyncQpidSession:
+    def aio(self) -> AsyncMessagingSession:
         """The same, for asyncio."""
-        return AsyncQpidSession(self)
+        return AsyncMessagingSession(self)
 
     def receive(self, address: str, timeout_s: float | None = None) -> Message:
         """The next message; NoMessage where none comes in time (0: where there is none now)."""
@@ -120,38 +119,6 @@ class QpidSession:
             raise self._context.failed(lost_error("work", ConnectionLost(Cause.LOST, words), work.xid)) from None
         except (ConnectionLost, TimedOut) as why:
             raise self._context.failed(lost_error("work", why, work.xid)) from None
-
-
-class AsyncQpidSession:
-    """The session for asyncio: each operation that waits does so in a worker thread."""
-
-    def __init__(self, session: QpidSession) -> None:
-        self._session = session
-
-    async def receive(self, address: str, timeout_s: float | None = None) -> Message:
-        return await asyncio.to_thread(self._session.receive, address, timeout_s)
-
-    async def receive_batch(self, address: str, count: int, timeout_s: float | None = None) -> list[Message]:
-        return await asyncio.to_thread(self._session.receive_batch, address, count, timeout_s)
-
-    async def send(self, address: str, message: Encodable) -> None:
-        await asyncio.to_thread(self._session.send, address, message)
-
-    async def browse(self, address: str) -> AsyncIterator[Message]:
-        for message in await asyncio.to_thread(lambda: list(self._session.browse(address))):
-            yield message
-
-    async def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
-        await asyncio.to_thread(self._session.dead_letter, message, address, annotations)
-
-    def release(self, message: Message) -> None:
-        self._session.release(message)
-
-    def reject(self, message: Message) -> None:
-        self._session.reject(message)
-
-    def modify(self, message: Message, *, failed: bool = True, undeliverable: bool = False) -> None:
-        self._session.modify(message, failed=failed, undeliverable=undeliverable)
 
 
 def _read(work: Work, arrived: list[Transfer]) -> list[Message]:

@@ -21,19 +21,23 @@ from dtx.amqp.conditions import Condition
 from dtx.protocol.addresses import TXN_ID
 from dtx.protocol.conditions import RefusedError, refused
 from dtx.protocol.replies import ACCEPTED
+from rm_amqp.channel.nodes import Queues
 from rm_amqp.channel.work import ACTIVE
 from rm_amqp.connection.endpoint import until
 from rm_amqp.connection.links import ATTACHED, BulkReceiver, Receiver, Sender
 from rm_amqp.errors import TimedOut
-from xa import Code
+from xa import Code, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rm_amqp.channel.nodes import Nodes, Peek
     from rm_amqp.channel.work import Work
     from rm_amqp.connection.endpoint import Endpoint, Steps
     from rm_amqp.connection.links import Arrived, Control, Link
     from rm_amqp.settings import Settings
+
+    Browser = Receiver | Peek
 
 IDLE_S: Final = 1.0
 """How long prefetched messages are kept for an address from which nobody receives any more."""
@@ -48,18 +52,16 @@ READ: Final = 5_000
 
 
 class MessageLinks:
-    """The links of one channel. `control` is its control link, without which no work can be done; `capabilities` are
-    those that the nodes must have."""
+    """The links of one channel. `control` is its control link, without which no work can be done; `nodes` makes the
+    links."""
 
-    def __init__(
-        self, endpoint: Endpoint, settings: Settings, control: Control, capabilities: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, settings: Settings, control: Control, nodes: Nodes | None = None) -> None:
         self.recall = False
         """Whether a branch that received here did not commit, and prefetched messages must be returned."""
         self._endpoint = endpoint
         self._settings = settings
         self._control = control
-        self._capabilities = capabilities
+        self._nodes: Nodes = nodes or Queues()
         self._senders: dict[str, Sender] = {}
         self._receivers: dict[tuple[str, bool], Receiver] = {}
         self._bulk_receivers: dict[str, BulkReceiver] = {}
@@ -70,6 +72,13 @@ class MessageLinks:
         self._endpoint.check()
         if self._control.refusal is not None:
             raise RefusedError(self._control.refusal)
+
+    def check_offered(self, capability: str) -> None:
+        """XAER_INVAL where the broker does not offer a capability that a message needs."""
+        if capability not in self._endpoint.offered:
+            broker = self._endpoint.broker
+            told = f"work: the message is to be delivered later, and the broker at {broker} does not offer {capability}"
+            raise xa_error(Code.XAER_INVAL, told)
 
     def check_work(self, work: Work | None) -> None:
         """RefusedError where no work can be done for the work any more."""
@@ -84,6 +93,10 @@ class MessageLinks:
             if opening.refusal is not None:
                 raise RefusedError(opening.refusal)
             work.opening = None
+
+    def check_outcome(self, outcome: bytes) -> None:
+        """RefusedError for an outcome that the broker takes for another one."""
+        self._nodes.check_outcome(outcome)
 
     def _check_link(self, link: Link) -> None:
         self._endpoint.check()
@@ -169,6 +182,7 @@ class MessageLinks:
         """The next message from an address, None where none comes until `deadline`. With `acquire` the branch has
         taken it already when it comes. `patience` bounds what the broker may take to say that there is none."""
         self.check_work(work)
+        acquire = acquire and not self._nodes.confirms
         if self.recall:
             yield from self._return_prefetched(work, patience)
         receiver = yield from self.attached_receiver(address, work, patience, acquire=acquire)
@@ -280,17 +294,23 @@ class MessageLinks:
             yield patience
 
     # -- reading without taking
-    def browser(self, address: str, work: Work | None, deadline: float) -> Steps[Receiver]:
-        """A link that reads an address without taking anything from it."""
+    def browser(self, address: str, work: Work | None, deadline: float) -> Steps[Browser]:
+        """Reads an address without taking anything from it."""
         self.check_work(work)
+        peek = yield from self._nodes.peek(self._endpoint, address, deadline)
+        if peek is not None:
+            return peek
         receiver = Receiver(
-            self._endpoint, address, settled=True, browse=True, name="browse", capabilities=self._capabilities
+            self._endpoint, address, settled=True, browse=True, name="browse", capabilities=self._nodes.capabilities
         )
         yield from self.attached(receiver, deadline)
         return receiver
 
-    def browse(self, receiver: Receiver, work: Work | None, deadline: float) -> Steps[list[Arrived]]:
-        """The next messages that the link reads; fewer than BROWSED at the end."""
+    def browse(self, receiver: Browser, work: Work | None, deadline: float) -> Steps[list[Arrived]]:
+        """The next messages that it reads; fewer than BROWSED at the end."""
+        if not isinstance(receiver, Receiver):
+            self.check_work(work)
+            return (yield from receiver.page(BROWSED, deadline))
         self._check_link(receiver)
         receiver.flow(BROWSED)
         yield from self._drained(receiver, work, deadline)
@@ -315,7 +335,7 @@ class MessageLinks:
         return receiver.take()
 
     @staticmethod
-    def closed(receiver: Receiver) -> Steps[None]:
+    def closed(receiver: Browser) -> Steps[None]:
         """Closes a link that was read."""
         yield from ()
         receiver.close()
@@ -333,7 +353,8 @@ class MessageLinks:
         if sender is None or sender.state is not ATTACHED:
             self._senders.pop(address, None)
             self._make_room(self._senders)
-            sender = self._senders[address] = Sender(self._endpoint, address, self._capabilities)
+            yield from self._nodes.check(self._endpoint, address, deadline)
+            sender = self._senders[address] = self._nodes.sender(self._endpoint, address)
             yield from self.attached(sender, deadline)
         return sender
 
@@ -345,7 +366,7 @@ class MessageLinks:
             self._receivers.pop((address, acquire), None)
             self._make_room(self._receivers)
             name = "acquire" if acquire else "receive"
-            receiver = Receiver(self._endpoint, address, name=name, capabilities=self._capabilities)
+            receiver = self._nodes.receiver(self._endpoint, address, name)
             self._receivers[address, acquire] = receiver
             yield from self.attached(receiver, deadline)
         receiver.used = True

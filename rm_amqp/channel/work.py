@@ -174,4 +174,7 @@ class Work:
         they are available again, and one more failed delivery is counted."""
         for number in list(self.held)[: len(self.held) - keep] if keep else list(self.held):
             held = self.held.pop(number)
-            held.arrived.link.settle(held.arrived, self.delivery_state(held.outcome))
+            self._settle(held)
+
+    def _settle(self, held: Held) -> None:
+        held.arrived.link.settle(held.arrived, self.delivery_state(held.outcome))

@@ -88,6 +88,8 @@ class Endpoint:
         self.state = EndpointState.OPENING
         self.peer = ""
         """The broker's container."""
+        self.offered: tuple[str, ...] = ()
+        """The capabilities that the broker offers."""
         self.lost: ConnectionLost | None = None
         self.ended: Refusal | None = None
         """Why the broker ended the session."""
@@ -233,6 +235,7 @@ class Endpoint:
     def _on_open(self, _event: EventPointer) -> None:
         self._move(EndpointEvent.OPEN)
         self.peer = self.engine.peer()
+        self.offered = self.engine.offered()
 
     def _on_close(self, _event: EventPointer) -> None:
         self._refused("closed it", self.engine.close_error())

@@ -16,13 +16,13 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.encoding import encode
 from dtx.amqp.values import Described, Ulong
 from dtx.protocol.capabilities import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL
-from dtx.protocol.conditions import Refusal
+from dtx.protocol.conditions import Refusal, refused
 from dtx.protocol.replies import REJECTED, RELEASED
 from rm_amqp.connection import proton
 from xa import Code
@@ -71,6 +71,9 @@ LINK: Final[dict[tuple[LinkState, LinkEvent], LinkState]] = {
 
 class Link(ABC):
     """A link endpoint of ours."""
+
+    apart: ClassVar[bool] = False
+    """Whether it is in a session of its own, beside the one that has the transactions."""
 
     def __init__(self, endpoint: Endpoint, name: str, pointer: LinkPointer) -> None:
         self.endpoint = endpoint
@@ -150,14 +153,35 @@ class Answer:
         """Whether it has come."""
         return bool(self.code) or self.lost
 
+    def read(self, delivery: DeliveryPointer) -> bool:
+        """Reads what the broker says of a delivery, and settles it; False where it has said nothing yet."""
+        code = proton.remote_state(delivery)
+        if not code and not proton.is_settled(delivery):
+            return False
+        if code == REJECTED:
+            rejected = proton.remote_error(delivery)
+            self.refusal = rejected or Refusal(Condition.INTERNAL_ERROR, "rejected", Code.XAER_RMERR)
+        elif code not in TERMINAL:
+            self.fields = proton.remote_fields(delivery)
+        self.code = code or REJECTED
+        proton.settle(delivery)
+        return True
+
+
+def _check_address(address: str) -> None:
+    """RefusedError for an address that Proton, which works with C strings, would take for a shorter one."""
+    if "\0" in address:
+        raise refused(Code.XAER_INVAL, f"{address!r} is no address: it has a NUL")
+
 
 class Sender(Link):
     """Sends messages to an address. `capabilities` are those that its node must have."""
 
     def __init__(self, endpoint: Endpoint, address: str, capabilities: Sequence[str] = ()) -> None:
         endpoint.check()
+        _check_address(address)
         name = endpoint.name("send")
-        super().__init__(endpoint, name, endpoint.engine.sender(name))
+        super().__init__(endpoint, name, endpoint.engine.sender(name, apart=self.apart))
         self.address = address
         self.max_octets = 0
         """The largest message that the broker takes, 0 for no bound."""
@@ -219,19 +243,8 @@ class Sender(Link):
 
     def delivery_event(self, delivery: DeliveryPointer) -> None:
         answer = self._waiting.get(delivery)
-        if answer is None:
-            return
-        code = proton.remote_state(delivery)
-        if not code and not proton.is_settled(delivery):
-            return
-        del self._waiting[delivery]
-        if code == REJECTED:
-            rejected = proton.remote_error(delivery)
-            answer.refusal = rejected or Refusal(Condition.INTERNAL_ERROR, "rejected", Code.XAER_RMERR)
-        elif code not in TERMINAL:
-            answer.fields = proton.remote_fields(delivery)
-        answer.code = code or REJECTED
-        proton.settle(delivery)
+        if answer is not None and answer.read(delivery):
+            del self._waiting[delivery]
 
     def _drop_pointers(self) -> None:
         for answer in self._waiting.values():
@@ -280,8 +293,9 @@ class Receiver(Link):
         capabilities: Sequence[str] = (),
     ) -> None:
         endpoint.check()
+        _check_address(address or "")
         name = endpoint.name(name)
-        super().__init__(endpoint, name, endpoint.engine.receiver(name))
+        super().__init__(endpoint, name, endpoint.engine.receiver(name, apart=self.apart))
         self.address = address or ""
         self.arrived: deque[Arrived] = deque()
         self._open: set[Arrived] = set()
@@ -365,17 +379,23 @@ class Receiver(Link):
             self._open.add(arrived)
         self.arrived.append(arrived)
 
-    def settle(self, arrived: Arrived, state: tuple[int, bytes] | None, code: int = 0) -> None:
-        """Tells an outcome, one that proton knows by its code or one with fields, and settles."""
+    def settle(self, arrived: Arrived, state: tuple[int, bytes] | None, code: int = 0) -> Answer | None:
+        """Tells an outcome, one that proton knows by its code or one with fields, and settles. The broker's answer,
+        where it gives one."""
         delivery, arrived.pointer = arrived.pointer, None
         self._open.discard(arrived)
         if delivery is None:
-            return
+            return None
         if state is not None:
             proton.set_state(delivery, *state)
         elif code:
             proton.update(delivery, code)
+        return self._told(delivery)
+
+    def _told(self, delivery: DeliveryPointer) -> Answer | None:
+        """The outcome of a delivery is set."""
         proton.settle(delivery)
+        return None
 
     def _drop_pointers(self) -> None:
         for arrived in self._open:
@@ -383,6 +403,39 @@ class Receiver(Link):
         self._open.clear()
         self.arrived.clear()
         self._parts.clear()
+
+
+class ConfirmedReceiver(Receiver):
+    """Takes messages, and hears of every outcome whether the broker has carried it out (receiver-settle-mode second).
+    On a link that settles first, nobody would hear that a lock had run out."""
+
+    def __init__(self, endpoint: Endpoint, address: str, *, name: str) -> None:
+        self._unconfirmed: dict[DeliveryPointer, Answer] = {}
+        super().__init__(endpoint, address, name=name)
+
+    def _before_attach(self) -> None:
+        proton.settle_second(self.pointer)
+
+    def _told(self, delivery: DeliveryPointer) -> Answer | None:
+        answer = self._unconfirmed[delivery] = Answer()
+        return answer
+
+    @property
+    def idle(self) -> bool:
+        return super().idle and not self._unconfirmed
+
+    def delivery_event(self, delivery: DeliveryPointer) -> None:
+        answer = self._unconfirmed.get(delivery)
+        if answer is None:
+            super().delivery_event(delivery)
+        elif answer.read(delivery):
+            del self._unconfirmed[delivery]
+
+    def _drop_pointers(self) -> None:
+        super()._drop_pointers()
+        for answer in self._unconfirmed.values():
+            answer.lost, answer.refusal = True, self.refusal
+        self._unconfirmed.clear()
 
 
 class BulkReceiver(Receiver):

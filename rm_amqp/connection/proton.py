@@ -24,6 +24,8 @@ from dtx.protocol.conditions import Refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from dtx.amqp.values import Map
+
 LinkPointer = NewType("LinkPointer", object)
 """A link; equal and hashed by its address."""
 DeliveryPointer = NewType("DeliveryPointer", object)
@@ -64,7 +66,7 @@ class HandlesDeliveries(Protocol):
 
 
 class Engine:
-    """One connection, the client's side, with one session on it."""
+    """One connection, the client's side, with one session on it, and a second one where links are asked for apart."""
 
     def __init__(self, container: str, hostname: str, *, max_frame: int, idle_timeout_ms: int, window: int) -> None:
         self._connection: Pointer = lib.pn_connection()
@@ -80,6 +82,8 @@ class Engine:
         self._session: Pointer = lib.pn_session(self._connection)
         lib.pn_session_set_incoming_capacity(self._session, window)
         lib.pn_session_open(self._session)
+        self._window = window
+        self._apart: Pointer | None = None
         self._buffer = _allocate("char[]", 65_536)
         self._size = 65_536
         self._finalizer = weakref.finalize(self, _free, self._connection, self._transport, self._collector)
@@ -154,6 +158,10 @@ class Engine:
         """The container id of the peer."""
         return _text(lib.pn_connection_remote_container(self._connection))
 
+    def offered(self) -> tuple[str, ...]:
+        """The capabilities that the peer offers on the connection."""
+        return _symbols(lib.pn_connection_remote_offered_capabilities(self._connection))
+
     def close_error(self) -> Refusal | None:
         """The error with which the peer closed the connection; None for none."""
         return _refusal(lib.pn_connection_remote_condition(self._connection))
@@ -163,15 +171,24 @@ class Engine:
         return _refusal(lib.pn_session_remote_condition(self._session))
 
     # -- links
-    def sender(self, name: str) -> LinkPointer:
-        """A new sending link, which is not opened yet."""
-        link: LinkPointer = lib.pn_sender(self._session, name.encode("ascii"))
+    def sender(self, name: str, *, apart: bool = False) -> LinkPointer:
+        """A new sending link, which is not opened yet; with `apart` in a session beside the transactional one."""
+        link: LinkPointer = lib.pn_sender(self._session_for(apart=apart), name.encode("ascii"))
         return link
 
-    def receiver(self, name: str) -> LinkPointer:
-        """A new receiving link, which is not opened yet."""
-        link: LinkPointer = lib.pn_receiver(self._session, name.encode("ascii"))
+    def receiver(self, name: str, *, apart: bool = False) -> LinkPointer:
+        """A new receiving link, which is not opened yet; with `apart` in a session beside the transactional one."""
+        link: LinkPointer = lib.pn_receiver(self._session_for(apart=apart), name.encode("ascii"))
         return link
+
+    def _session_for(self, *, apart: bool) -> Pointer:
+        if not apart:
+            return self._session
+        if self._apart is None:
+            self._apart = lib.pn_session(self._connection)
+            lib.pn_session_set_incoming_capacity(self._apart, self._window)
+            lib.pn_session_open(self._apart)
+        return self._apart
 
 
 def _free(connection: Pointer, transport: Pointer, collector: Pointer) -> None:
@@ -241,6 +258,22 @@ def ask_for_settled(link: LinkPointer) -> None:
     lib.pn_link_set_snd_settle_mode(link, lib.PN_SND_SETTLED)
 
 
+def settle_second(link: LinkPointer) -> None:
+    """A receiver says outcomes first, and settles a delivery when the peer has said that it carried one out."""
+    lib.pn_link_set_rcv_settle_mode(link, lib.PN_RCV_SECOND)
+
+
+def set_reply_address(link: LinkPointer, address: str, *, receiver: bool) -> None:
+    """Names our end of a link: the target of a receiver, the source of a sender."""
+    terminus = lib.pn_link_target(link) if receiver else lib.pn_link_source(link)
+    lib.pn_terminus_set_address(terminus, address.encode("utf-8"))
+
+
+def set_properties(link: LinkPointer, properties: Map) -> None:
+    """The properties of our attach."""
+    _put(lib.pn_link_properties(link), encode(properties))
+
+
 def has_target(link: LinkPointer) -> bool:
     """Whether the peer's attach of a sender names a target; one that refuses the link names none."""
     return bool(lib.pn_terminus_get_type(lib.pn_link_remote_target(link)) != lib.PN_UNSPECIFIED)
@@ -261,11 +294,16 @@ def source_moves(link: LinkPointer) -> bool:
     return bool(lib.pn_terminus_get_distribution_mode(lib.pn_link_remote_source(link)) == lib.PN_DIST_MODE_MOVE)
 
 
-def target_capabilities(link: LinkPointer) -> tuple[str, ...]:
-    """The capabilities of a sender's target, as the peer tells them."""
-    value = _value(lib.pn_terminus_capabilities(lib.pn_link_remote_target(link)))
+def _symbols(data: Any) -> tuple[str, ...]:
+    """One symbol, or an array of them."""
+    value = _value(data)
     items = value if isinstance(value, Array) else [value]
     return tuple(str(item) for item in items if type(item) is Symbol)
+
+
+def target_capabilities(link: LinkPointer) -> tuple[str, ...]:
+    """The capabilities of a sender's target, as the peer tells them."""
+    return _symbols(lib.pn_terminus_capabilities(lib.pn_link_remote_target(link)))
 
 
 def link_error(link: LinkPointer) -> Refusal | None:

@@ -19,11 +19,12 @@ from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.protocol.capabilities import LOCAL
 from dtx.protocol.commands import Declare
 from dtx.protocol.conditions import Refusal, RefusedError, refused
-from dtx.protocol.replies import ACCEPTED, DECLARED, TRANSACTIONAL
+from dtx.protocol.replies import ACCEPTED, DECLARED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
 from rm_amqp.channel.channel import coordinator_offers, unusable
 from rm_amqp.channel.message_links import MessageLinks
+from rm_amqp.channel.nodes import Queues
 from rm_amqp.channel.templates import control_message, whole_discharge
-from rm_amqp.channel.work import Work
+from rm_amqp.channel.work import TAKE, Work
 from rm_amqp.connection.endpoint import until
 from rm_amqp.connection.links import Control
 from rm_amqp.decider.token_queues import QUEUE, TokenQueues
@@ -31,13 +32,21 @@ from rm_amqp.errors import Cause, ConnectionLost, TimedOut
 from xa import NULL_XID, Code
 
 if TYPE_CHECKING:
+    from rm_amqp.channel.nodes import Nodes
     from rm_amqp.channel.pool import PooledChannel
+    from rm_amqp.channel.work import Held
     from rm_amqp.connection.endpoint import Endpoint, Steps
-    from rm_amqp.connection.links import Answer, Sender
+    from rm_amqp.connection.links import Answer, Arrived, Sender
     from rm_amqp.settings import Settings
     from xa import Xid
 
-_TAKEN: Final = frozenset({Ulong(ACCEPTED), Symbol("amqp:accepted:list")})
+_NAMES: Final = {
+    ACCEPTED: frozenset({Ulong(ACCEPTED), Symbol("amqp:accepted:list")}),
+    REJECTED: frozenset({Ulong(REJECTED), Symbol("amqp:rejected:list")}),
+    RELEASED: frozenset({Ulong(RELEASED), Symbol("amqp:released:list")}),
+    MODIFIED: frozenset({Ulong(MODIFIED), Symbol("amqp:modified:list")}),
+}
+"""The names of an outcome, by its code."""
 ROLLED_BACK: Final = frozenset({Condition.ROLLBACK, Condition.TIMEOUT, Condition.UNKNOWN_ID})
 """With these a rejected discharge says, by the chapter, that nothing was committed."""
 
@@ -53,7 +62,8 @@ class LocalWork(Work):
 
     def __init__(self, xid: Xid = NULL_XID) -> None:
         super().__init__(xid)
-        self._posted: deque[Answer] = deque()
+        self._posted: deque[tuple[Answer, bytes]] = deque()
+        """The answers that are awaited, and the outcome in each."""
         self.refusal: Refusal | None = None
 
     def post(self, sender: Sender, octets: bytes) -> None:
@@ -61,14 +71,30 @@ class LocalWork(Work):
         self.senders.add(sender)
         self.all_taken()
 
-    def await_answer(self, answer: Answer) -> None:
-        """A message was sent, whose answer has not been read."""
-        self._posted.append(answer)
+    def await_answer(self, answer: Answer, outcome: bytes = TAKE) -> None:
+        """A message was sent, or an outcome told, whose answer has not been read. `outcome`: what it says if all is
+        well."""
+        self._posted.append((answer, outcome))
+
+    def tell(self, arrived: Arrived, outcome: bytes) -> None:
+        """Tells what becomes of a message with the transaction."""
+        answer = arrived.link.settle(arrived, self.delivery_state(outcome))
+        if answer is not None:
+            self.await_answer(answer, outcome)
+
+    def give_back(self) -> None:
+        """What was received and not told yet is given back, outside of the transaction."""
+        for held in self.held.values():
+            held.arrived.link.settle(held.arrived, None, RELEASED)
+        self.held.clear()
+
+    def _settle(self, held: Held) -> None:
+        self.tell(held.arrived, held.outcome)
 
     def all_taken(self) -> bool:
         """Reads what the broker says of the messages that were sent; whether it has said it of all."""
-        while self._posted and self._posted[0].there:
-            why = refusal_in(self._posted.popleft())
+        while self._posted and self._posted[0][0].there:
+            why = refusal_in(*self._posted.popleft())
             self.refusal = self.refusal or why
         return not self._posted
 
@@ -88,12 +114,13 @@ class LocalBranchWork(LocalWork):
 class LocalChannel:
     """One channel. It is made inside of steps, like everything that touches the engine."""
 
-    def __init__(self, endpoint: Endpoint, settings: Settings) -> None:
+    def __init__(self, endpoint: Endpoint, settings: Settings, nodes: Nodes | None = None) -> None:
         self.endpoint = endpoint
         self._control = Control(endpoint, (LOCAL,))
         # on demand, some brokers make topics: what nobody has asked for yet would be taken by nobody, and gone
-        self.messages = MessageLinks(endpoint, settings, self._control, QUEUE)
-        self.tokens = TokenQueues(endpoint, settings.token_queue)
+        self._nodes = nodes = nodes or Queues(QUEUE)
+        self.messages = MessageLinks(endpoint, settings, self._control, nodes)
+        self.tokens = TokenQueues(endpoint, settings.token_queue, nodes)
 
     @property
     def broken(self) -> bool:
@@ -159,16 +186,21 @@ class LocalChannel:
             raise RefusedError(work.refusal)
 
     def undo(self, work: LocalWork, deadline: float) -> Steps[None]:
-        """Rolls back. What was received and not told yet is told first, because nobody holds it afterwards."""
+        """Rolls back. What was received and not told yet is told first, because nobody holds it afterwards; where the
+        broker confirms outcomes, a rolled back one would leave it locked, and it is given back."""
         self.messages.check()
+        if self._nodes.confirms:
+            work.give_back()
         work.leave()
         self.messages.stop_acquiring()
         yield from self.discharge(work, deadline, fail=True)
 
 
-def open_local(endpoint: Endpoint, settings: Settings, deadline: float) -> Steps[LocalChannel]:
+def open_local(
+    endpoint: Endpoint, settings: Settings, deadline: float, nodes: Nodes | None = None
+) -> Steps[LocalChannel]:
     """A channel over this connection, whose coordinator has local transactions."""
-    channel = LocalChannel(endpoint, settings)
+    channel = LocalChannel(endpoint, settings, nodes)
     yield from channel.verify(deadline)
     return channel
 
@@ -182,14 +214,15 @@ def durable(octets: bytes) -> bytes:
     return with_header(octets, marked, delivery_count=header.delivery_count, ttl_ms=header.ttl_ms)
 
 
-def refusal_in(answer: Answer) -> Refusal | None:
-    """Why a message that was sent in a transaction was not taken; None where it was."""
-    if answer.code == ACCEPTED:
+def refusal_in(answer: Answer, expected: bytes = TAKE) -> Refusal | None:
+    """Why a message that was sent in a transaction was not taken, or the outcome of one not `expected`; None where it
+    was."""
+    if answer.code == ACCEPTED and expected == TAKE:
         return None
     outcome: Any = None
     if answer.code == TRANSACTIONAL:
         outcome = (*_items(answer.fields), None, None)[1]
-        if isinstance(outcome, Described) and outcome.descriptor in _TAKEN:
+        if isinstance(outcome, Described) and outcome.descriptor in _NAMES[expected[2]]:
             return None
     told = f"its outcome is {outcome or hex(answer.code)}"
     return answer.refusal or Refusal(Condition.INTERNAL_ERROR, f"a message was not taken: {told}", Code.XAER_RMERR)

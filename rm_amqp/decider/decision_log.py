@@ -131,7 +131,7 @@ class DecisionLog:
             yield from channel.tokens.release(held)
             attempt.loose = False
             raise refused(Code.XA_RBROLLBACK, why)
-        yield from channel.tokens.replace(work, held, token, deadline)
+        yield from channel.tokens.replace(work, [held], token, deadline)
         attempt.asked, attempt.loose = True, False
         yield from channel.discharge(work, deadline, fail=False)  # the commit point
         self._taken_out(slot, ended)
@@ -238,7 +238,7 @@ class DecisionLog:
             token = token or held.token.renewed()
             work = LocalWork()
             yield from channel.declare(work, deadline)
-            yield from channel.tokens.replace(work, held, token, deadline)
+            yield from channel.tokens.replace(work, [held], token, deadline)
             yield from channel.discharge(work, deadline, fail=False)
             return token
 

@@ -23,6 +23,7 @@ from rm_amqp.connections import CLOSE_S, Connections
 from rm_amqp.decider.channel import ROLLED_BACK, LocalBranchWork, LocalChannel, open_local
 from rm_amqp.decider.decision_log import Attempt, DecisionLog, WornTokenError, patience
 from rm_amqp.decider.founding import agree_on_founding
+from rm_amqp.decider.service_bus import TopicNodes, refuse_unfit
 from rm_amqp.decider.token_queues import TokenBusyError
 from rm_amqp.decider.tokens import ID_SIZE, Founding, TooManyLeasesError, WrongTokenError
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rm_amqp.channel.pool import Pool, PooledChannel
+    from rm_amqp.connection.endpoint import Endpoint, Steps
     from rm_amqp.connections import Environment
     from rm_amqp.settings import Settings
     from xa import DecisionRecord, Owner, Xid
@@ -84,7 +86,8 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
     flags = 0
 
     def __init__(self, environment: Environment, wall: Callable[[], float] = time.time) -> None:
-        self.connections = Connections(environment, open_local)
+        self.connections = Connections(environment, self._open_channel)
+        self._nodes: TopicNodes | None = None
         self._wall = wall
         self._opening = threading.Lock()
         self._lock = threading.Lock()
@@ -122,9 +125,14 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         connections = self.connections
         if connections.is_open and settings == connections.settings:
             return
+        refuse_unfit(settings, settings.slots or SLOTS)
         self._close_leases()
+        self._nodes = TopicNodes(settings.topic) if settings.topic else None
         connections.use(settings)
         self._leases = connections.new_pool(replace(settings, channels=LEASE_CHANNELS))
+
+    def _open_channel(self, endpoint: Endpoint, settings: Settings, deadline: float) -> Steps[LocalChannel]:
+        return open_local(endpoint, settings, deadline, self._nodes)
 
     def _reach(self) -> None:
         with contextlib.suppress(AllInUse):  # they are: the broker was reached
@@ -141,7 +149,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
             founding = pooled.connection.run(agree_on_founding(pooled.channel, own, until_s, deadline))
         except RefusedError as error:
             pool.discard(pooled)
-            raise _unusable_queues(error, settings.token_queue, own.slots) from None
+            raise _unusable_queues(error, settings, own.slots) from None
         except BaseException:
             pool.discard(pooled)
             raise
@@ -461,9 +469,18 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
             raise lost_error(verb, why, xid) from None
 
 
-def _unusable_queues(error: RefusedError, name: str, slots: int) -> XaError:
+def _unusable_queues(error: RefusedError, settings: Settings, slots: int) -> XaError:
     """The error for a broker that does not let this user use the token queues."""
-    told = error.refusal
+    told, name = error.refusal, settings.token_queue
+    if settings.topic:
+        return xa_error(
+            Code.XAER_RMERR,
+            f"open: the subscriptions for the tokens can't be used: {told.description or told.condition} "
+            f"({told.condition}). Ask an administrator to create in the topic {settings.topic} the subscriptions "
+            f"{name} and {name}.0 to {name}.{slots}, each with one rule, the correlation filter To = its own name, and "
+            "with no expiry (docs/service-bus.md has the commands), and to allow this user to send to the topic and to "
+            "listen to its subscriptions",
+        )
     return xa_error(
         Code.XAER_RMERR,
         f"open: the token queues can't be used: {told.description or told.condition} ({told.condition}). Ask an "

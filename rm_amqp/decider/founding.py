@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rm_amqp.connection.endpoint import until
 from rm_amqp.decider.channel import LocalWork
+from rm_amqp.decider.decision_log import WORN
 from rm_amqp.decider.election import PAUSE_S, elect
 from rm_amqp.decider.token_queues import TokenBusyError
 from xa.coroutines import awaited
@@ -50,8 +51,13 @@ class _ChannelPorts:
 
     async def take(self, slot: int, wait_s: float) -> Token | None:
         taken = await awaited(self._queues.take(slot, wait_s, self._deadline))
+        while taken is not None and taken.deliveries >= WORN:
+            await awaited(self._send_anew(taken))
+            taken = await awaited(self._queues.take(slot, wait_s, self._deadline))
         if taken is None:
             return None
+        if self._queues.locks_lapse and any(each.token == taken.token for each in self._held):
+            raise TokenBusyError(f"the lock on a token of {self._queues.address(slot)} has run out")
         self._held.append(taken)
         return taken.token
 
@@ -68,6 +74,14 @@ class _ChannelPorts:
             raise TokenBusyError(f"it is not known yet which founding of {self._queues.name} counts: {why}")
         await awaited(until(endpoint, lambda: False, endpoint.clock() + PAUSE_S))
 
+    def _send_anew(self, taken: HeldToken) -> Steps[None]:
+        """Sends a token again as it is. An election takes and releases tokens many times, and a broker may count each
+        time, and remove a message that has come back too often."""
+        channel, work = self._channel, LocalWork()
+        yield from channel.declare(work, self._deadline)
+        yield from self._queues.replace(work, [taken], taken.token, self._deadline)
+        yield from channel.discharge(work, self._deadline, fail=False)
+
     def _found(self, founding: Founding) -> Steps[None]:
         queues, channel, work = self._queues, self._channel, LocalWork()
         bodies = [(queues.name, founding.encode())]
@@ -83,7 +97,5 @@ class _ChannelPorts:
         self._held[:] = [each for each in self._held if each not in locks]
         lock = next(each.token for each in locks if each.token.founder == winner.founder)
         yield from channel.declare(work, self._deadline)
-        yield from queues.send([(queues.address(lock.slot), lock.renewed().encode())], work, self._deadline)
-        for each in locks:
-            queues.retire(each, work)
+        yield from queues.replace(work, locks, lock.renewed(), self._deadline)
         yield from channel.discharge(work, self._deadline, fail=False)

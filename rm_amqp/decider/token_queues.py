@@ -20,17 +20,18 @@ from dtx.protocol.conditions import RefusedError, refused
 from dtx.protocol.replies import ACCEPTED, RELEASED
 from rm_amqp.channel.work import TAKE
 from rm_amqp.connection.endpoint import until
-from rm_amqp.connection.links import Receiver, Sender
+from rm_amqp.connection.links import Receiver
 from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
 from rm_amqp.errors import TimedOut
 from rm_amqp.message import Message
 from xa import Code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from rm_amqp.channel.nodes import Nodes, Peek
     from rm_amqp.connection.endpoint import Endpoint, Steps
-    from rm_amqp.connection.links import Answer, Arrived
+    from rm_amqp.connection.links import Answer, Arrived, Sender
     from rm_amqp.decider.channel import LocalWork
     from rm_amqp.decider.election import Foundings
 
@@ -38,6 +39,16 @@ BROWSE_CREDIT: Final = 100
 DRAIN_AGAIN_S: Final = 0.5
 QUEUE: Final = ("queue",)
 """The capability that brokers know who have topics as well."""
+
+
+def _all_of(peek: Peek, deadline: float) -> Steps[list[Arrived]]:
+    found: list[Arrived] = []
+    while True:
+        page = yield from peek.page(BROWSE_CREDIT, deadline)
+        found += page
+        if len(page) < BROWSE_CREDIT:
+            peek.close()
+            return found
 
 
 class TokenBusyError(Exception):
@@ -56,8 +67,9 @@ class HeldToken:
 class TokenQueues:
     """Those of one channel, by the name of the founding queue."""
 
-    def __init__(self, endpoint: Endpoint, name: str) -> None:
+    def __init__(self, endpoint: Endpoint, name: str, nodes: Nodes) -> None:
         self.name = name
+        self._nodes = nodes
         self._endpoint = endpoint
         self._receivers: dict[int, Receiver] = {}
         self._senders: dict[str, Sender] = {}
@@ -65,6 +77,11 @@ class TokenQueues:
     def address(self, slot: int) -> str:
         """The queue of a slot."""
         return f"{self.name}.{slot}"
+
+    @property
+    def locks_lapse(self) -> bool:
+        """Whether a token that is held may be given to others, or to its holder once more."""
+        return self._nodes.confirms
 
     # -- looking
     def foundings(self, deadline: float) -> Steps[Foundings]:
@@ -83,7 +100,10 @@ class TokenQueues:
 
     def _browsed(self, address: str, deadline: float) -> Steps[list[Arrived]]:
         """Every message that a queue shows; they stay there."""
-        browser = Receiver(self._endpoint, address, browse=True, name="browse", capabilities=QUEUE)
+        peek = yield from self._nodes.peek(self._endpoint, address, deadline)
+        if peek is not None:
+            return (yield from _all_of(peek, deadline))
+        browser = Receiver(self._endpoint, address, browse=True, name="browse", capabilities=self._nodes.capabilities)
         yield from self._attached(browser, deadline)
         if browser.moves:
             browser.close()
@@ -117,9 +137,7 @@ class TokenQueues:
     def _receiver(self, slot: int, deadline: float) -> Steps[Receiver]:
         receiver = self._receivers.get(slot)
         if receiver is None or not receiver.attached:
-            receiver = self._receivers[slot] = Receiver(
-                self._endpoint, self.address(slot), name="token", capabilities=QUEUE
-            )
+            receiver = self._receivers[slot] = self._nodes.receiver(self._endpoint, self.address(slot), "token")
             yield from self._attached(receiver, deadline)
         return receiver
 
@@ -150,8 +168,8 @@ class TokenQueues:
         return None if arrived is None else (yield from self._token_in(arrived, slot))
 
     def check_alone(self, held: HeldToken, founding: Founding, deadline: float) -> Steps[None]:
-        """WrongTokenError where the queue holds another token beside the one that is held: somebody has copied it, and
-        nobody knows which of them tells the truth."""
+        """TokenBusyError where the token is not held any more. WrongTokenError where the queue holds another token
+        beside the one that is held: somebody has copied it, and nobody knows which of them tells the truth."""
         slot, receiver = held.token.slot, held.arrived.link
         while True:
             arrived = yield from self._next(receiver, self._endpoint.clock(), deadline)
@@ -161,6 +179,8 @@ class TokenQueues:
             if other is not None:
                 yield from self._release(other.arrived)
                 yield from self._release(held.arrived)
+                if self.locks_lapse and other.token == held.token:
+                    raise TokenBusyError(f"the lock on the token of {self.address(slot)} has run out")
                 generations = f"{held.token.generation} and {other.token.generation}"
                 raise WrongTokenError(f"{self.address(slot)} holds two tokens, of generations {generations}")
 
@@ -173,15 +193,21 @@ class TokenQueues:
         arrived.link.settle(arrived, None, RELEASED)
         yield self._endpoint.clock()
 
-    def replace(self, work: LocalWork, held: HeldToken, token: Token, deadline: float) -> Steps[None]:
-        """Sends `token` in place of the held one, in this transaction; the retirement leaves with the discharge, which
-        follows. RefusedError: the broker does not take it; the transaction has to be rolled back."""
+    def replace(self, work: LocalWork, held: Sequence[HeldToken], token: Token, deadline: float) -> Steps[None]:
+        """Sends `token` in place of the held ones, in this transaction. Their retirements leave with the discharge,
+        which follows; where the broker confirms outcomes, they leave with the token, and are confirmed when this
+        returns. RefusedError: the broker does not take it; the transaction has to be rolled back."""
+        if self._nodes.confirms:
+            for each in held:
+                self._retire(each, work)
         yield from self.send([(self.address(token.slot), token.encode())], work, deadline)
-        self.retire(held, work)
+        if not self._nodes.confirms:
+            for each in held:
+                self._retire(each, work)
 
-    def retire(self, held: HeldToken, work: LocalWork) -> None:
-        """Takes the held token away in this transaction; it leaves with the discharge, which follows."""
-        held.arrived.link.settle(held.arrived, work.delivery_state(TAKE))
+    @staticmethod
+    def _retire(held: HeldToken, work: LocalWork) -> None:
+        work.tell(held.arrived, TAKE)
 
     def send(self, bodies: Iterable[tuple[str, str]], work: LocalWork, deadline: float) -> Steps[None]:
         """Sends these bodies to their addresses, in this transaction; the broker has taken them when it returns.
@@ -199,7 +225,8 @@ class TokenQueues:
         octets = Message(body=body, durable=True, content_type="application/json").encode()
         sender = self._senders.get(address)
         if sender is None or not sender.attached:
-            sender = self._senders[address] = Sender(self._endpoint, address, QUEUE)
+            yield from self._nodes.check(self._endpoint, address, deadline)
+            sender = self._senders[address] = self._nodes.sender(self._endpoint, address)
             yield from self._attached(sender, deadline)
         if 0 < sender.max_octets < len(octets):
             told = f"a token of {len(octets)} octets; the broker takes at most {sender.max_octets} for {address}"

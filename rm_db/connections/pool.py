@@ -23,6 +23,7 @@ import time
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from xa import Code, xa_error
+from xa.connection_usage import Connections
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,6 +133,12 @@ class ConnectionPool(Generic[C]):
     def opened(self) -> int:
         """How many connections are open."""
         return self._open
+
+    @property
+    def usage(self) -> Connections:
+        """How it is now."""
+        idle = len(self._idle)
+        return Connections(idle, max(0, self._open - idle), self.size, len(self._queue))
 
     @property
     def inherited(self) -> bool:

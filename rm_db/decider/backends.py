@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import URL
+from sqlalchemy.pool import QueuePool
 
 from rm_db.address import DECIDER_PREFIX, Address
 from rm_db.decider.decision_table import DECIDED, DecisionTable
@@ -17,6 +18,7 @@ from rm_db.decider.engine import TABLE_CONNECTIONS, guard, make_engine, parse_ur
 from rm_db.decider.errors import from_dbapi
 from rm_db.decider.transaction import SqlTransaction
 from rm_db.postgres.database import PostgresDatabase
+from xa.connection_usage import Connections
 from xa.sql import mariadb
 
 if TYPE_CHECKING:
@@ -49,6 +51,10 @@ class DeciderBackend(Protocol):
 
     def begins_at_once(self) -> bool:
         """Whether `begin` waits for nothing now, as far as is known."""
+        ...
+
+    def connections(self) -> Connections | None:
+        """How the pool for work is now."""
         ...
 
     def decide(self, unit: Any, gtrid: bytes, record: bytes) -> Code:
@@ -86,6 +92,9 @@ class PostgresBackend:
 
     def begins_at_once(self) -> bool:
         return self._database.pool.is_idle
+
+    def connections(self) -> Connections | None:
+        return self._database.pool.usage
 
     def decide(self, unit: PostgresTransaction, gtrid: bytes, record: bytes) -> Code:
         if not self._into:
@@ -127,6 +136,12 @@ class SqlBackend:
 
     def begins_at_once(self) -> bool:
         return False
+
+    def connections(self) -> Connections | None:
+        pool = self._engine.pool
+        if not isinstance(pool, QueuePool):
+            return None
+        return Connections(pool.checkedin(), pool.checkedout(), pool.size(), 0)
 
     def decide(self, unit: SqlTransaction, gtrid: bytes, record: bytes) -> Code:
         return unit.decide(self.table.insertion(gtrid, record))

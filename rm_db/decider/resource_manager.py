@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from rm_db.decider.decision_table import DecisionTable
     from xa import DecisionRecord, Owner, Registrar, Xid
+    from xa.connection_usage import Connections
     from xa.diagnosis import Diagnosis
     from xa.driver import Pending
 
@@ -115,7 +116,12 @@ class DecidingDatabase(DecidingSwitch[Part[Unit]]):
     """One database. Open string: a SQLAlchemy URL, with or without `decider+` before it, see `rm_db.address`."""
 
     def __init__(self, registrar: Registrar | None = None) -> None:
-        super().__init__(DecidingBranches(DeciderDriver()), registrar)
+        self._driver = DeciderDriver()
+        super().__init__(DecidingBranches(self._driver), registrar)
+
+    def connections(self) -> Connections | None:
+        backend = self._driver.backend
+        return None if backend is None else backend.connections()
 
     def diagnose(self, open_string: str) -> Diagnosis:
         return diagnose_decider(open_string)

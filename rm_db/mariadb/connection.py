@@ -5,7 +5,8 @@ one before it failed; so commands are sent together only where the later ones fa
 failed. Replies that nobody has collected yet are owed: the next exchange collects them first.
 
 PyMySQL reads whole replies and blocks meanwhile. Its buffered reader is replaced by one that can tell whether a packet
-has arrived, so that a thread waits for several connections at once.
+has arrived, so that a thread waits for several connections at once. While `waiting` lasts, somebody else waits for the
+socket whenever PyMySQL would block: that is how a task's statement leaves the event loop free.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from __future__ import annotations
 import os
 import select
 import socket
+import ssl
 import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from weakref import WeakSet
 
 import pymysql
 from pymysql.constants import COMMAND
@@ -24,15 +28,26 @@ from rm_db.connections.steps import ConnectionLost, Failure, Wait, drive
 from xa.sql.errors import MARIADB, ErrorKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from rm_db.connections.steps import Steps
 
 Driver: TypeAlias = "pymysql.connections.Connection[Any]"
+Waiter: TypeAlias = "Callable[[socket.socket, int, float | None], None]"
+"""Waits until one of these events of select.poll can go on, at most so many seconds; TimeoutError."""
+
+T = TypeVar("T")
 
 RESET: Final = b"\x1f"
 """COM_RESET_CONNECTION: rolls back, and brings the session back to where it was when the user had logged in: settings,
 variables, temporary tables, named statements and user locks are gone. The current database stays."""
 INIT_DB: Final = b"\x02"
 """COM_INIT_DB; the name of a database follows."""
+
+NO_SUCH_THREAD: Final = 1094
+PAUSE: Final = b"DO SLEEP(0.02)"
+_TRIES: Final = 150
+"""How often a session is looked for that ends."""
 
 _HEADER: Final = 4
 _CHUNK: Final = 65536
@@ -52,6 +67,7 @@ class MariaConnection:
     `rm_db.connections.pool.PooledConnection`."""
 
     __slots__ = (
+        "__weakref__",
         "_poller",
         "_readable",
         "_reader",
@@ -85,6 +101,7 @@ class MariaConnection:
         self._poller = select.poll()
         self._poller.register(self._socket, select.POLLIN)
         self._readable = Wait(self, select.POLLIN)
+        _CONNECTIONS.add(self)
 
     @property
     def alive(self) -> bool:
@@ -137,6 +154,43 @@ class MariaConnection:
         nothing to say but that it ends the connection."""
         return not self.alive or bool(self._reader) or bool(self._poller.poll(0))
 
+    def begin_statement(self) -> None:
+        """PyMySQL is about to send a statement of the application's."""
+        self.driver._next_seq_id = 0
+
+    @property
+    def in_statement(self) -> bool:
+        """Whether PyMySQL has sent the statement. The number is that of the reply's next packet."""
+        return bool(self.driver._next_seq_id)
+
+    @contextmanager
+    def waiting(self, waiter: Waiter) -> Iterator[None]:
+        """Meanwhile `waiter` waits for the socket whenever PyMySQL would."""
+        reader = self._reader
+        before, reader.waiter = reader.waiter, waiter
+        reader.timeout_s = self.driver._read_timeout
+        self.driver._write_bytes = self._write
+        try:
+            yield
+        finally:
+            reader.waiter = before
+            if before is None:
+                del self.driver._write_bytes
+
+    def _write(self, octets: bytes) -> None:
+        """In place of PyMySQL's, which blocks until the server has read enough."""
+        driver = self.driver
+        view, sent = memoryview(octets), 0
+        try:
+            while sent < len(view):
+                sent += self._reader.without_blocking(partial(self._socket.send, view[sent:]), select.POLLOUT)
+        except OSError as error:
+            driver._force_close()
+            raise pymysql.OperationalError(2006, f"MySQL server has gone away ({error!r})") from None
+        except BaseException:
+            driver._force_close()  # the server has a part of the statement
+            raise
+
     def fileno(self) -> int:
         return self._socket.fileno()
 
@@ -154,6 +208,13 @@ class MariaConnection:
         if result is not None:
             result.unbuffered_active = False  # otherwise PyMySQL would still read it when the object is deleted
         self.driver._force_close()
+
+    def forked(self) -> None:
+        """This process was forked, and the connection is its parent's. PyMySQL would read the rest of a reply when the
+        last reference to it goes, and take it from the parent."""
+        result = self.driver._result
+        if result is not None:
+            result.unbuffered_active = result.has_next = False
 
     def cut(self) -> None:
         """Shuts the connection down while another thread waits on it: that thread gets an error, and closes it."""
@@ -243,6 +304,29 @@ class MariaConnection:
         results = yield from self.exchange(command)
         return results[0]
 
+    def end_session(self, thread_id: int) -> Steps[str | None]:
+        """Ends another session, and waits until it has ended: a prepared branch is nobody's then, any other is rolled
+        back. Returns why that can't be done."""
+        kill = b"KILL %d" % thread_id
+        for _ in range(_TRIES):
+            failure = (yield from self.ask(kill)).failure
+            if failure is not None:
+                return None if failure.number == NO_SUCH_THREAD else f"can't be ended by this user: {failure}"
+            yield from self.exchange(PAUSE)
+        return "does not end"
+
+
+_CONNECTIONS: Final[WeakSet[MariaConnection]] = WeakSet()
+"""Those of this process, for what happens when it is forked."""
+
+
+def _forked() -> None:
+    for connection in list(_CONNECTIONS):
+        connection.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
+
 
 class _Reader:
     """What PyMySQL reads from, with a buffer of our own."""
@@ -250,6 +334,8 @@ class _Reader:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._buffer = bytearray()
+        self.waiter: Waiter | None = None
+        self.timeout_s: float | None = None
 
     def __bool__(self) -> bool:
         return bool(self._buffer) or self.has_more
@@ -268,9 +354,31 @@ class _Reader:
 
     def receive(self) -> bool:
         """Takes what has arrived; False at the end of the stream."""
-        octets = self._socket.recv(_CHUNK)
+        if self.waiter is None:
+            octets = self._socket.recv(_CHUNK)
+        else:
+            octets = self.without_blocking(partial(self._socket.recv, _CHUNK), select.POLLIN)
         self._buffer += octets
         return bool(octets)
+
+    def without_blocking(self, operation: Callable[[], T], events: int) -> T:
+        """The result of an operation on the socket, which waits for `events` by `waiter`."""
+        assert self.waiter is not None  # noqa: S101 — only then
+        connected = self._socket
+        while True:
+            timeout_s = connected.gettimeout()
+            connected.settimeout(0.0)
+            try:
+                return operation()
+            except ssl.SSLWantReadError:
+                needed = select.POLLIN
+            except ssl.SSLWantWriteError:
+                needed = select.POLLOUT
+            except BlockingIOError:
+                needed = events
+            finally:
+                connected.settimeout(timeout_s)
+            self.waiter(connected, needed, self.timeout_s)
 
     def read(self, count: int) -> bytes:
         """As a buffered reader: blocks until there are so many octets, or the end."""
@@ -282,7 +390,7 @@ class _Reader:
         return octets
 
     def close(self) -> None:
-        """As a buffered reader."""
+        """Forgets what was received and not read."""
         self._buffer.clear()
 
 
@@ -290,7 +398,10 @@ def failure_of(error: BaseException) -> Failure:
     """The error of PyMySQL's as a failure."""
     number, *rest = error.args or (0,)
     if not isinstance(number, int):
-        return Failure(None, str(error))
+        words = str(error)
+        if words.startswith("Packet sequence number wrong"):  # PyMySQL's way of saying that it reads another protocol
+            words = f"what answers there does not speak the protocol of MariaDB and MySQL ({words})"
+        return Failure(None, words)
     words = " ".join(str(rest[0]).split()) if rest and rest[0] else type(error).__name__
     return Failure(None, words, None, number)
 

@@ -14,7 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from rm_db.connections.pending import OutstandingSteps
 from rm_db.connections.pool import ConnectionPool, ServerFull
-from rm_db.connections.steps import ConnectionLost
+from rm_db.connections.steps import ConnectionLost, drive
 from rm_db.mariadb.connection import MariaConnection, Result, failure_of
 from rm_db.mariadb.parked import ParkedBranches
 from rm_db.mariadb.prepared_branches import PreparedBranches
@@ -35,6 +35,8 @@ logger = logging.getLogger("xabridge.rm_db")
 
 SCHEMES: Final = ("mariadb", "mysql", "mariadb+pymysql", "mysql+pymysql")
 CONNECT_TIMEOUT_S: Final = 10
+END_SESSION_S: Final = 5.0
+"""How long an interrupted thread or task waits for the server to end its session."""
 
 _FULL: Final = frozenset({1040, 1203, 1226})
 """Too many connections: of the server, of the user, or within an hour."""
@@ -119,6 +121,23 @@ class MariaDatabase:
         except XaError:
             return False
         return True
+
+    def end_session(self, thread_id: int) -> bool:
+        """Ends the session of another of our connections, and waits until it has ended; False where that can't be done
+        now."""
+        try:
+            return drive(self._end_session(thread_id), END_SESSION_S) is None
+        except XaError:
+            return False
+
+    def _end_session(self, thread_id: int) -> Steps[str | None]:
+        connection = self.pool.acquire(work=False)
+        try:
+            return (yield from connection.end_session(thread_id))
+        except ConnectionLost as lost:
+            return str(lost)
+        finally:
+            self.pool.release(connection)
 
     def connect(self) -> Driver:
         """A new PyMySQL connection."""

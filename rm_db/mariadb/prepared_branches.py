@@ -17,8 +17,11 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from rm_db.connections.steps import ConnectionLost
+from rm_db.mariadb.connection import PAUSE
+from rm_db.mariadb.holdings import MARIADB_TABLES, MYSQL_TABLES, TRANSACTIONS, holder_queries, read_locks, report
 from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
 from xa import Code, xa_error
+from xa.holdings import InDoubtBranch
 
 if TYPE_CHECKING:
     from rm_db.connections.steps import Failure, Steps
@@ -28,11 +31,9 @@ if TYPE_CHECKING:
 
 UNKNOWN_XID: Final = 1397
 """XAER_NOTA."""
-NO_SUCH_THREAD: Final = 1094
 
 _STATEMENT: Final = {"commit": b"XA COMMIT ", "rollback": b"XA ROLLBACK "}
 _PREPARES: Final = re.compile(r"\s*XA\s+PREPARE\b", re.IGNORECASE)
-_PAUSE: Final = b"DO SLEEP(0.02)"
 _TRIES: Final = 150
 """How often a branch that is bound to a session, or being completed by another one, is tried again."""
 _PATIENCE: Final = 5
@@ -117,7 +118,7 @@ class PreparedBranches:
             if holder is not None and tries >= _PATIENCE:
                 yield from self._end_session(connection, holder, verb, xid)
             else:
-                yield from connection.exchange(_PAUSE)
+                yield from connection.exchange(PAUSE)
         whose = f"session {holder} has it" if holder is not None else "end the session of the program that prepared it"
         raise xa_error(
             Code.XA_RETRY,
@@ -143,23 +144,40 @@ class PreparedBranches:
         return xid in decode_xids(result.rows)
 
     def _end_session(self, connection: MariaConnection, thread_id: int, verb: str, xid: Xid) -> Steps[None]:
-        """Ends a session, and waits until it has ended: a prepared branch is nobody's then, any other rolled back."""
-        kill = b"KILL %d" % thread_id
-        for _ in range(_TRIES):
-            failure = (yield from connection.ask(kill)).failure
-            if failure is not None and failure.number == NO_SUCH_THREAD:
-                return
-            if failure is not None:
-                why = f"{verb}: session {thread_id} has the branch, and can't be ended by this user: {failure}"
-                raise xa_error(Code.XA_RETRY, why, xid)
-            yield from connection.exchange(_PAUSE)
-        raise xa_error(Code.XA_RETRY, f"{verb}: session {thread_id} has the branch, and does not end", xid)
+        refused = yield from connection.end_session(thread_id)
+        if refused is not None:
+            raise xa_error(Code.XA_RETRY, f"{verb}: session {thread_id} has the branch, and {refused}", xid)
 
     # --- what is prepared -----------------------------------------------------------------------------------------
 
     @property
     def _recover(self) -> bytes:
         return b"XA RECOVER" if self._database.facts.is_mariadb else b"XA RECOVER CONVERT XID"
+
+    def in_doubt(self) -> Steps[list[InDoubtBranch]]:
+        """The same branches, with what they hold as far as this user may know it."""
+        database = self._database
+        xids = yield from self.scan()
+        if not xids:
+            return []
+        connection = database.reserve()
+        try:
+            # the server makes this table anew only if nobody has read it for a tenth of a second
+            _, transactions = yield from connection.exchange(b"DO SLEEP(0.15)", TRANSACTIONS)
+            if transactions.failure is not None:
+                return [InDoubtBranch(xid) for xid in xids]
+            tables = yield from connection.ask(MARIADB_TABLES if database.facts.is_mariadb else MYSQL_TABLES)
+            sessions: list[int | None] = []
+            for query in holder_queries(xids):
+                asked = yield from connection.ask(query)
+                sessions += asked.rows[0] if asked.rows else ()
+        except ConnectionLost as lost:
+            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}") from None
+        finally:
+            database.pool.release(connection)
+        if len(sessions) != len(xids):
+            return [InDoubtBranch(xid) for xid in xids]
+        return list(report(dict(zip(xids, sessions, strict=True)), read_locks(transactions.rows, tables.rows)))
 
     def scan(self) -> Steps[list[Xid]]:
         """The branches that are prepared in this server."""

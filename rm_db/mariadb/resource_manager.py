@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from xa import Registrar, Xid
+    from xa.connection_usage import Connections
     from xa.diagnosis import Diagnosis
     from xa.driver import Pending
+    from xa.holdings import InDoubtBranch
 
 
 class MariaDriver(UnitDriver[MariaTransaction]):
@@ -87,6 +89,11 @@ class MariaDriver(UnitDriver[MariaTransaction]):
         del page  # one statement lists them all, so that completed branches make it skip no others
         return iter(self.opened.outstanding.run(self.opened.prepared.scan()))
 
+    def reports(self, page: int) -> Iterator[InDoubtBranch]:
+        """The same branches, with what they hold."""
+        del page
+        return iter(self.opened.outstanding.run(self.opened.prepared.in_doubt()))
+
     def first(self, outstanding: Sequence[Any]) -> Pending:
         return self.opened.outstanding.first(outstanding)
 
@@ -95,7 +102,15 @@ class MariaResource(Switch[Part[MariaTransaction]]):
     """One database of MariaDB or MySQL. Open string: `mariadb://…` or `mysql://…`, see `rm_db.address`."""
 
     def __init__(self, registrar: Registrar | None = None) -> None:
-        super().__init__(Branches(MariaDriver()), registrar)
+        self._mariadb = MariaDriver()
+        super().__init__(Branches(self._mariadb), registrar)
+
+    def connections(self) -> Connections | None:
+        database = self._mariadb.database
+        return None if database is None else database.pool.usage
+
+    def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
+        return self.page("in_doubt", self._mariadb.reports, rmid, flags, count)
 
     def diagnose(self, open_string: str) -> Diagnosis:
         return diagnose_mariadb(open_string)

@@ -62,9 +62,12 @@ XA_RBCOMMFAIL."""
 
 _DUPLICATE: Final = 1440
 _WRONG_STATE: Final = 1399
+_ROLLBACK_ONLY: Final = "ROLLBACK ONLY"
+"""The state in the words of _WRONG_STATE, in every language, when the server has rolled the branch back itself."""
+_GIVEN_UP: Final = "the server has rolled the branch back, because of a deadlock that a procedure did not pass on"
 _HINTS: Final = {
     _WRONG_STATE: (
-        "a statement has ended the branch, or the server has rolled it back; what came before may be committed"
+        "a statement has ended the branch, which only the transaction manager may; what came before may be committed"
     ),
     1397: "a statement has ended the branch, which only the transaction manager may; what came before may be committed",
 }
@@ -131,6 +134,10 @@ class MariaTransaction(Unit):
         elif kind in IN_THE_WAY:
             self.in_the_way = failure
 
+    def end_session(self, thread_id: int) -> bool:
+        """For the session: as `MariaDatabase.end_session`."""
+        return self._database.end_session(thread_id)
+
     # --- verbs --------------------------------------------------------------------------------------------------
 
     def session(self, context: SessionContext[Any]) -> Any:
@@ -179,10 +186,10 @@ class MariaTransaction(Unit):
             return xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", self.xid)
         finally:
             connection.lock.release()
-        if gone or not connection.alive:
-            return xa_error(Code.XAER_RMFAIL, "the connection was lost: its other side has closed it", self.xid)
         if self.failure is not None:
             return self._rolled_back(self.failure)
+        if gone or not connection.alive:
+            return xa_error(Code.XAER_RMFAIL, "the connection was lost: its other side has closed it", self.xid)
         if self.misused is not None:
             return xa_error(Code.XA_RBPROTO, self.misused, self.xid)
         if unfinished:
@@ -316,6 +323,8 @@ class MariaTransaction(Unit):
 
     def _rolled_back(self, failure: Failure) -> XaError:
         """The XA_RB* that `failure` stands for."""
+        if failure.number == _WRONG_STATE and _ROLLBACK_ONLY in failure.message:
+            return xa_error(Code.XA_RBDEADLOCK, f"{_GIVEN_UP} ({failure})", self.xid)
         lost = not failure.number or MARIADB.get(failure.number) is ErrorKind.LOST
         code = Code.XA_RBCOMMFAIL if lost else ROLLED_BACK.get(failure.number, Code.XA_RBOTHER)
         hint = _HINTS.get(failure.number)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rm_db.connections.steps import Steps
     from rm_db.postgres.prepared_transactions import PreparedTransaction
     from xa import Registrar, Xid
+    from xa.connection_usage import Connections
     from xa.diagnosis import Diagnosis
     from xa.driver import Pending
     from xa.holdings import InDoubtBranch
@@ -133,6 +134,10 @@ class PostgresResource(Switch[Part[PostgresTransaction]]):
             rmid,
             lambda: database.outstanding.run(database.prepared.listed(everybodys=everybodys)),
         )
+
+    def connections(self) -> Connections | None:
+        database = self._postgres.database
+        return None if database is None else database.pool.usage
 
     def diagnose(self, open_string: str) -> Diagnosis:
         return diagnose_postgres(open_string, two_phase=True)

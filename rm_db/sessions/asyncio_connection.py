@@ -2,8 +2,8 @@
 our extra `asyncio` installs; this module can't be imported without it.
 
 There is no second implementation here: under SQLAlchemy's asyncio proxies the same synchronous connection works as
-elsewhere, in a greenlet. Only where the driver waits for the server, `GreenletPsycopgConnection` hands over to the
-event loop, so that no asyncio dialect is needed.
+elsewhere, in a greenlet. Only where the driver waits for the server, `GreenletPsycopgConnection` and
+`rm_db.sessions.greenlet_pymysql` hand over to the event loop, so that no asyncio dialect is needed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from rm_db.postgres.libpq import LibpqConnection
     from rm_db.sessions.access import PostgresAccess
+    from rm_db.sessions.connection import BranchConnection
     from rm_db.sessions.postgres import PostgresBranchConnection, PostgresSession
     from rm_db.sessions.psycopg_async_connection import PsycopgAsyncConnection
 
@@ -65,23 +66,32 @@ class GreenletPsycopgConnection(PsycopgConnection):
 
 
 class BranchAsyncConnection(AsyncConnection):
-    """An asyncio SQLAlchemy connection in the middle of a branch's transaction; `orm` and `psycopg` are other ways to
-    the same transaction."""
+    """An asyncio SQLAlchemy connection in the middle of a branch's transaction; `orm` is another way to the same
+    transaction."""
 
-    __slots__ = ("_orm", "_session")
+    __slots__ = ("_branch", "_orm")
 
-    def __init__(self, session: PostgresSession, connection: PostgresBranchConnection) -> None:
+    def __init__(self, connection: BranchConnection) -> None:
         super().__init__(_SessionEngine(connection.engine), connection)
-        self._session = session
+        self._branch = connection
         self._orm: AsyncSession | None = None
 
     @property
     def orm(self) -> AsyncSession:
         """The ORM session on this connection. It is made at the first use, and flushed when the association ends."""
         if self._orm is None:
-            connection = self._session.greenlet_connection
-            self._orm = AsyncSession(sync_session_class=lambda **_: connection.orm)  # type: ignore[arg-type]  # a callable serves
+            self._orm = AsyncSession(sync_session_class=lambda **_: self._branch.orm)  # type: ignore[arg-type]  # a callable serves
         return self._orm
+
+
+class PostgresAsyncConnection(BranchAsyncConnection):
+    """The same on PostgreSQL, where `psycopg` is one more way."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: PostgresSession, connection: PostgresBranchConnection) -> None:
+        super().__init__(connection)
+        self._session = session
 
     @property
     def psycopg(self) -> PsycopgAsyncConnection:

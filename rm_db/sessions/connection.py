@@ -136,7 +136,7 @@ class BranchConnection(Connection):
     SQLAlchemy's. Neither touches those of the other, because the application may use the object in between."""
 
     takes_part = True
-    """As `rm_db.sessions.engine.BranchPool`."""
+    """Whether what it does belongs to the branch; `rm_db.sessions.engine.BranchPool` has the same."""
 
     def __init__(self, access: ConnectionAccess) -> None:  # Connection's own constructor: _connect
         self._access = access

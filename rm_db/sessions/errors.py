@@ -3,6 +3,7 @@ now."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from xa import Code, xa_error
@@ -54,7 +55,14 @@ def no_asyncio_error(database: str, xid: Xid) -> XaError:
     """The database's driver can't be awaited."""
     return xa_error(
         Code.XAER_PROTO,
-        f"{database} has no asyncio session here, only PostgreSQL has. Work with it in a thread: "
+        f"{database} has no asyncio session here, only PostgreSQL, and MariaDB and MySQL in two phases, have. "
+        "Work with it in a thread: "
         'await asyncio.to_thread(work, transaction["…"]); cancelled, its statement is interrupted and rolled back',
         xid,
     )
+
+
+def check_greenlet(xid: Xid) -> None:
+    """XAER_PROTO: greenlet is not installed, without which there is no asyncio session."""
+    if find_spec("greenlet") is None:
+        raise xa_error(Code.XAER_PROTO, "SQLAlchemy's asyncio extension needs greenlet: install xabridge[asyncio]", xid)

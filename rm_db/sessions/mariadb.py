@@ -1,7 +1,7 @@
 """MariaSession: what the application works with in a branch of MariaDB or MySQL, during one association.
 
-Its `facade` is a SQLAlchemy connection, from which the ORM session and the PyMySQL connection are reached. Each of them
-is made at its first use.
+Its `facade` is a SQLAlchemy connection, from which the ORM session, the PyMySQL connection and the asyncio forms of
+SQLAlchemy's are reached. Each of them is made at its first use.
 """
 
 from __future__ import annotations
@@ -10,28 +10,35 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from rm_db.mariadb.connection import failure_of  # first, because its package says which extra has PyMySQL
+
+# isort: split
 import pymysql
 
-from rm_db.connections.steps import ConnectionLost, drive
-from rm_db.mariadb.connection import failure_of
-from rm_db.sessions.errors import busy_error, expired_error, no_asyncio_error, reserved_error, unfinished_error
+from rm_db.connections.steps import ConnectionLost, Failure, drive
+from rm_db.sessions.errors import busy_error, check_greenlet, expired_error, reserved_error, unfinished_error
 from rm_db.sessions.lazy_connection import LazyBranchConnection
 from rm_db.sessions.pymysql_connection import PymysqlConnection
 from rm_db.sessions.statement_lock import StatementLock, on_event_loop
 from rm_db.statements import DEFINES, ENDS, WRITES, classify
-from xa import Code, xa_error
+from xa import Code, XaError, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sqlalchemy.engine import Engine
 
     from rm_db.connections.steps import Steps
     from rm_db.mariadb.connection import MariaConnection
     from rm_db.mariadb.transaction import MariaTransaction
+    from rm_db.sessions.asyncio_connection import BranchAsyncConnection
     from rm_db.sessions.session_engine import SessionEngine
     from xa import Xid
 
+INTERRUPTED: Final = 1317
+"""The server's number for it."""
+FAILED: Final = 2000
+"""The client's number for an unknown error."""
 BEGIN_S: Final = 60.0
 """How long the server may take to answer XA START."""
 _LEVEL: Final = re.compile(r"[A-Z]+(?: [A-Z]+)*")
@@ -41,10 +48,12 @@ class MariaAccess:
     """The rules for the use of a branch's connection by the application, until the association ends: one statement at a
     time, and none that begins, ends or leaves the branch."""
 
-    __slots__ = ("_over", "statement_lock", "work")
+    __slots__ = ("_over", "end_session", "statement_lock", "work")
 
     def __init__(self, work: MariaTransaction) -> None:
         self.work = work
+        self.end_session: Callable[[int], object] = work.end_session
+        """Ends a session that is not waited for any more."""
         self.statement_lock = StatementLock(work.xid)
         self._over = False
 
@@ -88,6 +97,7 @@ class MariaAccess:
             if connection.unfinished:
                 raise unfinished_error(self.xid)
             self.work.used = True
+            connection.begin_statement()
             yield connection
 
     @contextmanager
@@ -102,10 +112,25 @@ class MariaAccess:
             except pymysql.MySQLError as error:
                 self.work.failed(failure_of(error))
                 raise
+            except XaError:
+                raise
+            except BaseException as error:
+                if connection.in_statement or not isinstance(error, Exception):
+                    self._break_off(connection, error)
+                raise
             finally:
                 if connection.is_cut:
                     connection.close()
                 connection.lock.release()
+
+    def _break_off(self, connection: MariaConnection, error: BaseException) -> None:
+        """Somebody was stopped between a statement and the last octet of its reply. What would be read next is not what
+        was asked next, so the session is ended, and nothing is left of the branch."""
+        why = f"a statement was interrupted, and the session was ended: {type(error).__name__}"
+        number = FAILED if isinstance(error, Exception) else INTERRUPTED
+        self.work.failure = self.work.failure or Failure(None, why, None, number)
+        connection.close()
+        self.end_session(connection.thread_id)
 
     def _enter(self) -> MariaConnection:
         connection = self.work.connection
@@ -167,12 +192,15 @@ class MariaBranchConnection(LazyBranchConnection):
 
     engine_driver = "pymysql"
 
-    def __init__(self, session: MariaSession) -> None:
+    def __init__(self, session: MariaSession, *, greenlet: bool = False) -> None:
         super().__init__(session.access)
         self._session = session
+        self._greenlet = greenlet
+        """Whether its PyMySQL connection waits in the event loop, for SQLAlchemy's asyncio connection above it."""
 
     def _make(self) -> tuple[Engine, PymysqlConnection]:
-        return self._session.engine, self._session.pymysql
+        session = self._session
+        return session.engine, session.new_greenlet_pymysql() if self._greenlet else session.pymysql
 
     @property
     def pymysql(self) -> PymysqlConnection:
@@ -185,19 +213,19 @@ class MariaBranchConnection(LazyBranchConnection):
         return self._session.access
 
     def driver_for(self, engine: Engine) -> PymysqlConnection:
-        """As `rm_db.sessions.engine.EngineBranch`: the same for every engine."""
+        """The branch's PyMySQL connection; it is the same for every engine."""
         del engine
         return self._session.pymysql
 
     def execute_for_engine(self, connection: PymysqlConnection, statements: Sequence[str]) -> None:
-        """As `rm_db.sessions.engine.EngineBranch`."""
+        """Executes each statement by itself, because MariaDB takes one at a time."""
         for statement in statements:
             connection.query(statement)
 
     @property
-    def asyncio(self) -> NoReturn:
-        """Refused: PyMySQL can't be awaited."""
-        raise no_asyncio_error("MariaDB", self._session.access.xid)
+    def asyncio(self) -> BranchAsyncConnection:
+        """The same transaction for asyncio, with an `orm` of its own. XAER_PROTO: greenlet is not installed."""
+        return self._session.asyncio
 
     def _set_isolation(self, level: str) -> None:
         self._session.access.set_isolation(level)
@@ -206,12 +234,14 @@ class MariaBranchConnection(LazyBranchConnection):
 class MariaSession:
     """One association's session."""
 
-    __slots__ = ("_engine", "_facade", "_pymysql", "access")
+    __slots__ = ("_asyncio", "_engine", "_facade", "_greenlet_connection", "_pymysql", "access")
 
     def __init__(self, engine: SessionEngine, work: MariaTransaction) -> None:
         self._engine = engine
         self._facade: MariaBranchConnection | None = None
         self._pymysql: PymysqlConnection | None = None
+        self._greenlet_connection: MariaBranchConnection | None = None
+        self._asyncio: BranchAsyncConnection | None = None
         self.access = MariaAccess(work)
 
     @property
@@ -230,16 +260,39 @@ class MariaSession:
     def pymysql(self) -> PymysqlConnection:
         """The PyMySQL connection."""
         if self._pymysql is None:
-            connection = self.access.work.connection
-            if connection is None or self.access.is_over:
-                raise expired_error(self.access.xid)
-            self._pymysql = PymysqlConnection(self.access, connection.driver)
+            self._pymysql = PymysqlConnection(self.access, self._connection.driver)
         return self._pymysql
+
+    @property
+    def asyncio(self) -> BranchAsyncConnection:
+        """The asyncio SQLAlchemy connection."""
+        if self._asyncio is None:
+            check_greenlet(self.access.xid)
+            from rm_db.sessions.asyncio_connection import BranchAsyncConnection  # noqa: PLC0415 — needs greenlet
+
+            if self._greenlet_connection is None:
+                self._greenlet_connection = MariaBranchConnection(self, greenlet=True)
+            self._asyncio = BranchAsyncConnection(self._greenlet_connection)
+        return self._asyncio
+
+    def new_greenlet_pymysql(self) -> PymysqlConnection:
+        """A PyMySQL connection that waits in the event loop."""
+        from rm_db.sessions.greenlet_pymysql import GreenletPymysqlConnection  # noqa: PLC0415 — needs greenlet
+
+        return GreenletPymysqlConnection(self.access, self._connection)
+
+    @property
+    def _connection(self) -> MariaConnection:
+        connection = self.access.work.connection
+        if connection is None or self.access.is_over:
+            raise expired_error(self.access.xid)
+        return connection
 
     def finish(self) -> None:
         self.access.statement_lock.is_ending = True
-        if self._facade is not None:
-            self._facade.finish()
+        for connection in (self._facade, self._greenlet_connection):
+            if connection is not None:
+                connection.finish()
 
     def expire(self) -> None:
         self.access.expire()

@@ -6,14 +6,13 @@ reached. Each of them is made at its first use. `SessionEngine` is what the sess
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
 from rm_db.sessions.access import PostgresAccess
+from rm_db.sessions.errors import check_greenlet
 from rm_db.sessions.lazy_connection import LazyBranchConnection
 from rm_db.sessions.psycopg_async_connection import PsycopgAsyncConnection
 from rm_db.sessions.psycopg_connection import PsycopgConnection
-from xa import Code, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from rm_db.postgres.libpq import LibpqConnection
     from rm_db.postgres.transaction import PostgresTransaction
-    from rm_db.sessions.asyncio_connection import BranchAsyncConnection
+    from rm_db.sessions.asyncio_connection import PostgresAsyncConnection
     from rm_db.sessions.session_engine import SessionEngine
 
 T = TypeVar("T")
@@ -50,6 +49,10 @@ class PostgresBranchConnection(LazyBranchConnection):
         """The psycopg connection, with psycopg's own adapters and rows."""
         return self._session.psycopg
 
+    def psycopg_with(self, adapters: AdaptersMap) -> PsycopgConnection:
+        """A psycopg connection of its own over the branch's connection, with other adapters."""
+        return self._session.new_psycopg(adapters)
+
     @property
     def access(self) -> PostgresAccess:
         """The rules for the use of the branch's connection."""
@@ -61,11 +64,11 @@ class PostgresBranchConnection(LazyBranchConnection):
         return self._session.psycopg_for(engine)
 
     def execute_for_engine(self, connection: PsycopgConnection, statements: Sequence[str]) -> None:
-        """As `rm_db.sessions.engine.EngineBranch`, in one message."""
+        """Executes the statements in one message."""
         connection.execute("; ".join(statements), prepare=False)
 
     @property
-    def asyncio(self) -> BranchAsyncConnection:
+    def asyncio(self) -> PostgresAsyncConnection:
         """The same transaction for asyncio, with an `orm` and a `psycopg` of its own. XAER_PROTO: greenlet is not
         installed."""
         return self._session.asyncio
@@ -82,7 +85,7 @@ class PostgresSession:
         self._psycopg: PsycopgConnection | None = None
         self._async_psycopg: PsycopgAsyncConnection | None = None
         self._greenlet_connection: PostgresBranchConnection | None = None
-        self._asyncio: BranchAsyncConnection | None = None
+        self._asyncio: PostgresAsyncConnection | None = None
         self.access = PostgresAccess(work)
 
     @property
@@ -114,18 +117,13 @@ class PostgresSession:
         return self._greenlet_connection
 
     @property
-    def asyncio(self) -> BranchAsyncConnection:
+    def asyncio(self) -> PostgresAsyncConnection:
         """The asyncio SQLAlchemy connection."""
         if self._asyncio is None:
-            if find_spec("greenlet") is None:
-                raise xa_error(
-                    Code.XAER_PROTO,
-                    "SQLAlchemy's asyncio extension needs greenlet: install xabridge[asyncio]",
-                    self.access.xid,
-                )
-            from rm_db.sessions.asyncio_connection import BranchAsyncConnection  # noqa: PLC0415 — needs greenlet
+            check_greenlet(self.access.xid)
+            from rm_db.sessions.asyncio_connection import PostgresAsyncConnection  # noqa: PLC0415 — needs greenlet
 
-            self._asyncio = BranchAsyncConnection(self, self.greenlet_connection)
+            self._asyncio = PostgresAsyncConnection(self, self.greenlet_connection)
         return self._asyncio
 
     @property

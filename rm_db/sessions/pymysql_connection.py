@@ -10,6 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from rm_db.mariadb.connection import MariaConnection
     from rm_db.sessions.mariadb import MariaAccess
 
 _PASSED: Final = frozenset(
@@ -46,11 +49,17 @@ class PymysqlConnection:
         """A cursor of PyMySQL's, of the class `cursor`."""
         return (cursor or self._driver.cursorclass)(self)
 
+    def _statement(self) -> AbstractContextManager[MariaConnection]:
+        return self.access.statement()
+
+    def _further_result(self) -> AbstractContextManager[MariaConnection]:
+        return self.access.further_result()
+
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
         """Carries out a statement."""
         effects = self.access.admit(sql)
         self._result = None
-        with self.access.statement() as connection:
+        with self._statement() as connection:
             affected: int = connection.driver.query(sql, unbuffered)
             self._result = connection.last_result
         self.access.done(effects, affected)
@@ -58,7 +67,7 @@ class PymysqlConnection:
 
     def next_result(self, unbuffered: bool = False) -> int:
         """Goes on to the next result of a procedure."""
-        with self.access.further_result() as connection:
+        with self._further_result() as connection:
             affected: int = connection.driver.next_result(unbuffered)
             self._result = connection.last_result
         return affected
@@ -79,7 +88,7 @@ class PymysqlConnection:
     def ping(self, reconnect: bool = False) -> None:
         """Asks the server for a sign of life. It never connects anew, because the branch would be lost."""
         del reconnect
-        with self.access.statement() as connection:
+        with self._statement() as connection:
             connection.driver.ping(reconnect=False)
 
     def get_autocommit(self) -> bool:

@@ -3,8 +3,8 @@ OUT is prepared.
 
     python -m tests.crash.decider_child IN OUT NODE POINT [PID …]
 
-Several of these processes may work at the same time, for several nodes or for one. The last part of NODE is the node's
-id.
+IN is host:port, or an open string. Several of these processes may work at the same time, for several nodes or for
+one. The last part of NODE is the node's id.
 
 There are more points: "before token" and "after token" (around sending the token with the decision), "before discharge"
 and "after discharge" (around sending the discharge), and "answered discharge" (the answer has arrived, and no code has
@@ -107,8 +107,9 @@ def main() -> None:
         return hooked(lambda when, verb: fuse.hit(when, f"{verb} out"))(AmqpResource(registrar))
 
     options = "timeout=10&connect_timeout=2"
+    url = source if "://" in source else f"decider+amqp://{source}/?{options}&slots=2"
     resources = {
-        "in": ResourceConfig(f"decider+amqp://{source}/?{options}&slots=2", "decider", factory=decider),
+        "in": ResourceConfig(url, "decider", factory=decider),
         "out": ResourceConfig(f"amqp://{target}/?{options}&branch_timeout=4", factory=prepared),
     }
     manager = TransactionManager(

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.rm_amqp.client import RMID, Client
-from tests.rm_amqp.embedded import free_port
 from tests.simulation.seeds import EVERY_POINT
 from xa import TMENDRSCAN, TMSTARTRSCAN
 from xabridge.testing.broker import BrokerProcess
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +94,11 @@ class Field:
         self.told: dict[str, str] = {}
         self.messages: list[str] = []
 
+    @property
+    def source_address(self) -> str:
+        """Where the movers find the source."""
+        return self.source.address
+
     def feed(self, step: str) -> None:
         """Messages to move."""
         new = [f"{step} {number}".replace(" ", "-") for number in range(PER_STEP)]
@@ -104,7 +109,7 @@ class Field:
     def run(self, point: str, *victims: str) -> int:
         """One mover; its exit code. Whoever is killed is started again meanwhile."""
         pids = [victim if victim == "self" else self.sites[victim].pid for victim in victims]
-        arguments = [self.source.address, self.target.address, str(self._folder / "log"), point, *pids]
+        arguments = [self.source_address, self.target.address, str(self._folder / "log"), point, *pids]
         command = [sys.executable, "-m", self._child, *arguments]
         gone = threading.Event()
 

@@ -96,7 +96,14 @@ def field(tmp_path: Path) -> Iterator[TwoKinds]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("victims", [("self",), ("in",), ("in", "out", "self")], ids=["client", "Broker-J", "all"])
+@pytest.mark.parametrize(
+    "victims",
+    [
+        pytest.param(("self",), id="client", marks=pytest.mark.long),
+        pytest.param(("in",), id="Broker-J", marks=pytest.mark.long),
+        pytest.param(("in", "out", "self"), id="all"),
+    ],
+)
 def test_somebody_is_killed(field: TwoKinds, victims: tuple[str, ...]) -> None:
     steps = ALL if EVERY_POINT else SOME[len(victims) % 2 :: 2]
     for step in steps:

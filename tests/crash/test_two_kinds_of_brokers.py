@@ -209,7 +209,7 @@ def field(tmp_path: Path, broker_j: BrokerJ, request: pytest.FixtureRequest) -> 
         field.site.remove()
 
 
-@pytest.mark.parametrize("victim", ["qpid", "ours"])
+@pytest.mark.parametrize("victim", [pytest.param("qpid", marks=pytest.mark.long), "ours"])
 @pytest.mark.parametrize("source", ["qpid", "ours"] if EVERY_POINT else ["qpid"])
 def test_one_of_two_kinds_of_brokers_is_killed(field: Field, source: str, victim: str) -> None:
     target = "ours" if source == "qpid" else "qpid"

@@ -37,7 +37,8 @@ ELSEWHERE = {
     "text": "what is shown, no code",
 }
 ON_SPARK = "pipeline.md"
-"""The page whose Python needs a process of its own: Spark's."""
+IN_A_PROCESS = {ON_SPARK, "django.md"}
+"""The pages whose Python needs a process of its own: Spark's, and Django's, whose settings are the process's."""
 ON_MARIADB = "mariadb.md"
 """The page whose database is MariaDB's."""
 MODULES = "resource-managers.md"
@@ -47,7 +48,7 @@ ON_ACTIVEMQ = "openwire.md"
 WITH_PYTHON = [
     page
     for page in pages()
-    if page.name not in {ON_SPARK, MODULES, ON_ACTIVEMQ}
+    if page.name not in {*IN_A_PROCESS, MODULES, ON_ACTIVEMQ}
     and any(block.language in {"python", "sql"} for block in blocks(page))
 ]
 
@@ -110,12 +111,13 @@ def test_the_blocks_run(page: Path, request: pytest.FixtureRequest, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_blocks_on_spark_run(postgres: Postgres, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", sorted(IN_A_PROCESS))
+def test_the_blocks_run_in_a_process(page: str, postgres: Postgres, tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path)
     surroundings = Surroundings(tmp_path, broker.address, postgres.create_database())
     script = []
     try:
-        for block in sorted(blocks(ROOT / "docs" / ON_SPARK), key=lambda block: block.language != "sql"):
+        for block in sorted(blocks(ROOT / "docs" / page), key=lambda block: block.language != "sql"):
             if block.language == "python":
                 script.append(surroundings.code(block))
             else:

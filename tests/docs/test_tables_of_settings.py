@@ -13,6 +13,7 @@ from dtx.broker.config import BrokerConfig
 from dtx.broker.settings import MEGABYTE, Limits, QueueSettings, Settings
 from tests.docs.guide import ROOT
 from tm import Configuration, ConfigurationError, ConsumerSettings, configuration_from
+from xabridge.console.settings import ConsoleSettings
 from xabridge.outbox import RelaySettings
 from xabridge.outbox.metrics import metrics_table
 
@@ -46,6 +47,7 @@ def names(made: type[Any]) -> set[str]:
     [
         ("consumers.md", "parameter", names(ConsumerSettings) - {"queue"}),
         ("outbox.md", "setting", names(RelaySettings)),
+        ("console.md", "`[console]`", names(ConsoleSettings)),
         (
             "broker.md",
             "`[broker]`",
@@ -76,6 +78,7 @@ def test_every_key_of_the_configuration_is_named_once(tmp_path: Path) -> None:
     [
         ("operations.md", "key", Configuration),
         ("outbox.md", "setting", RelaySettings),
+        ("console.md", "`[console]`", ConsoleSettings),
         ("consumers.md", "parameter", ConsumerSettings),
         ("broker.md", "`[broker]`", Settings),
         ("broker.md", QUEUES, QueueSettings),

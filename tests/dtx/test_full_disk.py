@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import time
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -121,7 +121,8 @@ def test_it_refuses_posts_and_goes_on_with_all_that_frees_space(small: Path, tmp
             for _ in range(100):
                 if post(manager, 1):
                     break
-                broker.broker._store._open.writer._look_at = 0.0
+                store: Any = broker.broker._store
+                store._open.writer._look_at = 0.0
             else:
                 pytest.fail("nothing is taken again")
             consume(manager, 1)

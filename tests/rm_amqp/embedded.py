@@ -5,13 +5,13 @@ questions about it.
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PATIENCE_S = 30
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class EmbeddedBroker:

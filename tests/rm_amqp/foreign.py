@@ -13,7 +13,7 @@ from proton import Condition, Data, Terminus, symbol
 from proton.handlers import MessagingHandler
 from proton.reactor import Container
 
-from tests.rm_amqp.embedded import free_port
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from collections import deque
 from enum import Enum
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from dtx.amqp.sasl import SaslServer, ServerPolicy
 from dtx.broker.access.permissions import EVERYTHING, Permissions
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from dtx.amqp.sasl.mechanisms import Identity
     from dtx.store.contract import StoreError
     from rm_amqp.connection.maintenance import Maintained
     from rm_amqp.settings import Broker
@@ -155,16 +156,36 @@ class Poll:
         return [(end.fileno(), select.POLLIN)] if end.readable or (self._writes and not end.full) else []
 
 
+class Served(Protocol):
+    """The broker's side of a connection, as far as the network goes."""
+
+    closed: bool
+
+    def received(self, octets: bytes) -> None:
+        """Takes octets of the client."""
+        ...
+
+    def output(self) -> bytes:
+        """What is to be sent."""
+        ...
+
+    def tick(self, now_ms: int, held_ms: int, /) -> object:
+        """Time passes."""
+        ...
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        ...
+
+
 class Peer:
     """The broker's end of a connection."""
 
     def __init__(self, network: Network) -> None:
         self.up, self.down = Way(), Way()
         self._network = network
-        self._sasl: SaslServer | None = SaslServer(
-            ServerPolicy(None, anonymous=True), encrypted=False, certified=None, nonce=network.nonce
-        )
-        self.connection: BrokerConnection | None = None
+        self._sasl: SaslServer | None = SaslServer(network.policy, encrypted=False, certified=None, nonce=network.nonce)
+        self.connection: Served | None = None
 
     def arrives(self, frame: bytes) -> None:
         """A frame has crossed."""
@@ -172,7 +193,7 @@ class Peer:
             self._sasl.feed(frame)
             self.down.put(self._sasl.output())
             if self._sasl.done and self._sasl.identity is not None:
-                self.connection = BrokerConnection(self._network.container, self._sasl.identity, "memory")
+                self.connection = self._network.serve(self._sasl.identity)
                 rest, self._sasl = self._sasl.rest, None
                 if rest:
                     self.connection.received(rest)
@@ -196,6 +217,8 @@ class Peer:
 
 class Network:
     """The network, and the broker that it leads to. An end takes no more than `takes` octets at a time."""
+
+    policy = ServerPolicy(None, anonymous=True)
 
     def __init__(self, takes: int = 1 << 30) -> None:
         self.now = 1_000_000.0
@@ -273,6 +296,19 @@ class Network:
         while self._jobs:
             self._jobs.popleft()()
 
+    def serve(self, identity: Identity) -> Served:
+        """The broker's side of a new connection."""
+        return BrokerConnection(self.container, identity, "memory")
+
+    def broker_turn(self) -> None:
+        """The broker does what it has to do."""
+        self.container.resource.settle()
+        self.container.take_touched()
+
+    def broker_tick(self) -> float:
+        """Time passes for the broker; in how many seconds it wants to be called again."""
+        return self.container.resource.tick()
+
     @staticmethod
     def _store_stopped(error: StoreError) -> None:
         raise AssertionError(error)
@@ -310,7 +346,7 @@ class Network:
                 else:
                     self._maintained[maintained] = max(again, self.now + 0.02)
         if self._tick_at_s <= self.now:
-            self._tick_at_s = self.now + max(self.container.resource.tick(), 0.01)
+            self._tick_at_s = self.now + max(self.broker_tick(), 0.01)
             for end in self.ends:
                 if end.peer.connection is not None:
                     end.peer.connection.tick(int(self.now * 1000), 0)
@@ -333,8 +369,7 @@ class Network:
             moved = True
             if not self._strikes(None, None):
                 self._jobs.popleft()()
-        self.container.resource.settle()
-        self.container.take_touched()
+        self.broker_turn()
         for end in tuple(self.ends):
             end.peer.says()
             moved |= self._cross(end.peer, end.peer.down, end.arrives)

@@ -14,10 +14,11 @@ from dtx.broker.access.permissions import EVERYTHING, Permissions
 from dtx.broker.settings import Limits, Settings
 from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.client import RMID, Client
-from tests.rm_amqp.embedded import EmbeddedBroker, free_port
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.foreign import foreign_broker, silent_peer
 from xa import TMSTARTRSCAN, Code, ResourceError, ResourceUnavailable, XaError, XaMisuse
 from xabridge.testing.contract.client import ScriptedRegistrar
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

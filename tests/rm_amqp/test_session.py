@@ -45,6 +45,58 @@ def test_what_is_received_and_sent_is_done_by_commit(client: Client, queue: str)
     assert client.look(f"{queue}-out") == ["out"]
 
 
+@pytest.mark.parametrize("how", ["delay", "deliver_at", "batch"])
+def test_a_delayed_message_comes_when_its_time_has_come(client: Client, queue: str, how: str) -> None:
+    """Which is counted from the commit."""
+    delay_s = 0.4
+    xid = client.start()
+    if how == "deliver_at":
+        client.session.send(queue, Message("later", deliver_at=time.time() + 2 * delay_s))
+    elif how == "delay":
+        client.session.send(queue, Message("later", delay=delay_s, annotations={"x-opt-own": 1}))
+    else:
+        client.session.send_batch(queue, [Message("now"), Message("later", delay=delay_s)])
+    client.end(xid)
+    time.sleep(delay_s)  # a delay does not begin yet
+    began = time.monotonic()
+    client.commit(xid, end=False, two_phase=True)
+    assert client.look(queue) == (["now"] if how == "batch" else [])
+    xid = client.start()
+    if how == "batch":
+        assert client.session.receive(queue, 5).body == "now"
+    message = client.session.receive(queue, 5)
+    assert message.body == "later"
+    assert time.monotonic() - began > delay_s * (0.5 if how == "deliver_at" else 0.99)
+    assert (message.delay, message.deliver_at) == (0, 0), "or who passes it on would delay it again"
+    client.session.dead_letter(message, f"{queue}-dead", {"reason": "bad"})
+    client.commit(xid)
+    assert client.look(f"{queue}-dead") == ["later"], "a dead letter is there at once"
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_broker_that_does_not_delay_is_not_asked_to(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect, queue: str, *, batch: bool
+) -> None:
+    monkeypatch.setattr("dtx.broker.endpoint.connection.CAPABILITIES", ("ANONYMOUS-RELAY",))
+    client = connect()
+    xid = client.start()
+    message = Message("later", delay=5)
+    with pytest.raises(XaMisuse, match="does not offer DELAYED_DELIVERY"):
+        client.session.send_batch(queue, [message]) if batch else client.session.send(queue, message)
+    client.session.send(queue, Message("now"))
+    client.commit(xid)
+    assert client.look(queue) == ["now"]
+
+
+def test_a_delay_that_is_none_is_refused(client: Client, queue: str) -> None:
+    xid = client.start()
+    for message in (Message(delay=-1), Message(delay=5, deliver_at=5), Message(deliver_at=-1)):
+        with pytest.raises(XaMisuse, match="a delay, or a time"):
+            client.session.send(queue, message)
+    client.rollback(xid)
+
+
 @pytest.mark.parametrize("options", ["", "prefetch=3"])
 @pytest.mark.parametrize("prepared", [False, True])
 def test_after_a_rollback_messages_are_available_again_in_order_and_the_delivery_is_counted(
@@ -328,6 +380,24 @@ def test_what_was_sent_ahead_goes_back_when_the_resource_manager_is_closed(conne
     got = [other.session.receive(queue, 5) for _ in range(29)]
     assert [(message.body, message.delivery_count) for message in got] == [(n, 0) for n in range(1, 30)]
     other.commit(xid)
+
+
+@pytest.mark.parametrize("verb", ["send", "receive", "browse"])
+def test_an_address_is_never_cut(client: Client, queue: str, verb: str) -> None:
+    """Proton takes what is behind a NUL for no part of it, and so another queue was meant."""
+    client.put(queue, ["one"])
+    xid = client.start()
+    with pytest.raises(XaMisuse, match="it has a NUL"):
+        if verb == "send":
+            client.session.send(f"{queue}\0other", Message("astray"))
+        elif verb == "receive":
+            client.session.receive(f"{queue}\0other", 0)
+        else:
+            list(client.session.browse(f"{queue}\0other"))
+    client.session.send(f"{queue}-out", Message("goes on"))
+    client.commit(xid)
+    assert client.look(queue) == ["one"]
+    assert client.look(f"{queue}-out") == ["goes on"]
 
 
 def test_more_addresses_than_links_are_kept(client: Client, queue: str) -> None:

@@ -38,6 +38,12 @@ def test_everything_that_can_be_said() -> None:
     )
 
 
+def test_service_bus_may_be_silent_for_longer() -> None:
+    assert parse("amqps://key@namespace/?topic=shop").idle_timeout_s == 120
+    assert parse("amqps://key@namespace/?topic=shop&idle_timeout=40").idle_timeout_s == 40
+    assert parse("amqps://key@namespace/").idle_timeout_s == 30
+
+
 def test_the_password_is_not_shown() -> None:
     told = parse("amqp://shop:open%20sesame@broker")
     assert told.password == "open sesame"  # noqa: S105

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from tests.postgres import Postgres
@@ -47,9 +48,7 @@ class Pooler:
 
     def __init__(self, server: Postgres, size: int) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="xabridge-pooler-"))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         settings = SETTINGS.format(port=server.port, listen=self.port, folder=self._folder, size=size)
         (self._folder / "settings").write_text(settings)
         (self._folder / "users").write_text('"postgres" ""\n')

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.rm_amqp.embedded import free_port
+from tests.java_process import JAVA, JavaProcess
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT: Final = Path(__file__).parents[2]
 SOURCES: Final = ROOT / "tests" / "interop"
-JAVA: Final = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 PLACES: Final = {
     "activemq": ("XABRIDGE_ACTIVEMQ", ".activemq", "activemq-jaas-*.jar"),
     "artemis": ("XABRIDGE_ARTEMIS", ".artemis", "artemis-openwire-protocol-*.jar"),
@@ -56,78 +56,14 @@ def jars(name: str) -> Path:
     return folder
 
 
-class JavaBroker:
-    """A broker at a fixed port. It can be killed, and started again with what it has stored."""
-
-    kind: str
+class JavaBroker(JavaProcess):
+    """A broker at a fixed port."""
 
     def __init__(self, folder: Path, port: int | None = None) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.url = f"openwire://{self.address}/"
-        self._log = folder / "broker.log"
-        self._process: subprocess.Popen[str] | None = None
-
-    def command(self) -> Sequence[str]:
-        """How it is called."""
-        raise NotImplementedError
-
-    def start(self) -> None:
-        """Starts it, and waits until it listens."""
-        if self._process is not None:
-            return
-        self.launch()
-        self.await_ready()
-
-    def launch(self) -> None:
-        """Starts it."""
-        with self._log.open("a", encoding="utf-8") as log:
-            self._process = subprocess.Popen(
-                self.command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-            )
-
-    def await_ready(self) -> None:
-        """Waits until it listens."""
-        said = self.hear("ready")
-        assert self._process is not None
-        assert self._process.poll() is None, f"{self.kind} did not start: {said}, {self._log.read_text('utf-8')}"
-
-    def hear(self, word: str) -> list[str]:
-        """The lines that it prints before this one."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        lines = []
-        while (line := self._process.stdout.readline()) != f"{word}\n":
-            if not line:
-                self._process.wait(30)
-                break
-            lines.append(line.strip())
-        return lines
-
-    def ask(self, word: str) -> str:
-        """The line that it prints when it is told this one."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{word}\n")
-        self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
-
-    @property
-    def running(self) -> bool:
-        """Whether its process runs."""
-        return self._process is not None and self._process.poll() is None
-
-    def kill(self) -> None:
-        """kill -9."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
 
 
 class Classic(JavaBroker):
@@ -144,7 +80,7 @@ class Classic(JavaBroker):
     def command(self) -> Sequence[str]:
         listens = f"tcp://{self.address}{self._options}"
         source = str(SOURCES / "activemq" / "Broker.java")
-        return ["java", *JAVA, "-cp", f"{self._lib}/*", source, str(self.folder), listens, *self._who]
+        return [*JAVA, "-cp", f"{self._lib}/*", source, str(self.folder), listens, *self._who]
 
 
 KEPT: Final = "<auto-delete-queues>false</auto-delete-queues><auto-delete-addresses>false</auto-delete-addresses>"
@@ -177,7 +113,7 @@ class Artemis(JavaBroker):
 
     def command(self) -> Sequence[str]:
         source = str(SOURCES / "artemis" / "Broker.java")
-        return ["java", *JAVA, "-cp", f"{self._lib}/*", source, str(self._configuration)]
+        return [*JAVA, "-cp", f"{self._lib}/*", source, str(self._configuration)]
 
 
 CLUSTER: Final = """

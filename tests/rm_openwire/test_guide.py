@@ -61,7 +61,7 @@ def test_the_defaults_are_those_of_the_table() -> None:
         ("openwire://host?timeout=0", "timeout"),
         ("openwire://host?prefetch=many", "prefetch"),
         ("openwire://host?queues_stay=yes", "true or false"),
-        ("openwire://host?dead_letter_queue=", "name of a queue"),
+        ("openwire://host?dead_letter_queue=", "expected a name of 1 to 200"),
         ("openwire://ada:secret@host", "plain_without_tls"),
         ("openwire+ssl://ada@host?password_env=NOT_SET_ANYWHERE", "NOT_SET_ANYWHERE"),
         ("openwire+ssl://host?ca=/nowhere.pem", "ca"),

@@ -5,8 +5,10 @@ The broker keeps no order: a queue holds a set. A browse has two steps, its begi
 there all the time, and of what arrived meanwhile it shows what the schedule chooses. It may or may not show messages
 that a client has acquired. What a transaction sends to two queues arrives at two moments. It may also arrive late, when
 its sender has the answer already or has ended. When a process dies, the messages that it has acquired become available
-again. When the broker crashes, no message is acquired any more, every connection is lost, and everything that was
-committed is there. A process can stop at any call of a port for as long as the schedule chooses.
+again. A lock may run out, too (`lapses`): then others get the message, its process hears nothing, and a transaction
+that retires a message which somebody else has is rolled back as a whole. When the broker crashes, no message is
+acquired any more, every connection is lost, and everything that was committed is there. A process can stop at any call
+of a port for as long as the schedule chooses.
 
 A process that knows which founding counts uses it as every client does: it takes the lease token, removes useless
 messages, and sends the next generation.
@@ -45,6 +47,10 @@ TOLD = frozenset(
 """The variables that say where a process stands."""
 
 
+class Refused(Exception):
+    """The broker rolls a transaction back, because it retires what its process holds no more."""
+
+
 class Contradiction(AssertionError):
     """Two processes do not agree, or a token is there twice."""
 
@@ -81,10 +87,10 @@ class Broker:
         """As the schedule says."""
         return [thing for thing in things if self.choose(2)]
 
-    def let_go(self, process: Process) -> None:
-        """What the process held is there again."""
+    def let_go(self, holder: Process | Transaction) -> None:
+        """What it held is there again."""
         for place, by in self.tokens.items():
-            if by is process:
+            if by is holder:
                 self.tokens[place] = None
 
     def begin(self, transaction: Transaction, retired: Sequence[Place] = ()) -> None:
@@ -124,6 +130,8 @@ class Process:
     algorithm: Algorithm
     own: Founding
     result: Founding | None = None
+    believed: set[Place] = field(default_factory=set)
+    """What it has taken and not given back. The broker may have taken a lock away since, and given it to others."""
     waits_for: Transaction | None = None
     steps: Coroutine[None, None, None] | None = None
 
@@ -166,11 +174,15 @@ class Process:
             return None
         token = free[self.broker.choose(len(free))]
         self.broker.tokens[slot, token] = self
+        if (slot, token) in self.believed:
+            raise Refused
+        self.believed.add((slot, token))
         return token
 
     # Nobody can tell the next two from coming late to the next call, so that they suspend nothing.
     async def release(self) -> None:
         self.broker.let_go(self)
+        self.believed.clear()
 
     async def pause(self, why: str) -> None:
         pass
@@ -198,14 +210,25 @@ class Process:
     async def elect(self, winner: Founding, foundings: Foundings) -> None:
         await suspension()
         places = {(founding.founder, founding.lease_slot) for founding in foundings}
-        held = [place for place, by in self.broker.tokens.items() if by is self]
-        locks = [place for place in held if (place[1].founder, place[0]) in places]
+        locks = [place for place in self.believed if (place[1].founder, place[0]) in places]
+        if any(self.broker.tokens.get(place) is not self for place in locks):
+            raise Refused
+        self.believed.difference_update(locks)
         (lock,) = (token for _, token in locks if token.founder == winner.founder)
         transaction = Transaction([])
-        transaction.parts.append(
-            lambda: self.broker.replace(transaction, locks, [(lock.slot, lock.renewed())])
-        )  # fmt: skip
+        refused = []
+
+        def commit() -> None:
+            if any(self.broker.tokens.get(place) is not transaction for place in locks):
+                refused.append(transaction)
+                self.broker.let_go(transaction)
+            else:
+                self.broker.replace(transaction, locks, [(lock.slot, lock.renewed())])
+
+        transaction.parts.append(commit)
         await self._discharged(transaction, locks)
+        if refused:
+            raise Refused
 
     async def _use(self, founding: Founding) -> None:
         """Takes the lease token, drops what is in its way, and replaces it."""
@@ -227,6 +250,8 @@ class Process:
                 return
             broker.tokens[slot, token] = self
             await suspension()
+            if broker.tokens.get((slot, token)) is not self:
+                raise Refused
             broker.replace(self, [(slot, token)], [(slot, token.renewed())])
             return
 
@@ -241,6 +266,8 @@ class World:
     """Of each process' own founding."""
     deaths: int = 0
     broker_crashes: int = 0
+    lapses: int = 0
+    """How many locks run out while somebody holds them, or a transaction retires them, who does not hear of it."""
     stays: int = 0
     """Where it is not 0: a process goes on, but for one time in so many, so that others stand still for long."""
 
@@ -261,7 +288,8 @@ class World:
         ready = [process for process in self.processes if process.ready]
         under_way = len(self.broker.under_way)
         dying = self.processes if self.deaths else []
-        ways = len(ready) + under_way + len(dying) + bool(self.broker_crashes and self.processes)
+        locked = [place for place, by in self.broker.tokens.items() if by is not None] if self.lapses else []
+        ways = len(ready) + under_way + len(dying) + len(locked) + bool(self.broker_crashes and self.processes)
         if not ways:
             return False
         if self.stays and self._last in ready and self.choose(self.stays):
@@ -270,8 +298,11 @@ class World:
             way = self.choose(ways)
         if way < len(ready):
             process = self._last = ready[way]
-            if not process.step():
-                self.processes.remove(process)
+            try:
+                if not process.step():
+                    self.processes.remove(process)
+            except Refused:
+                self._replace(process)
             if process.result is not None:
                 self.results.add(process.result)
         elif (way := way - len(ready)) < under_way:
@@ -279,6 +310,9 @@ class World:
         elif (way := way - under_way) < len(dying):
             self.deaths -= 1
             self._replace(dying[way])
+        elif (way := way - len(dying)) < len(locked):
+            self.lapses -= 1
+            self.broker.tokens[locked[way]] = None
         else:
             self.broker_crashes -= 1
             self.broker.crash()
@@ -303,7 +337,7 @@ class World:
 
     def finish(self) -> None:
         """Nobody dies any more: those who are left, and one who comes last, get to the same end."""
-        self.deaths = self.broker_crashes = 0
+        self.deaths = self.broker_crashes = self.lapses = 0
         self.processes.append(self._process(self.slots[0]))
         for _ in range(LONG):
             if not self.move():
@@ -320,11 +354,15 @@ class World:
         return (
             self.deaths,
             self.broker_crashes,
+            self.lapses,
             frozenset(self.results),
             frozenset(self.broker.foundings),
             frozenset((place, names.get(by)) for place, by in self.broker.tokens.items()),
             tuple(len(transaction.parts) for transaction in self.broker.under_way),
-            tuple((process.own, names.get(process.waits_for), _place(process)) for process in self.processes),
+            tuple(
+                (process.own, frozenset(process.believed), names.get(process.waits_for), _place(process))
+                for process in self.processes
+            ),
         )
 
 
@@ -390,11 +428,12 @@ class Script:
         return self._at < len(self._made)
 
 
-def run(seed: int, algorithm: Algorithm = election.elect) -> None:
-    """One schedule of many processes, which die now and then."""
+def run(seed: int, algorithm: Algorithm = election.elect, *, lapses: int = 0) -> None:
+    """One schedule of many processes, which die now and then, and lose at most so many locks."""
     choose = random.Random(seed).randrange
     slots = [(2, 2, 2, 2), (2, 2, 3), (1, 3, 2), (2, 2)][choose(4)]
     world = World(choose, algorithm, slots, deaths=choose(4), broker_crashes=choose(2), stays=choose(3) * 8)
+    world.lapses = lapses
     try:
         for _ in range(choose(200)):
             if not world.move():

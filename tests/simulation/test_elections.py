@@ -48,6 +48,13 @@ def test_every_schedule_of_two() -> None:
     assert states > 10_000
 
 
+@pytest.mark.parametrize("lapses", [1, 4])
+def test_locks_that_run_out(lapses: int) -> None:
+    """As those of Azure Service Bus."""
+    for seed in few(QUICK // 2):
+        run(seed, lapses=lapses)
+
+
 # --- mutants ----------------------------------------------------------------------------------------------------
 async def _use(ports: Ports, founding: Founding) -> None:
     """Whatever others may think of it."""

@@ -13,6 +13,7 @@ import pytest
 
 from tests.tm.two_resources import Clock, TwoResources
 from tm import OutcomeUnknown
+from tm.consumer.handler import Handler
 from tm.consumer.job import Job
 from tm.consumer.settings import ConsumerSettings
 from tm.consumer.statistics import Statistics
@@ -109,7 +110,9 @@ def test_a_log_that_can_not_be_read(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_consumer_that_can_not_receive(both: TwoResources, caplog: pytest.LogCaptureFixture) -> None:
     """One line for all of its workers."""
     clock = Clock()
-    job = Job(both.manager, ConsumerSettings("orders", resource="one"), print, Statistics("orders", None, clock))
+    job = Job(
+        both.manager, ConsumerSettings("orders", resource="one"), Handler(print), Statistics("orders", None, clock)
+    )
     for _ in range(NIGHT_S // EVERY_S):
         for worker in range(4):
             job.failed_to_receive(worker, ConnectionError("refused"))

@@ -300,6 +300,18 @@ def test_the_decorated_keep_their_names_kinds_and_arguments(shop: Shop) -> None:
     assert asyncio.run(coroutine(1)) == 6
 
 
+def test_a_coroutine_that_would_run_too_late_is_refused(shop: Shop) -> None:
+    async def place() -> None:
+        raise AssertionError("it has run")
+
+    def behind_a_decorator() -> Any:
+        return place()
+
+    behind = shop.tm.transactional(behind_a_decorator)
+    with pytest.raises(ProtocolMisuse, match="would run after its transaction has ended"):
+        behind()
+
+
 def test_generator_functions_are_refused_since_they_would_run_too_late(shop: Shop) -> None:
     def generator() -> Any:
         yield 1

@@ -178,7 +178,8 @@ def test_no_message_about_a_log_holds_a_password(
             holds_nothing(str(error))
         for command in COMMANDS:
             main([*command, "--config", str(config)])
-        main(["recover", "backup", str(tmp_path / "copy"), "--config", str(config)])
+        main(["check", "--config", str(config)])
+        main(["log", "backup", str(tmp_path / "copy"), "--config", str(config)])
     holds_nothing("\n".join(record.getMessage() for record in caplog.records))
     told = capsys.readouterr()
     assert told.out + told.err
@@ -196,6 +197,13 @@ def test_the_broker_prints_no_password(url: str, tmp_path: Path) -> None:
     assert done.returncode
     holds_nothing(done.stdout)
     holds_nothing(done.stderr.replace(str(config), ""))
+
+
+def test_a_copy_of_a_store_prints_no_password(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for url in (*MALFORMED, *LOGS):
+        assert main(["broker", "backup", "--store", url, str(tmp_path / "no" / "copy")])
+    told = capsys.readouterr()
+    holds_nothing(told.out + told.err.replace(str(tmp_path), ""))
 
 
 def test_variables_stand_anywhere_in_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

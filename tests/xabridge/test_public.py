@@ -8,11 +8,12 @@ import sys
 import xabridge
 
 PUBLIC = """
-    Action Broker Code CommitReturn Configuration ConfigurationError Consumer ConsumerSettings
-    ConsumerState Counts Database Finding GlobalState Health HealthServer HeuristicCommitted HeuristicHazard
+    Action App Broker Code Codec CommitReturn Configuration ConfigurationError Consumer ConsumerSettings
+    ConsumerState Counts Database DeclaredConsumer Depends
+    Finding GlobalState Health HealthServer HeuristicCommitted HeuristicHazard
     HeuristicMixed HeuristicOutcomeError HeuristicRolledBack ManagerUnusable MariaDatabase Message NoMessage Outcome
     OutcomeUnknown PostgresDatabase Propagation ProtocolMisuse Reason Report ResourceConfig RolledBack Transaction
-    TransactionControl TransactionError TransactionManager TransactionState TxCode TxInfo TxInterface Verdict
+    TransactionControl TransactionError TransactionManager TransactionState Tx TxCode TxInfo TxInterface Verdict
     Xid configuration_from opentelemetry take_part
 """
 

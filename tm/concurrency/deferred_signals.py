@@ -19,10 +19,12 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # as `signal`, without its enumerations, which cost more than the rest
 import _thread
 import logging
+import os
 import sys
 import threading
 import time
 from contextlib import suppress
+from threading import get_ident
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -54,9 +56,22 @@ TOLD_AFTER_S: Final = 0.3
 """How long after Ctrl-C the code may go on before a log message says that it does."""
 
 
+_main = threading.main_thread().ident
+"""The thread in which signal handlers run."""
+
+
+def _forked() -> None:
+    """In a child process, signal handlers run in the thread that forked."""
+    global _main  # noqa: PLW0603 — there is one in a process
+    _main = get_ident()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def interruptible() -> bool:
     """Whether signal handlers run in the calling thread."""
-    return threading.get_ident() == threading.main_thread().ident
+    return get_ident() == _main
 
 
 class DeferredSignals:

@@ -9,6 +9,7 @@ from tm.concurrency.uninterrupted import left_by_its_caller
 from tm.errors import ProtocolMisuse
 from tm.outcome import named
 from xa import switch_control, thread_of_control
+from xa.threads_of_control import CURRENT
 
 if TYPE_CHECKING:
     from xa import ThreadOfControl
@@ -50,8 +51,8 @@ class TransactionLock:
                 "a transaction belongs to one at a time"
             )
         self._inside = thread
-        control = thread_of_control()
-        if control is not self._control:
+        if CURRENT.get(None) is not self._control:
+            thread_of_control()  # to be given back
             self._before = switch_control(self._control)
 
     def __exit__(self, *_: object) -> None:

@@ -21,7 +21,7 @@ import threading
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from tm.concurrency.deferred_signals import DeferredSignals
+from tm.concurrency.deferred_signals import DeferredSignals, interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +92,7 @@ class UninterruptedCalls:
 
     def __init__(self, break_off: Callable[[], object]) -> None:
         self._break_off = break_off
+        self._idle = DeferredSignals(self, break_off)
         self._pid = os.getpid()
         self._under_way: dict[_Call[Any], None] = {}
 
@@ -106,7 +107,7 @@ class UninterruptedCalls:
 
     def signals(self, about: object) -> DeferredSignals:
         """For callers that do by themselves what `run` does."""
-        return DeferredSignals(about, self._break_off)
+        return DeferredSignals(about, self._break_off) if interruptible() else self._idle
 
     def run_for(self, seconds: float, about: object, work: Callable[[], T]) -> T:
         """Carries out `work` on a thread of its own, and waits no longer than `seconds`. StillGoingOn: it goes on.

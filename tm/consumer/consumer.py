@@ -15,11 +15,11 @@ Handlers that are coroutine functions run in tasks of one event loop, others in 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import threading
 from typing import TYPE_CHECKING, Any, Unpack
 
+from tm.consumer.handler import Handler
 from tm.consumer.job import Job
 from tm.consumer.pools import TaskPool, TaskPoolInThread, ThreadPool
 from tm.consumer.settings import ConsumerSettings
@@ -28,6 +28,7 @@ from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
 from tm.consumer.statistics import Counts, Health, Statistics
 from tm.errors import ProtocolMisuse
 from xa.machine import IllegalTransition, advance
+from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,22 +49,27 @@ class Consumer:
         self,
         manager: TransactionManager,
         queue: str,
-        handler: Callable[..., Any],
+        handler: Callable[..., Any] | Handler,
         /,
         **settings: Unpack[ConsumerOptions],
     ) -> None:
-        self.settings = ConsumerSettings(queue, **settings)
-        self._handler = handler
-        self._is_async = inspect.iscoroutinefunction(handler)
-        self._statistics = Statistics(queue, manager.recorder)
-        self._job = Job(manager, self.settings, handler, self._statistics)
-        manager.resource(self.settings.resource)
+        self.settings = ConsumerSettings.of(queue, **settings)
+        handler = handler if isinstance(handler, Handler) else Handler(handler)
+        self._handler = handler.function
+        self.is_async = handler.is_async
+        """Whether its handler is a coroutine function."""
+        system = _system(manager.resource(self.settings.resource).url)
+        self._statistics = Statistics(queue, manager.recorder, system=system)
+        self.job = Job(manager, self.settings, handler, self._statistics)
+        """What its workers share."""
         self._lock = threading.Lock()
         self._state = ConsumerState.NEW
         self._pool: WorkerPool | None = None
         self._stopper: Stopper | None = None
         self.failure: BaseException | None = None
         """The exception that ended a worker, if it was not asked to stop."""
+        self.when_failed: Callable[[], object] = lambda: None
+        """Called when a worker has failed, in any thread."""
         manager.has_consumer(self)
 
     def __call__(self, message: Any, transaction: Any) -> Any:
@@ -77,6 +83,16 @@ class Consumer:
     def state(self) -> ConsumerState:
         """Its state."""
         return self._state
+
+    @property
+    def manager(self) -> TransactionManager:
+        """The manager whose transactions its messages are handled in."""
+        return self.job.manager
+
+    @property
+    def hanging(self) -> int:
+        """How many handlers are at work for longer than their transaction may take."""
+        return len(self._statistics.hanging)
 
     @property
     def counts(self) -> Counts:
@@ -111,8 +127,15 @@ class Consumer:
     def start(self) -> None:
         """Starts the workers, in the background."""
         self._advance(ConsumerVerb.START)
-        self._pool = (TaskPoolInThread if self._is_async else ThreadPool)(self._job, self._failed)
+        self._pool = (TaskPoolInThread if self.is_async else ThreadPool)(self.job, self._failed)
         if self.failure is not None:  # of a worker that failed before we knew it
+            self._pool.ask()
+
+    def ask_to_stop(self) -> None:
+        """Its workers begin nothing more, and it does not wait for them: `stop` does."""
+        if self._state is ConsumerState.RUNNING:
+            self._ask_to_stop()
+        if self._pool is not None:
             self._pool.ask()
 
     def stop(self, timeout_s: float | None = None) -> bool:
@@ -138,11 +161,11 @@ class Consumer:
     # --- in the caller's event loop --------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if not self._is_async:
+        if not self.is_async:
             self.start()
             return self
         self._advance(ConsumerVerb.START)
-        self._pool = TaskPool(self._job, self._failed)
+        self._pool = TaskPool(self.job, self._failed)
         return self
 
     async def __aexit__(
@@ -174,16 +197,27 @@ class Consumer:
 
     def _failed(self, error: BaseException) -> None:
         """A worker has ended with this."""
-        logger.error("%s: a worker failed, the consumer stops", self.settings.queue, exc_info=error)
+        queue = self.settings.queue
+        logger.error("%s: a worker failed, the consumer stops", queue, exc_info=error, extra=about(queue=queue))
         self.failure = self.failure or error
         pool = self._pool
         if pool is not None:
             pool.ask()
         self._ask_to_stop()
+        self.when_failed()
 
     def _ended(self, left: int) -> None:
         self._advance(ConsumerVerb.END)
         if left:
             logger.error(
-                "%s: %d workers did not finish in time; their transactions are rolled back", self.settings.queue, left
-            )
+                "%s: %d workers did not finish in time; their transactions are rolled back", self.settings.queue, left,
+                extra=about(queue=self.settings.queue),
+            )  # fmt: skip
+
+
+def _system(url: str) -> str:
+    """The kind of a broker, as the semantic conventions for messaging call it, or by the scheme of its URL."""
+    scheme = url.partition("://")[0]
+    if scheme.startswith("openwire"):
+        return "activemq"
+    return "amqp" if "amqp" in scheme else scheme

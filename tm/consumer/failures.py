@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tm.consumer.history import is_new
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -45,6 +47,13 @@ class Failure:
     last_ms: int
     vain: bool = False
     """Whether it could not be put away as a dead letter."""
+    final: str = ""
+    """The digest of the message's content, where no further attempt can help. Ids may be used twice: another message
+    with this id is not refused for it."""
+    conflicts: int = 0
+    """How often another transaction was in the way."""
+    is_conflict: bool = False
+    """Whether it was so the last time."""
 
 
 class Failures:
@@ -56,17 +65,23 @@ class Failures:
         self._of: dict[str, Failure] = {}
         self._places: dict[str, None] = {}
 
-    def note(self, message: Any, error: BaseException, *, vain: bool = False) -> Failure:
-        """Another failure of `message`."""
-        key, now = name_of(message), int(self._wall_s() * 1000)
+    def note(
+        self, message: Any, error: BaseException, *, vain: bool = False, final: bool = False, conflict: bool = False
+    ) -> Failure:
+        """Another failure of `message`; `final`: no further attempt can help; `conflict`: another transaction was in
+        the way."""
+        key, content, now = name_of(message), digest_of(message) if final else "", self.now_ms()
         reason = f"{type(error).__name__}: {error}"[:MOST_TEXT]
         with self._lock:
             before = self._of.pop(key, None)
-            if vain and before is not None:
-                failure = replace(before, vain=True)
+            if is_new(message):
+                before = None
+            if before is not None and (vain or (before.final and before.final == digest_of(message))):
+                failure = replace(before, vain=vain, last_ms=now)
             else:
                 first = now if before is None else before.first_ms
-                failure = Failure(reason, place_of(error), first, now, vain)
+                conflicts = (before.conflicts if before is not None else 0) + conflict
+                failure = Failure(reason, place_of(error), first, now, vain, content, conflicts, conflict)
             self._of[key] = failure
             if len(self._of) > MOST:
                 del self._of[next(iter(self._of))]
@@ -76,6 +91,15 @@ class Failures:
         """The known failures of `message`."""
         with self._lock:
             return self._of.get(name_of(message)) if self._of else None
+
+    def now_ms(self) -> int:
+        """The time, milliseconds since 1970."""
+        return int(self._wall_s() * 1000)
+
+    def is_final(self, message: Any) -> bool:
+        """Whether `message` has failed in a way in which it will fail again."""
+        failure = self.known(message)
+        return failure is not None and bool(failure.final) and failure.final == digest_of(message)
 
     def forget(self, message: Any) -> None:
         """`message` was handled, or put away."""
@@ -99,8 +123,13 @@ def name_of(message: Any) -> str:
     identity = getattr(message, "id", None)
     if identity is not None:
         return repr(identity)
+    return "#" + digest_of(message)
+
+
+def digest_of(message: Any) -> str:
+    """A digest of what a message says."""
     said = repr((getattr(message, "subject", None), getattr(message, "properties", None), getattr(message, "body", "")))
-    return "#" + hashlib.blake2b(said.encode(errors="replace"), digest_size=8).hexdigest()
+    return hashlib.blake2b(said.encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def place_of(error: BaseException) -> str:

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tm.consumer.failures import Failures, name_of, place_of
+from tm.consumer.handler import Refused
+from tm.consumer.history import (
+    CONFLICTS,
+    COUNT,
+    FIRST,
+    QUEUE,
+    REASON,
+    History,
+    first_failure_ms,
+    is_conflict,
+    is_final,
+    is_new,
+    reason_of,
+    retries_of,
+)
 from tm.consumer.statistics import DEAD_LETTERED, RETURNED, outcome_of
+from tm.telemetry.received import Received
 from tm.throttle import WarningThrottle
+from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from tm.consumer.handler import Handler
     from tm.consumer.settings import ConsumerSettings
     from tm.consumer.statistics import Statistics
     from tm.manager import TransactionManager
@@ -34,6 +51,14 @@ class DeadLetter(NamedTuple):
     annotations: dict[str, str | int]
 
 
+class Later(NamedTuple):
+    """Where, and when, a message that is put off comes again, and what goes with it."""
+
+    address: str
+    at_ms: int
+    annotations: dict[str, str | int]
+
+
 class Job:
     """The job that the workers of one consumer do, in threads or in tasks; they note here what came of it."""
 
@@ -41,7 +66,7 @@ class Job:
         self,
         manager: TransactionManager,
         settings: ConsumerSettings,
-        handler: Callable[..., Any],
+        handler: Handler,
         statistics: Statistics,
     ) -> None:
         self.manager = manager
@@ -56,36 +81,92 @@ class Job:
         """The session of the queue's resource, in a transaction."""
         return transaction[self.settings.resource]
 
-    def calls(self, messages: Sequence[Any]) -> Sequence[Any]:
-        """The arguments of the handler, call by call."""
-        return messages if self.settings.takes == "message" else [messages]
+    def calls(self, messages: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
+        """The arguments of the handler, call by call; and the messages that it can't be called with: a final failure,
+        which is noted."""
+        arguments, unfit = [], []
+        for message in messages:
+            try:
+                arguments.append(self.handler.read(message))
+            except Refused as error:
+                self.failures.note(message, error, final=True)
+                unfit.append(message)
+        return (arguments if self.settings.takes == "message" else [arguments] if arguments else []), unfit
 
     def done(
-        self, wanted: str, messages: Sequence[Any], transaction: Transaction, error: Exception | None, took_s: float
+        self,
+        wanted: str,
+        messages: Sequence[Any],
+        unfit: Sequence[Any],
+        transaction: Transaction,
+        error: Exception | None,
+        took_s: float,
     ) -> None:
-        """Counts, and logs, what came of messages that were to be HANDLED, DEAD_LETTERED or RETURNED."""
+        """Counts, and logs, what came of messages that were to be HANDLED, DEAD_LETTERED or RETURNED; those that are
+        `unfit` were put away beside the others."""
         outcome = wanted if error is None else outcome_of(error)
         queue = self.settings.queue
-        self.statistics.done(transaction, outcome, len(messages), took_s)
         if error is not None:
+            self.statistics.done(transaction, outcome, len(messages), took_s)
             self._failed(wanted, messages, transaction, outcome, error)
             return
+        for came_to, many in ((DEAD_LETTERED, len(unfit)), (outcome, len(messages) - len(unfit))):
+            if many:
+                self.statistics.done(transaction, came_to, many, took_s)
+        put_away = {id(message) for message in unfit}
         for message in messages if wanted != RETURNED else ():
-            if wanted == DEAD_LETTERED:
+            if wanted == DEAD_LETTERED or id(message) in put_away:
                 letter = self.dead_letter(message)
                 logger.error(
                     "%s: message %s of %s was dead-lettered to %s after %d deliveries: %s",
                     transaction, name_of(message), queue, letter.address or "where the broker puts it",
-                    message.delivery_count, letter.annotations["reason"],
+                    letter.annotations["deliveries"], letter.annotations["reason"],
+                    extra=about(transaction=transaction, message=name_of(message), queue=queue),
                 )  # fmt: skip
             self.failures.forget(message)
+
+    def history(self, message: Any) -> History:
+        """What is known of a message's failures."""
+        failure = None if is_new(message) else self.failures.known(message)
+        deliveries = retries_of(message, self.settings.queue) + int(message.delivery_count)
+        first_ms = first_failure_ms(message, self.settings.queue)
+        if failure is None:
+            return History(deliveries, self._is_too_late(first_ms))
+        conflicts = min(failure.conflicts, CONFLICTS)
+        return History(
+            max(deliveries - conflicts, 0),
+            self.failures.is_final(message) or self._is_too_late(first_ms or failure.first_ms),
+            failure.is_conflict and failure.conflicts <= CONFLICTS,
+        )
+
+    def _is_too_late(self, first_ms: int | None) -> bool:
+        limit_s = self.settings.retry_for_s
+        return limit_s is not None and first_ms is not None and self.failures.now_ms() - first_ms > limit_s * 1000
+
+    def later(self, message: Any, wait_s: float) -> Later:
+        """What goes with a message that is put off for so long."""
+        failure, now_ms = self.failures.known(message), self.failures.now_ms()
+        first_ms = first_failure_ms(message, self.settings.queue) or (
+            failure.first_ms if failure is not None else now_ms
+        )
+        reason = failure.reason if failure is not None else reason_of(message, self.settings.queue) or UNKNOWN_REASON
+        annotations: dict[str, str | int] = {
+            COUNT: self.history(message).deliveries,
+            FIRST: first_ms,
+            REASON: reason,
+            QUEUE: self.settings.queue,
+        }
+        return Later(self.settings.queue, now_ms + int(wait_s * 1000), annotations)
 
     def _failed(
         self, wanted: str, messages: Sequence[Any], transaction: Transaction, outcome: str, error: Exception
     ) -> None:
         if wanted != RETURNED:
+            final, conflict = is_final(error, self.settings), is_conflict(error)
             for message in messages:
-                self.failures.note(message, error, vain=wanted == DEAD_LETTERED)
+                self.failures.note(
+                    message, error, vain=wanted == DEAD_LETTERED, final=final and len(messages) == 1, conflict=conflict
+                )
         place = place_of(error)
         trace = logger.isEnabledFor(logging.DEBUG) or (bool(place) and self.failures.is_new(f"{type(error)} {place}"))
         names = ", ".join(name_of(message) for message in messages[:FEW])
@@ -94,6 +175,7 @@ class Job:
             "%s: message %s%s of %s: %s: %s: %s%s",
             transaction, names, more, self.settings.queue, outcome, type(error).__name__, error,
             f" ({place})" if place else "", exc_info=error if trace else None,
+            extra=about(transaction=transaction, message=names, queue=self.settings.queue),
         )  # fmt: skip
 
     def dead_letter(self, message: Any) -> DeadLetter:
@@ -101,14 +183,17 @@ class Job:
         letters before (there is none, or nobody may), it is left to the broker."""
         failure = self.failures.known(message)
         annotations: dict[str, str | int] = {
-            "reason": failure.reason if failure is not None else UNKNOWN_REASON,
+            "reason": failure.reason
+            if failure is not None
+            else reason_of(message, self.settings.queue) or UNKNOWN_REASON,
             "place": failure.place if failure is not None else "",
             "queue": self.settings.queue,
-            "deliveries": int(message.delivery_count),
-            "last-ms": failure.last_ms if failure is not None else int(time.time() * 1000),
+            "deliveries": retries_of(message, self.settings.queue) + int(message.delivery_count),
+            "last-ms": failure.last_ms if failure is not None else self.failures.now_ms(),
         }
-        if failure is not None:
-            annotations["first-ms"] = failure.first_ms
+        first_ms = first_failure_ms(message, self.settings.queue) or (failure.first_ms if failure is not None else None)
+        if first_ms is not None:
+            annotations["first-ms"] = first_ms
         in_vain = failure is not None and failure.vain
         return DeadLetter("" if in_vain else self.settings.dead_letters, annotations)
 
@@ -118,14 +203,18 @@ class Job:
         lasted = self._throttle.due(_RECEIVING)
         if lasted is not None:
             queue, kind = self.settings.queue, type(error).__name__
-            logger.warning("%s: nothing can be received%s: %s: %s", queue, lasted, kind, error)
+            logger.warning(
+                "%s: nothing can be received%s: %s: %s", queue, lasted, kind, error,
+                extra=about(queue=queue, resource=self.settings.resource),
+            )  # fmt: skip
 
-    def received(self, number: int, transaction: Transaction | None) -> None:
+    def received(self, number: int, transaction: Transaction | None, messages: Sequence[Any] = ()) -> None:
         """A worker could receive: there is something to do in `transaction`, or there was nothing."""
         if transaction is None:
             self.statistics.idle(number)
         else:
-            self.manager.has_work(transaction)
+            self.manager.has_work(transaction, Received(self.statistics.system, self.settings.queue, messages))
             self.statistics.working(number, transaction)
         if not self.statistics.trouble and (lasted := self._throttle.over(_RECEIVING)):
-            logger.info("%s: messages can be received again, after %s", self.settings.queue, lasted)
+            queue = self.settings.queue
+            logger.info("%s: messages can be received again, after %s", queue, lasted, extra=about(queue=queue))

@@ -8,18 +8,24 @@
 3. It is not handled at once, but after a wait that grows with its deliveries; the wait is spent holding it, so that
    nobody else tries it either, in this process or another.
 4. One that was delivered too often is put away as a dead letter. Its deliveries are counted by the broker, so a message
-   that kills the process is dead-lettered too.
-5. After a failure the worker itself pauses, longer after each further one: handlers that always fail do not empty
+   that kills the process is dead-lettered too. One that has failed in a way in which it will fail again is put away
+   at once.
+5. Where the broker keeps what is to be tried later, step 3 sends the message again for later instead of waiting, in the
+   transaction that takes it; and the worker does not pause after a handler's failure.
+6. A conflict with another transaction is tried again at once.
+7. After a failure the worker itself pauses, longer after each further one: handlers that always fail do not empty
    the queue into the dead letters.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from random import random
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tm.consumer.history import History
     from tm.consumer.settings import ConsumerSettings
 
 
@@ -40,6 +46,14 @@ class WorkerPorts(Protocol):
         The messages, with the transaction open where there are any; or the exception, with nothing left open."""
         ...
 
+    def history(self, message: Any) -> History:
+        """What is known of a message's failures."""
+        ...
+
+    async def put_off(self, messages: Sequence[Delivered], wait_s: float) -> Exception | None:
+        """Takes the messages, and sends them again for later, and commits."""
+        ...
+
     async def handle(self, messages: Sequence[Delivered]) -> Exception | None:
         """Has the messages handled, and commits."""
         ...
@@ -58,7 +72,11 @@ class WorkerPorts(Protocol):
 
 
 async def receive_loop(
-    ports: WorkerPorts, settings: ConsumerSettings, timeout_s: float, stopping: Callable[[], bool]
+    ports: WorkerPorts,
+    settings: ConsumerSettings,
+    timeout_s: float,
+    stopping: Callable[[], bool],
+    dice: Callable[[], float] = random,
 ) -> None:
     """The loop of one worker, until it is to stop; `timeout_s` is that of a transaction."""
     apart, failures = False, 0
@@ -66,7 +84,7 @@ async def receive_loop(
         received = await ports.receive(1 if apart else settings.batch, check=failures > 0)
         if isinstance(received, Exception):
             apart, failures = True, failures + 1
-            await ports.pause(settings.pause_s(failures))
+            await ports.pause(settings.pause_s(failures, dice))
             continue
         if not received:
             apart, failures = False, 0
@@ -77,15 +95,26 @@ async def receive_loop(
             apart, failures = True, failures + 1 if refused is not None else 0
             continue
 
-        deliveries = received[0].delivery_count
-        if 0 < deliveries < settings.max_deliveries:
-            await ports.pause(min(settings.pause_s(deliveries), timeout_s / 4))
+        history = ports.history(received[0])
+        deliveries = history.deliveries
+        is_dead = deliveries >= settings.max_deliveries or (history.is_final and len(received) == 1)
+        if received[0].delivery_count and deliveries and not is_dead and not history.is_conflict:
+            wait_s = settings.pause_s(deliveries, dice)
+            if settings.retry_waits == "broker":
+                apart = True
+                if await ports.put_off(received, wait_s) is not None:
+                    failures += 1
+                    await ports.pause(settings.pause_s(failures, dice))
+                continue
+            await ports.pause(min(wait_s, timeout_s / 4))
         if stopping():
             await ports.give_back(received)
             return
-        failed = await (ports.refuse if deliveries >= settings.max_deliveries else ports.handle)(received)
+        failed = await (ports.refuse if is_dead else ports.handle)(received)
         if failed is None:
             apart, failures = deliveries > 0, 0
         else:
             apart, failures = True, failures + 1
-            await ports.pause(settings.pause_s(failures))
+            waits = is_dead or settings.retry_waits == "worker"
+            if waits and not ports.history(received[0]).is_conflict:
+                await ports.pause(settings.pause_s(failures, dice))

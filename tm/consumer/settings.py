@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
+from random import random
 from threading import TIMEOUT_MAX
-from typing import Final, Literal, TypedDict
+from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
 from tm.resources import ConfigurationError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Self, Unpack
+
 Takes = Literal["message", "batch"]
+RetryWaits = Literal["worker", "broker"]
+Errors = type[BaseException] | tuple[type[BaseException], ...]
 MAX_WORKERS: Final = 1000
 MAX_BATCH: Final = 500
 """A resource manager for messages need not keep the outcomes of more open."""
@@ -28,6 +36,11 @@ class ConsumerOptions(TypedDict, total=False):
     timeout_s: float | None
     shutdown_s: float
     dead_letter: str | None
+    retry_on: Errors
+    dead_on: Errors
+    retry_jitter: float
+    retry_waits: RetryWaits
+    retry_for_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,11 @@ class ConsumerSettings:
     another attempt is `retry_first_s`, twice as long after each further failure, at most `retry_most_s`. `idle_s`: how
     long a worker waits for a message before it looks whether it shall stop. `timeout_s` is that of the transactions;
     the manager's where it is None.
+
+    A message whose handler raises one of `dead_on` is a dead letter at its next delivery. If `retry_on` names
+    exceptions, so is one whose handler raises any other. `retry_jitter` is the part of a wait that is left to chance.
+    `retry_waits`: the wait is spent by the "worker", which holds the message, or at the "broker", which has it for
+    later. `retry_for_s`: how long after its first failure a message may still be tried.
     """
 
     queue: str
@@ -54,13 +72,18 @@ class ConsumerSettings:
     timeout_s: float | None = None
     shutdown_s: float = 30.0
     dead_letter: str | None = None
+    retry_on: Errors = ()
+    dead_on: Errors = ()
+    retry_jitter: float = 0.2
+    retry_waits: RetryWaits = "worker"
+    retry_for_s: float | None = None
 
     def __post_init__(self) -> None:
         for name, most in (("workers", MAX_WORKERS), ("batch", MAX_BATCH), ("max_deliveries", 1_000_000)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
                 raise ConfigurationError(f"consumer of {self.queue}: {name} is {value!r}: expected 1 to {most}")
-        for name in ("retry_first_s", "retry_most_s", "idle_s", "shutdown_s", "timeout_s"):
+        for name in ("retry_first_s", "retry_most_s", "idle_s", "shutdown_s", "timeout_s", "retry_for_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < TIMEOUT_MAX:
                 raise ConfigurationError(f"consumer of {self.queue}: {name} is {value!r}: expected seconds above 0")
@@ -68,16 +91,46 @@ class ConsumerSettings:
             raise ConfigurationError(
                 f'consumer of {self.queue}: takes is {self.takes!r}, neither "message" nor "batch"'
             )
+        if self.retry_waits not in ("worker", "broker"):
+            raise ConfigurationError(
+                f'consumer of {self.queue}: retry_waits is {self.retry_waits!r}, neither "worker" nor "broker"'
+            )
+        if not 0 <= self.retry_jitter <= 1:
+            raise ConfigurationError(
+                f"consumer of {self.queue}: retry_jitter is {self.retry_jitter!r}: expected 0 to 1"
+            )
+        for name in ("retry_on", "dead_on"):
+            self._check_errors(name)
         if self.queue and self.dead_letter == self.queue:
             raise ConfigurationError(f"consumer of {self.queue}: dead_letter is the queue itself: name another one")
         if not self.queue:
             raise ConfigurationError("a consumer needs the name of a queue")
+
+    @classmethod
+    def of(cls, queue: str, **options: Unpack[ConsumerOptions]) -> Self:
+        """Those that were given; ConfigurationError for one that there is not, with the name that was meant."""
+        given: dict[str, Any] = {**options}
+        for name in given.keys() - ConsumerOptions.__annotations__.keys():
+            close = get_close_matches(name, ConsumerOptions.__annotations__, 1)
+            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(ConsumerOptions.__annotations__)}"
+            raise ConfigurationError(f"consumer of {queue}: {name}: there is no such setting; {meant}")
+        return cls(queue, **given)
 
     @property
     def dead_letters(self) -> str:
         """The queue that messages are sent to which were delivered too often; empty: the broker decides."""
         return f"{self.queue}.dead" if self.dead_letter is None else self.dead_letter
 
-    def pause_s(self, failures: int) -> float:
-        """How long to wait after so many failures."""
-        return float(min(self.retry_first_s * 2.0 ** min(failures - 1, 60), self.retry_most_s))
+    def _check_errors(self, name: str) -> None:
+        given = getattr(self, name)
+        for one in given if isinstance(given, tuple) else (given,):
+            if not (isinstance(one, type) and issubclass(one, BaseException)):
+                raise ConfigurationError(
+                    f"consumer of {self.queue}: {name} is {given!r}: expected classes of exceptions"
+                )
+
+    def pause_s(self, failures: int, dice: Callable[[], float] = random) -> float:
+        """How long to wait after so many failures. Chance takes away up to `retry_jitter` of it, so that messages which
+        failed together don't come again together."""
+        longest = float(min(self.retry_first_s * 2.0 ** min(failures - 1, 60), self.retry_most_s))
+        return longest * (1.0 - self.retry_jitter * dice()) if self.retry_jitter else longest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
 from tm.consumer.states import ConsumerState
@@ -13,7 +13,7 @@ from tm.errors import HeuristicOutcomeError, OutcomeUnknown
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tm.telemetry.recorder import Recorder
+    from tm.telemetry.recording import Recording
     from tm.transaction import Transaction
 
 
@@ -67,9 +67,20 @@ def outcome_of(error: Exception) -> str:
 class Statistics:
     """Kept by the workers of one consumer, in any thread."""
 
-    def __init__(self, queue: str, recorder: Recorder | None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        queue: str,
+        recorder: Recording | None,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        system: str = "amqp",
+    ) -> None:
         self._queue = queue
+        self.system = system
+        """Which kind of broker it is."""
         self._recorder = recorder
+        if recorder is not None:
+            recorder.consumes(system, queue, (field.name for field in fields(Counts)))
         self.clock = clock
         self._lock = threading.Lock()
         self._counts = Counts()
@@ -124,7 +135,7 @@ class Statistics:
         self._note(transaction)
         self.count(outcome, messages)
         if self._recorder is not None:
-            self._recorder.consumed(self._queue, outcome, messages, took_s)
+            self._recorder.consumed(self.system, self._queue, outcome, messages, took_s)
 
     def count(self, outcome: str, messages: int) -> None:
         """So many messages came to this."""

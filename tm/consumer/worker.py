@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Coroutine, Sequence
 
-    from tm.consumer.job import DeadLetter, Job
+    from tm.consumer.history import History
+    from tm.consumer.job import DeadLetter, Job, Later
     from tm.transaction import Transaction
 
 
@@ -49,6 +50,10 @@ class Calls(Protocol):
 
     async def dead_letter(self, session: Any, message: Any, letter: DeadLetter) -> None:
         """Sends the message away as a dead letter."""
+        ...
+
+    async def put_off(self, session: Any, message: Any, later: Later) -> None:
+        """Sends the message again for later, and takes it."""
         ...
 
     async def handle(self, handler: Callable[..., Any], message: Any, transaction: Transaction) -> None:
@@ -92,6 +97,9 @@ class ThreadCalls:
     async def dead_letter(self, session: Any, message: Any, letter: DeadLetter) -> None:
         session.dead_letter(message, *letter)
 
+    async def put_off(self, session: Any, message: Any, later: Later) -> None:
+        session.put_off(message, *later)
+
     async def handle(self, handler: Callable[..., Any], message: Any, transaction: Transaction) -> None:
         handler(message, transaction)
 
@@ -130,6 +138,9 @@ class TaskCalls:
     async def dead_letter(self, session: Any, message: Any, letter: DeadLetter) -> None:
         await session.aio.dead_letter(message, *letter)
 
+    async def put_off(self, session: Any, message: Any, later: Later) -> None:
+        await session.aio.put_off(message, *later)
+
     async def handle(self, handler: Callable[..., Any], message: Any, transaction: Transaction) -> None:
         await handler(message, transaction)
 
@@ -150,6 +161,7 @@ class Unanswered(NamedTuple):
     transaction: Transaction
     wanted: str
     messages: Sequence[Any]
+    unfit: Sequence[Any]
     took_s: float
 
 
@@ -167,6 +179,8 @@ class Worker:
         self._job = job
         self._calls = calls
         self._transaction: Transaction
+        self._unfit: Sequence[Any] = ()
+        """The messages of this transaction that the handler can't be called with."""
         self._unanswered: Unanswered | None = None
 
     async def run(self) -> None:
@@ -205,7 +219,7 @@ class Worker:
             job.failed_to_receive(self._number, error)
             return error
         self._transaction = transaction
-        job.received(self._number, transaction)
+        job.received(self._number, transaction, messages)
         return messages
 
     async def handle(self, messages: Sequence[Any]) -> Exception | None:
@@ -224,18 +238,19 @@ class Worker:
         began = self._job.statistics.clock()
         error: Exception | None = None
         transaction = self._transaction
+        self._unfit = ()
         try:
             await self._calls.within(transaction, self._in_order(work))
             if transaction.is_left:
                 took_s = self._job.statistics.clock() - began
-                self._unanswered = Unanswered(transaction, wanted, messages, took_s)
+                self._unanswered = Unanswered(transaction, wanted, messages, self._unfit, took_s)
                 self._job.statistics.ended(self._number)
                 return None
             error = _not_committed(transaction)
         except Exception as raised:  # noqa: BLE001 — a handler of anybody's
             error = raised
         self._job.statistics.ended(self._number)
-        self._job.done(wanted, messages, transaction, error, self._job.statistics.clock() - began)
+        self._job.done(wanted, messages, self._unfit, transaction, error, self._job.statistics.clock() - began)
         return error
 
     async def _in_order(self, work: Coroutine[Any, Any, None]) -> None:
@@ -250,19 +265,29 @@ class Worker:
         unanswered, self._unanswered = self._unanswered, None
         if unanswered is None:
             return
-        transaction, wanted, messages, took_s = unanswered
+        transaction, wanted, messages, unfit, took_s = unanswered
         error: Exception | None = None
         try:
             transaction.finish()
         except Exception as raised:  # noqa: BLE001 — it may be anything that a resource manager of anybody's raises
             error = raised
-        self._job.done(wanted, messages, transaction, error, took_s)
+        self._job.done(wanted, messages, unfit, transaction, error, took_s)
+
+    async def put_off(self, messages: Sequence[Any], wait_s: float) -> Exception | None:
+        return await self._complete(RETURNED, messages, self._send_later(messages, wait_s))
+
+    def history(self, message: Any) -> History:
+        return self._job.history(message)
 
     async def _call_handler(self, messages: Sequence[Any]) -> None:
-        for message in self._job.calls(messages):
-            await self._calls.handle(self._job.handler, message, self._transaction)
+        arguments, self._unfit = self._job.calls(messages)
+        await self._put_away(self._unfit)
+        for argument in arguments:
+            await self._calls.handle(self._job.handler, argument, self._transaction)
 
     async def _put_away(self, messages: Sequence[Any]) -> None:
+        if not messages:
+            return
         session = self._job.session(self._transaction)
         for message in messages:
             letter = self._job.dead_letter(message)
@@ -270,6 +295,16 @@ class Worker:
                 await self._calls.dead_letter(session, message, letter)
             else:
                 session.reject(message)
+
+    async def _send_later(self, messages: Sequence[Any], wait_s: float) -> None:
+        session = self._job.session(self._transaction)
+        if not hasattr(session, "put_off"):
+            raise ProtocolMisuse(
+                f'consumer of {self._job.settings.queue}: retry_waits="broker": {self._job.settings.resource} has no '
+                "messages for later; leave the wait to the worker"
+            )
+        for message in messages:
+            await self._calls.put_off(session, message, self._job.later(message, wait_s))
 
     async def _release(self, messages: Sequence[Any]) -> None:
         session = self._job.session(self._transaction)

@@ -17,6 +17,7 @@ import logging
 import os
 import threading
 import weakref
+from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -87,6 +88,7 @@ class FileLog:
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._journal = Journal(files or PosixFiles(directory), node, segment_size, entropy)
+        self._directory = directory
         self._state = self._journal.state
         self._mutex = threading.Lock()
         self._disk = threading.Lock()
@@ -98,6 +100,15 @@ class FileLog:
     @property
     def node(self) -> str:
         return self._journal.node
+
+    @property
+    def octets(self) -> int:
+        """The size of its files."""
+        size = 0
+        with suppress(OSError), os.scandir(self._directory) as entries:
+            for entry in entries:
+                size += entry.stat().st_size
+        return size
 
     @property
     def log_id(self) -> bytes:

@@ -3,7 +3,7 @@
 Who opens a log draws an incarnation of 8 random octets, and notes it before the first gtrid has it. That a gtrid has
 no decision in this log says that it is rolled back only if every decision of its incarnation is here. That is so of
 those noted here, with one exception: what was at work when this log was copied went on deciding where it was, and the
-copy has nothing of that. So a copy has to know that it is one. `xabridge recover backup` writes that into the copy
+copy has nothing of that. So a copy has to know that it is one. `xabridge log backup` writes that into the copy
 which it makes; a copy made by other means is known by the identity of its file, where the file system has one.
 
 A restored copy that is older than an incarnation has not noted it, and leaves its branches alone.

@@ -17,6 +17,7 @@ a new transaction, after RolledBack, and after an error of a statement that was 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,24 @@ def transactional(
                 f"{decorated.__qualname__} is a generator function: it would run after its transaction has ended; "
                 "begin one inside it"
             )
-        return wrap_function(manager, decorated, settings)
+        return wrap_function(manager, _run_at_once(decorated), settings)
 
     return decorate if function is None else decorate(function)
+
+
+def _run_at_once(decorated: Callable[..., Any]) -> Callable[..., Any]:
+    """The function. ProtocolMisuse, when it is called: it is a coroutine function behind a decorator that does not know
+    these, and would run after its transaction has ended."""
+
+    @functools.wraps(decorated)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        returned = decorated(*args, **kwargs)
+        if inspect.iscoroutine(returned):
+            returned.close()
+            raise ProtocolMisuse(
+                f"{decorated.__qualname__} has returned a coroutine, which would run after its transaction has ended: "
+                "is a decorator around it that does not know coroutine functions?"
+            )
+        return returned
+
+    return run

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from tm.outcome import named
 from tm.recovery.report import Action
 from tm.throttle import WarningThrottle
+from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,9 +49,10 @@ class RecoveryMessages:
         for name, why in report.unreachable.items():
             lasted = self._throttle.due(name)
             if lasted is not None:
-                logger.warning("recovery: %s can't be reached%s: %s", name, lasted, why)
+                logger.warning("recovery: %s can't be reached%s: %s", name, lasted, why, extra=about(resource=name))
         for name in self._down - report.unreachable.keys():
-            logger.info("recovery: %s can be reached again, after %s", name, self._throttle.over(name))
+            after = self._throttle.over(name)
+            logger.info("recovery: %s can be reached again, after %s", name, after, extra=about(resource=name))
         self._down = frozenset(report.unreachable)
         for finding in report.findings:
             if finding.action not in LASTING or self._lasting.get(finding.branch) is not finding.action:
@@ -79,7 +81,8 @@ class RecoveryMessages:
         """A decider could not be asked for its decisions."""
         lasted = self._throttle.due(("decisions", decider))
         if lasted is not None:
-            logger.warning("recovery: the decisions in %s can't be read%s: %s", decider, lasted, raised)
+            extra = about(resource=decider)
+            logger.warning("recovery: the decisions in %s can't be read%s: %s", decider, lasted, raised, extra=extra)
 
     def readable(self, decider: str) -> None:
         """It could."""
@@ -103,4 +106,5 @@ def _log_finding(finding: Finding) -> None:
         LEVELS[finding.action],
         "recovery: %s (xid %s) on %s: %s: %s",
         named(branch.xid.gtrid), branch.xid, branch.resource, finding.action.value, finding.why,
+        extra=about(transaction=named(branch.xid.gtrid), branch=branch.xid, resource=branch.resource),
     )  # fmt: skip

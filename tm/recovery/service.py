@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tm.recovery.recovery_pass import Gone
     from tm.recovery.report import Report
     from tm.resources import Resource
-    from tm.telemetry.recorder import Recorder
+    from tm.telemetry.recording import Recording
     from tm.two_phase.ports import Ports
     from xa import Xid
 
@@ -57,7 +57,7 @@ class RecoveryService:
         ports: Ports,
         live: Collection[bytes],
         ownership: Callable[[], Ownership],
-        recorder: Recorder | None = None,
+        recorder: Recording | None = None,
         progress: PassProgress | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -28,7 +28,7 @@ from xa.secrets import check_encoded, masked
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tm.telemetry.recorder import Recorder
+    from tm.telemetry.recording import Recording
     from xa import (
         BreakingOff,
         DecidingResource,
@@ -140,9 +140,9 @@ def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda foun
     try:
         return then(next(iter(entries)).load())
     except (ImportError, AttributeError) as error:
+        mend = "" if "install " in str(error) else "; install its package again"  # ours say which extra they need
         raise ConfigurationError(
-            f"resources.{name}.url: the resource manager registered for {scheme}:// can't be loaded: {error}; "
-            "install its package again"
+            f"resources.{name}.url: the resource manager registered for {scheme}:// can't be loaded: {error}{mend}"
         ) from error
 
 
@@ -197,7 +197,7 @@ class Resource:
         config: ResourceConfig,
         registrar: Registrar,
         clock: Callable[[], float] = time.monotonic,
-        recorder: Recorder | None = None,
+        recorder: Recording | None = None,
     ) -> None:
         bqual = name.encode()
         if not 1 <= len(bqual) <= MAX_NAME:

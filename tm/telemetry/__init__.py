@@ -7,6 +7,7 @@ more than a look at an attribute that is None. What is measured stands in `tm.te
 """
 
 from tm.telemetry.factory import opentelemetry
-from tm.telemetry.metrics import METRICS, Metric, metrics_table
+from tm.telemetry.metrics import METRICS, metrics_table
+from xa.telemetry.metric import Metric
 
 __all__ = ["METRICS", "Metric", "metrics_table", "opentelemetry"]

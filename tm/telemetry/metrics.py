@@ -1,23 +1,13 @@
-"""The metrics, as a table: what `docs/metrics.md` shows and what `tm.telemetry.recorder` makes."""
+"""The metrics of managers and consumers, as a table: what `docs/metrics.md` shows and `tm.telemetry.recorder` makes.
+
+Every one of them has the attribute xabridge.node besides its own.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-Kind = Literal["counter", "histogram", "gauge"]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric. Every one of them has the attribute xabridge.node besides its `attributes`."""
-
-    name: str
-    kind: Kind
-    unit: str
-    attributes: tuple[str, ...]
-    description: str
-
+from xa.telemetry.metric import QUEUE, Metric, table
 
 NODE: Final = "xabridge.node"
 OUTCOME: Final = "xabridge.outcome"
@@ -29,7 +19,10 @@ CODE: Final = "xabridge.code"
 ACTION: Final = "xabridge.action"
 CLEAN: Final = "xabridge.clean"
 FAILED: Final = "xabridge.failed"
-QUEUE: Final = "xabridge.queue"
+SYSTEM: Final = "messaging.system"
+OPERATION: Final = "messaging.operation.name"
+POOL: Final = "db.client.connection.pool.name"
+POOL_STATE: Final = "db.client.connection.state"
 
 BEGUN: Final = Metric("xabridge.transactions.begun", "counter", "{transaction}", (), "Transactions that were begun.")
 COMPLETED: Final = Metric(
@@ -100,48 +93,119 @@ FINDINGS: Final = Metric(
     "left_alone, gone (finished since the scan). A branch that stays is counted again by every pass.",
 )
 
+ACTIVE: Final = Metric(
+    "xabridge.transactions.active",
+    "gauge",
+    "{transaction}",
+    (),
+    "Transactions that are under way, those of consumers that wait for a message included.",
+)
+IN_DOUBT_AGE: Final = Metric(
+    "xabridge.transactions.in_doubt.age",
+    "gauge",
+    "s",
+    (),
+    "For how long this process has known of the transaction that is in doubt for the longest; 0: none is.",
+)
+LOG_SIZE: Final = Metric(
+    "xabridge.log.size", "gauge", "By", (), "Octets of the log's files. None for a log in a database."
+)
+LOG_DECISIONS: Final = Metric(
+    "xabridge.log.decisions", "gauge", "{decision}", (), "Decisions in the log that are not carried out everywhere yet."
+)
+UNREACHABLE: Final = Metric(
+    "xabridge.recovery.unreachable",
+    "gauge",
+    "{resource}",
+    (),
+    "Resources that the latest recovery pass could not reach.",
+)
+
 CONSUMED: Final = Metric(
-    "xabridge.consumer.messages",
+    "messaging.client.consumed.messages",
     "counter",
     "{message}",
-    (QUEUE, OUTCOME),
+    (QUEUE, SYSTEM, OPERATION, OUTCOME),
     "Messages that a consumer had in hand, by what became of them: handled, failed (rolled back: they come again), "
     "dead_lettered, unknown, heuristic, or returned when it was stopped.",
 )
 CONSUMER_DURATION: Final = Metric(
-    "xabridge.consumer.duration",
+    "messaging.process.duration",
     "histogram",
     "s",
-    (QUEUE, OUTCOME),
+    (QUEUE, SYSTEM, OPERATION, OUTCOME),
     "How long the handlers of one transaction took, with its commit or rollback.",
 )
+CONSUMER_WORKERS: Final = Metric(
+    "xabridge.consumer.workers", "gauge", "{worker}", (QUEUE,), "Workers of a consumer that are alive."
+)
+CONSUMER_BUSY: Final = Metric(
+    "xabridge.consumer.busy", "gauge", "{worker}", (QUEUE,), "Workers of a consumer that have messages in hand."
+)
+CONSUMER_TROUBLED: Final = Metric(
+    "xabridge.consumer.troubled",
+    "gauge",
+    "{worker}",
+    (QUEUE,),
+    "Workers of a consumer that can't receive, or whose handler takes longer than its transaction may.",
+)
 
+CONNECTIONS: Final = Metric(
+    "db.client.connection.count",
+    "gauge",
+    "{connection}",
+    (POOL, POOL_STATE),
+    "Connections of a database's pool, which has the name of its resource, that are idle or used.",
+)
+CONNECTIONS_MAX: Final = Metric(
+    "db.client.connection.max", "gauge", "{connection}", (POOL,), "Connections that transactions may use at a time."
+)
+CONNECTIONS_PENDING: Final = Metric(
+    "db.client.connection.pending_requests", "gauge", "{request}", (POOL,), "Callers that wait for a connection."
+)
+
+GAUGES: Final = (
+    IN_DOUBT,
+    IN_DOUBT_AGE,
+    ACTIVE,
+    LOG_SIZE,
+    LOG_DECISIONS,
+    UNREACHABLE,
+    CONSUMER_WORKERS,
+    CONSUMER_BUSY,
+    CONSUMER_TROUBLED,
+    CONNECTIONS,
+    CONNECTIONS_MAX,
+    CONNECTIONS_PENDING,
+)
 METRICS: Final = (
     BEGUN,
     COMPLETED,
     DURATION,
+    ACTIVE,
     IN_DOUBT,
+    IN_DOUBT_AGE,
     PHASE_DURATION,
     FORCE_DURATION,
+    LOG_SIZE,
+    LOG_DECISIONS,
     VERB_DURATION,
     VERB_FAILURES,
     PASSES,
     PASS_DURATION,
     FINDINGS,
+    UNREACHABLE,
     CONSUMED,
     CONSUMER_DURATION,
+    CONSUMER_WORKERS,
+    CONSUMER_BUSY,
+    CONSUMER_TROUBLED,
+    CONNECTIONS,
+    CONNECTIONS_MAX,
+    CONNECTIONS_PENDING,
 )
-
-BUCKETS_S: Final = (
-    0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0,
-)  # fmt: skip
-"""Bounds of the histograms' buckets; those of OpenTelemetry's default are made for milliseconds."""
 
 
 def metrics_table() -> str:
     """The table in Markdown."""
-    lines = ["| metric | kind | unit | attributes | what it says |", "|---|---|---|---|---|"]
-    for metric in METRICS:
-        attributes = ", ".join(f"`{name}`" for name in (NODE, *metric.attributes))
-        lines.append(f"| `{metric.name}` | {metric.kind} | {metric.unit} | {attributes} | {metric.description} |")
-    return "\n".join(lines) + "\n"
+    return table(METRICS, always=(NODE,))

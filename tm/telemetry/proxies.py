@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from tm.log import Branch, Decision, Heuristic, LogError
-    from tm.telemetry.recorder import Recorder
+    from tm.telemetry.recording import Recording
     from tm.two_phase.ports import Answer, Asked, Ports
     from xa import Completion, DecidingResource, DecisionRecord, Owner, ResourceManager, Xid
 
@@ -33,7 +33,7 @@ _PHASES: Final = {
 }
 
 
-def observed(name: str, rm: ResourceManager, recorder: Recorder) -> ResourceManager:
+def observed(name: str, rm: ResourceManager, recorder: Recording) -> ResourceManager:
     """`rm`, under the name `name`, with its verbs measured."""
     return MeasuredDecider(name, rm, recorder) if is_decider(rm) else MeasuredResource(name, rm, recorder)
 
@@ -41,7 +41,7 @@ def observed(name: str, rm: ResourceManager, recorder: Recorder) -> ResourceMana
 class MeasuredResource:
     """An `xa.ResourceManager` that measures another one. What the other offers beyond the contract is there too."""
 
-    def __init__(self, name: str, rm: ResourceManager, recorder: Recorder) -> None:
+    def __init__(self, name: str, rm: ResourceManager, recorder: Recording) -> None:
         self._name = name
         self._rm = rm
         self._recorder = recorder
@@ -103,7 +103,10 @@ class MeasuredResource:
         return completion
 
     def session(self, rmid: int) -> Any:
-        return self._rm.session(rmid)
+        session = self._rm.session(rmid)
+        if hasattr(session, "__dict__") and "message_headers" in vars(session):
+            session.message_headers = self._recorder.headers
+        return session
 
     def _asked(self, verb: str, xid: Xid | None, call: Callable[..., Code | Handle], *arguments: Any) -> Code | Handle:
         began = perf_counter()
@@ -172,7 +175,7 @@ class MeasuredPorts:
 
     __slots__ = ("_ports", "_recorder")
 
-    def __init__(self, ports: Ports, recorder: Recorder) -> None:
+    def __init__(self, ports: Ports, recorder: Recording) -> None:
         self._ports = ports
         self._recorder = recorder
 
@@ -200,10 +203,10 @@ class MeasuredPorts:
             self._recorder.phase(_PHASES[asked.verb], began - asked.took_s)
 
     async def force(self, decision: Decision) -> LogError | None:
-        return await self._forced("decision", self._ports.force(decision))
+        return await self._forced("decision", decision.gtrid, self._ports.force(decision))
 
     async def note(self, heuristic: Heuristic) -> LogError | None:
-        return await self._forced("heuristic", self._ports.note(heuristic))
+        return await self._forced("heuristic", heuristic.branch.xid.gtrid, self._ports.note(heuristic))
 
     async def decide(self, branch: Branch, decision: Decision) -> Answer:
         return await self._ports.decide(branch, decision)
@@ -217,12 +220,14 @@ class MeasuredPorts:
     async def is_held(self, gtrid: bytes, decider: str | None) -> bool:
         return await self._ports.is_held(gtrid, decider)
 
-    async def _forced(self, record: str, force: Coroutine[None, None, LogError | None]) -> LogError | None:
+    async def _forced(
+        self, record: str, gtrid: bytes, force: Coroutine[None, None, LogError | None]
+    ) -> LogError | None:
         began = perf_counter()
         failed = True
         try:
             refused = await force
             failed = refused is not None
         finally:
-            self._recorder.forced(record, began, failed=failed)
+            self._recorder.forced(record, began, gtrid=gtrid, failed=failed)
         return refused

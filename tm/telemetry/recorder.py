@@ -1,37 +1,49 @@
 """Telemetry: the instruments in OpenTelemetry; Recorder: what one manager records with them.
 
-Spans: one per transaction, from begin to outcome, a child of what is current in the context of begin; under it
-one per branch, from its first verb to the transaction's outcome, with every verb after as an event.
+Spans: one per transaction, from begin to outcome, a child of what is current in the context of begin, and current
+itself while the transaction is; under it one per branch, from its first verb to the transaction's outcome, with every
+verb after as an event. The transaction of a consumer has a span for its messages above it, which is a child of the span
+in which the one message was sent, or has links to those in which the messages of a batch were. A message has the
+context of its sending, `traceparent`, in its application properties; so it stays with it when it is put off or
+dead-lettered.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from time import perf_counter, time_ns
-from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakSet, ref
 
-from opentelemetry import metrics, trace
-from opentelemetry.trace import Status, StatusCode
+from opentelemetry import context, metrics, propagate, trace
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from tm.outcome import Verdict, named
 from tm.recovery import Action
 from tm.telemetry import metrics as table
+from tm.telemetry.gauges import POINTS
 from tm.telemetry.proxies import RAISED, MeasuredPorts, observed
 from tm.two_phase.return_codes import MEANING, Meaning, Verb
 from xa import Code
+from xa.telemetry.metric import QUEUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
+    from opentelemetry.context import Context
     from opentelemetry.metrics import CallbackOptions, MeterProvider
     from opentelemetry.trace import Span, TracerProvider
 
+    from tm.manager import TransactionManager
     from tm.outcome import Outcome
     from tm.recovery import Report
+    from tm.telemetry.gauges import Point
+    from tm.telemetry.received import Received
     from tm.two_phase.ports import Ports
     from xa import ResourceManager, Xid
+    from xa.telemetry.metric import Metric
 
 _SCOPE: Final = "xabridge"
 TRANSACTION_SPAN: Final = "xabridge.transaction"
@@ -57,30 +69,40 @@ _BRANCH_OUTCOMES: Final[dict[tuple[Verb, Meaning], str]] = {
 """The state of a branch after an answer; other answers leave it open."""
 
 
+PROCESS: Final = "process"
+"""The operation of a consumer, by the semantic conventions for messaging."""
+BATCH: Final = "messaging.batch.message_count"
+
+
 class Telemetry:
     """The instruments, and the recorders of the managers that use them."""
 
     def __init__(self, meter_provider: MeterProvider | None, tracer_provider: TracerProvider | None) -> None:
-        ours = version("xabridge")
-        meter = metrics.get_meter(_SCOPE, ours, meter_provider)
-        self.tracer = trace.get_tracer(_SCOPE, ours, tracer_provider)
+        self.tracer = trace.get_tracer(_SCOPE, version("xabridge"), tracer_provider)
         self._recorders: WeakSet[Recorder] = WeakSet()
+        self.instruments: dict[Metric, Callable[..., None]] = {}
+        self.show(meter_provider)
 
-        def counter(metric: table.Metric) -> Callable[..., None]:
+    def show(self, meter_provider: MeterProvider | None) -> None:
+        """The metrics are told to this provider, too, from now on."""
+        meter = metrics.get_meter(_SCOPE, version("xabridge"), meter_provider)
+
+        def counter(metric: Metric) -> Callable[..., None]:
             return meter.create_counter(metric.name, metric.unit, metric.description).add
 
-        def histogram(metric: table.Metric) -> Callable[..., None]:
+        def histogram(metric: Metric) -> Callable[..., None]:
             return meter.create_histogram(
-                metric.name, metric.unit, metric.description, explicit_bucket_boundaries_advisory=table.BUCKETS_S
+                metric.name, metric.unit, metric.description, explicit_bucket_boundaries_advisory=metric.buckets
             ).record
 
-        make: dict[table.Kind, Callable[[table.Metric], Callable[..., None]]] = {
-            "counter": counter,
-            "histogram": histogram,
-        }
-        self.instruments = {metric: make[metric.kind](metric) for metric in table.METRICS if metric.kind in make}
-        gauge = table.IN_DOUBT
-        meter.create_observable_gauge(gauge.name, [self._observe_in_doubt], gauge.unit, gauge.description)
+        for metric in table.METRICS:
+            if metric.kind == "gauge":
+                callbacks = [partial(self._observe, metric)]
+                meter.create_observable_gauge(metric.name, callbacks, metric.unit, metric.description)
+            else:
+                record = (counter if metric.kind == "counter" else histogram)(metric)
+                before = self.instruments.get(metric)
+                self.instruments[metric] = record if before is None else _both(before, record)
 
     def recorder(self, node: str) -> Recorder:
         """For a manager: what it records with."""
@@ -92,10 +114,37 @@ class Telemetry:
         """For a recorder: it has nothing to tell any more."""
         self._recorders.discard(recorder)
 
-    def _observe_in_doubt(self, _: CallbackOptions) -> Iterable[metrics.Observation]:
+    def _observe(self, metric: Metric, _: CallbackOptions) -> Iterable[metrics.Observation]:
         return [
-            metrics.Observation(recorder.in_doubt(), {table.NODE: recorder.node}) for recorder in tuple(self._recorders)
+            metrics.Observation(value, {table.NODE: recorder.node, **attributes})
+            for recorder in tuple(self._recorders)
+            for value, attributes in recorder.points(metric)
         ]
+
+
+def _headers_of(message: Any) -> dict[str, str]:
+    """The properties of a message that can be headers of a trace."""
+    properties = getattr(message, "properties", None)
+    if not isinstance(properties, dict):
+        return {}
+    return {name: value for name, value in properties.items() if isinstance(name, str) and isinstance(value, str)}
+
+
+def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[..., None]:
+    """Records with two instruments."""
+
+    def record(value: float, attributes: Mapping[str, Any]) -> None:
+        first(value, attributes)
+        second(value, attributes)
+
+    return record
+
+
+class Entered(NamedTuple):
+    """A span that is the current one, and what was before it."""
+
+    span: Span
+    outer: Context
 
 
 @dataclass(slots=True)
@@ -110,6 +159,7 @@ class _Trace:
 
     began: float
     span: Span
+    process: Span | None
     branches: dict[str, _Branch] = field(default_factory=dict)
 
 
@@ -126,6 +176,11 @@ class Recorder:
         self._traces: dict[bytes, _Trace] = {}
         self._left: dict[bytes, tuple[float, frozenset[str]]] = {}
         self._undone: frozenset[bytes] = frozenset()
+        self._doubtful: dict[bytes, float] = {}
+        """Since when a transaction is known to be in doubt, as far as somebody has asked."""
+        self._manager: Callable[[], TransactionManager | None] = lambda: None
+        for verdict in Verdict:  # a counter that begins with its first event shows no increase to whoever counts these
+            self._record[table.COMPLETED](0, {**self._node, table.OUTCOME: verdict.name.lower()})
 
     # --- set up ---------------------------------------------------------------------------------------------
 
@@ -137,17 +192,71 @@ class Recorder:
         """`ports` with their phases and forces measured."""
         return MeasuredPorts(ports, self)
 
+    def watches(self, manager: TransactionManager) -> None:
+        """The gauges are those of `manager` from now on."""
+        self._manager = ref(manager)
+
+    def points(self, metric: Metric) -> Iterable[Point]:
+        """The points of a gauge."""
+        if metric is table.IN_DOUBT:
+            return [(self.in_doubt(), {})]
+        if metric is table.IN_DOUBT_AGE:
+            return [(self.in_doubt_s(), {})]
+        manager = self._manager()
+        return [] if manager is None else list(POINTS[metric](manager))
+
     def close(self) -> None:
         """Nothing is observed of this manager any more."""
         self._telemetry.dismiss(self)
 
     # --- transactions ---------------------------------------------------------------------------------------
 
-    def began(self, gtrid: bytes) -> None:
-        """A transaction has begun."""
+    def began(self, gtrid: bytes, received: Received | None = None) -> None:
+        """A transaction has begun, or has work now: messages that a consumer has received in it."""
         self._record[table.BEGUN](1, self._node)
-        span = self._tracer.start_span(TRANSACTION_SPAN, attributes={GTRID: named(gtrid), **self._node})
-        self._traces[gtrid] = _Trace(perf_counter(), span)
+        process = self._process_span(received) if received is not None else None
+        above = trace.set_span_in_context(process) if process is not None else None
+        span = self._tracer.start_span(TRANSACTION_SPAN, above, attributes={GTRID: named(gtrid), **self._node})
+        self._traces[gtrid] = _Trace(perf_counter(), span, process)
+
+    def enter(self, gtrid: bytes) -> Entered | None:
+        """The span of a transaction becomes the current one of the calling context."""
+        found = self._traces.get(gtrid)
+        if found is None:
+            return None
+        entered = Entered(found.span, context.get_current())
+        context.attach(trace.set_span_in_context(found.span))
+        return entered
+
+    def leave(self, entered: Entered) -> None:
+        """What was current before is so again, unless the application has made another span current since."""
+        if trace.get_current_span() is entered.span:
+            context.attach(entered.outer)  # with a token this would work in the context of `enter` only
+
+    def headers(self) -> Mapping[str, str]:
+        """What goes with a message that is sent now."""
+        headers: dict[str, str] = {}
+        propagate.inject(headers)
+        return headers
+
+    def _process_span(self, received: Received) -> Span:
+        system, queue, messages = received
+        parents = [propagate.extract(_headers_of(message), context.Context()) for message in messages]
+        sent = [one for one in map(trace.get_current_span, parents) if one.get_span_context().is_valid]
+        attributes: dict[str, Any] = {
+            **self._node,
+            table.SYSTEM: system,
+            table.OPERATION: PROCESS,
+            QUEUE: queue,
+            BATCH: len(messages),
+        }
+        return self._tracer.start_span(
+            f"{PROCESS} {queue}",
+            parents[0] if len(messages) == 1 and sent else None,
+            SpanKind.CONSUMER,
+            attributes,
+            [Link(one.get_span_context()) for one in sent] if len(messages) > 1 else (),
+        )
 
     def completed(self, outcome: Outcome) -> None:
         """A transaction has come to its outcome."""
@@ -166,6 +275,12 @@ class Recorder:
         if verdict not in (Verdict.COMMITTED, Verdict.ROLLED_BACK):
             found.span.set_status(Status(StatusCode.ERROR, "; ".join(map(str, outcome.reasons)) or verdict.value))
         found.span.end()
+        if found.process is not None:
+            found.process.set_attribute(table.OUTCOME, verdict.name.lower())
+            if verdict is not Verdict.COMMITTED:
+                why = "; ".join(map(str, outcome.reasons)) or verdict.value
+                found.process.set_status(Status(StatusCode.ERROR, why))
+            found.process.end()
 
     def _end_branches(self, found: _Trace, outcome: Outcome) -> None:
         troubled = {branch.resource: "in_doubt" for branch in outcome.pending}
@@ -215,16 +330,30 @@ class Recorder:
         """A phase that began at `began` is over for every branch."""
         self._record[table.PHASE_DURATION](perf_counter() - began, {**self._node, table.PHASE: phase})
 
-    def forced(self, record: str, began: float, *, failed: bool) -> None:
+    def forced(self, record: str, began: float, *, gtrid: bytes, failed: bool) -> None:  # noqa: ARG002 — no attribute
         """A record was forced, or was to be."""
         attributes = {**self._node, table.RECORD: record, table.FAILED: failed}
         self._record[table.FORCE_DURATION](perf_counter() - began, attributes)
 
-    def consumed(self, queue: str, outcome: str, messages: int, took_s: float) -> None:
-        """A consumer of `queue` has come to an end with so many messages."""
-        attributes = {**self._node, table.QUEUE: queue, table.OUTCOME: outcome}
+    def consumes(self, system: str, queue: str, outcomes: Iterable[str]) -> None:
+        """There is a consumer of `queue`: each of its outcomes is counted from 0 on, for the same reason."""
+        for outcome in outcomes:
+            self._record[table.CONSUMED](0, self._of_consumer(system, queue, outcome))
+
+    def consumed(self, system: str, queue: str, outcome: str, messages: int, took_s: float) -> None:
+        """A consumer of `queue`, at a broker of this kind, has come to an end with so many messages."""
+        attributes = self._of_consumer(system, queue, outcome)
         self._record[table.CONSUMED](messages, attributes)
         self._record[table.CONSUMER_DURATION](took_s, attributes)
+
+    def _of_consumer(self, system: str, queue: str, outcome: str) -> dict[str, str]:
+        return {
+            **self._node,
+            table.SYSTEM: system,
+            table.OPERATION: PROCESS,
+            QUEUE: queue,
+            table.OUTCOME: outcome,
+        }
 
     # --- recovery -------------------------------------------------------------------------------------------
 
@@ -247,4 +376,13 @@ class Recorder:
 
     def in_doubt(self) -> int:
         """How many transactions recovery has to finish: those that the latest pass could not, and those left since."""
-        return len(self._undone.union(tuple(self._left)))
+        return len(self._in_doubt())
+
+    def in_doubt_s(self) -> float:
+        """For how long that has been known of the first of them."""
+        now, doubtful = perf_counter(), self._in_doubt()
+        self._doubtful = {gtrid: self._doubtful.get(gtrid, now) for gtrid in doubtful}
+        return now - min(self._doubtful.values(), default=now)
+
+    def _in_doubt(self) -> frozenset[bytes]:
+        return self._undone.union(tuple(self._left))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from tm.log import LogError, LogFull
 from tm.log.decision_record import encode_branches
@@ -18,6 +18,7 @@ from tm.outcome import named
 from tm.two_phase.ports import Asked
 from tm.two_phase.return_codes import Verb
 from xa import TMASYNC, TMNOFLAGS, Code, Gtrid, Handle, XaError, XaMisuse, xa_error
+from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xabridge.tm")
 
+_OK: Final = Code.XA_OK
 _OVERLAPPED: Final = frozenset({Verb.PREPARE, Verb.COMMIT, Verb.COMMIT_AGAIN, Verb.ROLLBACK})
 """The verbs that wait for the other side, so that asking several branches at a time pays."""
 
@@ -53,26 +55,27 @@ class BlockingPorts:
     # --- branches -------------------------------------------------------------------------------------------
 
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
-        overlaps = len(branches) > 1 and verb in _OVERLAPPED
-        order = self._overlapped(branches, flags) if overlaps else [(index, flags) for index in range(len(branches))]
-        answers: dict[int, Answer] = {}
-        handles: dict[int, Handle] = {}
-        try:
-            for index, its_flags in order:
-                answer = self._send(verb, branches[index], its_flags)
-                if its_flags & TMASYNC and _is_full(answer) and self._collect_all(index, branches, answers, handles):
-                    answer = self._send(verb, branches[index], its_flags)
-                if isinstance(answer, Handle):
-                    handles[index] = answer
-                else:
-                    answers[index] = answer
-        finally:  # an interruption of this thread leaves no operation behind that nobody waits for
-            for index, handle in handles.items():
-                answers[index] = self._collect(branches[index], handle)
+        if len(branches) == 1 or verb not in _OVERLAPPED:
+            return [cast("Answer", self._send(verb, branch, flags)) for branch in branches]  # no TMASYNC, no handles
 
-        if overlaps:
-            self._ask_again(verb, branches, answers, flags)
-        return [answers[index] for index in range(len(branches))]
+        answers: list[Answer | Handle | None] = [None] * len(branches)
+        try:
+            for index, its_flags in self._overlapped(branches, flags):
+                answer = self._send(verb, branches[index], its_flags)
+                if _is_full(answer) and its_flags & TMASYNC and self._collect_all(index, branches, answers):
+                    answer = self._send(verb, branches[index], its_flags)
+                answers[index] = answer
+        finally:  # an interruption of this thread leaves no operation behind that nobody waits for
+            for index, answer_or_handle in enumerate(answers):
+                if type(answer_or_handle) is Handle:
+                    answers[index] = self._collect(branches[index], answer_or_handle)
+
+        collected = cast("list[Answer]", answers)
+        if collected != [_OK] * len(collected):
+            for index, answer in enumerate(collected):
+                if _is_full(answer):
+                    collected[index] = self._ask_again(verb, branches[index], flags)
+        return collected
 
     async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
         asked = Asked(verb, branches, {}, {})
@@ -95,15 +98,15 @@ class BlockingPorts:
         branches, answers = asked.branches, asked.answers
         for index in tuple(asked.outstanding):
             answers[index] = self._collect(branches[index], asked.outstanding.pop(index))
-        self._ask_again(asked.verb, branches, answers, TMNOFLAGS)
-        return [answers[index] for index in range(len(branches))]
-
-    def _ask_again(self, verb: Verb, branches: tuple[Branch, ...], answers: dict[int, Answer], flags: int) -> None:
-        """Asks those again whose resource took no more, because of other threads' operations, or takes none at all."""
         for index, branch in enumerate(branches):
             if _is_full(answers[index]):
-                again = self._send(verb, branch, flags)
-                answers[index] = self._collect(branch, again) if isinstance(again, Handle) else again
+                answers[index] = self._ask_again(asked.verb, branch, TMNOFLAGS)
+        return [answers[index] for index in range(len(branches))]
+
+    def _ask_again(self, verb: Verb, branch: Branch, flags: int) -> Answer:
+        """Asks a branch whose resource took no more, because of other threads' operations, or takes none at all."""
+        again = self._send(verb, branch, flags)
+        return self._collect(branch, again) if isinstance(again, Handle) else again
 
     def _overlapped(self, branches: tuple[Branch, ...], flags: int, leave: str = "") -> list[tuple[int, int]]:
         """The branches in the order in which they are asked, by index, each with its flags: all that can be sent is
@@ -125,15 +128,15 @@ class BlockingPorts:
                 synchronous.append((index, flags))
         return asynchronous + synchronous
 
-    def _collect_all(
-        self, full: int, branches: tuple[Branch, ...], answers: dict[int, Answer], handles: dict[int, Handle]
-    ) -> bool:
+    def _collect_all(self, full: int, branches: tuple[Branch, ...], answers: list[Answer | Handle | None]) -> bool:
         """Collects what is outstanding at the resource of the branch `full`; whether anything was."""
         name = branches[full].resource
-        outstanding = [index for index in handles if branches[index].resource == name]
-        for index in outstanding:
-            answers[index] = self._collect(branches[index], handles.pop(index))
-        return bool(outstanding)
+        collected = False
+        for index, handle in enumerate(answers):
+            if type(handle) is Handle and branches[index].resource == name:
+                answers[index] = self._collect(branches[index], handle)
+                collected = True
+        return collected
 
     def _send(self, verb: Verb, branch: Branch, flags: int) -> Answer | Handle:
         """Asks one branch; with TMASYNC the answer may be the handle of what is outstanding then."""
@@ -200,6 +203,7 @@ class BlockingPorts:
         logger.error(
             "%s (xid %s) on %s was completed on its own: %s",
             named(branch.xid.gtrid), branch.xid, branch.resource, heuristic.code.name,
+            extra=about(transaction=named(branch.xid.gtrid), branch=branch.xid, resource=branch.resource),
         )  # fmt: skip
         if self._log is None:
             return LogFull("there is no log to note it in; the resource manager remembers it")
@@ -217,12 +221,14 @@ class BlockingPorts:
                 resource.decider.end_decisions([decision.gtrid], resource.rmid)
             except Exception as raised:  # noqa: BLE001 — as above
                 error = resource.as_xa_error(raised, "end_decisions")
-                logger.warning("%s: its end could not be noted: %s", named(decision.gtrid), error)
+                name = named(decision.gtrid)
+                logger.warning("%s: its end could not be noted: %s", name, error, extra=about(transaction=name))
         elif self._log is not None:
             try:
                 self._log.end(decision.gtrid)
             except LogError as error:
-                logger.warning("%s: its end could not be noted: %s", named(decision.gtrid), error)
+                name = named(decision.gtrid)
+                logger.warning("%s: its end could not be noted: %s", name, error, extra=about(transaction=name))
 
     async def pause(self, seconds: float) -> None:
         self._sleep(seconds)

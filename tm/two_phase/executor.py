@@ -16,13 +16,14 @@ from tm.outcome import Outcome, Reason, Verdict, named
 from tm.recovery.unfinished import UnfinishedTransaction
 from tm.two_phase.states import GlobalState
 from xa import switch_control
+from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractContextManager
 
     from tm.recovery.service import RecoveryService
-    from tm.telemetry.recorder import Recorder
+    from tm.telemetry.recording import Recording
     from tm.transaction import Transaction
     from tm.two_phase.commit import TwoPhaseCommit
     from tm.two_phase.ports import Ports
@@ -48,7 +49,7 @@ class Executor:
         live: dict[bytes, Transaction],
         ports: Ports,
         recovery: RecoveryService,
-        recorder: Recorder | None,
+        recorder: Recording | None,
     ) -> None:
         self.ports = ports
         self._live = live
@@ -143,7 +144,7 @@ class Executor:
                 if not idle:
                     self._tell(transaction, outcome)
             elif logger.isEnabledFor(logging.DEBUG):
-                logger.debug("%s: committed", transaction)
+                logger.debug("%s: committed", transaction, extra=about(transaction=transaction))
             transaction.completed(outcome, commit.state)
         finally:
             self._live.pop(transaction.gtrid, None)
@@ -194,16 +195,19 @@ class Executor:
     def _tell(self, transaction: Transaction, outcome: Outcome) -> None:
         because = "; ".join(map(str, outcome.reasons)) or "asked for"
         level = logging.INFO if outcome.verdict is Verdict.ROLLED_BACK else logging.ERROR
-        logger.log(level, "%s: %s: %s", transaction, outcome.verdict.value, because)
+        extra = about(transaction=transaction)
+        logger.log(level, "%s: %s: %s", transaction, outcome.verdict.value, because, extra=extra)
         for branch in outcome.pending:
-            logger.warning("%s: recovery will finish %s on %s", transaction, branch.xid, branch.resource)
+            extra = about(transaction=transaction, branch=branch.xid, resource=branch.resource)
+            logger.warning("%s: recovery will finish %s on %s", transaction, branch.xid, branch.resource, extra=extra)
         if any(isinstance(reason.said, LogStopped) for reason in outcome.reasons):
             self.log_stopped = True
 
 
 def _interrupted(commit: TwoPhaseCommit, error: BaseException) -> Outcome:
     """The outcome of a completion that was broken off: whatever is prepared is left to recovery."""
-    logger.error("%s: completion was interrupted by %s", named(commit.gtrid), type(error).__name__)
+    name = named(commit.gtrid)
+    logger.error("%s: completion was interrupted by %s", name, type(error).__name__, extra=about(transaction=name))
     reason = Reason(None, f"its completion was interrupted by {type(error).__name__}: {error}")
     return Outcome(
         commit.gtrid,

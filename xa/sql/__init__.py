@@ -7,6 +7,7 @@ that decides (`rm_db`).
     sqlite      opening a file of SQLite so that every commit is forced
     postgres    the settings of PostgreSQL under which a commit is durable
     mariadb     the same of MariaDB and MySQL, and what else is different there
+    copying     a copy of a file of SQLite while others write to it
     statements  parts of statements that each database writes in its own way
 
 This is the only part of `xa` that may import SQLAlchemy. `import xa` does not load it, and each module is imported by

@@ -10,12 +10,12 @@ from tm.log import LogError
 from tm.two_phase.blocking import BlockingPorts
 from xa import XaError
 from xabridge.cli import as_json
-from xabridge.cli.completing import Changed, Hand, Plan, explained, needs_the_log, plan
+from xabridge.cli.completing import Changed, Hand, Plan, explained, needs_the_log, plan, refusal
 from xabridge.cli.exits import Exit
 from xabridge.cli.names import NotFound, find, only_on
-from xabridge.cli.survey import BranchView, Known, Survey, TransactionView, survey
+from xabridge.cli.survey import BranchView, Survey, TransactionView, survey
 from xabridge.cli.tables import paragraph, troubles
-from xabridge.cli.text import listed, printable, several, transaction_name
+from xabridge.cli.text import printable, several, transaction_name
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -38,7 +38,7 @@ def act(site: Site, arguments: Namespace, progress: Progress) -> Exit:
             print(line, file=sys.stderr)
         return Exit.FAILED if found.complete else Exit.INCOMPLETE
     _explain(plans)
-    refused = _refusal(plans, heuristic=arguments.heuristic)
+    refused = refusal(plans, heuristic=arguments.heuristic, anyway="pass --heuristic")
     if refused is not None:
         return _nothing_done(arguments, plans, refused)
     if arguments.dry_run:
@@ -65,24 +65,6 @@ def _plans(found: Survey, arguments: Namespace) -> Iterator[Plan]:
         if not planned.steps:
             raise NotFound(f"{view.name}: these branches are finished already")
         yield planned
-
-
-def _refusal(plans: list[Plan], *, heuristic: bool) -> str | None:
-    """Why this is not done, before the user is asked."""
-    if any(planned.refused for planned in plans):
-        return "some of it can't be done; name the others with --on"
-    needing = [planned for planned in plans if planned.needs_heuristic]
-    if needing and not heuristic:
-        busy = [planned.view.name for planned in needing if planned.view.at_work]
-        if busy:
-            return (
-                f"another process of this node is at work with {listed(busy)}, and completes it; recovery leaves it "
-                "alone until the lease of that process ends. To do it anyway, pass --heuristic"
-            )
-        whole = all(planned.whole and planned.view.decision is not Known.UNKNOWN for planned in needing)
-        what = "goes against the log" if whole else "may split a transaction"
-        return f"this {what}: to do it anyway, pass --heuristic"
-    return None
 
 
 def _explain(plans: list[Plan]) -> None:

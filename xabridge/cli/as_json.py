@@ -83,6 +83,7 @@ def _branch(branch: BranchView) -> dict[str, Any]:
         "omitted": branch.omitted,
         "configured": branch.configured,
         "origin": branch.origin.branch if branch.origin is not None else None,
+        "also": list(branch.also),
     }
 
 

@@ -28,9 +28,11 @@ from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, XaError
 from xa.coroutines import drive
 from xabridge.cli.survey import IN_DOUBT, BranchView, Known, State, TransactionView
-from xabridge.cli.text import printable
+from xabridge.cli.text import listed, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tm.log import DecisionLog
     from tm.two_phase.blocking import BlockingPorts
     from tm.two_phase.ports import Answer
@@ -194,6 +196,25 @@ def explained(planned: Plan) -> list[str]:
     """The explanation of the plan, a paragraph each."""
     view = planned.view
     return [f"{view.name}: decision {view.decision.value}: {view.why}", *(step.what for step in planned.steps)]
+
+
+def refusal(plans: Sequence[Plan], *, heuristic: bool, anyway: str) -> str | None:
+    """Why this is not done, before the user is asked; None: it can be done. `heuristic`: the user wants it done also
+    where recovery would not; `anyway` says how to want that."""
+    if any(planned.refused for planned in plans):
+        return "some of it can't be done; name the others with --on"
+    needing = [planned for planned in plans if planned.needs_heuristic]
+    if not needing or heuristic:
+        return None
+    busy = [planned.view.name for planned in needing if planned.view.at_work]
+    if busy:
+        return (
+            f"another process of this node is at work with {listed(busy)}, and completes it; recovery leaves it "
+            f"alone until the lease of that process ends. To do it anyway, {anyway}"
+        )
+    whole = all(planned.whole and planned.view.decision is not Known.UNKNOWN for planned in needing)
+    what = "goes against the log" if whole else "may split a transaction"
+    return f"this {what}: to do it anyway, {anyway}"
 
 
 class Hand:

@@ -51,7 +51,7 @@ def run(arguments: Namespace) -> int:
         if not arguments.json:
             print(*lines(examined), sep="\n", flush=True)
     if arguments.json:
-        as_json.write({"checks": [_value(examined) for examined in found]})
+        as_json.write({"checks": [value_of(examined) for examined in found]})
     else:
         counts = Counter(examined.check.health for examined in found)
         print(f"{several(len(found), 'check')}: " + ", ".join(f"{counts[health]} {health.value}" for health in Health))
@@ -114,7 +114,8 @@ def lines(examined: Examined) -> Iterator[str]:
             )  # fmt: skip
 
 
-def _value(examined: Examined) -> dict[str, Any]:
+def value_of(examined: Examined) -> dict[str, Any]:
+    """One check for programs."""
     check = examined.check
     return {
         "health": check.health.value,

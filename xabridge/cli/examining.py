@@ -70,15 +70,17 @@ def _log_checks(configuration: Configuration, deciders: Sequence[str]) -> Iterat
         return
     if folder is not None:
         yield from examine_folder(folder)
-    yield _content(url, configuration.node)
+    yield content_of(url, configuration.node)
 
 
-def _content(url: str, node: str) -> Check:
-    """The check of the log's content."""
+def content_of(url: str, node: str, missing: Health = Health.OK) -> Check:
+    """The check of the log's content. `missing`: what it is worth that there is no log."""
     try:
         image = look_at_log(url, node)
     except LogMissing:
-        return Check(Health.OK, "content", "there is no log yet; the first start makes it")
+        if missing is Health.OK:
+            return Check(missing, "content", "there is no log yet; the first start makes it")
+        return Check(missing, "content", f"there is no log: {masked(url)}", "restore it, or correct log")
     except LogDamaged as error:
         return Check(Health.FAIL, "content", str(error), "restore the folder from an undamaged copy")
     except (LogError, ValueError, OSError) as error:

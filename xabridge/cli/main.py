@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import ast
-import io
-import os
 import sys
 from importlib.metadata import entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from xabridge.cli.output import guarded_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,21 +59,16 @@ class NotLoaded:
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script."""
     given = sys.argv[1:] if argv is None else list(argv)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a name that the terminal can't show keeps nothing from being shown
-    parser = make_parser(given[0] if given else None)
-    if not given:
-        parser.print_help(sys.stderr)
-        return EXIT_USAGE
-    arguments = parser.parse_args(given)
-    try:
-        return int(arguments.run(arguments))
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    with guarded_output():
+        parser = make_parser(given[0] if given else None)
+        if not given:
+            parser.print_help(sys.stderr)
+            return EXIT_USAGE
+        arguments = parser.parse_args(given)
+        try:
+            return int(arguments.run(arguments))
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
 
 
 def make_parser(wanted: str | None = None, *, whole: bool = False) -> argparse.ArgumentParser:

@@ -52,7 +52,7 @@ def only_on(branches: Sequence[BranchView], resources: Collection[str], name: st
     """Those of `branches` that are held by one of `resources`; all, where none is named."""
     if not resources:
         return tuple(branches)
-    chosen = tuple(branch for branch in branches if branch.resource in resources)
+    chosen = tuple(branch for branch in branches if branch.is_on(resources))
     if not chosen:
         raise NotFound(f"{name}: it has no branch on {listed(sorted(resources))}")
     return chosen

@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rm_amqp.message import Message
 from tm import ConfigurationError
 from xa import XaError
+from xa.telemetry.log_lines import write_lines
 from xabridge.cli import as_json
 from xabridge.cli.exits import Exit
 from xabridge.cli.text import age, duration, printable, several
@@ -113,6 +114,7 @@ def _config(arguments: Namespace) -> OutboxConfig:
         found.schema,
         found.relay,
         found.telemetry,
+        found.log_format,
     )
 
 
@@ -130,7 +132,7 @@ def _relay(store: OutboxStore, arguments: Namespace) -> Exit:
         from xabridge.outbox.metrics import OutboxMetrics  # noqa: PLC0415 — needs OpenTelemetry
 
         metrics = OutboxMetrics(store)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    write_lines(config.log_format, logging.INFO, named=True)
     relay = Relay(store, config.broker, config.relay, metrics=metrics)
     if not arguments.once:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -229,23 +231,30 @@ def _chosen(store: OutboxStore, arguments: Namespace) -> Sequence[int]:
 
 
 def _retry(store: OutboxStore, arguments: Namespace) -> Exit:
-    return _changed(arguments, _chosen(store, arguments), store.retry, "will be sent again")
+    return _changed(store, arguments, _chosen(store, arguments), store.retry, "will be sent again")
 
 
 def _delete(store: OutboxStore, arguments: Namespace) -> Exit:
     chosen = _chosen(store, arguments)
     if not arguments.dry_run and not arguments.yes:
         return _told(f"{several(len(chosen), 'message')} would be lost: pass --yes", Exit.REFUSED)
-    return _changed(arguments, chosen, store.delete, "deleted")
+    return _changed(store, arguments, chosen, store.delete, "deleted")
 
 
-def _changed(arguments: Namespace, chosen: Sequence[int], change: Callable[[Sequence[int]], int], what: str) -> Exit:
-    changed = len(chosen) if arguments.dry_run else change(chosen)
+def _changed(
+    store: OutboxStore, arguments: Namespace, chosen: Sequence[int], change: Callable[[Sequence[int]], int], what: str
+) -> Exit:
+    changed = sum(store.row(one) is not None for one in set(chosen)) if arguments.dry_run else change(chosen)
+    missing = len(set(chosen)) - changed if arguments.ids else 0
     if arguments.json:
-        as_json.write({"changed": changed, "dry_run": arguments.dry_run})
+        as_json.write({"changed": changed, "missing": missing, "dry_run": arguments.dry_run})
     else:
         print(f"{several(changed, 'message')} {'would be changed' if arguments.dry_run else what}")
-    return Exit.DONE if changed or not chosen else Exit.REFUSED
+        if missing:
+            print(f"{missing} of the IDs {'is' if missing == 1 else 'are'} not there: sent, or deleted")
+    if changed or not chosen:
+        return Exit.FAILED if missing else Exit.DONE
+    return Exit.REFUSED
 
 
 def _create(store: OutboxStore, arguments: Namespace) -> Exit:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tm.config import configuration_from
 from tm.log import LogError, LogLocked
-from tm.log.backup import back_up
-from tm.log.factory import folder_of
 from tm.resources import ConfigurationError
+from xa.telemetry.log_lines import TEXT, write_lines
 from xabridge.cli import as_json
 from xabridge.cli.acting import act
 from xabridge.cli.completing import Act
@@ -24,7 +22,7 @@ from xabridge.cli.recovering import exit_code, expected, one_pass, report_lines
 from xabridge.cli.site import Site
 from xabridge.cli.survey import IN_DOUBT, survey
 from xabridge.cli.tables import MOST, paragraph, troubles
-from xabridge.cli.text import duration, printable, several
+from xabridge.cli.text import duration, printable
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -75,8 +73,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="take this copy of the log for the newest: it lacks no decision of this incarnation, which was at work "
         "when the copy was made (repeatable)",
     )  # fmt: skip
-    backing_up = action("backup", "copy the decision log, also while the manager is at work with it", _back_up)
-    backing_up.add_argument("destination", metavar="FOLDER", type=Path, help="the new folder; it must not exist")
     for wanted, summary in (
         (Act.COMMIT, "commit branches in doubt"),
         (Act.ROLLBACK, "roll back branches in doubt"),
@@ -143,10 +139,10 @@ def _incarnation(text: str) -> bytes:
 
 def run(arguments: Namespace) -> int:
     """Does what was asked for; the exit code."""
-    set_up_logging(verbose=arguments.verbose)
     progress = Progress(sys.stderr, quiet=arguments.verbose)
     try:
         configuration = configuration_from(arguments.config)
+        set_up_logging(verbose=arguments.verbose, log_format=configuration.log_format)
         try:
             with Site(configuration, progress) as site:
                 return int(arguments.run_action(site, arguments, progress))
@@ -161,12 +157,12 @@ def run(arguments: Namespace) -> int:
         return complain(error, Exit.FAILED)
 
 
-def set_up_logging(*, verbose: bool) -> None:
+def set_up_logging(*, verbose: bool, log_format: str = TEXT) -> None:
     """What goes on is told in the command's own words; the log lines of the library only on request."""
     library = logging.getLogger("xabridge")
     library.propagate = verbose
     if verbose:
-        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+        write_lines(log_format, logging.INFO)
     elif not library.handlers:
         library.addHandler(logging.NullHandler())
 
@@ -193,39 +189,6 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
         for name, why in report.unreachable.items():
             print(*paragraph(f"{printable(name)} could not be reached: {printable(why)}"), sep="\n")
     return exit_code(report)
-
-
-def _back_up(site: Site, arguments: Namespace, progress: Progress) -> Exit:
-    try:
-        folder = folder_of(site.configuration.log) if site.configuration.log is not None else None
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from error
-    if folder is None:
-        raise ConfigurationError("log: the decisions are in a database or at a broker: back that up by its own means")
-    try:
-        with progress.step("copying the decision log", 1):
-            made = back_up(folder, arguments.destination)
-    except OSError as error:
-        raise LogError(f"{arguments.destination}: {error.strerror or error}") from error
-    cut = [one.hex() for one in made.cut]
-    if arguments.json:
-        as_json.write(
-            {
-                "destination": str(arguments.destination),
-                "node": made.node,
-                "log": made.log_id.hex(),
-                "decisions": made.decisions,
-                "heuristics": made.heuristics,
-                "at_work": cut,
-            }
-        )
-        return Exit.DONE
-    print(
-        f"{arguments.destination}: log {made.log_id.hex()} of {made.node}, {several(made.decisions, 'decision')} in it"
-    )
-    if cut:
-        print(*paragraph(f"it presumes nothing about what incarnation {', '.join(cut)} does from now on"), sep="\n")
-    return Exit.DONE
 
 
 def _trust(log: DecisionLog | None, incarnation: bytes) -> None:

@@ -148,7 +148,7 @@ def exit_code(report: Report) -> Exit:
 
 def expected(found: Survey, most: int | None = None) -> Iterator[str]:
     """The lines of `run --dry-run`: the actions of a pass now, as in `report_lines`."""
-    yield from _told_of([(view.name, (what,)) for view in found.transactions if (what := _would(view))], most)
+    yield from _told_of([(view.name, (what,)) for view in found.transactions if (what := would(view))], most)
     absent = [view for view in found.transactions if view.decision is Known.COMMIT and _absent(view)]
     for view in absent[:most]:
         yield from _not_configured(view.name, _absent(view), view.name)
@@ -158,8 +158,8 @@ def expected(found: Survey, most: int | None = None) -> Iterator[str]:
         yield "nothing found in doubt"
 
 
-def _would(view: TransactionView) -> str:
-    """The action of a pass for a transaction; the empty string if it can do nothing now."""
+def would(view: TransactionView) -> str:
+    """What a recovery pass would do with a transaction now; the empty string if it can do nothing now."""
     on = listed([printable(branch.resource) for branch in view.in_doubt])
     if view.decision is Known.UNKNOWN or view.at_work:
         return f"would be left alone: {view.why}"

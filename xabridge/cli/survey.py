@@ -4,7 +4,7 @@ is known of its decision. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,7 @@ from xabridge.cli.origins import origin_of
 from xabridge.cli.text import listed, transaction_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from tm.log import Decision
     from xa.holdings import Holding, InDoubtBranch
@@ -57,7 +57,8 @@ class Known(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BranchView:
-    """One branch. `noted` is the heuristic outcome that the log has of it; `configured`: its resource is."""
+    """One branch. `noted` is the heuristic outcome that the log has of it; `configured`: its resource is; `also` are
+    further resources that list it, because they are on the same server."""
 
     resource: str
     xid: Xid
@@ -70,6 +71,11 @@ class BranchView:
     noted: Code | None = None
     configured: bool = True
     origin: Origin | None = None
+    also: tuple[str, ...] = ()
+
+    def is_on(self, resources: Collection[str]) -> bool:
+        """Whether one of these resources has it."""
+        return self.resource in resources or any(other in resources for other in self.also)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,7 @@ class Filter:
         return (
             branch.state in IN_DOUBT
             and (not self.nodes or (ours is not None and ours.node in self.nodes))
-            and (not self.resources or branch.resource in self.resources)
+            and (not self.resources or branch.is_on(self.resources))
             and (not self.states or branch.state in self.states)
             and (self.older_than_s is None or branch.age_s is None or branch.age_s >= self.older_than_s)
         )
@@ -185,6 +191,7 @@ class _Surveyor:
             for branch in scanned.branches:
                 key = (branch.xid.format_id, branch.xid.gtrid)
                 found.setdefault(key, []).append(self._view(resource, branch, tells=scanned.tells))
+        found = {key: self._each_once(key, branches) for key, branches in found.items()}
         for branch_view in self._noted_only({branch.xid for branches in found.values() for branch in branches}):
             found.setdefault((branch_view.xid.format_id, branch_view.xid.gtrid), []).append(branch_view)
         open_decisions = carried_out = 0
@@ -212,6 +219,27 @@ class _Surveyor:
             resource, branch.xid, state, branch.age_s, branch.owner, outcome, branch.holdings, branch.omitted,
             note.code if note is not None else None, origin=origin_of(branch.xid, self._seen.origins),
         )  # fmt: skip
+
+    def _each_once(self, key: tuple[int, bytes], branches: list[BranchView]) -> list[BranchView]:
+        """A branch of ours has an xid of its own. If several resources list it, they are on one server, and it is shown
+        at the one that its decision names."""
+        format_id, gtrid = key
+        if Gtrid.of(Xid(format_id, gtrid)) is None:
+            return branches  # other transaction managers may give branches on several servers the same xid
+        named = {
+            branch.xid: branch.resource
+            for decision in self._decisions()
+            if decision.gtrid == gtrid
+            for branch in decision.branches
+        }
+        by_xid: dict[Xid, list[BranchView]] = {}
+        for branch in branches:
+            by_xid.setdefault(branch.xid, []).append(branch)
+        once = []
+        for xid, same in by_xid.items():
+            same.sort(key=lambda branch: (branch.resource != named.get(xid), branch.resource))
+            once.append(replace(same[0], also=tuple(branch.resource for branch in same[1:])))
+        return once
 
     def _noted_only(self, listed: set[Xid]) -> Iterator[BranchView]:
         """Heuristic outcomes in the log of branches that no resource manager lists."""

@@ -150,6 +150,8 @@ def _narrow(transactions: Iterable[TransactionView]) -> Iterator[str]:
             holds = held(branch.holdings, branch.omitted)
             if holds:
                 yield from paragraph(holds, _INDENT, _INDENT)
+            if branch.also:
+                yield from paragraph(_also(branch), _INDENT, _INDENT)
         if view.decision is Known.UNKNOWN:
             yield from paragraph(view.why, _INDENT, _INDENT)
 
@@ -172,13 +174,19 @@ def _wide_rows(view: TransactionView) -> Iterator[tuple[Sequence[str], str]]:
     name = shortened(view.name, _LONGEST if ours is not None else _LONGEST_FOREIGN)
     node = ours.node if ours is not None else "-"
     for number, branch in enumerate(view.branches, start=1):
-        below = view.why if view.decision is Known.UNKNOWN and number == len(view.branches) else ""
+        last = view.decision is Known.UNKNOWN and number == len(view.branches)
+        below = "; ".join(text for text in (_also(branch), view.why if last else "") if text)
         row = (
             name, node, age(branch.age_s), state_of(branch), view.decision.value, printable(branch.resource),
             printable(branch.owner), held(branch.holdings, branch.omitted),
         )  # fmt: skip
         yield row, below
         name = node = ""
+
+
+def _also(branch: BranchView) -> str:
+    """Which other resources list the branch."""
+    return f"the same on {printable(listed(branch.also))}: on one server" if branch.also else ""
 
 
 def _incarnation(ours: Gtrid) -> str:
@@ -218,6 +226,8 @@ def _branch_facts(branch: BranchView) -> Iterator[tuple[str, str]]:
     since = f" for {age(branch.age_s)}" if branch.age_s is not None else ""
     owner = f", made by {printable(branch.owner)}" if branch.owner else ""
     yield branch.resource, f"{state_of(branch)}{since}{owner}"
+    if branch.also:
+        yield "", _also(branch)
     if branch.origin is not None:
         yield "", branch.origin.branch
     for holding in branch.holdings:

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tm import TransactionManager
+from xabridge.console.command import MISSING
 from xabridge.demo.display import Display
-from xabridge.demo.shop import Audit, Backstage, Gauge, PostgresMissing, WorkerProcess, orders_from, place
+from xabridge.demo.shop import Audit, EmbeddedServers, Gauge, PostgresMissing, WorkerProcess, orders_from, place
 
 if TYPE_CHECKING:
     import argparse
@@ -60,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-kill", action="store_true", help="kill nothing")
     parser.add_argument("--plain", action="store_true", help="print lines instead of a live display")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object, nothing else on stdout")
+    parser.add_argument(
+        "--console", type=int, nargs="?", const=8161, metavar="PORT", help="watch it in a browser (default port 8161)"
+    )
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="the scratch folder (default .demo)")
 
 
@@ -80,6 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
             result = demo.run()
     except (PostgresMissing, FolderInUse) as error:
         print(f"xabridge demo: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except ModuleNotFoundError as error:
+        if arguments.console is None:
+            raise
+        print(f"xabridge demo --console: {MISSING} ({error})", file=sys.stderr)
         return EXIT_USAGE
     finally:
         display.close()
@@ -123,18 +132,34 @@ class Demo:
         where = arguments.folder if arguments.folder.is_absolute() else f"./{arguments.folder}"
         display.say(f"xabridge demo · {arguments.mode} · {arguments.workers} workers · embedded in {where}")
         display.preparing("starting the broker and PostgreSQL")
-        self._backstage = Backstage(folder, prepared_transactions=arguments.mode == "two-phase")
-        stack.callback(self._backstage.close)
-        self._backstage.open()
-        self._shop = self._backstage.shop(arguments.mode)
+        self._embedded = EmbeddedServers(folder, prepared_transactions=arguments.mode == "two-phase")
+        stack.callback(self._embedded.close)
+        self._embedded.open()
+        self._shop = self._embedded.shop(arguments.mode)
         self._front = stack.enter_context(
             TransactionManager("demo-front", f"file://{folder}/front", {"broker": self._shop.broker})
         )
         config = self._shop.configure(folder / "worker.toml", "demo-worker", folder / "log")
+        if arguments.console is not None:
+            self._serve_console(config, arguments.console, stack)
         self._worker = WorkerProcess(config, workers=arguments.workers)
         stack.callback(self._worker.kill)
         self._gauge = Gauge(self._shop)
         stack.callback(self._gauge.close)
+
+    def _serve_console(self, config: Path, port: int, stack: ExitStack) -> None:
+        """The console of the worker's node, for as long as the demo."""
+        from tm.config import configuration_from  # noqa: PLC0415 — only with --console
+        from xabridge.console.server import serving  # noqa: PLC0415 — of the extra `console`
+        from xabridge.console.settings import console_settings  # noqa: PLC0415 — as above
+
+        settings = console_settings(config, listen=f"127.0.0.1:{port}")
+        try:
+            server = stack.enter_context(serving(settings, configuration_from(config)))
+        except OSError as error:
+            self._display.say(f"no console: port {port} can't be used: {error.strerror or error}")
+            return
+        self._display.say(f"console: {server.address} (leave name and password empty)")
 
     def run(self) -> dict[str, Any]:
         """From the first order to the proof; the figures of the end."""
@@ -192,16 +217,16 @@ class Demo:
         self._display.event(f"transaction manager back: {_did(found)}")
 
     def _kill_broker(self) -> None:
-        self._backstage.broker.kill()
+        self._embedded.broker.kill()
         self._killed("broker")
-        self._backstage.broker.start()
-        restored = self._backstage.broker.restored
+        self._embedded.broker.start()
+        restored = self._embedded.broker.restored
         self._display.event(f"broker back, {restored} prepared {'branch' if restored == 1 else 'branches'} restored")
 
     def _kill_database(self) -> None:
-        self._backstage.postgres.kill()
+        self._embedded.postgres.kill()
         self._killed("postgres")
-        self._backstage.postgres.start()
+        self._embedded.postgres.start()
         self._display.event("postgres back")
 
     def _killed(self, what: str) -> None:

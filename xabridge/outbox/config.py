@@ -39,6 +39,7 @@ class OutboxConfig:
     schema: str | None = None
     relay: RelaySettings = field(default_factory=RelaySettings)
     telemetry: bool = False
+    log_format: str = "text"
 
     @classmethod
     def read(cls, path: str | Path, environment: Mapping[str, str] = os.environ) -> OutboxConfig:
@@ -61,7 +62,7 @@ class OutboxConfig:
             relay = RelaySettings(**{key: _number(key, table[key]) for key in _NUMBERS if key in table})
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"{path}: outbox: {error}") from error
-        return cls(**texts, relay=relay, telemetry=configuration.telemetry)
+        return cls(**texts, relay=relay, telemetry=configuration.telemetry, log_format=configuration.log_format)
 
 
 def _number(key: str, value: Any) -> Any:

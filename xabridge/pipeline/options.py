@@ -16,6 +16,7 @@ from xa import check_node
 from xabridge.pipeline.core import AddressTarget, PipelineError, Settings, Source, TableTarget
 from xabridge.pipeline.core.user_functions import function_named
 from xabridge.pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
+from xabridge.pipeline.json_schema import ddl_of
 from xabridge.pipeline.settings import settings_from
 
 if TYPE_CHECKING:
@@ -46,7 +47,11 @@ SOURCE: Final[Mapping[str, str]] = {
     "queue": "the queue to read; several with commas between them",
     "partitions": f"tasks that read in parallel (default {PARTITIONS})",
     "maxRowsPerBatch": f"most messages of one micro-batch (default {ROWS_PER_BATCH})",
+    "max_octets": "most octets of messages of one micro-batch (default: no limit)",
+    "min_messages": "a micro-batch waits until there are so many messages; needs max_delay",
+    "max_delay": "seconds that messages wait for min_messages at most",
     "body": "binary (default) or text: what the column body is",
+    "body_schema": "the columns of JSON bodies, as DDL or JSON Schema: the column body is a struct of them",
     "bad_records": "module:function, called with each message (column -> value): returns why it is bad, or None",
 }
 SINK: Final[Mapping[str, str]] = {
@@ -69,6 +74,8 @@ class SourceOptions:
     settings: Settings
     source: Source
     body: Body
+    body_schema: str = ""
+    """The columns of JSON bodies as DDL; empty: bodies are `body`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +99,47 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
         raise given.wrong("queue", f"{', '.join(queues)}: a queue is named twice")
     resource = _chosen(given, settings, "resource", given.text("resource") or "", BROKERS)
     body = given.text("body") or "binary"
+    body_schema = _body_schema(given)
     if body not in ("binary", "text"):
         raise given.wrong("body", f"{body!r} is neither binary nor text")
+    rows = given.number("maxRowsPerBatch", ROWS_PER_BATCH)
+    least, delay_s = _minimum(given, rows)
     source = Source(
         resource,
         queues,
         given.number("partitions", PARTITIONS, MAX_PARTITIONS),
-        given.number("maxRowsPerBatch", ROWS_PER_BATCH),
+        rows,
         body == "text",
         _function(given, "bad_records"),
+        octets=given.number("max_octets", 0),
+        least=least,
+        delay_s=delay_s,
     )
-    return SourceOptions(settings, source, "text" if body == "text" else "binary")
+    return SourceOptions(settings, source, "text" if body == "text" else "binary", body_schema)
+
+
+def _body_schema(given: _Given) -> str:
+    text = given.text("body_schema")
+    if text is None:
+        return ""
+    if given.text("body") is not None:
+        raise given.wrong("body", "contradicts body_schema, by which bodies are read as JSON: omit one of them")
+    try:
+        return ddl_of(text)
+    except ValueError as error:
+        raise given.wrong("body_schema", str(error)) from error
+
+
+def _minimum(given: _Given, rows: int) -> tuple[int, float]:
+    """How many messages a batch waits for, and how long at most."""
+    least, delay_s = given.number("min_messages", 0), given.seconds("max_delay", 0.0)
+    if least and not delay_s:
+        raise given.wrong("min_messages", "needs the option max_delay, or the last messages would wait without end")
+    if delay_s and not least:
+        raise given.wrong("max_delay", "needs the option min_messages, which it limits")
+    if least > rows:
+        raise given.wrong("min_messages", f"{least} is more than a batch may have (maxRowsPerBatch is {rows})")
+    return least, delay_s
 
 
 def _function(given: _Given, option: str) -> str:

@@ -1,5 +1,39 @@
-"""Equipment for tests: a broker, a PostgreSQL and a MariaDB in processes, the reference resource manager, and the
-contract suite.
+"""Equipment for tests: of applications, `TestApp` and `TestBroker` (docs/testing.md); of resource managers, the
+reference resource manager and the contract suite (docs/resource-managers.md); and a broker, a PostgreSQL and a MariaDB
+in processes.
 
-`xabridge.testing.contract` is run over resource managers; docs/resource-managers.md shows how.
+A name is imported when it is first used.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from xabridge.testing.app import TestApp
+    from xabridge.testing.faults import Killed
+    from xabridge.testing.in_process import TestBroker
+
+__all__ = ["Killed", "TestApp", "TestBroker"]
+
+_HOME: Final = {
+    "Killed": "xabridge.testing.faults",
+    "TestApp": "xabridge.testing.app",
+    "TestBroker": "xabridge.testing.in_process",
+}
+"""Name → the module that has it."""
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(home), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,7 +11,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -256,24 +257,3 @@ def _reachable(folder: Path) -> bool:
 def _version(install: Path) -> int:
     """pginstall18 is PostgreSQL 18; the wheel has an older one, without a number, beside it."""
     return int(install.name.removeprefix("pginstall") or 0)
-
-
-_PORTS: Final[set[int]] = set()
-"""Those of this process's servers, stopped ones too."""
-
-
-def free_port() -> int:
-    """A port below those that the system hands out for outgoing connections: nobody takes it while the server that
-    it is for is stopped."""
-    for offset in range(20_000):
-        port = 10_000 + (os.getpid() * 16 + offset) % 20_000
-        if port in _PORTS:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        _PORTS.add(port)
-        return port
-    raise RuntimeError("no port is free")

@@ -19,7 +19,8 @@ from bench.crash.nursery import Nursery
 from bench.crash.proxy import HOST, Proxies, Proxy
 from bench.crash.stage import BROKER as BROKER_PROCESS
 from bench.crash.stage import OPTIONS
-from xabridge.testing.postgres import EmbeddedPostgres, free_port
+from xabridge.testing.ports import free_port
+from xabridge.testing.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from pathlib import Path

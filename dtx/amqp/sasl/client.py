@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from dtx.amqp.printable import printable
+from dtx.amqp.peers import protocol_of
 from dtx.amqp.sasl import mechanisms
 from dtx.amqp.sasl.layer import OUTCOME_OK, SASL_HEADER, Frame, SaslError, SaslLayer, State, item
 from dtx.amqp.sasl.mechanisms import Compute
 from dtx.amqp.values import Symbol, Ubyte
+from xa.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,7 +78,7 @@ class SaslClient(SaslLayer):
 
     def _header(self, header: bytes) -> None:
         if header != SASL_HEADER:
-            raise SaslError(f"the server began with {header!r}: it does not speak SASL here")
+            raise SaslError(f"the server begins with {protocol_of(header)}: it does not speak AMQP 1.0 with SASL here")
         self._input = self._input[len(SASL_HEADER) :]
         self.state = State.MECHANISMS
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.frames import AMQP_HEADER
-from dtx.amqp.printable import printable
 from dtx.amqp.sasl import mechanisms
 from dtx.amqp.sasl.layer import OUTCOME_OK, SASL_HEADER, Frame, SaslError, SaslLayer, State, item
 from dtx.amqp.sasl.mechanisms import Compute, Exchange, Identity, Verdict
 from dtx.amqp.values import Array, Symbol, Ubyte
+from xa.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from dtx.amqp.printable import printable
+from xa.printable import printable
+from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +28,9 @@ class RateLimitedLog:
         self._kinds: dict[str, tuple[float, int]] = {}
         """Format → when its period began, and how many lines there were to be in it."""
 
-    def warn(self, told: str, *about: object) -> None:
-        """One line, unless there were many of this kind; then the next period says how many were left out."""
+    def warn(self, told: str, *words: object, user: object = None) -> None:
+        """One line, unless there were many of this kind; then the next period says how many were left out. The first
+        of `words` is the peer's address."""
         now = self._clock()
         began, count = self._kinds.get(told, (now, 0))
         if now - began >= PERIOD_S:
@@ -37,6 +39,7 @@ class RateLimitedLog:
             began, count = now, 0
         self._kinds[told] = began, count + 1
         if count < MOST:
-            LOG.warning(told, *(printable(str(one)) for one in about))
+            shown = [printable(str(one)) for one in words]
+            LOG.warning(told, *shown, extra=about(connection=shown[0] if shown else None, user=user))
         elif count == MOST:
             LOG.warning("… the next lines of this kind are counted only: %s", told)

@@ -28,7 +28,7 @@ from dtx.broker.queues.outcomes import OUTCOMES, read_state
 from dtx.broker.queues.selector import SelectorError, selector_of
 from dtx.broker.transactions.demarcation import unauthorized
 from dtx.protocol.addresses import COORDINATION, DEPTH, DYNAMIC, MANAGEMENT, RESERVED, parse_branch_address
-from dtx.protocol.capabilities import DISTRIBUTED
+from dtx.protocol.capabilities import DELAYED_DELIVERY, DISTRIBUTED
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from xa import Code
 from xa.tables import BranchState
@@ -47,6 +47,8 @@ SERVICES: Final[dict[str, type[CommandLink | ManagementLink]]] = {
     COORDINATION: CommandLink,
     MANAGEMENT: ManagementLink,
 }
+OFFERED: Final = (DELAYED_DELIVERY,)
+"""What links offer on which messages come."""
 MOVE: Final = "move"
 COPY: Final = "copy"
 QUEUE: Final = "queue"
@@ -129,11 +131,11 @@ def _receiver(connection: BrokerConnection, session: Session, endpoint: Receiver
             dynamic_node_properties=_DELETED_ON_CLOSE,
             capabilities=_honoured(target.capabilities, dynamic=True),
         )
-        endpoint.attach(answered, told, max_message_size=limit)
+        endpoint.attach(answered, told, max_message_size=limit, offered=OFFERED)
         return link
     if target.address is None:
         link = IncomingLink(connection, session, endpoint, partial(_queue_in, connection), relays=True)
-        endpoint.attach(answered, Target(), max_message_size=limit)
+        endpoint.attach(answered, Target(), max_message_size=limit, offered=OFFERED)
         return link
     told = Target(target.address, capabilities=_honoured(target.capabilities))
     service = SERVICES.get(target.address)
@@ -143,7 +145,7 @@ def _receiver(connection: BrokerConnection, session: Session, endpoint: Receiver
         return link
     queue = _queue(connection, target.address, Action.PRODUCE)
     link = IncomingLink(connection, session, endpoint, lambda _: queue)
-    endpoint.attach(answered, told, max_message_size=limit)
+    endpoint.attach(answered, told, max_message_size=limit, offered=OFFERED)
     return link
 
 

@@ -12,7 +12,7 @@ from dtx.amqp.messages import VALUE, read_header, with_delivery_annotations, wit
 from dtx.amqp.performatives import SENDER_UNSETTLED
 from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.broker.endpoint.link import Link
-from dtx.broker.queues.queue import State
+from dtx.broker.queues.entry import State
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.protocol.addresses import ORIGIN_QUEUE, ORIGIN_WORK
 from dtx.protocol.conditions import Refusal
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from dtx.amqp.link import SenderLink
     from dtx.amqp.values import Map
     from dtx.broker.endpoint.connection import BrokerConnection, Session
-    from dtx.broker.queues.queue import Entry, Queue
+    from dtx.broker.queues.entry import Entry
+    from dtx.broker.queues.queue import Queue
     from dtx.broker.queues.selector import Selector
     from dtx.broker.transactions.branches import Branch
 
@@ -81,6 +82,12 @@ class BrowsingLink(Link, ABC):
 
     def returned(self, entry: Entry) -> None:
         """A message is available again: who has passed it does not show it twice."""
+
+    def came_due(self, entry: Entry) -> None:
+        """A message that was delayed is available: nobody has shown it yet."""
+
+    def group_freed(self, group: str) -> None:
+        """Others may have messages of this group again. Here all of them are shown."""
 
     def missed(self, entry: Entry) -> None:
         """The message went while its payload was on its way here."""
@@ -210,15 +217,21 @@ class QueueBrowser(BrowsingLink):
     def next_entry(self) -> Entry | None:
         while True:
             if not self._ahead:
-                self._ahead.extend(self._queue.entries_from(self._position))
-                if not self._ahead:
+                found = self._queue.entries_from(self._position)
+                if not found:
                     return None
-                self._position = self._ahead[-1].position
+                self._position = found[-1].position
+                self._ahead.extend(entry for entry in found if entry.state is not State.DELAYED)
+                continue
             entry = self._ahead.popleft()
             if entry.state is not State.AVAILABLE or entry.queue is not self._queue:
                 continue
             if not entry.expires_ms or entry.expires_ms > self._resource.now_ms:
                 return entry
+
+    def came_due(self, entry: Entry) -> None:
+        if entry.position <= self._position:
+            self._ahead.append(entry)
 
     def shows(self, entry: Entry, payload: bytes) -> bool:
         return self._selector is None or self._selector.matches(payload, delivery_count=entry.count)

@@ -27,10 +27,11 @@ from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.attach import attach
 from dtx.broker.endpoint.link import error_of
 from dtx.broker.endpoint.txn_ids import TxnIds
-from dtx.broker.queues.queue import Memory
+from dtx.broker.queues.entry import Memory
 from dtx.broker.rates import Meter
 from dtx.broker.transactions.demarcation import DtxDemarcation
 from dtx.protocol.addresses import DYNAMIC, TXN_ID
+from dtx.protocol.capabilities import DELAYED_DELIVERY
 from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import CHUNK
 from xa import Code
@@ -56,7 +57,7 @@ WINDOW: Final = 2048
 """Transfers that a session may have on their way to us."""
 
 
-CAPABILITIES: Final = ("ANONYMOUS-RELAY", "APACHE.ORG:SELECTOR")
+CAPABILITIES: Final = ("ANONYMOUS-RELAY", "APACHE.ORG:SELECTOR", DELAYED_DELIVERY)
 PRODUCT: Final[Map] = {Symbol("product"): "xabridge"}
 
 

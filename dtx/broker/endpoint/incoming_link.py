@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from hashlib import sha256
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.amqp.messages import read_header, with_header
+from dtx.amqp.messages import NO_FACTS, read_facts, read_header, with_header
 from dtx.broker.endpoint.link import FATAL, ReceivingLink, refusal_of
-from dtx.broker.queues.queue import Entry
+from dtx.broker.queues.entry import Entry
 from dtx.protocol.conditions import Refusal, RefusedError
 
 if TYPE_CHECKING:
@@ -20,6 +22,17 @@ if TYPE_CHECKING:
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import WorkContext
+
+
+LONGEST_GROUP: Final = 128
+
+
+def name_of_group(group_id: str) -> str:
+    """The name under which the store knows a group: the group-id, or a hash of one that is long, or that a database
+    could not keep."""
+    if len(group_id) <= LONGEST_GROUP and "\0" not in group_id:
+        return group_id
+    return "sha256:" + sha256(group_id.encode()).hexdigest()
 
 
 class IncomingLink(ReceivingLink):
@@ -73,15 +86,23 @@ class IncomingLink(ReceivingLink):
         queue = self._queue_for(octets)
         if queue.deleted or queue.closing:
             raise WireError(Condition.NOT_FOUND, f"the queue {queue.name} is gone")
-        if queue.full:
-            told = f"the queue {queue.name} is full: {queue.depth} messages"
-            raise WireError(Condition.RESOURCE_LIMIT, told)
+        full = queue.refusal(len(octets))
+        if full:
+            raise WireError(Condition.RESOURCE_LIMIT, full)
         header = read_header(octets)
+        facts = read_facts(octets, header.end)
         if header.delivery_count or header.first_acquirer:  # both are for the queue to say
             octets = with_header(octets, header, delivery_count=0, ttl_ms=header.ttl_ms)
+        if (header.ttl_ms or facts.expires_ms) and self._resource.takes_dead_letters(queue):
+            header, facts = replace(header, ttl_ms=None), replace(facts, expires_ms=0)  # they live as long as it says
         ttl_ms = header.ttl_ms or queue.settings.ttl_ms
         expires_ms = self._resource.now_ms + ttl_ms if ttl_ms else 0
-        return Entry(queue, self._resource.number(), len(octets), expires_ms, octets)
+        if facts is NO_FACTS:
+            return Entry(queue, self._resource.number(), len(octets), expires_ms, octets)
+        if facts.expires_ms and (not header.ttl_ms or facts.expires_ms < expires_ms):
+            expires_ms = facts.expires_ms
+        due_ms, group = facts.due_ms or -facts.delay_ms, name_of_group(facts.group)
+        return Entry(queue, self._resource.number(), len(octets), expires_ms, octets, due_ms=due_ms, group=group)
 
     def _refused(
         self, delivery: IncomingDelivery, context: WorkContext | None, refusal: Refusal, *, settled: bool

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.messages import read_header, with_header
 from dtx.broker.endpoint.delivery_states import DECIDE, END, ENDED, FREE, HOLD, REVERT
-from dtx.broker.queues.queue import State
+from dtx.broker.queues.entry import State
 from dtx.store.contract import CHUNK
 
 FACTS: Final = 32
@@ -15,8 +15,8 @@ FACTS: Final = 32
 if TYPE_CHECKING:
     from dtx.amqp.delivery import OutgoingDelivery as Delivery
     from dtx.broker.endpoint.outgoing_link import OutgoingLink
+    from dtx.broker.queues.entry import Entry
     from dtx.broker.queues.outcomes import Outcome
-    from dtx.broker.queues.queue import Entry
     from dtx.broker.transactions.contexts import WorkContext
     from dtx.broker.transactions.transactional_work import Retirement
     from dtx.protocol.conditions import Refusal

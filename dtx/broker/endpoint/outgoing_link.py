@@ -19,8 +19,8 @@ from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.delivery_states import DECIDED, ENDED, FREE
 from dtx.broker.endpoint.link import Link, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, size_with_facts, with_facts
+from dtx.broker.queues.entry import State
 from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, TAKEN, rejected_state
-from dtx.broker.queues.queue import State
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.broker.transactions.contexts import unknown_id
 from dtx.protocol.addresses import TXN_ID
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from dtx.amqp.link import SenderLink
     from dtx.amqp.values import Value
     from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.queues.entry import Entry
     from dtx.broker.queues.outcomes import Outcome
-    from dtx.broker.queues.queue import Entry, Queue
+    from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import TransactionalContext, WorkContext
 
 
@@ -62,6 +63,7 @@ class OutgoingLink(Link):
         super().__init__(connection, session, endpoint)
         self.sender = endpoint
         self._queue = queue
+        self.own: list[tuple[int, Entry]] = []
         self._dynamic = dynamic
         self._default = default or (TAKEN if dynamic else FAILED)
         """The outcome of a message that is settled without one: a response is not given twice."""

@@ -15,7 +15,7 @@ from dtx.amqp.encoding import encode
 from dtx.amqp.messages import read_request, response_message
 from dtx.broker.endpoint.link import ReceivingLink, refusal_of
 from dtx.broker.management.operations import carry_out
-from dtx.broker.queues.queue import Entry
+from dtx.broker.queues.entry import Entry
 from dtx.protocol.commands import COORDINATION
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.protocol.replies import encode_reply

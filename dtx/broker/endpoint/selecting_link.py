@@ -14,14 +14,15 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
-from dtx.broker.queues.queue import State
+from dtx.broker.queues.entry import State
 from dtx.broker.transactional_resource import fits_one_piece
 
 if TYPE_CHECKING:
     from dtx.amqp.link import SenderLink
     from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.queues.entry import Entry
     from dtx.broker.queues.outcomes import Outcome
-    from dtx.broker.queues.queue import Entry, Queue
+    from dtx.broker.queues.queue import Queue
     from dtx.broker.queues.selector import Selector
 
 AHEAD: Final = 50
@@ -63,6 +64,8 @@ class SelectingLink(OutgoingLink):
         self._next: deque[Entry] = deque()
         self._again: list[tuple[int, Entry]] = []
         """Messages to be looked at before those, by position: they came back, or there was no credit for them."""
+        self._barred: dict[str, list[Entry]] = {}
+        """Messages that were passed because somebody else holds their group, by that."""
         self._examined: deque[_Examined] = deque()
         queue.browsers[self] = None
 
@@ -73,6 +76,15 @@ class SelectingLink(OutgoingLink):
     def returned(self, entry: Entry) -> None:
         """A message is available again."""
         if entry.position <= self._position:
+            heappush(self._again, (entry.position, entry))
+
+    def came_due(self, entry: Entry) -> None:
+        """A message that was delayed is available."""
+        self.returned(entry)
+
+    def group_freed(self, group: str) -> None:
+        """Messages of this group may be had again."""
+        for entry in self._barred.pop(group, ()):
             heappush(self._again, (entry.position, entry))
 
     def advance(self) -> None:
@@ -155,16 +167,20 @@ class SelectingLink(OutgoingLink):
                 continue
             if not self._is_available(entry):
                 continue
+            if not self._queue.allows(entry, self):
+                self._barred.setdefault(entry.group, []).append(entry)
+                continue
             if not self.wants():
                 heappush(self._again, (entry.position, entry))
                 for other in waiting:
                     heappush(self._again, (other.entry.position, other.entry))
                 waiting.clear()
                 return
-            self._queue.hold(entry)
+            self._queue.hold(entry, self)
             self.deliver(entry, payload if fits_one_piece(entry) else None)
 
     def gone(self) -> None:
         self._queue.browsers.pop(self, None)
         self._examined.clear()
+        self._barred.clear()
         super().gone()

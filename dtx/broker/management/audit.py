@@ -12,6 +12,8 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
+from xa.telemetry.log_lines import about
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -48,7 +50,8 @@ class Audit:
         while len(self._entries) > MOST:
             oldest, _ = self._entries.popitem(last=False)
             batch.drop_record(oldest)
-        LOG.info("%s", text)
+        queue, branch = told.get("queue"), told.get("xid")
+        LOG.info("%s", text, extra=about(queue=queue, branch=branch, connection=told.get("connection"), user=who))
         return number
 
     def forget(self, number: int) -> None:

@@ -3,12 +3,14 @@ branch is dropped. Each change and its entry in the audit log are one batch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.values import Timestamp, Ulong
 from dtx.broker.management.messages import queue_of
-from dtx.broker.transactional_resource import MAX_NAME, PAUSED, not_stored
+from dtx.broker.settings import WhenFull
+from dtx.broker.transactional_resource import CONFIGURABLE, CONFIGURED, MAX_NAME, PAUSED, changed_settings, not_stored
 from dtx.broker.transactions.branches import EXPIRING
 from dtx.protocol.addresses import RESERVED
 from dtx.protocol.conditions import Refusal, refused
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from dtx.broker.management.question import Answer, Question
     from dtx.broker.queues.queue import Queue
     from dtx.store.contract import NotStored
+
+
+UNTOLD: Final = 1 << 63
+"""In place of a number that a request does not tell."""
 
 
 def change(
@@ -62,6 +68,36 @@ def create_queue(question: Question, answer: Answer) -> None:
     change(question, answer, Batch(), {"queue": name}, lambda: None)
 
 
+def configure_queue(question: Question, answer: Answer) -> None:
+    """Some settings of a queue change, in place of what the configuration says, also after a restart."""
+    resource, queue = question.container.resource, queue_of(question)
+    told: dict[str, Any] = {}
+    for name in CONFIGURABLE:
+        argument = name.replace("_", "-")
+        if name == "when_full":
+            value: int | str = question.text(argument, "")
+        else:
+            value = question.number(argument, UNTOLD)
+        if value not in {"", UNTOLD}:
+            told[name] = value
+    if not told:
+        raise refused(Code.XAER_INVAL, f"nothing is to change: name one of {', '.join(CONFIGURABLE)}")
+    before = queue.settings
+    settings = changed_settings(before, told)
+    if settings.when_full is WhenFull.DEAD_LETTER and not settings.dead_letter:
+        raise refused(Code.XAER_INVAL, f"when_full: {queue.name} has no dead letters (dead_letter is empty)")
+    batch = Batch()
+    batch.create_queue(queue.number, queue.name)
+    number = queue.configured or resource.number()
+    kept = {name: getattr(settings, name) for name in CONFIGURABLE}
+    batch.record(number, CONFIGURED, json.dumps({"queue": queue.number, **kept}))
+
+    def done() -> None:
+        queue.settings, queue.configured = settings, number
+
+    change(question, answer, batch, {"queue": queue.name, **told}, done)
+
+
 def delete_queue(question: Question, answer: Answer) -> None:
     """A queue goes, with its messages. What transactions and prepared branches hold of it, or post to it, keeps it."""
     queue, force = queue_of(question), question.flag("force")
@@ -85,6 +121,8 @@ def delete_queue(question: Question, answer: Answer) -> None:
     for number in queue.origins:
         batch.drop_record(number)
     batch.drop_record(queue.number)
+    if queue.configured:
+        batch.drop_record(queue.configured)
     batch.delete_queue(queue.number)
 
     def done() -> None:

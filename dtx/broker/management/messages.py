@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.values import Timestamp, Ulong
-from dtx.broker.management.transfers import Transfer, Unmoved
-from dtx.broker.queues.queue import Entry
+from dtx.broker.management.transfers import Transfer, Unmoved, result
+from dtx.broker.queues.entry import Entry, write_post
 from dtx.broker.transactional_resource import fits_one_piece, not_stored
 from dtx.protocol.conditions import refused
 from dtx.store.contract import CHUNK, Batch
@@ -42,8 +42,8 @@ def queue_of(question: Question, name: str = "queue") -> Queue:
 
 # -- looking
 def page(question: Question) -> list[Value]:
-    """A page of a queue's messages, in their order."""
-    queue = queue_of(question)
+    """A page of a queue's messages, in their order; with `ids`, of these only."""
+    queue, ids = queue_of(question), question.text("ids", "")
     after = question.after
     position = _hexadecimal(after) if after else -1
     ages = question.container.resource.ages
@@ -59,10 +59,15 @@ def page(question: Question) -> list[Value]:
             "posted": _time(ages.since_ms(entry.number)),
             "since": _time(ages.since_ms(entry.position)),
             "expires": _time(entry.expires_ms),
+            "due": _time(entry.due_ms),
+            "group": entry.group or None,
             "from": None if origin is None else origin.queue,
             "why": None if origin is None else origin.reason,
         }
 
+    if ids:
+        found = [entry for entry in queue.find(_numbers(ids)) if entry.position > position]
+        return question.page(found, shown)
     return [shown(entry) for entry in queue.page(position, question.count)]
 
 
@@ -91,6 +96,10 @@ def _time(ms: int) -> Timestamp | None:
     return Timestamp(ms) if ms else None
 
 
+def _numbers(ids: str) -> set[int]:
+    return {_hexadecimal(one) for one in ids.split(",")}
+
+
 def _hexadecimal(text: str) -> int:
     try:
         return int(text, 16)
@@ -103,10 +112,16 @@ def chosen(question: Question, queue: Queue) -> list[Entry]:
     """The messages that a request is about: those of `ids`, or the first `most`, or all that are there now."""
     ids = question.text("ids", "")
     if ids:
-        return queue.find({_hexadecimal(one) for one in ids.split(",")})
+        return queue.find(_numbers(ids))
     most = question.number("most", 0)
     found = list(queue)
     return found[:most] if most else found
+
+
+def asked_for(question: Question) -> int:
+    """How many messages were chosen by their ids; 0: they were not chosen so."""
+    ids = question.text("ids", "")
+    return len({_hexadecimal(one) for one in ids.split(",")}) if ids else 0
 
 
 def _about(question: Question, queue: Queue, **more: Any) -> dict[str, Any]:
@@ -143,10 +158,10 @@ def retry(question: Question, answer: Answer) -> None:
     def target(entry: Entry) -> Queue:
         origin = queue.origins.get(entry.number)
         if origin is None and fallback is None:
-            raise Unmoved("it is not known where it came from: say so with `to`")
+            raise Unmoved("it is not known where it came from: say where to with --to (field `to`)")
         found = queues.get(origin.queue) if origin is not None else None
         if found is None and fallback is None:
-            raise Unmoved("the queue that it came from is gone: name another one with `to`")
+            raise Unmoved("the queue that it came from is gone: name another one with --to (field `to`)")
         return found or fallback or queue
 
     _transfer(question, answer, queue, target, _about(question, queue), anew=True)
@@ -171,6 +186,7 @@ def _transfer(
         what=question.text("operation"),
         told=told,
         anew=anew,
+        asked_for=asked_for(question),
     ).go_on()
 
 
@@ -198,6 +214,7 @@ class _Copy:
         self._entry = 0
         self._done = 0
         self._why: dict[str, int] = {}
+        self._asked_for = asked_for(question)
 
     def go_on(self) -> None:
         """The next message."""
@@ -207,7 +224,7 @@ class _Copy:
             if entry.queue is not self._queue:
                 continue
             gone = self._target.deleted or self._target.closing
-            if gone or self._target.full:
+            if gone or self._target.refusal(entry.size):
                 self._why[f"{self._target.name} is {'gone' if gone else 'full'}"] = len(self._left) + 1
                 self._left.clear()
                 break
@@ -216,15 +233,18 @@ class _Copy:
         if self._copies:
             self._write()
         else:
-            self._answer({"done": Ulong(self._done), "left": {why: Ulong(count) for why, count in self._why.items()}})
+            self._answer(result(self._done, self._why, self._asked_for))
 
     def _fetched(self, entry: Entry, payload: bytes | None) -> None:
         if payload is not None and len(payload) == entry.size:  # or it went meanwhile
             target = self._target
-            made = Entry(target, self._resource.number(), entry.size, entry.expires_ms, None, target.next_position())
-            self._batch.enqueue(made.number, target.number, made.position, payload, entry.expires_ms)
+            number, due_ms = self._resource.number(), entry.due_ms
+            made = Entry(target, number, entry.size, entry.expires_ms, payload, due_ms=due_ms, group=entry.group)
+            target.take_place(made)
+            write_post(self._batch, made)
+            made.payload = None
             self._copies.append(made)
-            target.pending += 1
+            target.expect(made)
         self._question.container.continue_later(self)
 
     def _write(self) -> None:
@@ -236,7 +256,7 @@ class _Copy:
 
     def _written(self, copies: list[Entry], error: NotStored | None) -> None:
         for made in copies:
-            self._target.pending -= 1
+            self._target.expect_no_more(made)
             if error is None:
                 self._target.append(made)
         if error is None:

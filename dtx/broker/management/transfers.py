@@ -15,11 +15,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.values import Ulong
-from dtx.broker.queues.queue import Effect, Entry, State
+from dtx.broker.queues.entry import Effect, Entry, State
 from dtx.store.contract import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from dtx.amqp.values import Map
     from dtx.broker.container import Container
@@ -35,7 +35,8 @@ class Unmoved(Exception):
 
 class Transfer:
     """One transfer. `target` says where a message goes, None: nowhere; it raises Unmoved for one that stays. `anew`: it
-    counts as never delivered. `answer` hears how many went, and why others did not."""
+    counts as never delivered. `asked_for` is how many were named by their ids, if they were. `answer` hears how many
+    went, and why others did not."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Transfer:
         what: str,
         told: dict[str, Any],
         anew: bool = False,
+        asked_for: int = 0,
     ) -> None:
         self._container = container
         self._resource = container.resource
@@ -60,6 +62,7 @@ class Transfer:
         self._what = what
         self._told = told
         self._anew = anew
+        self._asked_for = asked_for
         self._entry = 0
         self._done = 0
         self._unmoved: dict[str, int] = {}
@@ -80,14 +83,14 @@ class Transfer:
             if self._left:
                 self._container.continue_later(self)
             else:
-                self._answer(self._result())
+                self._answer(result(self._done, self._unmoved, self._asked_for))
             return
         told = {**self._told, "messages": self._done + len(effects)}
         self._entry = self._container.audit.write(batch, self._who, self._what, told, self._entry)
         self._resource.submit(batch, lambda error: self._written(effects, error))
 
     def _plan(self, entry: Entry, batch: Batch) -> Effect:
-        if entry.state is not State.AVAILABLE:
+        if entry.state is not State.AVAILABLE and entry.state is not State.DELAYED:
             raise Unmoved("held by a consumer or a transaction")
         queue, target = self._queue, self._target(entry)
         if target is None:
@@ -97,27 +100,24 @@ class Transfer:
         else:
             if target.deleted or target.closing:
                 raise Unmoved(f"{target.name} is gone")
-            if target.full:
+            if target.refusal(entry.size):
                 raise Unmoved(f"{target.name} is full")
             queue.hold(entry)
-            target.pending += 1
+            target.expect(entry)
             position, count = target.next_position(), 0 if self._anew else entry.count
-            batch.place(entry.number, target.number, position, count)
+            batch.place(entry.number, target.number, position, count, entry.expires_ms, entry.due_ms)
         if entry.number in queue.origins:
             batch.drop_record(entry.number)
-        return Effect(entry, target, position, count)
+        return Effect(entry, target, position, count, None, entry.expires_ms, entry.due_ms)
 
     def _written(self, effects: list[Effect], error: NotStored | None) -> None:
-        for entry, target, position, count, _ in effects:
-            if target is not None:
-                target.pending -= 1
-            if error is not None:
-                self._queue.give_back(entry)
+        for effect in effects:
+            if error is None:
+                self._queue.move(effect)
                 continue
-            # Another object stands in the target: this one may still stand in the old queue's order.
-            self._queue.carry_out(Effect(entry, None, 0, 0))
-            if target is not None:
-                target.append(Entry(target, entry.number, entry.size, entry.expires_ms, None, position, count))
+            if effect.target is not None:
+                effect.target.expect_no_more(effect.entry)
+            self._queue.give_back(effect.entry)
         if error is None:
             self._done += len(effects)
         else:
@@ -128,7 +128,13 @@ class Transfer:
         if self._left:
             self._container.continue_later(self)
         else:
-            self._answer(self._result())
+            self._answer(result(self._done, self._unmoved, self._asked_for))
 
-    def _result(self) -> Map:
-        return {"done": Ulong(self._done), "left": {why: Ulong(count) for why, count in self._unmoved.items()}}
+
+def result(done: int, left: Mapping[str, int], asked_for: int = 0) -> Map:
+    """What is answered: how many messages were done, and why others were not. Of those that were asked for by their
+    ids, the rest was not in the queue, or not any more."""
+    missing = asked_for - done - sum(left.values())
+    if missing > 0:
+        left = {**left, "not in the queue": missing}
+    return {"done": Ulong(done), "left": {why: Ulong(count) for why, count in left.items()}}

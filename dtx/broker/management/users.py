@@ -42,6 +42,17 @@ def users(question: Question) -> list[Value]:
     return question.page(sorted(name for name in {*known, *rules} if name > after), shown)
 
 
+def rights(question: Question) -> Map:
+    """What the one who asks may do by management, and with the branches of others."""
+    identity, permissions = question.identity, question.container.permissions
+    return {
+        "user": str(identity),
+        "manage": permissions.may_manage(identity, Management.MANAGE),
+        "read-payload": permissions.may_manage(identity, Management.READ_PAYLOAD),
+        "coordinate-all": permissions.may_coordinate_all(identity),
+    }
+
+
 def set_user(question: Question, answer: Answer) -> None:
     """A new user, or another password. It comes as a SCRAM verifier: nobody sends the password."""
     credentials, name = _credentials(question), _name(question)
@@ -101,6 +112,8 @@ def _name(question: Question) -> str:
 def set_permissions(question: Question, answer: Answer) -> None:
     """Another rule for a name, in place of the one that it has. It holds for what is asked and attached from now on."""
     name = question.text("user")
+    if not name:
+        raise refused(Code.XAER_INVAL, 'user: expected a name, "*" or "anonymous"')
     try:
         rule = rule_from(name, json.loads(question.text("rule")))
     except (PermissionsError, ValueError) as error:

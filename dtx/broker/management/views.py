@@ -55,13 +55,17 @@ def configuration(question: Question) -> list[Value]:
 
 
 def queues(question: Question) -> list[Value]:
-    """A page of queues, by name."""
-    container, after = question.container, question.after
+    """A page of queues, by name; with `queue`, this one only."""
+    container, after, wanted = question.container, question.after, question.text("queue", "")
     working: dict[str, list[Branch]] = {}
     for branch in container.registry.unprepared():
         for queue in branch.work.holdings():
             working.setdefault(queue, []).append(branch)
-    names = nsmallest(question.count, (name for name in container.resource.queues if name > after))
+    known = container.resource.queues
+    if wanted:
+        names = [wanted] if wanted in known else []
+    else:
+        names = nsmallest(question.count, (name for name in known if name > after))
     return [_queue(container, container.resource.queues[name], working.get(name, [])) for name in names]
 
 
@@ -73,7 +77,7 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
     for branch in islice(chain(working, prepared), MAX_LOCKS):
         retired, posted = index.holdings(branch)[queue.name]
         locked_by[str(branch.xid)] = Ulong(retired + posted)
-    oldest = queue.oldest
+    oldest = queue.longest_waiting
     rate_in, rate_out = queue.meter.rates(resource.clock.monotonic(), queue.came, queue.went)
     return {
         "name": queue.name,
@@ -81,6 +85,7 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
         "octets": Ulong(queue.octets),
         "oldest": None if oldest is None else _time(resource.ages.since_ms(oldest.number)),
         "held": Ulong(queue.held),
+        "delayed": Ulong(queue.delayed),
         "pending": Ulong(queue.pending),
         "consumers": Ulong(queue.attached),
         "willing": Ulong(queue.consumers),
@@ -92,6 +97,9 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
         "dead-letters": Ulong(len(queue.origins)),
         "for-dead-letters": resource.takes_dead_letters(queue),
         "paused": queue.paused or None,
+        "max-depth": Ulong(queue.settings.max_depth),
+        "max-octets": Ulong(queue.settings.max_octets),
+        "when-full": str(queue.settings.when_full),
         "branches": Ulong(len(working) + len(prepared)),
         "locked-by": locked_by,
     }

@@ -11,13 +11,13 @@ from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from dtx.broker.queues.queue import State
+from dtx.broker.queues.entry import State
 from dtx.store.contract import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dtx.broker.queues.queue import Entry
+    from dtx.broker.queues.entry import Entry
     from dtx.store.contract import MessageStore, StoreError
 
     Done: TypeAlias = Callable[[bytes | None], None]

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.queues.queue import Entry
+from dtx.broker.queues.entry import Entry
 from dtx.broker.transactions.branch_index import BranchIndex
 from dtx.broker.transactions.transactional_work import TransactionalWork
 from dtx.protocol.conditions import Refusal, refused
@@ -159,7 +159,17 @@ class Registry:
             branch.state = BranchState.S3
             if any(post.queue not in queues for post in stored.enqueues):
                 raise StoreDamaged(f"the branch {stored.xid} posts to a queue that the store does not have")
-            posts = [Entry(queues[post.queue], post.number, post.size, post.expires_ms) for post in stored.enqueues]
+            posts = [
+                Entry(
+                    queues[post.queue],
+                    post.number,
+                    post.size,
+                    post.expires_ms,
+                    due_ms=post.due_ms,
+                    group=post.group,
+                )
+                for post in stored.enqueues
+            ]
             retired = [(entries[one.message], one.outcome) for one in stored.dequeues if one.message in entries]
             branch.work.restore(posts, retired)
             if stored.outcome is not None:

@@ -23,7 +23,7 @@ from xa.tables import ASSOCIATION, AssociationState, AssociationVerb, BranchStat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dtx.broker.queues.queue import Entry
+    from dtx.broker.queues.entry import Entry
     from dtx.broker.transactional_resource import TransactionalResource
     from dtx.broker.transactions.branches import Branch
     from dtx.store.contract import NotStored

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from dtx.amqp.conditions import Condition
+from dtx.broker.queues.entry import Effect, Entry, State, write_post
 from dtx.broker.queues.outcomes import FAILED, TAKEN, Outcome, decode_outcomes, encode_outcomes
-from dtx.broker.queues.queue import Effect, Entry, State
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import ACCEPTED
 from xa import Code
@@ -125,7 +125,7 @@ class TransactionalWork:
         unstored.octets += entry.size
         self.octets += entry.size
         self.posts.append(entry)
-        entry.queue.pending += 1
+        entry.queue.expect(entry)
         if answer is not None:
             self._answers.append(answer)
 
@@ -150,7 +150,7 @@ class TransactionalWork:
         enqueues = []
         for entry in self.posts:
             if entry.queue.lasting:
-                batch.enqueue(entry.number, entry.queue.number, 0, entry.payload or b"", entry.expires_ms)
+                write_post(batch, entry)  # at no position yet
                 enqueues.append(entry.number)
         dequeues = [
             (held.entry.number, encode_outcomes(held.outcome or held.default, held.default))
@@ -172,6 +172,8 @@ class TransactionalWork:
         for entry in self.posts:
             if entry.queue.lasting:
                 entry.payload = None
+        for held in self.retired.values():
+            held.entry.queue.prepared(held.entry)
         self._stored()
 
     def _stored(self) -> None:
@@ -184,13 +186,13 @@ class TransactionalWork:
         """Writes the commit; `stored` when the posted messages are in the store already (a prepared
         branch)."""
         for entry in self.posts:
-            entry.position = entry.queue.next_position()
+            entry.queue.take_place(entry)
             if not entry.queue.lasting:
                 continue
             if stored:
-                batch.place(entry.number, entry.queue.number, entry.position, 0)
+                batch.place(entry.number, entry.queue.number, entry.position, 0, entry.expires_ms, entry.due_ms)
             else:
-                batch.enqueue(entry.number, entry.queue.number, entry.position, entry.payload or b"", entry.expires_ms)
+                write_post(batch, entry)
         effects = []
         for held in self.retired.values():
             entry = held.entry
@@ -202,7 +204,7 @@ class TransactionalWork:
         """The commit is durable: what was posted becomes available, the outcomes are in force."""
         for entry in self.posts:
             queue = entry.queue
-            queue.pending -= 1
+            queue.expect_no_more(entry)
             if queue.deleted:
                 entry.state = State.GONE
                 entry.payload = None
@@ -237,7 +239,7 @@ class TransactionalWork:
         """The work is undone. A delivery that ended since its rollback was written gets its default outcome
         now, in `batch`: nobody waits for that."""
         for entry in self.posts:
-            entry.queue.pending -= 1
+            entry.queue.expect_no_more(entry)
             entry.state = State.GONE
             entry.payload = None
         planned = {effect.entry.number: effect for effect in effects}
@@ -250,6 +252,7 @@ class TransactionalWork:
             if held.delivery is not None:
                 if not held.acquired:
                     held.delivery.reverted()
+                    held.entry.queue.decided(held.entry)
             elif effect is None and held.entry.state is State.HELD:
                 effect = held.entry.queue.plan(held.entry, held.default, batch)
             if effect is not None and effect.entry.state is State.HELD:
@@ -280,7 +283,7 @@ class TransactionalWork:
         """The store's record of a prepared branch."""
         for entry in posts:
             self.posts.append(entry)
-            entry.queue.pending += 1
+            entry.queue.expect(entry)
         for entry, octets in retired:
             outcome, default = decode_outcomes(octets)
             self.hold(Retirement(entry, outcome, None, default))

@@ -17,11 +17,12 @@ from dtx.store.contract import StoreBusy, StoreFull, StoreRefused
 from xa.sql.errors import ErrorKind, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sqlalchemy import Connection
 
-    from dtx.store.contract import NotStored
+    from dtx.store.contract import NotStored, StoreStopped
+    from dtx.store.sql.lease import Lease
 
 OPENING_FAILURES: Final = (SQLAlchemyError, sqlite3.Error)
 """The exceptions that opening a database raises, through SQLAlchemy and below it, in SQLite's pragmas."""
@@ -143,9 +144,27 @@ class Database(Protocol):
         """A further connection, that reads what was committed."""
         ...
 
-    def transactions(self, writer: Connection) -> tuple[Transactions, Space]:
+    def take(self, writer: Connection) -> None:
+        """Begins an opening, in the transaction in which the caller counts it: nobody else can open the store until it
+        ends. StoreLocked: another process has it."""
+        ...
+
+    def taken(self, writer: Connection, epoch: int) -> None:
+        """Ends an opening, in the same transaction: it is the one with the number `epoch`."""
+        ...
+
+    def hold(self, epoch: int, lost: Callable[[StoreStopped], None]) -> Lease | None:
+        """What the store is held by from now on, where this is for a time only; `lost` is called when it is lost."""
+        ...
+
+    def transactions(self, writer: Connection, epoch: int) -> tuple[Transactions, Space]:
         """Transactions on the connection that writes, which is used for nothing else from now on, and the space that
-        they have."""
+        they have. They fail where another opening than `epoch` is the latest one."""
+        ...
+
+    @property
+    def octets(self) -> int | None:
+        """The size of its files; None where they are another machine's."""
         ...
 
     def close(self) -> None:

@@ -3,10 +3,11 @@ messages."""
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import literal_column, select
 
 from dtx.store.contract import (
     PENDING,
@@ -21,11 +22,13 @@ from dtx.store.sql.tables import BRANCH, FENCE, MESSAGE, QUEUE, RECORD, WORK
 from xa import Code, Xid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from sqlalchemy import Connection
 
 FETCHED: Final = 1000
+_message: Final[Callable[[type[StoredMessage], Any], StoredMessage]] = tuple.__new__
+"""As `StoredMessage._make`, which is a call in Python for each of a million messages."""
 
 
 class RestoredFromSql:
@@ -67,8 +70,12 @@ class RestoredFromSql:
             )
 
     def messages(self) -> Iterator[StoredMessage]:
-        standing = select(MESSAGE).where(MESSAGE.c.position != PENDING)
-        rows = self._connection.execution_options(stream_results=True).execute(
-            standing.order_by(MESSAGE.c.queue, MESSAGE.c.position)
-        )
-        return map(StoredMessage._make, chain.from_iterable(rows.partitions(FETCHED)))
+        standing = select(MESSAGE).where(MESSAGE.c.position != literal_column(str(PENDING)))
+        standing = standing.order_by(MESSAGE.c.queue, MESSAGE.c.position)
+        if self._connection.dialect.name == "sqlite":  # SQLAlchemy's own rows would take a tenth of the start
+            cursor = self._connection.connection.cursor()
+            cursor.execute(str(standing.compile(dialect=self._connection.dialect)))
+            fetched: Iterable[Sequence[Any]] = iter(partial(cursor.fetchmany, FETCHED), [])
+        else:
+            fetched = self._connection.execution_options(stream_results=True).execute(standing).partitions(FETCHED)
+        return map(_message, repeat(StoredMessage), chain.from_iterable(fetched))

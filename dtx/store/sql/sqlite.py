@@ -21,8 +21,11 @@ from xa.sql import sqlite
 from xa.sql.errors import ErrorKind, kind_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlalchemy import URL, Connection
 
+    from dtx.store.contract import StoreStopped
     from dtx.store.sql.database import Space
 
 PAGE_SIZE: Final = 8192
@@ -195,6 +198,7 @@ class SqliteDatabase:
         event.listen(self._engine, "connect", _lay_out)  # first: in WAL mode the layout can't be changed any more
         sqlite.force_commits(self._engine, OPENING_S, _no_write_ahead_log)
         self._connections: list[Connection] = []
+        self._files = path, path.with_name(path.name + "-wal")
 
     def writer(self) -> Connection:
         return self.reader()
@@ -203,9 +207,26 @@ class SqliteDatabase:
         self._connections.append(self._engine.connect())
         return self._connections[-1]
 
-    def transactions(self, writer: Connection) -> tuple[Transactions, Space]:
+    def take(self, writer: Connection) -> None:
+        """The lock file is the holder's until its process ends."""
+
+    def taken(self, writer: Connection, epoch: int) -> None:
+        pass
+
+    def hold(self, epoch: int, lost: Callable[[StoreStopped], None]) -> None:
+        pass
+
+    def transactions(self, writer: Connection, epoch: int) -> tuple[Transactions, Space]:  # noqa: ARG002 — as above
         transactions = SqliteTransactions(writer)
         return transactions, DiskSpace(transactions, self._reserve)
+
+    @property
+    def octets(self) -> int:
+        size = 0
+        for file in self._files:
+            with contextlib.suppress(OSError):  # there is no log at this moment
+                size += file.stat().st_size
+        return size
 
     def close(self) -> None:
         close_all(self._connections)

@@ -57,7 +57,7 @@ class Statements:
         self.insert_fences = self._insert(FENCE)
         self.insert_records = self._insert(RECORD)
 
-        self.place = self._update(MESSAGE, "queue", "position", "delivery_count")
+        self.place = self._update(MESSAGE, "queue", "position", "delivery_count", "expires_ms", "due_ms")
         self.complete = self._update(BRANCH, "outcome", "completed_ms")
 
         self.delete_messages = self._with_keys(delete(MESSAGE), MESSAGE.c.number)

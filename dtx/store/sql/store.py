@@ -6,25 +6,29 @@ What it is made of:
     tables        its tables; `statements` are the texts that it executes often
     writer        the thread that writes: group commit; `batches` carries a group out
     reader        the thread that reads payloads, and the cache of those that were stored last
+    lease         what keeps other processes from a store in PostgreSQL, and this one from speaking after its time
     restoration   reading back, at a start, what is stored
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import delete, insert, inspect, make_url, select, update
+from sqlalchemy import delete, insert, inspect, make_url, select, text, update
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.schema import CreateColumn
 
-from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreDamaged, StoreError
+from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreDamaged, StoreError, StoreLocked
 from dtx.store.sql.database import OPENING_FAILURES
+from dtx.store.sql.lease import LEASE_S, StoreHeld
 from dtx.store.sql.postgres import PostgresDatabase
 from dtx.store.sql.reader import PayloadCache, Reader
 from dtx.store.sql.restoration import RestoredFromSql
 from dtx.store.sql.sqlite import SqliteDatabase
 from dtx.store.sql.statements import Statements
-from dtx.store.sql.tables import CHUNKS, MESSAGE, META, METADATA, RECORD, VERSION
+from dtx.store.sql.tables import ADDED, CHUNKS, MESSAGE, META, METADATA, RECORD, VERSION
 from dtx.store.sql.writer import Writer
 from xa.secrets import masked, with_password
 from xa.sql.errors import ErrorKind, kind_of
@@ -34,12 +38,16 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from dtx.store.contract import Batch
+    from dtx.store.contract import Batch, StoreStopped
     from dtx.store.sql.database import Database
+    from dtx.store.sql.lease import Lease
     from dtx.store.sql.reader import ChunkFetched, Fetched
     from dtx.store.sql.writer import Submitted
 
 CACHE_OCTETS: Final = 16 * 1024 * 1024
+SHORTEST_PAUSE_S: Final = 0.02
+LONGEST_PAUSE_S: Final = 1.0
+"""Between two looks at a lease that another process has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,7 @@ class _Opened:
     database: Database
     writer: Writer
     reader: Reader
+    lease: Lease | None
 
 
 class SqlStore:
@@ -57,6 +66,9 @@ class SqlStore:
     What is submitted in a turn of the event loop is gathered: it is written together, and has one force. `soon` is
     given the call that hands it to the writing thread, to be called at the end of the turn. Who calls `write` at the
     end of each turn has no use for that: `write` forces on the event loop where this is quicker.
+
+    In PostgreSQL the store is held by a lease of `lease_s` (`dtx.store.sql.lease`); `lost` is delivered when it is
+    lost. `open` waits until the lease of a process that does not renew it has run out, unless it is not `patient`.
     """
 
     def __init__(
@@ -66,8 +78,15 @@ class SqlStore:
         hook: Callable[[Step], None] = lambda _: None,
         soon: Callable[[Callable[[], None]], object] = lambda call: call(),
         cache_octets: int = CACHE_OCTETS,
+        *,
+        lease_s: float = LEASE_S,
+        lost: Callable[[StoreStopped], None] = lambda _: None,
+        patient: bool = True,
     ) -> None:
         self._url = url
+        self._lease_s = lease_s
+        self._lost = lost
+        self._patient = patient
         self._deliver = deliver
         self._hook = hook
         self._soon = soon
@@ -79,26 +98,56 @@ class SqlStore:
         self.waiting_octets = 0
         self.first_number = 0
         self.groups = 0
+        self.forced: Callable[[float, int], None] = _not_measured
+        """Told of every force, in the thread that does it, if set before `open`: how long it took with what was written
+        for it, and how many batches it made durable."""
 
     def open(self) -> RestoredFromSql:
         if self._opened is not None:
             raise StoreError("this store is open already")
-        database = open_database(self._url)
+        database = open_database(self._url, self._lease_s)
         try:
             connection = database.writer()
-            self.first_number = _prepare_tables(connection) * NUMBERS_PER_OPENING
+            epoch = self._take(database, connection)
+            lease = database.hold(epoch, self._has_lost)
+            self.first_number = epoch * NUMBERS_PER_OPENING
             restored = RestoredFromSql(database.reader())
             statements = Statements(connection.dialect)
             reader = Reader(database.reader(), statements, self._deliver)
-            writer = Writer(*database.transactions(connection), statements, self._hook, self._written)
+            writer = Writer(
+                *database.transactions(connection, epoch), statements, self._hook, self._written, self.forced
+            )
         except StoreError:
             database.close()
             raise
         except OPENING_FAILURES as error:
             database.close()
             raise _opening_error(error) from error
-        self._opened = _Opened(database, writer, reader)
+        self._opened = _Opened(database, writer, reader, lease)
         return restored
+
+    def _take(self, database: Database, connection: Connection) -> int:
+        """Counts the opening. A lease of another process that is not renewed any more is waited for."""
+        seen_s: float | None = None
+        while True:
+            try:
+                return _prepare_tables(connection, database)
+            except StoreHeld as held:
+                if not self._patient or seen_s not in {None, held.until_s}:
+                    raise
+                seen_s = held.until_s
+                time.sleep(min(max(held.lasts_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
+
+    def _has_lost(self, error: StoreStopped) -> None:
+        """Called in the lease's thread."""
+        self._deliver(lambda: self._lost(error))
+
+    @property
+    def may_tell(self) -> bool:
+        """Whether no other process can have the store now. Otherwise nothing that is known of it may be told: to be
+        asked after something was found out, and before it is told."""
+        opened = self._opened
+        return opened is not None and (opened.lease is None or opened.lease.lasts)
 
     @property
     def _open(self) -> _Opened:
@@ -139,10 +188,22 @@ class SqlStore:
         """Whether there is something for `write` or `hand_over`."""
         return bool(self._gathered)
 
+    @property
+    def full(self) -> bool:
+        """Whether it takes nothing but what frees space."""
+        return self._opened is not None and self._opened.writer.full
+
+    @property
+    def octets(self) -> int | None:
+        """The size of its files; None where they are another machine's."""
+        return None if self._opened is None else self._opened.database.octets
+
     def maintain(self) -> None:
         """Keeps the database in order. To be called now and then, also when nothing is submitted."""
         if self._opened is not None:
             self._opened.writer.maintain()
+            if self._opened.lease is not None:
+                self._opened.lease.watch()
 
     def _written(self, group: list[Submitted], error: StoreError | None) -> None:
         """Called in the writing thread, once per group."""
@@ -180,7 +241,11 @@ class SqlStore:
         opened.database.close()
 
 
-def open_database(url: str) -> Database:
+def _not_measured(took_s: float, batches: int) -> None:
+    """Nobody wants to know."""
+
+
+def open_database(url: str, lease_s: float = LEASE_S) -> Database:
     """The database of a URL: sqlite:///path or postgresql://user@host/name."""
     try:
         url = with_password(url)
@@ -196,14 +261,15 @@ def open_database(url: str) -> Database:
     if kind == "sqlite":
         return SqliteDatabase(parsed)
     if kind == "postgresql":
-        return PostgresDatabase(parsed)
+        return PostgresDatabase(parsed, lease_s)
     raise StoreError(f"a store lives in sqlite or postgresql, not in {kind}")
 
 
-def _prepare_tables(connection: Connection) -> int:
-    """Makes the tables where there are none, drops what an earlier process left unfinished, and counts this
-    opening; all in one transaction."""
+def _prepare_tables(connection: Connection, database: Database) -> int:
+    """Takes the store, makes the tables where there are none, drops what an earlier process left unfinished, and counts
+    this opening; all in one transaction."""
     with connection.begin():
+        database.take(connection)
         if not inspect(connection).has_table(META.name):
             METADATA.create_all(connection)
             connection.execute(insert(META), [{"name": "version", "value": VERSION}, {"name": "openings", "value": 0}])
@@ -211,14 +277,27 @@ def _prepare_tables(connection: Connection) -> int:
         if facts.get("version") != VERSION:
             raise StoreDamaged(f"the store has tables of version {facts.get('version')}, not {VERSION}")
         RECORD.create(connection, checkfirst=True)  # a store of an earlier version has none
+        _add_columns(connection)
         openings: int = facts["openings"] + 1
         connection.execute(update(META).where(META.c.name == "openings").values(value=openings))
         connection.execute(delete(CHUNKS).where(CHUNKS.c.message.not_in(select(MESSAGE.c.number))))
+        database.taken(connection, openings)
     return openings
+
+
+def _add_columns(connection: Connection) -> None:
+    """Adds what a store of an earlier version lacks. Every column has a default: no row is written for it."""
+    there = {column["name"] for column in inspect(connection).get_columns(MESSAGE.name)}
+    for column in ADDED:
+        if column.name not in there:
+            told = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE {MESSAGE.name} ADD COLUMN {told}"))
 
 
 def _opening_error(error: Exception) -> StoreError:
     original = getattr(error, "orig", error)
+    if kind_of(error) is ErrorKind.LOCKED:
+        return StoreLocked(f"the store is in use: {original}")
     if kind_of(error) is ErrorKind.DAMAGED:
         return StoreDamaged(f"the store is not a database of xabridge, or damaged: {original}")
     return StoreError(f"the store can't be opened: {original}")

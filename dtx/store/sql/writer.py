@@ -50,7 +50,8 @@ SMALL_OCTETS: Final = 256 * 1024
 
 
 class Writer:
-    """The thread. `completed(group, error)` is delivered once per group."""
+    """The thread. `completed(group, error)` is delivered once per group; `forced` is told how long each force took,
+    with what was written for it, and how many batches it made durable."""
 
     def __init__(
         self,
@@ -59,12 +60,14 @@ class Writer:
         statements: Statements,
         hook: Callable[[Step], None],
         completed: Completed,
+        forced: Callable[[float, int], None],
     ) -> None:
         self._transactions = transactions
         self._space = space
         self._statements = statements
         self._hook = hook
         self._completed = completed
+        self._forced = forced
         self._waiting: SimpleQueue[list[Submitted] | None] = SimpleQueue()
         self._stopped: StoreStopped | None = None
         self._clock = time.monotonic
@@ -80,6 +83,11 @@ class Writer:
         self._tell_at = 0.0
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing is taken but what frees space."""
+        return self._told or self._space.tight
 
     def submit(self, batches: list[Submitted]) -> None:
         """Queues batches."""
@@ -275,6 +283,7 @@ class Writer:
             return self._stop(f"a force failed: {error}")
         took = self._clock() - began
         self._hook(Step.FORCED)
+        self._forced(took, len(batches))
         size = size or _size(batches)
         if _is_small(size):
             self._pace.took(took)

@@ -24,6 +24,7 @@ from dtx.amqp.messages import (
     value_message,
     with_delivery_annotations,
     with_header,
+    with_to,
 )
 from dtx.amqp.values import Described, Symbol, Ubyte, Uint, Ulong, Value
 from dtx.protocol.addresses import branch_address, parse_branch_address
@@ -153,6 +154,23 @@ def test_a_request_of_proton_is_read() -> None:
     request = read_request(bytes(message.encode()))
     assert request.correlation == "m1"
     assert request.application_properties == {"operation": "queues"}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"subject": "s", "address": "elsewhere"},
+        {"id": "m-1", "durable": True, "annotations": {"a": 1}, "properties": {"b": 2}},
+        {"properties": {"b": 2}},
+    ],
+)
+def test_a_message_gets_another_to_and_keeps_the_rest(told: dict[str, Any]) -> None:
+    before = Message(body="x", **told)
+    after = proton_message(with_to(bytes(before.encode()), "orders"))
+    assert after.address == "orders"
+    after.address = before.address  # type: ignore[assignment]  # None, where it had none
+    assert after.encode() == before.encode()
 
 
 def test_properties_of_a_wrong_type_are_refused() -> None:

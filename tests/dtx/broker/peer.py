@@ -71,14 +71,16 @@ CAPABILITIES = (LOCAL, DISTRIBUTED)
 class ManualClock:
     """Time that a test moves."""
 
-    def __init__(self) -> None:
-        self.seconds = 1_000_000.0
+    def __init__(self, seconds: float = 1_000_000.0) -> None:
+        self.seconds = seconds
+        self.set_s = 0.0
+        """By how much somebody has set the wall clock."""
 
     def monotonic(self) -> float:
         return self.seconds
 
     def wall_ms(self) -> int:
-        return int(self.seconds * 1000)
+        return round((self.seconds + self.set_s) * 1000)
 
 
 class World:
@@ -91,11 +93,12 @@ class World:
         disk: Disk | None = None,
         hook: Callable[[Step], None] = lambda _: None,
         cached_size: int = 256 * 1024,
+        seconds: float = 1_000_000.0,
     ) -> None:
         self.settings = settings or Settings()
         self.permissions = permissions or Permissions({"anonymous": EVERYTHING, "*": EVERYTHING})
         self.disk = disk or Disk()
-        self.clock = ManualClock()
+        self.clock = ManualClock(seconds)
         self.jobs: deque[Callable[[], None]] = deque()
         self.stopped: list[StoreError] = []
         self.peers: list[Peer] = []
@@ -135,7 +138,7 @@ class World:
 
     def crash(self) -> World:
         """Another node on what was forced."""
-        return World(self.settings, self.permissions, self.disk)
+        return World(self.settings, self.permissions, self.disk, seconds=self.clock.seconds)
 
 
 @dataclass

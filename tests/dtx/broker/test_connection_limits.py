@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from dtx.amqp.frames import AMQP_HEADER
-from dtx.amqp.printable import printable
 from dtx.amqp.sasl.layer import SASL_HEADER
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Symbol, Uint
@@ -29,6 +28,7 @@ from dtx.broker.settings import Limits, Settings
 from tests.dtx.broker.peer import frame
 from tests.dtx.broker.strangers import OPEN
 from tests.dtx.broker.test_hostile_sockets import LONG_S, Line, sasl
+from xa.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

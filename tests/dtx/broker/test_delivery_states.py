@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.broker.endpoint.outgoing_link import OutgoingLink
-    from dtx.broker.queues.queue import Entry
+    from dtx.broker.queues.entry import Entry
     from dtx.broker.transactions.contexts import WorkContext
 
 

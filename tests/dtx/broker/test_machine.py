@@ -17,8 +17,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from proton import Delivery
+from proton import Delivery, symbol
+from proton import Message as ProtonMessage
 
+from dtx.amqp.messages import DELIVERY_DELAY
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.protocol.addresses import branch_address
 from dtx.protocol.commands import (
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 
 QUEUES = ("q", "r")
 FOREVER = 10**9
+DELAY = {symbol(DELIVERY_DELAY): 300_000}
+"""Shorter than the time that passes at once, and longer than nothing."""
 CALM = 5
 """Steps between things that end most of what is going on."""
 SETTINGS = Settings(
@@ -74,10 +78,12 @@ class Message:
     retired: bool = False
     """Whether the transaction has an outcome for it."""
     gone: bool = False
+    delayed: bool = False
+    """Whether its time has not come, or begins only with its commit."""
 
     @property
     def available(self) -> bool:
-        return self.holder is None and self.txn is None and not self.gone
+        return self.holder is None and self.txn is None and not self.gone and not self.delayed
 
 
 @dataclass(eq=False)
@@ -229,13 +235,19 @@ class BrokerMachine(RuleBasedStateMachine):
         self.lost(client)
 
     # -- work outside of transactions
+    def send(self, client: Client, queue: str, txn_id: bytes | None = None, *, delayed: bool = False) -> Delivery:
+        """Posts a message with the name that was given last."""
+        octets = ProtonMessage(body=f"n{self.count}", annotations=DELAY if delayed else None).encode()
+        delivery = client.peer.send_octets(client.senders[queue], octets, client.peer.name("m"), txn_id)
+        self.world.pump()
+        return delivery
+
     @precondition(lambda self: self.clients)
-    @rule(which=index, queue=st.sampled_from(QUEUES))
-    def post(self, which: int, queue: str) -> None:
+    @rule(which=index, queue=st.sampled_from(QUEUES), delayed=st.sampled_from([False, False, True]))
+    def post(self, which: int, queue: str, *, delayed: bool = False) -> None:
         client, body = self.clients[which % len(self.clients)], self.name()
-        delivery = client.peer.post(client.senders[queue], body)
-        assert delivery.remote_state == Delivery.ACCEPTED
-        self.messages.append(Message(body, queue))
+        assert self.send(client, queue, delayed=delayed).remote_state == Delivery.ACCEPTED
+        self.messages.append(Message(body, queue, delayed=delayed))
 
     @precondition(lambda self: self.clients)
     @rule(which=index, queue=st.sampled_from(QUEUES))
@@ -281,11 +293,11 @@ class BrokerMachine(RuleBasedStateMachine):
         self.txns.append(Txn(client, txn_id, xid))
 
     @precondition(lambda self: self.at_work)
-    @rule(which=index, queue=st.sampled_from(QUEUES))
-    def post_in(self, which: int, queue: str) -> None:
+    @rule(which=index, queue=st.sampled_from(QUEUES), delayed=st.sampled_from([False, False, True]))
+    def post_in(self, which: int, queue: str, *, delayed: bool = False) -> None:
         txn, body = self.at_work[which % len(self.at_work)], self.name()
-        txn.client.peer.post(txn.client.senders[queue], body, txn.txn_id)
-        message = Message(body, queue, txn=txn)
+        self.send(txn.client, queue, txn.txn_id, delayed=delayed)
+        message = Message(body, queue, txn=txn, delayed=delayed)
         self.messages.append(message)
         txn.posts.append(message)
 
@@ -513,6 +525,8 @@ class BrokerMachine(RuleBasedStateMachine):
         """Longer than anything that is not prepared may take. What was suspended then is so until its client goes."""
         self.calm = 0
         self.world.pass_time(601)
+        for message in self.messages:
+            message.delayed = message.delayed and message.txn is not None
         for txn in self.of("active", "ended"):
             self.undone(txn)
             txn.state = "dead"
@@ -521,7 +535,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """Another node on the same disk."""
         self.fuse.step = None
         crashed, self.fuse = self.world, Fuse()
-        self.world = World(SETTINGS, disk=crashed.disk, hook=self.fuse.hit)
+        self.world = World(SETTINGS, disk=crashed.disk, hook=self.fuse.hit, seconds=crashed.clock.seconds)
         for client in tuple(self.clients):
             self.lost(client)
         for txn in self.of("ended", "dead"):
@@ -628,8 +642,9 @@ class BrokerMachine(RuleBasedStateMachine):
             queue = self.world.container.resource.queues[name]
             mine = [message for message in self.messages if message.queue == name and not message.gone]
             posted = sum(1 for message in mine if message.txn is not None and message in message.txn.posts)
-            taken = sum(1 for message in mine if not message.available) - posted
-            assert (queue.held, queue.pending) == (taken, posted)
+            delayed = sum(1 for message in mine if message.delayed and message.txn is None)
+            taken = sum(1 for message in mine if not message.available) - posted - delayed
+            assert (queue.held, queue.pending, queue.delayed) == (taken, posted, delayed)
 
     def teardown(self) -> None:
         """When everybody is gone and all is decided, every message that was not retired can be had."""

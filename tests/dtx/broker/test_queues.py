@@ -9,7 +9,7 @@ import pytest
 from proton import Delivery, Message
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.queues.queue import State
+from dtx.broker.queues.entry import State
 from dtx.broker.settings import Limits, QueueSettings, Settings
 from dtx.protocol.addresses import COORDINATION, MANAGEMENT
 from dtx.protocol.commands import Recover

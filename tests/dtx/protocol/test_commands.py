@@ -13,7 +13,6 @@ from dtx.amqp.composites import Catalog, Composite, WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
-from dtx.amqp.printable import printable
 from dtx.amqp.values import Described, Map, Symbol, Ubyte, Uint, Ulong, Ushort, Value
 from dtx.protocol.commands import (
     CONTROL,
@@ -39,6 +38,7 @@ from tests.cases import each
 from tests.dtx.amqp.described import items_of
 from tests.dtx.protocol.wire_examples import COMMAND_EXAMPLES, CONTROL_EXAMPLES
 from xa import NULL_XID, Code, Xid
+from xa.printable import printable
 
 XIDS = st.one_of(
     st.just(NULL_XID),

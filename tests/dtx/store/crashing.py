@@ -75,7 +75,7 @@ def main(url: str, step: str, force: int, thread: str) -> None:
 
     loop = Loop()
     later: list[Callable[[], None]] = []
-    store = SqlStore(url, loop.deliver, hook, later.append)
+    store = SqlStore(url, loop.deliver, hook, later.append, lease_s=1.0)
     store.open()
     say("first", store.first_number)
     for make in WORK:

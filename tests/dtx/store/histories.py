@@ -52,7 +52,9 @@ class History:
         message, queue = self._number(), self._dice.choice(self._queues)
         size = self._dice.choice([0, 5, 700, CHUNK + 3])
         position = PENDING if pending else message
-        batch.enqueue(message, queue, position, self._dice.randbytes(size), expires_ms=self._number())
+        due_ms, group = self._dice.choice([0, 0, 5, -7]), self._dice.choice(["", "", "a", "ä"])
+        payload = self._dice.randbytes(size)
+        batch.enqueue(message, queue, position, payload, self._number(), due_ms=due_ms, group=group)
         self._standing[message] = queue, size
         return message
 
@@ -73,7 +75,9 @@ class History:
         free = self._free()
         if free and self._queues:
             message, queue = self._dice.choice(free), self._dice.choice(self._queues)
-            batch.place(message, queue, self._number(), self._dice.randrange(5))
+            batch.place(
+                message, queue, self._number(), self._dice.randrange(5), self._number(), self._dice.randrange(3)
+            )
             self._standing[message] = queue, self._standing[message][1]
 
     def _prepare(self, batch: Batch) -> None:

@@ -91,7 +91,7 @@ class Place:
         """A store that is not open yet."""
         if isinstance(self.where, Disk):
             return MemoryStore(self.where, loop.deliver, hook)
-        return SqlStore(self.where, loop.deliver, hook)
+        return SqlStore(self.where, loop.deliver, hook, lease_s=3.0)  # a killed one has it for so long
 
     def open(self, hook: Callable[[Step], None] = lambda _: None) -> Opened:
         """Opens the place, after closing it where it is open."""

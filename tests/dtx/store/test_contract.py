@@ -53,6 +53,34 @@ def test_a_stored_message_is_restored_without_its_payload_and_read_later(place: 
     assert again.fetch(opened.first) == {opened.first: b"\0\xff,payload"}
 
 
+def test_when_a_message_is_due_and_its_group_are_restored(place: Place) -> None:
+    """Of one that stands in its queue, and of one that a branch posts, whose time has not begun; placing sets the
+    times."""
+    opened = place.open()
+    batch = Batch()
+    batch.create_queue(QUEUE, "orders")
+    batch.enqueue(1, QUEUE, 1, b"one", expires_ms=5, due_ms=1_700_000_000_000, group="Grüße ' 1")
+    batch.enqueue(2, QUEUE, PENDING, b"two", due_ms=-5000, group="g")
+    batch.enqueue_chunked(3, QUEUE, 3, CHUNK + 1, due_ms=9, group="h")
+    batch.prepare(100, XID, "me", 1, enqueues=[2])
+    opened.keep(batch)
+    again = place.open()
+    assert list(again.restored.messages()) == [
+        StoredMessage(1, QUEUE, 1, 3, 0, 5, 1_700_000_000_000, "Grüße ' 1"),
+        StoredMessage(3, QUEUE, 3, CHUNK + 1, 0, 0, 9, "h"),
+    ]
+    assert again.restored.branches[0].enqueues == (StoredMessage(2, QUEUE, PENDING, 3, 0, 0, -5000, "g"),)
+    batch = Batch()
+    batch.finish(100)
+    batch.place(2, QUEUE, 9, 0, 7, 1_700_000_005_000)
+    batch.place(1, 8, 10, 3)
+    again.keep(batch)
+    assert list(place.open().restored.messages())[1:] == [
+        StoredMessage(2, QUEUE, 9, 3, 0, 7, 1_700_000_005_000, "g"),
+        StoredMessage(1, 8, 10, 3, 3, 0, 0, "Grüße ' 1"),
+    ]
+
+
 def test_a_queue_that_is_told_again_is_as_it_was(place: Place) -> None:
     """Also among the batches of one force, and together with a message."""
     opened = place.open()

@@ -4,6 +4,7 @@ with a clear message.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -33,12 +34,23 @@ def test_one_that_does_not_force_is_refused(setting: str) -> None:
         server.remove()
 
 
-def test_a_restart_under_the_broker_ends_it_with_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_restart_under_the_broker_ends_it_with_a_sentence(log_format: str, tmp_path: Path) -> None:
     server = Postgres()
     try:
         server.start()
         broker = subprocess.Popen(
-            [sys.executable, "-m", "dtx", "--listen", "127.0.0.1:0", "--store", server.create_database()],
+            [
+                sys.executable,
+                "-m",
+                "dtx",
+                "--listen",
+                "127.0.0.1:0",
+                "--store",
+                server.create_database(),
+                "--log-format",
+                log_format,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -58,6 +70,9 @@ def test_a_restart_under_the_broker_ends_it_with_a_sentence(tmp_path: Path) -> N
         assert broker.returncode == 1
         assert "Traceback" not in told
         assert "stopped, because the store did" in told
+        if log_format == "json":
+            for written in told.splitlines():
+                assert json.loads(written)["level"] in {"WARNING", "CRITICAL"}
     finally:
         server.remove()
 

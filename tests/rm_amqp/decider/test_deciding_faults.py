@@ -32,7 +32,7 @@ from xa import TMONEPHASE, TMSUCCESS, Code, Owner, XaError
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from rm_amqp import DecidingBroker
     from rm_amqp.decider.token_queues import HeldToken
@@ -51,19 +51,27 @@ MOST_PASSES = 12
 class Field:
     """Two queues and the tokens at a broker that decides; a database with two phases; a manager."""
 
+    brokers = "decider+amqp://here,there/"
+    plain = OPTIONS["plain"]
+
     def __init__(self, options: str = OPTIONS["plain"]) -> None:
-        self.network = Network()
+        self.network = self.new_network()
         self.store = ReferenceStore("shop")
         self.points: list[tuple[str, Callable[[], object]]] = []
         """What happens at which point ("before decide"), in turn."""
         self.clients: list[DecidingBroker] = []
         """Those of the managers."""
-        self.url = f"decider+amqp://here,there/?{options}"
+        self.url = f"{self.brokers}?{options}"
         with_broker = self.client()
         self.work(with_broker, lambda session: [session.send("x", Message(body)) for body in ("M1", "M3")])
         with_broker.close("", RMID)
         self.manager = self.new_manager(hooked(self._pass, DECIDER_VERBS))
         self.other = self.new_manager(lambda rm: rm)
+
+    @staticmethod
+    def new_network() -> Network:
+        """The network, and its broker."""
+        return Network()
 
     def _pass(self, when: str, verb: str) -> None:
         if self.points and self.points[0][0] == f"{when} {verb}":
@@ -147,7 +155,7 @@ class Field:
         self.manager.close()
         network.sleep(1)
         network.now += LONG_S
-        network.container.resource.tick()
+        network.broker_tick()
         network.sleep(1)
 
     def check(self, told: str, where: str) -> None:
@@ -158,17 +166,29 @@ class Field:
         tokens = [Token.decode(body) for body in self.look("xabridge.tokens.0")]
         assert [token.decided for token in tokens] == [()], where
         assert len(self.look("xabridge.tokens")) == 1, where
-        assert [str(branch) for branch in self.network.container.registry] == [], where
-        for queue in self.network.container.resource.queues.values():
-            assert (queue.held, queue.pending) == (0, 0), f"{queue.name}, {where}"
+        assert self.left(self.network) == [], where
         assert not self.store.in_doubt, where
 
+    @staticmethod
+    def left(network: Any) -> list[str]:
+        """What is left of branches, transactions and locks."""
+        container = network.container
+        left = [str(branch) for branch in container.registry]
+        return left + [queue.name for queue in container.resource.queues.values() if queue.held or queue.pending]
 
-def campaign(kind: Kind, options: str = OPTIONS["plain"], *, at_once: bool = True) -> Counter[str]:
-    """A fault at every boundary in turn; how often the application was told what."""
+
+def campaign(
+    kind: Kind,
+    options: str = OPTIONS["plain"],
+    *,
+    at_once: bool = True,
+    new_field: type[Field] = Field,
+    where: Iterable[int] = range(1, 1000),
+) -> Counter[str]:
+    """A fault at every boundary in turn, or at these; how often the application was told what."""
     heard: Counter[str] = Counter()
-    for at in range(1, 1000):
-        field = Field(options)
+    for at in where:
+        field = new_field(options)
         field.network.boundaries, field.network.faults = 0, {at: kind}
         told = field.transaction()
         struck = not field.network.faults
@@ -184,9 +204,9 @@ def campaign(kind: Kind, options: str = OPTIONS["plain"], *, at_once: bool = Tru
     return heard
 
 
-def paused() -> None:
+def paused(new_field: type[Field] = Field) -> None:
     """A process stands still behind its prepares, and goes on when recovery has told the others how it ends."""
-    field = Field()
+    field = new_field()
     field.points.append(("before decide", field.recover_at_once))
     told = field.transaction()
     field.recover()
@@ -194,9 +214,9 @@ def paused() -> None:
     field.check(told, "paused before it decides")
 
 
-def overtaken() -> None:
+def overtaken(new_field: type[Field] = Field) -> None:
     """A decision that could not be carried out yet; the slot's next transaction; then the process is gone."""
-    field = Field()
+    field = new_field()
     field.points.append(("after decide", field.store.partition))
     assert field.transaction("row 1", "N1") == "unknown"
     field.store.heal()
@@ -231,10 +251,16 @@ FOUNDED = [Founding(bytes([number]) * 8, 1) for number in (9, 4, 7)]
 @pytest.mark.parametrize("foundings", [[], FOUNDED], ids=["nothing", "founded three times"])
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.CANCEL])
 def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[Founding]) -> None:
+    openings(kind, foundings)
+
+
+def openings(
+    kind: Kind, foundings: list[Founding], new_field: type[Field] = Field, where: Iterable[int] = range(1, 1000)
+) -> None:
     """Whatever became of the one that was hindered, everybody agrees afterwards, and one lease token is in use."""
-    url = f"decider+amqp://here,there/?{OPTIONS['plain']}"
-    for at in range(1, 1000):
-        network = Network()
+    url = f"{new_field.brokers}?{new_field.plain}"
+    for at in where:
+        network = new_field.new_network()
         onlooker = network.decider()
         onlooker.open(f"{url}&token_queue=onlookers", RMID)
         onlooker.start(xid := new_xid(), RMID)
@@ -262,8 +288,7 @@ def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[Fou
             heard.append(rm.decider_id)
         assert len(set(heard)) == 1, f"{kind.name} at boundary {at}"
         network.sleep(100)
-        queues = network.container.resource.queues
-        assert all((queue.held, queue.pending) == (0, 0) for queue in queues.values()), f"{kind.name} at boundary {at}"
+        assert new_field.left(network) == [], f"{kind.name} at boundary {at}"
         first.hold(Owner("sim-1", bytes(8), ""), 1, RMID)
         first.close("", RMID)
         second.close("", RMID)
@@ -380,10 +405,11 @@ class Outside(LocalWork):
 
 
 def _decides_outside_of_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    def replaced(self: TokenQueues, _work: LocalWork, held: HeldToken, token: Token, deadline: float) -> Any:
+    def replaced(self: TokenQueues, _work: LocalWork, held: Sequence[HeldToken], token: Token, deadline: float) -> Any:
         work = Outside()
         yield from self.send([(self.address(token.slot), token.encode())], work, deadline)
-        held.arrived.link.settle(held.arrived, None, ACCEPTED)
+        for each in held:
+            each.arrived.link.settle(each.arrived, None, ACCEPTED)
 
     monkeypatch.setattr(TokenQueues, "replace", replaced)
 

@@ -55,7 +55,7 @@ class Process:
             node,
             None,
             {
-                "broker": ResourceConfig(URL, "decider", factory=self._broker),
+                "broker": ResourceConfig(site.url, "decider", factory=self._broker),
                 "shop": ResourceConfig(site.store.url, factory=self._shop),
             },
             clock=site.network.monotonic,
@@ -106,17 +106,23 @@ class Process:
 class Site:
     """A broker, a database, and the processes over them."""
 
+    url = URL
+
     def __init__(self, messages: int) -> None:
-        self.network = Network()
+        self.network = self.new_network()
         self.store = ReferenceStore("shop")
         self.messages = messages
         rm = self._onlooker()
         self._work(rm, lambda session: [session.send("x", Message(f"M{number}")) for number in range(messages)])
         rm.close("", RMID)
 
+    def new_network(self) -> Network:
+        """The network, and its broker."""
+        return Network()
+
     def _onlooker(self) -> DecidingBroker:
         rm = self.network.decider()
-        rm.open(URL, RMID)
+        rm.open(self.url, RMID)
         return rm
 
     @staticmethod
@@ -156,9 +162,9 @@ class Site:
         assert [Token.decode(body).decided for body in self.look("xabridge.tokens.0")] == [()]
 
 
-def one_dies(point: str, others: Sequence[str], *, at_once: bool) -> None:
+def one_dies(point: str, others: Sequence[str], *, at_once: bool, new_site: type[Site] = Site) -> None:
     """One process of orders-1 dies at `point`; the others recover, work, and recover."""
-    site = Site(messages=20)
+    site = new_site(messages=20)
     processes = [Process(site, node) for node in others]
     dies = Process(site, "orders-1")
     told = {"first": dies.transaction("first")}
@@ -180,9 +186,9 @@ def one_dies(point: str, others: Sequence[str], *, at_once: bool) -> None:
     assert ("last" in site.store.data) == (point != "before decide")
 
 
-def others_recover_meanwhile(point: str, others: Sequence[str], *, stopped: bool) -> None:
+def others_recover_meanwhile(point: str, others: Sequence[str], *, stopped: bool, new_site: type[Site] = Site) -> None:
     """The same, while the first process lives: it stands still at `point`, for longer than its lease or not."""
-    site = Site(messages=20)
+    site = new_site(messages=20)
     processes = [Process(site, node) for node in others]
     first = Process(site, "orders-1")
 

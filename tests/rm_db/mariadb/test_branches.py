@@ -15,10 +15,13 @@ import sqlalchemy as sa
 from rm_db.mariadb import prepared_branches
 from rm_db.mariadb.xid import lock_name
 from tests.rm_db.harness import MariaHarness, maria_connections
+from tm import RolledBack, TransactionManager
 from xa import TMFAIL, TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable, Xid
 from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
@@ -339,6 +342,41 @@ def test_a_deadlock(client: Client, harness: MariaHarness, swallowed: bool) -> N
     rival.close()
     assert vote(client, xid).code is Code.XA_RBDEADLOCK
     assert harness.admin("SELECT amount FROM account WHERE id = 1") == [(100,)]
+
+
+def test_a_deadlock_that_a_procedure_swallows_is_told_in_one_voice(mariadb: MariaDB, tmp_path: Path) -> None:
+    """Nothing of it is committed, and nothing that is said makes somebody believe so."""
+    url = mariadb.create_database("mariadb")
+    name = url.rpartition("/")[2]
+    mariadb.admin(
+        f"USE {name}",
+        "CREATE TABLE pair (id integer PRIMARY KEY, amount integer) ENGINE = InnoDB",
+        "CREATE TABLE filled (id integer PRIMARY KEY) ENGINE = InnoDB",
+        "INSERT INTO pair VALUES (1, 100), (2, 100)",
+        "CREATE PROCEDURE swallows() BEGIN DECLARE CONTINUE HANDLER FOR 1213 SET @swallowed = 1;"
+        " UPDATE pair SET amount = 1 WHERE id = 2; END",
+    )
+    with (
+        TransactionManager("node-1", f"file://{tmp_path}/log", {"shop": url}, background=False) as manager,
+        mariadb.connect() as rival,
+    ):
+        rival.select_db(name)
+        rival.begin()
+        for number in range(50):
+            rival.query(f"INSERT INTO filled VALUES ({number})")  # noqa: S608 — it has written more, and is not the victim
+        rival.query("UPDATE pair SET amount = 2 WHERE id = 2")
+        waits = threading.Thread(target=rival.query, args=("UPDATE pair SET amount = 2 WHERE id = 1",))
+        with pytest.raises(RolledBack, match="because of a deadlock") as told, manager.begin() as tx:
+            tx["shop"].execute(sa.text("UPDATE pair SET amount = 1 WHERE id = 1"))
+            waits.start()
+            while not mariadb.ask("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"):
+                time.sleep(0.01)
+            tx["shop"].execute(sa.text("CALL swallows()"))
+        waits.join(PATIENCE_S)
+        rival.rollback()
+    assert "safe to try again" in str(told.value)
+    assert "committed" not in str(told.value)
+    assert mariadb.ask(f"SELECT amount FROM {name}.pair") == [(100,), (100,)]  # noqa: S608 — a name of ours
 
 
 def test_a_lock_wait_timeout_undoes_the_statement_only(client: Client, harness: MariaHarness) -> None:

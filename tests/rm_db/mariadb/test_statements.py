@@ -192,7 +192,6 @@ def test_a_procedure_that_ends_the_branch_is_noticed(client: Client, harness: Ma
         lambda session: session.orm.commit(),
         lambda session: session.orm.rollback(),
         lambda session: session.execution_options(isolation_level="AUTOCOMMIT"),
-        lambda session: session.asyncio,
     ],
 )
 def test_methods_that_are_refused(client: Client, harness: MariaHarness, use: Any) -> None:

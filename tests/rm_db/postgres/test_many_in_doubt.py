@@ -84,7 +84,7 @@ class InDoubt:
     [
         pytest.param(1000, "", 60, id="1000"),
         pytest.param(1000, "?xa_pool_size=1&xa_pool_wait_s=2", 60, id="1000 over few connections"),
-        pytest.param(10_000, "", 300, id="10000", marks=pytest.mark.slow),
+        pytest.param(10_000, "", 300, id="10000", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_a_manager_that_comes_back(

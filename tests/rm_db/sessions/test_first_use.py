@@ -59,18 +59,22 @@ BEFORE: Rows = ([(1, "Ada"), (2, "Boole")], [(10, 1)])
 class Shop:
     """A database in a transaction manager, beside another one, and an engine that the application has of its own."""
 
-    def __init__(self, url: sa.URL, tm: TransactionManager) -> None:
+    def __init__(self, url: sa.URL, tm: TransactionManager, mode: str) -> None:
         self.url = url
+        self.mode = mode
         self.tm = tm
         self.plain = sa.create_engine(url)
         self.engine = sa.create_engine(url)
-        if self.is_postgres:
+        if self.driver is not None:
             take_part(self.engine, tm, "shop")
 
     @property
-    def is_postgres(self) -> bool:
-        """Whether there are ways to psycopg and to asyncio."""
-        return self.url.get_backend_name() == "postgresql"
+    def driver(self) -> str | None:
+        """The driver of the sessions that can be awaited, and in which engines take part."""
+        kind = self.url.get_backend_name()
+        if kind == "postgresql":
+            return "psycopg"
+        return "pymysql" if kind == "mysql" and self.mode == "two-phase" else None
 
     def begin_with(self) -> None:
         """The rows that every transaction meets."""
@@ -93,7 +97,15 @@ class Shop:
         self.engine.dispose()
 
 
-@pytest.fixture(params=["postgresql two-phase", "postgresql decider", "mariadb decider", "sqlite decider"])
+@pytest.fixture(
+    params=[
+        "postgresql two-phase",
+        "postgresql decider",
+        "mariadb two-phase",
+        "mariadb decider",
+        "sqlite decider",
+    ]
+)
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     """Beside another resource, so that a transaction can go the whole way."""
     kind, _, mode = request.param.partition(" ")
@@ -104,14 +116,14 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     else:
         if kind == "mariadb":
             mariadb: MariaDB = request.getfixturevalue("mariadb")
-            address = mariadb.create_database("mariadb+pymysql")
+            address = mariadb.create_database("mysql+pymysql")
         else:
             address = f"sqlite:///{tmp_path}/shop.db"
         url = sa.make_url(address)
     resources = {"shop": ResourceConfig(address, mode), "other": ResourceConfig(postgres.create_database())}
     log = None if mode == "decider" else f"file://{tmp_path}/log"
     with TransactionManager("node-1", log, resources, background=False) as manager:
-        shop = Shop(url, manager)
+        shop = Shop(url, manager, mode)
         Base.metadata.create_all(shop.plain)
         with psycopg.connect(resources["other"].url) as connection:
             connection.execute("CREATE TABLE made (a text)")
@@ -187,19 +199,29 @@ FIRST: dict[str, Callable[[Here], object]] = {
     "a session of one's own": _own_session,
     "suspended": _suspended,
 }
-POSTGRES: dict[str, Callable[[Here], object]] = {
-    "psycopg": lambda here: here.tx["shop"].psycopg,
-    "psycopg execute": lambda here: here.tx["shop"].psycopg.execute("SELECT 1"),
+TWO_PHASE: dict[str, Callable[[Here], object]] = {
     "take_part": _engine,
     "asyncio": lambda here: here.tx["shop"].asyncio,
     "asyncio orm": lambda here: here.tx["shop"].asyncio.orm,
+}
+POSTGRES: dict[str, Callable[[Here], object]] = {
+    "psycopg": lambda here: here.tx["shop"].psycopg,
+    "psycopg execute": lambda here: here.tx["shop"].psycopg.execute("SELECT 1"),
     "asyncio psycopg": lambda here: here.tx["shop"].asyncio.psycopg,
+}
+MARIADB: dict[str, Callable[[Here], object]] = {
+    "pymysql": lambda here: here.tx["shop"].pymysql,
+    "pymysql execute": lambda here: here.tx["shop"].pymysql.cursor().execute("SELECT 1"),
 }
 
 
 def first(shop: Shop) -> dict[str, Callable[[Here], object]]:
     """The ways that this database has."""
-    return FIRST | POSTGRES if shop.is_postgres else FIRST
+    by_driver: dict[str | None, dict[str, Callable[[Here], object]]] = {
+        "psycopg": FIRST | TWO_PHASE | POSTGRES,
+        "pymysql": FIRST | TWO_PHASE | MARIADB,
+    }
+    return by_driver.get(shop.driver, FIRST)
 
 
 # --- the work behind it -----------------------------------------------------------------------------------------
@@ -417,6 +439,11 @@ async def _raw(here: Here) -> None:
     await here.tx["shop"].asyncio.get_raw_connection()
 
 
+async def _stream(here: Here) -> None:
+    async with here.tx["shop"].asyncio.stream(sa.select(Customer.id)) as rows:
+        assert [row.id async for row in rows] == [1, 2]
+
+
 AWAITED: dict[str, Callable[[Here], Any]] = {
     "asyncio execute": lambda here: here.tx["shop"].asyncio.execute(sa.text("SELECT 1")),
     "asyncio scalar": lambda here: here.tx["shop"].asyncio.scalar(sa.text("SELECT 1")),
@@ -424,19 +451,27 @@ AWAITED: dict[str, Callable[[Here], Any]] = {
     "asyncio run_sync": lambda here: here.tx["shop"].asyncio.run_sync(lambda c: sa.inspect(c).has_table("orders")),
     "asyncio begin_nested": _async_savepoint,
     "asyncio get_raw_connection": _raw,
-    "asyncio psycopg execute": lambda here: here.tx["shop"].asyncio.psycopg.execute("SELECT 1"),
     "asyncio orm get": lambda here: here.tx["shop"].asyncio.orm.get(Customer, 2),
     "asyncio orm connection": lambda here: here.tx["shop"].asyncio.orm.connection(),
     "asyncio orm execute": lambda here: here.tx["shop"].asyncio.orm.execute(sa.text("SELECT 1")),
     "asyncio orm run_sync": lambda here: here.tx["shop"].asyncio.orm.run_sync(lambda s: s.get(Customer, 2)),
-    "take_part asyncio": _async_engine,
     "aenlist": lambda here: here.tx.aenlist("shop"),
 }
+AWAITED_POSTGRES: dict[str, Callable[[Here], Any]] = {
+    "asyncio psycopg execute": lambda here: here.tx["shop"].asyncio.psycopg.execute("SELECT 1"),
+    "take_part asyncio": _async_engine,
+}
+AWAITED_MARIADB: dict[str, Callable[[Here], Any]] = {"asyncio stream": _stream}
+
+
+def awaited(shop: Shop) -> dict[str, Callable[[Here], Any]]:
+    """The ways of this database that are awaited."""
+    return AWAITED | (AWAITED_POSTGRES if shop.driver == "psycopg" else AWAITED_MARIADB)
 
 
 def _needs_asyncio(shop: Shop) -> None:
-    if not shop.is_postgres:
-        pytest.skip("PostgreSQL's driver can be awaited")
+    if shop.driver is None:
+        pytest.skip("its sessions can't be awaited")
 
 
 def test_what_the_orm_did_is_committed_whichever_way_tasks_came_first(shop: Shop) -> None:
@@ -444,11 +479,11 @@ def test_what_the_orm_did_is_committed_whichever_way_tasks_came_first(shop: Shop
 
     async def main() -> None:
         turn = 0
-        for told, come, work in some(first(shop) | AWAITED):
+        for told, come, work in some(first(shop) | awaited(shop)):
             shop.begin_with()
             async with shop.tm.begin() as tx:
                 come_in = come(Here(shop, tx))
-                if come in AWAITED.values():
+                if come in awaited(shop).values():
                     await come_in
                 _also_elsewhere(tx, turn := turn + 1)
                 after = await tx["shop"].asyncio.orm.run_sync(work)
@@ -461,13 +496,13 @@ def test_an_error_in_the_flush_of_a_task_rolls_everything_back(shop: Shop) -> No
     _needs_asyncio(shop)
 
     async def main() -> None:
-        for way, come in (first(shop) | AWAITED).items():
+        for way, come in (first(shop) | awaited(shop)).items():
             for work in FAILING:
                 shop.begin_with()
                 with pytest.raises(RolledBack):
                     async with shop.tm.begin() as tx:
                         come_in = come(Here(shop, tx))
-                        if way in AWAITED:
+                        if way in awaited(shop):
                             await come_in
                         await tx["shop"].asyncio.orm.run_sync(work)
                 assert shop.rows() == BEFORE, way
@@ -484,11 +519,11 @@ def test_what_tasks_left_to_the_flush_survives_a_suspension(shop: Shop) -> None:
         await shop.tm["other"].asyncio.psycopg.execute("INSERT INTO made VALUES ('apart')")
 
     async def main() -> None:
-        for told, come, work in some(first(shop) | AWAITED):
+        for told, come, work in some(first(shop) | awaited(shop)):
             shop.begin_with()
             async with shop.tm.begin() as tx:
                 come_in = come(Here(shop, tx))
-                if come in AWAITED.values():
+                if come in awaited(shop).values():
                     await come_in
                 after = await tx["shop"].asyncio.orm.run_sync(work)
                 await apart()

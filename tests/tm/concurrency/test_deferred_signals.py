@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -179,3 +181,24 @@ def test_who_waits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         deferred(work)
+
+
+def test_in_a_child_the_thread_that_forked_is_the_one_that_signals_interrupt() -> None:
+    program = """
+import os, threading
+from tm.concurrency.deferred_signals import interruptible
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if interruptible() else 1)
+    told.append((interruptible(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+
+told = []
+forks = threading.Thread(target=fork)
+forks.start()
+forks.join()
+print(interruptible(), *told)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "True (False, 0)\n", done.stderr

@@ -31,6 +31,7 @@ from tm.consumer.failures import name_of, place_of
 from tm.consumer.settings import ConsumerOptions, ConsumerSettings
 from tm.telemetry import opentelemetry
 from xa import Code, xa_error
+from xa.telemetry.log_lines import fields_of, lines
 from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def test_an_empty_poll_is_no_transaction(
         assert spans.get_finished_spans() == ()
         told = instruments(reader)
         assert "xabridge.transactions.begun" not in told
-        assert "xabridge.transactions.completed" not in told
+        assert sum(point.value for point in told["xabridge.transactions.completed"]) == 0
         stall.put("a")
         stall.until.count(1)
     told = instruments(reader)
@@ -487,13 +488,14 @@ def test_metrics(stall: Stall, broker: EmbeddedBroker, tmp_path: Path) -> None:
     assert data is not None
     found = {m.name: m.data.data_points for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics}
     counts = {}
-    for point in found["xabridge.consumer.messages"]:
+    for point in found["messaging.client.consumed.messages"]:
         has: dict[str, Any] = dict(point.attributes or {})
         assert has["xabridge.node"] == "stall-1"
-        assert has["xabridge.queue"] == stall.queue
+        assert has["messaging.destination.name"] == stall.queue
         counts[has["xabridge.outcome"]] = getattr(point, "value", None)
-    assert counts == {"handled": 1, "failed": 2, "dead_lettered": 1}
-    assert sum(getattr(point, "count", 0) for point in found["xabridge.consumer.duration"]) == 4
+    never = dict.fromkeys(("unknown", "heuristic", "returned"), 0)
+    assert counts == {"handled": 1, "failed": 2, "dead_lettered": 1, **never}, "each is there before its first event"
+    assert sum(getattr(point, "count", 0) for point in found["messaging.process.duration"]) == 4
 
 
 def test_lines_about_a_transaction_name_it(stall: Stall, caplog: pytest.LogCaptureFixture) -> None:
@@ -653,3 +655,18 @@ def test_options_of_a_consumer_are_its_settings() -> None:
     settings = get_type_hints(ConsumerSettings)
     assert settings.pop("queue") is str
     assert options == settings
+
+
+def test_lines_have_the_transaction_the_message_and_the_queue_as_fields(
+    stall: Stall, caplog: pytest.LogCaptureFixture
+) -> None:
+    stall.put("a")
+    with stall.manager, stall.consumer(Work(stall, "a"), max_deliveries=2) as consumer:
+        while not consumer.counts.dead_lettered:
+            stall.until.count(len(stall.until.told))
+    found = [fields_of(record) for record in caplog.records if record.name == "xabridge.tm.consumer"]
+    assert len(found) == 3  # it failed twice, and was dead-lettered
+    for fields, record in zip(found, caplog.records, strict=False):
+        assert fields["queue"] == stall.queue
+        assert fields["transaction"].startswith("stall-1")
+        assert all(json.loads(lines("json").format(record))[name] for name in ("transaction", "message", "queue"))

@@ -14,13 +14,14 @@ import pytest
 
 from tests.cases import each
 from tm import ConfigurationError, ConsumerSettings, RolledBack
+from tm.consumer.history import History
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
 from xa.coroutines import drive, suspension
 from xa.machine import advance
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SEEDS = range(int(os.environ.get("XABRIDGE_SEED", "0")), int(os.environ.get("XABRIDGE_SEED", "0")) + 50)
 
@@ -46,6 +47,8 @@ class Queue:
     dead: list[int] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     alone: set[int] = field(default_factory=set)
+    final: frozenset[int] = frozenset()
+    """The messages whose first failure shows that no other attempt can help."""
 
     def run(self) -> None:
         """Until nothing is left."""
@@ -68,8 +71,15 @@ class Queue:
     async def give_back(self, messages: Sequence[Any]) -> Exception | None:  # noqa: ARG002
         return None
 
+    def history(self, message: Any) -> History:
+        return History(message.delivery_count, message.delivery_count > 0 and message.number in self.final)
+
+    async def put_off(self, messages: Sequence[Any], wait_s: float) -> Exception | None:  # noqa: ARG002
+        raise AssertionError
+
     async def refuse(self, messages: Sequence[Any]) -> Exception | None:
-        assert all(message.delivery_count == self.settings.max_deliveries for message in messages)
+        for message in messages:
+            assert message.delivery_count == (1 if message.number in self.final else self.settings.max_deliveries)
         self.take(messages, self.dead)
         return None
 
@@ -136,6 +146,12 @@ class GiveBack:
 
 
 @dataclass(frozen=True)
+class PutOff:
+    messages: Sequence[Any]
+    wait_s: float
+
+
+@dataclass(frozen=True)
 class Pause:
     seconds: float
 
@@ -143,9 +159,10 @@ class Pause:
 class Played:
     """Ports that have these answers, in this order; `asked` is what was asked."""
 
-    def __init__(self, answers: list[Any]) -> None:
+    def __init__(self, answers: list[Any], known: Mapping[int, History] | None = None) -> None:
         self.answers = answers
         self.asked: list[Any] = []
+        self.known = dict(known or {})
 
     async def _answer(self, asked: Any) -> Any:
         self.asked.append(asked)
@@ -155,6 +172,12 @@ class Played:
 
     async def receive(self, count: int, *, check: bool) -> Any:
         return await self._answer(Receive(count, check))
+
+    def history(self, message: Any) -> History:
+        return self.known.get(message.number, History(message.delivery_count))
+
+    async def put_off(self, messages: Sequence[Any], wait_s: float) -> Any:
+        return await self._answer(PutOff(messages, wait_s))
 
     async def handle(self, messages: Sequence[Any]) -> Any:
         return await self._answer(Handle(messages))
@@ -169,7 +192,13 @@ class Played:
         await self._answer(Pause(seconds))
 
 
-def played(settings: ConsumerSettings, *answers: Any, stops_after: int = 100) -> list[Any]:
+def played(
+    settings: ConsumerSettings,
+    *answers: Any,
+    stops_after: int = 100,
+    known: Mapping[int, History] | None = None,
+    dice: float = 0.5,
+) -> list[Any]:
     """What is asked when these are the answers."""
     asked = 0
 
@@ -178,8 +207,8 @@ def played(settings: ConsumerSettings, *answers: Any, stops_after: int = 100) ->
         asked += 1
         return asked > stops_after
 
-    ports = Played(list(answers))
-    steps = receive_loop(ports, settings, 60.0, stopping)
+    ports = Played(list(answers), known)
+    steps = receive_loop(ports, settings, 60.0, stopping, lambda: dice)
     with suppress(StopIteration):
         steps.send(None)  # it stops where the answers end
     steps.close()
@@ -187,13 +216,13 @@ def played(settings: ConsumerSettings, *answers: Any, stops_after: int = 100) ->
 
 
 def test_the_wait_before_another_attempt_grows_and_is_bounded() -> None:
-    settings = ConsumerSettings("q", retry_first_s=0.5, retry_most_s=100.0, max_deliveries=1000)
+    settings = ConsumerSettings("q", retry_jitter=0, retry_first_s=0.5, retry_most_s=100.0, max_deliveries=1000)
     waits = [played(settings, [Told(1, deliveries)])[1] for deliveries in (1, 2, 3, 4, 500)]
     assert waits == [Pause(0.5), Pause(1.0), Pause(2.0), Pause(4.0), Pause(15.0)]  # a quarter of the transaction's 60 s
 
 
 def test_after_a_failure_what_was_used_is_tried_first_and_the_pause_grows() -> None:
-    settings = ConsumerSettings("q", batch=10, retry_first_s=1.0)
+    settings = ConsumerSettings("q", batch=10, retry_jitter=0, retry_first_s=1.0)
     down = RolledBack("down")
     message = Told(1)
     effects = played(settings, [message], down, None, down, None, down, None, [message], None)
@@ -212,7 +241,7 @@ def test_after_a_failure_what_was_used_is_tried_first_and_the_pause_grows() -> N
 
 
 def test_a_consumer_that_stops_gives_back_what_it_has_not_begun() -> None:
-    settings = ConsumerSettings("q", batch=10)
+    settings = ConsumerSettings("q", batch=10, retry_jitter=0)
     message = Told(1, 1)
     effects = played(settings, [message], None, stops_after=1)
     assert effects == [Receive(10, check=False), Pause(0.1), GiveBack([message])]
@@ -234,6 +263,11 @@ def test_a_message_is_refused_when_it_was_delivered_too_often() -> None:
         ({"retry_first_s": 0}, "retry_first_s is 0"),
         ({"timeout_s": -1}, "timeout_s is -1"),
         ({"takes": "all"}, "takes is 'all'"),
+        ({"retry_jitter": 1.5}, "retry_jitter is 1.5: expected 0 to 1"),
+        ({"retry_waits": "nowhere"}, "retry_waits is 'nowhere'"),
+        ({"retry_for_s": 0}, "retry_for_s is 0"),
+        ({"retry_on": "TimeoutError"}, "retry_on is 'TimeoutError': expected classes of exceptions"),
+        ({"dead_on": (ValueError, 7)}, "dead_on is .*: expected classes of exceptions"),
     ],
 )
 def test_settings_that_are_wrong_are_named(settings: dict[str, Any], told: str) -> None:
@@ -252,3 +286,56 @@ def test_the_states_of_a_consumer() -> None:
         state = advance(CONSUMER, state, verb)
         assert state is target
     assert CONSUMER.refusal(ConsumerState.STOPPED, ConsumerVerb.START) is not None
+
+
+def test_what_will_fail_again_is_put_away_without_another_attempt_or_wait() -> None:
+    settings = ConsumerSettings("q", batch=4, retry_first_s=1.0)
+    queue = Queue(
+        settings, frozenset({2}), [Told(number) for number in range(5)], random.Random(1), final=frozenset({2})
+    )
+    queue.run()
+    assert queue.dead == [2]
+    assert sorted(queue.handled) == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize(("dice", "wait_s"), [(0.0, 4.0), (0.5, 3.0), (1.0, 2.0)])
+def test_a_part_of_the_wait_is_left_to_chance(dice: float, wait_s: float) -> None:
+    settings = ConsumerSettings("q", retry_first_s=1.0, retry_jitter=0.5)
+    assert played(settings, [Told(1, 3)], dice=dice)[1] == Pause(wait_s)
+
+
+def test_a_conflict_is_tried_again_at_once() -> None:
+    message = Told(1, 1)
+    settings = ConsumerSettings("q")
+    effects = played(settings, [message], RolledBack("conflict"), [message], known={1: History(1, False, True)})
+    assert effects == [
+        Receive(1, check=False), Handle([message]), Receive(1, check=True), Handle([message]),
+    ]  # fmt: skip
+
+
+def test_what_waits_at_the_broker_lets_the_worker_go_on() -> None:
+    settings = ConsumerSettings("q", retry_waits="broker", retry_first_s=90.0, retry_most_s=900.0, retry_jitter=0)
+    new, again, later = Told(1), Told(1, 1), Told(2)
+    put_off_before = Told(3)
+    effects = played(
+        settings, [new], RolledBack("no"), [again], None, [later], None, [put_off_before], None,
+        known={3: History(2)},
+    )  # fmt: skip
+    assert effects == [
+        Receive(1, check=False),
+        Handle([new]),
+        Receive(1, check=True),  # while a resource is down, no message is touched
+        PutOff([again], 90.0),
+        Receive(1, check=True),
+        Handle([later]),
+        Receive(1, check=False),
+        Handle([put_off_before]),  # its wait is over
+        Receive(1, check=False),
+    ]
+
+
+def test_a_worker_that_can_not_put_off_waits() -> None:
+    settings = ConsumerSettings("q", retry_waits="broker", retry_jitter=0)
+    again = Told(1, 1)
+    effects = played(settings, [again], RolledBack("no"), None)
+    assert effects[1:3] == [PutOff([again], 0.1), Pause(0.1)]

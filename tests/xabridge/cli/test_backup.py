@@ -1,4 +1,4 @@
-"""These tests run `recover backup`, and use a copy in place of the log."""
+"""These tests run `log backup`, and use a copy in place of the log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def backed_up(field: Field, xabridge: Xabridge) -> None:
         for name in ("broker", "shop"):
             field.prepare(name, gtrid, f"{name}{gtrid[-1]}")
     log.decide(Decision(early, tuple(Branch(name, xid_of(early, name)) for name in ("broker", "shop"))))
-    said = xabridge("recover", "backup", str(field.folder / "copy"))
+    said = xabridge("log", "backup", str(field.folder / "copy"))
     assert said.code == 0, said
     assert said.out == (
         "/field/copy: log abababababababab of orders-1, 1 decision in it\n"
@@ -69,7 +69,7 @@ def test_an_incarnation_that_is_not_in_question_is_refused(field: Field, xabridg
 
 def test_json(field: Field, xabridge: Xabridge) -> None:
     log = field.open_log()
-    said = xabridge("recover", "backup", str(field.folder / "copy"), "--json")
+    said = xabridge("log", "backup", str(field.folder / "copy"), "--json")
     assert json.loads(said.out) == {
         "destination": "/field/copy",
         "node": "orders-1",
@@ -82,14 +82,14 @@ def test_json(field: Field, xabridge: Xabridge) -> None:
 
 
 def test_what_can_not_be_copied(field: Field, xabridge: Xabridge) -> None:
-    said = xabridge("recover", "backup", str(field.folder / "copy"))
+    said = xabridge("log", "backup", str(field.folder / "copy"))
     assert (said.code, "there is no decision log" in said.err) == (1, True)
     field.open_log().close()
-    said = xabridge("recover", "backup", str(field.folder))
+    said = xabridge("log", "backup", str(field.folder))
     assert (said.code, "is there already" in said.err) == (1, True)
-    said = xabridge("recover", "backup", str(field.folder / "no" / "copy"))
+    said = xabridge("log", "backup", str(field.folder / "no" / "copy"))
     assert (said.code, "mkdir -p /field/no" in said.err) == (1, True), said.err
     text = field.config.read_text().replace(f"file://{field.log_folder}", "postgresql://db/log")
     field.config.write_text(text)
-    said = xabridge("recover", "backup", str(field.folder / "copy"))
-    assert (said.code, "back that up by its own means" in said.err) == (2, True)
+    said = xabridge("log", "backup", str(field.folder / "copy"))
+    assert (said.code, "pg_dump --format=custom" in said.err) == (1, True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.xabridge.cli.field import NODE, OTHER_LOG, OTHERS
+from tests.xabridge.cli.field import NODE, OTHER_LOG, OTHERS, xid_of
 from tm import TransactionManager, configuration_from
 from tm.log import Branch, Heuristic
 from xa import Code, Xid
@@ -91,6 +91,27 @@ def test_the_narrow_table(field: Field, xabridge: Xabridge) -> None:
 def test_the_wide_table(field: Field, xabridge: Xabridge) -> None:
     fill(field)
     assert xabridge("recover", "list", "--wide").out.startswith(WIDE)
+
+
+def test_a_branch_that_two_resources_of_one_server_list_is_shown_once(field: Field, xabridge: Xabridge) -> None:
+    field.configure("shop", urls=[("again", field.url("shop"))])
+    decided, undecided = field.gtrid(1), field.gtrid(2)
+    field.decide(decided, "shop")
+    field.prepare("shop", decided)
+    field.prepare("shop", undecided)
+    field.prepare("shop", b"", xid=Xid(7, b"foreign", b"b"))  # who knows whether that is one branch
+    views = json.loads(xabridge("recover", "list", "--json").out)["transactions"]
+    listed = sorted(
+        (view["decision"], branch["resource"], branch["also"]) for view in views for branch in view["branches"]
+    )
+    assert listed == [
+        ("commit", "shop", ["again"]), ("none", "again", ["shop"]), ("unknown", "again", []), ("unknown", "shop", []),
+    ]  # fmt: skip
+    assert "the same on again: on one server" in xabridge("recover", "list").out
+    assert "the same on again: on one server" in xabridge("recover", "list", "--wide").out
+    said = xabridge("recover", "commit", str(xid_of(decided, "shop")), "--on", "again", "--yes")
+    assert (said.code, said.out.count("committed")) == (0, 1), said
+    assert "again" not in said.out
 
 
 def test_nothing_in_doubt(field: Field, xabridge: Xabridge) -> None:

@@ -13,11 +13,12 @@ import pytest
 from dtx.broker.access.credentials import set_password
 from dtx.broker.access.permissions import EVERYTHING, Permissions
 from rm_amqp import AmqpResource, Message
-from tests.rm_amqp.embedded import EmbeddedBroker, free_port
+from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import TMONEPHASE, TMREGISTER, TMSUCCESS, XaError, Xid
 from xabridge.cli import main
 from xabridge.cli.broker import tables, views
 from xabridge.testing.no_transaction import NoTransaction
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -240,9 +241,32 @@ class Typed:
         return self._line
 
 
+@pytest.mark.parametrize(
+    "words", [("purge", "a", "--yes"), ("move", "a", "b"), ("copy", "a", "b"), ("retry", "a", "--to", "b")]
+)
+def test_ids_that_are_not_in_the_queue_are_told(broker: EmbeddedBroker, shell: Shell, words: tuple[str, ...]) -> None:
+    post(broker, "a", "one")
+    shell.lines("create", "b")
+    known = json.loads(shell.run("messages", "a", "--json")[1])[0]["id"]
+    assert shell.run(*words, "--id", "ffff") == (1, "0 messages done\n1 left: not in the queue\n")
+    assert shell.run(*words, "--id", "ffff", "--dry-run")[0] == 1
+    code, out = shell.run(*words, "--id", "ffff", "--id", known, "--id", "fffe", "--json")
+    assert (code, json.loads(out)) == (1, {"done": 1, "left": {"not in the queue": 2}})
+
+
+def test_what_can_t_go_back_says_which_option_helps(broker: EmbeddedBroker, shell: Shell) -> None:
+    post(broker, "a", "one")
+    code, out = shell.run("retry", "a")
+    assert code == 1
+    assert "--to" in out
+
+
 def test_queues_are_made_paused_and_emptied_into_others(broker: EmbeddedBroker, shell: Shell) -> None:
     post(broker, "orders", *range(3))
     assert shell.lines("create", "later") == ["done: create later"]
+    told = ["configure", "later", "--max-depth", "5", "--when-full", "dead-letter"]
+    assert shell.lines(*told) == ["done: configure later: max_depth = 5, when_full = dead-letter"]
+    assert shell.run("configure", "later")[0] == 5, "nothing is to change"
     assert shell.lines("pause", "orders", "--dry-run") == ["would pause orders"]
     assert shell.lines("pause", "orders") == ["done: pause orders"]
     assert any("paused: anonymous" in line for line in shell.lines("queues"))

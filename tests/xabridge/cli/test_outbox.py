@@ -90,6 +90,9 @@ def test_what_was_refused(operator: Operator) -> None:
     assert operator.types("delete", ids[1])[0] == 5
     assert operator.types("delete", ids[1], "--yes") == (0, "1 message deleted\n")
     assert operator.types("delete", ids[1], "--yes")[0] == 5
+    assert operator.types("retry", ids[1], "--dry-run")[0] == 5
+    told = "1 message will be sent again\n1 of the IDs is not there: sent, or deleted\n"
+    assert operator.types("retry", ids[0], ids[1]) == (1, told)
     assert operator.types("retry", "--refused") == (0, "1 message will be sent again\n")
     assert operator.reads("status")["waiting"] == 2
 

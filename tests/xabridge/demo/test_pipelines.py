@@ -16,7 +16,7 @@ import pytest
 from xabridge.cli import main
 from xabridge.demo.pipeline.audit import prove
 from xabridge.demo.pipeline.orders import ALERTS, ORDERS, TABLES, Order, Revenue, checksum, orders_from, revenue_of
-from xabridge.demo.pipeline.stage import Stage
+from xabridge.demo.pipeline.servers import PipelineServers
 from xabridge.pipeline import java
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_the_proof_sees_what_is_missing_and_what_is_there_twice(tmp_path: Path) 
     import psycopg  # noqa: PLC0415 — slow tests only
 
     orders = list(orders_from(1, 40))
-    with Stage(tmp_path) as stage, psycopg.connect(stage.database, autocommit=True) as database:
+    with PipelineServers(tmp_path) as servers, psycopg.connect(servers.database, autocommit=True) as database:
         database.execute(TABLES.encode())
 
         def enrich(order: Order) -> None:
@@ -62,25 +62,25 @@ def test_the_proof_sees_what_is_missing_and_what_is_there_twice(tmp_path: Path) 
         assert large
 
         def alert() -> None:
-            stage.post(ALERTS, (json.dumps({"number": order.number}).encode() for order in large))
+            servers.post(ALERTS, (json.dumps({"number": order.number}).encode() for order in large))
 
         alert()
-        assert not prove(stage, orders, 0).exact, "one is missing"
+        assert not prove(servers, orders, 0).exact, "one is missing"
         enrich(orders[0])
         alert()
-        assert prove(stage, orders, 0).exact
+        assert prove(servers, orders, 0).exact
         alert()
-        assert not prove(stage, orders, 1).exact, "a branch is in doubt"
+        assert not prove(servers, orders, 1).exact, "a branch is in doubt"
         enrich(orders[7])
         alert()
-        assert not prove(stage, orders, 0).exact, "one is there twice"
-        stage.post(ORDERS, [orders[0].body()])
+        assert not prove(servers, orders, 0).exact, "one is there twice"
+        servers.post(ORDERS, [orders[0].body()])
         database.execute("DELETE FROM enriched")
         for order in orders:
             enrich(order)
         alert()
-        assert not prove(stage, orders, 0).exact, "one is still in the queue"
-        assert not prove(stage, orders, 0).exact, "no alerts"
+        assert not prove(servers, orders, 0).exact, "one is still in the queue"
+        assert not prove(servers, orders, 0).exact, "no alerts"
 
 
 def test_without_spark_or_java_it_says_what_to_install(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyspark
 
-from tests.rm_amqp.embedded import free_port
 from tests.xabridge.pipeline.faults import await_until
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -22,7 +22,6 @@ from proton import Message
 from proton.utils import BlockingConnection
 
 from rm_amqp import AmqpResource
-from tests.rm_amqp.embedded import free_port
 from tests.xabridge.pipeline.faults import GENERATION, VARIABLE, await_until
 from xabridge.pipeline.core import Offset, Query, Source
 from xabridge.pipeline.core.driver.query_binding import bind
@@ -30,6 +29,7 @@ from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.core.process_ids import process_id
 from xabridge.pipeline.settings import settings_from
 from xabridge.testing.broker import BrokerProcess
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -287,6 +287,14 @@ class SparkEnvironment:
             )
             message.creation_time = BEGAN_S + number  # 0 would be none
             sender.send(message)
+        with_proton.close()
+
+    def send_json(self, *bodies: str) -> None:
+        """Puts messages with these bodies into the queue."""
+        with_proton = BlockingConnection(f"127.0.0.1:{self.port}", allowed_mechs="ANONYMOUS", timeout=60)
+        sender = with_proton.create_sender("in")
+        for body in bodies:
+            sender.send(Message(body=body.encode()))
         with_proton.close()
 
     def received(self, queue: str = "out") -> list[str]:

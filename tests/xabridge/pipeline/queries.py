@@ -228,6 +228,20 @@ def taken(spark: SparkSession, source: dict[str, str]) -> list[dict[str, Any]]:
     return [row.asDict(recursive=True) for row in spark.read.format("amqp").options(**source).load().collect()]
 
 
+def by_schema(
+    spark: SparkSession, schemas: list[str], source: dict[str, str], sink: dict[str, str], checkpoint: str
+) -> list[str]:
+    """Starts with a checkpoint, each with a wider schema than the one before; the types of its last body."""
+    types: list[str] = []
+    for schema in schemas:
+        rows = spark.readStream.format("amqp").options(**source).option("body_schema", schema).load()
+        types = [rows.schema["body"].dataType.simpleString()]
+        written = rows.selectExpr("body.id AS id", "to_json(body) AS text")
+        running = written.writeStream.format("xa").options(**sink).option("checkpointLocation", checkpoint)
+        running.trigger(availableNow=True).start().awaitTermination()
+    return types
+
+
 def several(
     spark: SparkSession, sources: list[dict[str, str]], sink: dict[str, str], checkpoint: str, restarts: int = 0
 ) -> dict[str, Any]:

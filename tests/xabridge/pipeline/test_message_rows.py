@@ -77,6 +77,7 @@ def test_rows_become_the_messages_that_they_were() -> None:
 
 def test_a_schema_that_was_asked_for_is_checked() -> None:
     check_columns({"body": "string", "application_properties": "map<string,string>"}, "text")
+    check_columns({"body": "struct<a:int>"}, "binary", "a INT NOT NULL")
     with pytest.raises(PipelineError, match="there is no column 'bdy'; there are body, address"):
         check_columns({"bdy": "string"}, "text")
     with pytest.raises(PipelineError, match="the column body is binary, not string: set the option body"):

@@ -43,6 +43,11 @@ def test_spark_gives_names_in_lower_case_and_values_as_text() -> None:
     assert options.body == "text"
 
 
+def test_a_source_has_limits_in_octets_and_a_minimum() -> None:
+    options = source_options({**BASE, "queue": "q", "max_octets": "1000", "min_messages": "50", "max_delay": "2.5"})
+    assert (options.source.octets, options.source.least, options.source.delay_s) == (1000, 50, 2.5)
+
+
 def test_a_sink_takes_a_table_an_address_or_both() -> None:
     both = sink_options({**BASE, "table": "shop:public.revenue", "address": "alerts"})
     assert both.table == TableTarget("shop", "public.revenue")
@@ -64,6 +69,12 @@ def test_a_sink_takes_a_table_an_address_or_both() -> None:
         ({"queue": "a,a"}, "a queue is named twice"),
         ({"queue": "q", "partitions": "0"}, "'0' is not a number from 1 to 1000"),
         ({"queue": "q", "maxRowsPerBatch": "many"}, "'many' is not a number above 0"),
+        ({"queue": "q", "max_octets": "0"}, "'0' is not a number above 0"),
+        ({"queue": "q", "min_messages": "5"}, "needs the option max_delay"),
+        ({"queue": "q", "max_delay": "5"}, "needs the option min_messages"),
+        ({"queue": "q", "min_messages": "5", "max_delay": "1", "maxRowsPerBatch": "4"}, "5 is more than a batch may"),
+        ({"queue": "q", "body": "text", "body_schema": "a int"}, "option body: contradicts body_schema"),
+        ({"queue": "q", "body_schema": '{"type": "string"}'}, "option body_schema: the schema has to be of an object"),
         ({"queue": "q", "body": "json"}, "'json' is neither binary nor text"),
         ({"queue": "q", "resource": "shop"}, r"the resource 'shop' has to be amqp://… or amqps://…"),
         ({"queue": "q", "resource": "brker"}, r"there is no resource 'brker' \(known: broker, shop\)"),

@@ -40,6 +40,18 @@ def test_a_second_run_goes_on_where_the_first_one_ended(spark: Driver, env: Spar
     env.check_copies(Counter(range(90)), address=False)
 
 
+def test_limits_in_octets_make_more_batches_and_a_minimum_holds_up_no_query_that_ends(
+    spark: Driver, env: SparkEnvironment
+) -> None:
+    env.send(range(N))
+    source = env.source(max_octets="4000", min_messages="90", max_delay="3600")
+    arguments = {"source": source, "sink": env.sink(table="rows"), "checkpoint": env.checkpoint}
+    ran = spark.call("stream", query="copied_rows", **arguments)
+    assert ran["errors"] == []
+    assert ran["batches"] > 2, "as many as by maxRowsPerBatch alone"
+    env.check_copies(Counter(range(N)), address=False)
+
+
 def test_only_an_address_and_several_queues(spark: Driver, env: SparkEnvironment) -> None:
     env.send(range(30))
     env.send(range(30, 50), "second")
@@ -126,6 +138,28 @@ def test_what_is_refused_when_the_query_starts(
     arguments = {"source": source, "sink": env.sink(**sink), "checkpoint": env.checkpoint, "mode": mode}
     with pytest.raises(DriverFailed, match=f"^PipelineError: .*{message}"):  # of start(), not of the query
         spark.call("stream", query=query, **arguments)
+
+
+def test_json_bodies_by_a_schema_that_gets_a_column(spark: Driver, env: SparkEnvironment) -> None:
+    """The bodies are numbers here, which are no objects: bad, until they are dead letters."""
+    env.configure_broker("[broker.queue_defaults]\nmax_deliveries = 1\n")
+    env.send([1])
+    env.send_json('{"id": 2}', '{"id": 3, "amount": 1.50, "at": "2026-11-21T23:12:07Z"}')
+    schemas = ["id bigint NOT NULL", "id bigint NOT NULL, amount decimal(10,2), at timestamp"]
+    sink = env.sink(table="rows")
+    arguments = {"schemas": schemas[:1], "source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
+    spark.call("by_schema", **arguments)
+    env.send_json('{"id": 4, "amount": 1.50}')
+    (type_,) = spark.call("by_schema", **{**arguments, "schemas": schemas[1:]})
+    assert type_ == "struct<id:bigint,amount:decimal(10,2),at:timestamp>"
+    env.settle()
+    assert env.rows("SELECT id, text FROM rows ORDER BY id") == [
+        (2, '{"id":2}'),
+        (3, '{"id":3}'),
+        (4, '{"id":4,"amount":1.50}'),
+    ]
+    assert env.received("in.dead") == ["1"]
+    assert env.left() == []
 
 
 def test_update_mode_by_key(spark: Driver, env: SparkEnvironment) -> None:

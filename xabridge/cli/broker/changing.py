@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.protocol.conditions import Refusal, RefusedError
@@ -51,17 +51,12 @@ def _messages(
     """Changes messages that were chosen by their ids, or the first ones, or all that are there."""
     ids: list[str] = arguments.id
     found = _chosen(management, arguments.queue, set(ids), arguments.most)
-    free, held = found["available"], found["held"]
-    what = f"{operation} {several(free, 'message')} of {arguments.queue} {where}"
-    if operation == "copy":
-        what = f"copy {several(free + held, 'message')} of {arguments.queue} {where}"
-    elif held:
-        what += f" ({held} more {'is' if held == 1 else 'are'} held, and stay)"
     missing = len(set(ids)) - sum(found.values()) if ids else 0
-    if missing:
-        what += f"; {missing} of the ids {'is' if missing == 1 else 'are'} not there"
+    what = plan(operation, arguments.queue, where, found, missing)
     if not may(arguments, what, asks=asks):
-        return Exit.DONE if arguments.dry_run else Exit.REFUSED
+        if arguments.dry_run:
+            return Exit.FAILED if missing else Exit.DONE
+        return Exit.REFUSED
     answer = management.ask(operation, queue=arguments.queue, ids=",".join(ids), most=arguments.most, **told)
     left: Mapping[str, int] = answer["left"]
     if arguments.json:
@@ -71,6 +66,20 @@ def _messages(
         for why, count in left.items():
             print(f"{count} left: {printable(why)}")
     return Exit.FAILED if left else Exit.DONE
+
+
+def plan(operation: str, queue: str, where: str, found: Mapping[str, int], missing: int = 0) -> str:
+    """What is about to be done, in words. `found`: how many of the messages are available, and how many are held;
+    `missing`: how many of the ids are not there."""
+    free, held = found.get("available", 0), found.get("held", 0)
+    what = f"{operation} {several(free, 'message')} of {queue} {where}"
+    if operation == "copy":
+        what = f"copy {several(free + held, 'message')} of {queue} {where}"
+    elif held:
+        what += f" ({held} more {'is' if held == 1 else 'are'} held, and stay)"
+    if missing:
+        what += f"; {missing} of the ids {'is' if missing == 1 else 'are'} not there"
+    return what
 
 
 def _chosen(management: ManagementClient, queue: str, ids: set[str], most: int) -> Counter[str]:
@@ -89,6 +98,23 @@ def _chosen(management: ManagementClient, queue: str, ids: set[str], most: int) 
 def create(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker create QUEUE`."""
     return change(management, arguments, "create-queue", f"create {arguments.queue}", queue=arguments.queue)
+
+
+SETTINGS: Final = {
+    "max_depth": "the most messages",
+    "max_octets": "the most octets of messages, 0 for any number",
+    "max_deliveries": "deliveries without success after which a message is a dead letter, 0 for never",
+    "ttl_ms": "the time to live of messages that say none, 0 for no end",
+}
+"""The settings of a queue that are numbers, and what they mean."""
+
+
+def configure(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker configure QUEUE`."""
+    told = {name: getattr(arguments, name) for name in (*SETTINGS, "when_full")}
+    told = {name: value for name, value in told.items() if value is not None}
+    what = f"configure {arguments.queue}: " + ", ".join(f"{name} = {value}" for name, value in told.items())
+    return change(management, arguments, "configure-queue", what, queue=arguments.queue, **told)
 
 
 def delete(management: ManagementClient, arguments: Namespace) -> Exit:

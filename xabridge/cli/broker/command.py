@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from dtx.broker import command as server
 from dtx.protocol.conditions import RefusedError
 from xa import Code, XaError
-from xabridge.cli.broker import changing, messages, users, views
+from xabridge.cli.broker import backup, changing, messages, users, views
 from xabridge.cli.exits import Exit
 from xabridge.cli.text import duration, printable
+from xabridge.console.command import MISSING
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable
 
+    from dtx.broker.broker import Broker
     from rm_amqp.management import ManagementClient
 
 SUMMARY: Final = "run the embedded AMQP 1.0 broker, or manage one that runs"
@@ -32,6 +34,9 @@ exit codes: 0 done · 1 failed · 2 usage · 4 the broker could not be reached
 def add_arguments(parser: ArgumentParser) -> None:
     """The broker's own flags, and the actions."""
     server.add_arguments(parser)
+    parser.add_argument(
+        "--console", type=_port, metavar="PORT", help="show this broker in a browser, at this port of this machine"
+    )
     parser.allow_abbrev = False  # or an action's --user would be taken for one of --users and --user-from-env
     actions = parser.add_subparsers(
         dest="action", metavar="ACTION", title="manage a broker that runs", description="without an action, run one"
@@ -66,6 +71,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     settings.add_argument("--changed", action="store_true", help="only what is not a default")
     _add_watch(settings)
     _add_watch(action("branches", "show branches: state, age, owner, and what each holds", views.branches))
+    backup.add_arguments(actions.add_parser("backup", help=backup.SUMMARY, description=backup.SUMMARY))
 
 
 def _add_messages(action: _Action) -> None:
@@ -90,9 +96,21 @@ def _add_most(parser: ArgumentParser, default: int) -> None:
     parser.add_argument("--most", type=_count, default=default, metavar="N", help=f"at most so many (default {told})")
 
 
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) >= 65_536:
+        raise ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise ArgumentTypeError(f"{text!r} is not a number of messages")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a number")
     return int(text)
 
 
@@ -120,6 +138,12 @@ def _add_changes(action: _Action) -> None:
     change("create", "create a queue", changing.create, "QUEUE", "its name")
     deleting = change("delete", "delete a queue", changing.delete, "QUEUE", "its name")
     deleting.add_argument("--force", action="store_true", help="also with messages and consumers")
+    configuring = change("configure", "change settings of a queue", changing.configure, "QUEUE", "its name")
+    for name, told in changing.SETTINGS.items():
+        configuring.add_argument(f"--{name.replace('_', '-')}", type=_number, metavar="N", help=told)
+    configuring.add_argument(
+        "--when-full", choices=("refuse", "dead-letter"), help="what happens to a message that is too much"
+    )
     change("pause", "give no messages of a queue to consumers", changing.pause, "QUEUE", "its name")
     change("resume", "give messages of a queue to consumers again", changing.resume, "QUEUE", "its name")
     change("close", "close a connection", changing.close, "CONNECTION", "its number, as `connections` shows it")
@@ -172,7 +196,9 @@ def _interval(text: str) -> float:
 def run(arguments: Namespace) -> int:
     """Runs the broker, or carries out an action; the exit code."""
     if arguments.action is None:
-        return server.run(arguments)
+        return server.run(arguments) if arguments.console is None else _with_console(arguments)
+    if arguments.action == "backup":
+        return int(backup.run(arguments))
     from rm_amqp.management import ManagementClient  # noqa: PLC0415 — the broker itself needs no client
 
     url = arguments.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
@@ -183,6 +209,30 @@ def run(arguments: Namespace) -> int:
         return _complain(arguments, error.refusal.description or str(error.refusal.condition), Exit.REFUSED)
     except XaError as error:
         return _complain(arguments, error.message, _EXIT_OF.get(error.code, Exit.FAILED))
+
+
+def _with_console(arguments: Namespace) -> int:
+    """Runs the broker, with the console in the same process."""
+    try:
+        from xabridge.console.beside import ConsoleBeside  # noqa: PLC0415 — of the extra `console`
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"xabridge broker --console: {MISSING} ({error})\n")
+        return int(Exit.USAGE)
+    try:
+        beside = ConsoleBeside(arguments.console, verbose=arguments.verbose)
+    except OSError as error:
+        sys.stderr.write(f"xabridge broker --console {arguments.console}: {error.strerror or error}\n")
+        return int(Exit.FAILED)
+
+    def listening(broker: Broker) -> None:
+        if not broker.config.listen:
+            sys.stderr.write("xabridge broker --console: the broker listens with TLS only: run `xabridge console`\n")
+            return
+        sys.stdout.write(f"xabridge broker: console at {beside.listening(broker)}\n")
+        sys.stdout.flush()
+
+    with beside:
+        return server.run(arguments, listening)
 
 
 _EXIT_OF: Final = {Code.XAER_INVAL: Exit.USAGE, Code.XAER_RMFAIL: Exit.INCOMPLETE, Code.XAER_RMERR: Exit.REFUSED}

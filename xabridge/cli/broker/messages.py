@@ -89,7 +89,7 @@ def read(management: ManagementClient, arguments: Namespace) -> Exit:
         "octets": len(octets),
     }
     if arguments.json:
-        as_json.write(_plain(facts))
+        as_json.write(plain(facts))
         return Exit.DONE
     for group in ("properties", "application_properties", "annotations"):
         for name, value in facts[group].items():
@@ -100,12 +100,12 @@ def read(management: ManagementClient, arguments: Namespace) -> Exit:
     return Exit.DONE
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What JSON can say of a value; the rest as text."""
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).hex()
     if value is None or isinstance(value, bool | int | float | str):

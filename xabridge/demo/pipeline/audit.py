@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rm_amqp import MessagingSession
-    from xabridge.demo.pipeline.stage import Stage
+    from xabridge.demo.pipeline.servers import PipelineServers
 
 RMID: Final = 1
 PAGE: Final = 200
@@ -37,11 +37,11 @@ class Figures:
 
 
 class Gauge:
-    """Looks at a stage again and again."""
+    """Looks at broker and database again and again."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._broker = stage.management()
-        self._database = psycopg.connect(stage.database, autocommit=True)
+    def __init__(self, servers: PipelineServers) -> None:
+        self._broker = servers.management()
+        self._database = psycopg.connect(servers.database, autocommit=True)
 
     def look(self) -> Figures:
         """The present results."""
@@ -79,17 +79,17 @@ class Proof:
         return not self.waiting and not self.in_doubt and all(one == other for one, other in self.checksums.values())
 
     def figures(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """What `--json` prints."""
         return {"exact": self.exact, **asdict(self)}
 
 
-def prove(stage: Stage, placed: Sequence[Order], in_doubt: int) -> Proof:
+def prove(servers: PipelineServers, placed: Sequence[Order], in_doubt: int) -> Proof:
     """Compares what was placed with what there is; nobody may be at work. The alerts are taken."""
-    with psycopg.connect(stage.database) as database:
+    with psycopg.connect(servers.database) as database:
         rows = [Order(*row) for row in database.execute(_ENRICHED)]
         revenue = [Revenue(*row) for row in database.execute(_REVENUE)]
     broker = AmqpResource(NoTransaction(), TMREGISTER)
-    broker.open(f"amqp://{stage.address}/", RMID)
+    broker.open(f"amqp://{servers.address}/", RMID)
     try:
         session = broker.session(RMID)
         waiting = len(_bodies(session, ORDERS))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from xabridge.testing.postgres import free_port
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from types import TracebackType

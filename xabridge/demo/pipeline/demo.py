@@ -25,7 +25,7 @@ from xabridge.demo.pipeline.audit import Gauge, prove
 from xabridge.demo.pipeline.cluster import Cluster
 from xabridge.demo.pipeline.driver import Driver
 from xabridge.demo.pipeline.orders import ORDERS, TABLES, orders_from
-from xabridge.demo.pipeline.stage import Stage
+from xabridge.demo.pipeline.servers import PipelineServers
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.java import check_spark, find_java
 from xabridge.testing.postgres import PostgresMissing
@@ -111,23 +111,23 @@ class Demo:
         spark = "a Spark cluster of 2 workers" if arguments.cluster else "Spark on 2 cores"
         display.say(f"xabridge pipeline demo · {spark} · broker and PostgreSQL in {where}")
         display.preparing("starting the broker and PostgreSQL")
-        self._stage = stack.enter_context(Stage(folder))
-        with psycopg.connect(self._stage.database, autocommit=True) as database:
+        self._servers = stack.enter_context(PipelineServers(folder))
+        with psycopg.connect(self._servers.database, autocommit=True) as database:
             database.execute(TABLES.encode())
         display.preparing(f"placing {self._count:,} orders")
         self._placed = list(orders_from(SEED, self._count))
-        self._stage.post(ORDERS, (order.body() for order in self._placed))
+        self._servers.post(ORDERS, (order.body() for order in self._placed))
         master = "local[2,4]"
         if arguments.cluster:
             display.preparing("starting Spark's master and workers")
             master = stack.enter_context(Cluster(folder / "cluster")).url
-        log = self._stage.postgres.create_database("decisions")
+        log = self._servers.postgres.create_database("decisions")
         config = folder / "xabridge.toml"
-        facts = {"folder": folder, "log": log, "broker": self._stage.address, "database": self._stage.database}
+        facts = {"folder": folder, "log": log, "broker": self._servers.address, "database": self._servers.database}
         config.write_text(CONFIG.format(**facts), encoding="utf-8")
         self._driver = Driver(config, folder / "checkpoint", max(self._count // BATCHES, 1), master)
         stack.callback(self._driver.kill)
-        self._gauge = Gauge(self._stage)
+        self._gauge = Gauge(self._servers)
         stack.callback(self._gauge.close)
 
     def run(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Demo:
         figures = self._follow()
         seconds = time.monotonic() - began
         self._driver.stop()
-        proof = prove(self._stage, self._placed, self._gauge.look().in_doubt)
+        proof = prove(self._servers, self._placed, self._gauge.look().in_doubt)
         self._show(figures)
         self._display.keep()
         self._tell(proof, seconds)

@@ -1,11 +1,12 @@
 """The shop: orders in a queue become rows and invoices. What the demo, the containers and the crash tests are made of.
 
-`Shop` says where its broker and its database are, `Backstage` runs both as processes of this machine, `place` puts
-orders into the queue, `python -m xabridge.demo.shop` turns them into rows and invoices, and `Audit` compares the three.
+`Shop` says where its broker and its database are, `EmbeddedServers` runs both as processes of this machine, `place`
+puts orders into the queue, `python -m xabridge.demo.shop` turns them into rows and invoices, and `Audit` compares the
+three.
 """
 
 from xabridge.demo.shop.audit import Audit, Figures, Gauge
-from xabridge.demo.shop.backstage import Backstage
+from xabridge.demo.shop.embedded_servers import EmbeddedServers
 from xabridge.demo.shop.orders import INVOICES, ORDERS, Order, handle, orders_from, place
 from xabridge.demo.shop.places import Shop
 from xabridge.demo.shop.worker import WorkerProcess
@@ -15,8 +16,8 @@ __all__ = [
     "INVOICES",
     "ORDERS",
     "Audit",
-    "Backstage",
     "EmbeddedPostgres",
+    "EmbeddedServers",
     "Figures",
     "Gauge",
     "Order",

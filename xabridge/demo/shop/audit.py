@@ -128,7 +128,7 @@ class Proof:
         )
 
     def figures(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """What `--json` prints."""
         return {"exact": self.exact, **asdict(self), "checksums": list(self.checksums)}
 
 

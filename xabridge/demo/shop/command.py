@@ -13,6 +13,7 @@ from sqlalchemy import func, select
 
 from tm import Action, TransactionManager, configuration_from
 from tm.resources import ResourceConfig
+from xa.telemetry.log_lines import write_lines
 from xabridge.demo.display import Display
 from xabridge.demo.shop import worker
 from xabridge.demo.shop.audit import Audit, Figures
@@ -58,7 +59,7 @@ def shop_of(config: Path) -> Shop:
 
 
 def _work(arguments: argparse.Namespace) -> int:
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    write_lines(configuration_from(arguments.config).log_format, logging.INFO, named=True)
     open_books(shop_of(arguments.config).database)
     return worker.run(arguments)
 

@@ -13,12 +13,12 @@ import queue
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tm import Action, Consumer, HealthServer, TransactionManager
+from tm import Action, Consumer, TransactionManager
+from xa.telemetry.log_lines import TEXT, write_lines
 from xabridge.demo.shop.orders import ORDERS, handle
 
 if TYPE_CHECKING:
@@ -40,16 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, default=Path("xabridge.toml"), metavar="FILE", help="xabridge.toml")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="handlers at a time (default 4)")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="orders in one transaction (default 1)")
-    parser.add_argument("--health", metavar="HOST:PORT", help="where to answer probes over HTTP")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Works until SIGTERM or SIGINT."""
-    with TransactionManager.from_config(arguments.config) as manager, ExitStack() as stack:
+    with TransactionManager.from_config(arguments.config) as manager:
         consumer = Consumer(manager, ORDERS, handle, workers=arguments.workers, batch=arguments.batch)
-        if arguments.health:
-            host, _, port = arguments.health.rpartition(":")
-            stack.enter_context(HealthServer(consumer, host, int(port)))
         ended = threading.Event()
         watcher = threading.Thread(target=_watch, args=(manager, ended), daemon=True)
         _tell("ready", **_findings(manager.last_report))
@@ -155,7 +151,7 @@ class WorkerProcess:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m xabridge.demo.shop`."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    write_lines(TEXT, logging.INFO, named=True)
     parser = argparse.ArgumentParser(prog="python -m xabridge.demo.shop", description="orders into rows and invoices")
     add_arguments(parser)
     return run(parser.parse_args(argv))

@@ -52,6 +52,12 @@ class Source:
     """Whether bodies have to be text."""
     bad_records: str = ""
     """`module:function`: is called with each message, and names the bad ones."""
+    octets: int = 0
+    """So many octets of messages a batch has at most; 0: as many as its tasks can hold."""
+    least: int = 0
+    """A batch waits until there are so many messages."""
+    delay_s: float = 0.0
+    """But no longer than this; 0: without end."""
 
     def __str__(self) -> str:
         return f"{self.resource}: {', '.join(self.queues)}"
@@ -124,6 +130,8 @@ class SourcePartition:
     text: bool = False
     bad_records: str = ""
     outage_s: float = OUTAGE_S
+    octets: int = 0
+    """So many octets it takes at most; 0: as many as a task can hold."""
 
     def check(self, query: str, batch: int | None) -> None:
         """For a task of this query and batch, before it takes anything ("" and None: Spark says nothing of them).

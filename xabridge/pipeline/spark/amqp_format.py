@@ -7,24 +7,34 @@ driver; the reader object itself is pickled to the tasks, and holds nothing that
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
 from xabridge.pipeline.core import Offset
+from xabridge.pipeline.core.driver.admission import ReadLimits
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.core.process_ids import driver_id
 from xabridge.pipeline.core.task.source_task import read
 from xabridge.pipeline.options import source_options
+from xabridge.pipeline.spark.json_bodies import json_reader
 from xabridge.pipeline.spark.message_rows import batch_of, check_columns, columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from xabridge.pipeline.core import SourcePartition
@@ -34,8 +44,6 @@ QUERY: Final = "sql.streaming.queryId"
 """The local property with the id of the query, which its checkpoint contains."""
 BATCH: Final = "streaming.sql.batchId"
 """The local property with the number of the micro-batch."""
-ALL: Final = 1_000_000_000
-"""More rows than there can be: no limit."""
 
 
 class EpochPartition(InputPartition):
@@ -56,7 +64,8 @@ class AmqpSource(DataSource):
 
     def schema(self) -> StructType | str:
         # Spark asks for the schema when the query is built, so that wrong options are refused there.
-        columns = columns_of(source_options(self.options).body)
+        options = source_options(self.options)
+        columns = columns_of(options.body, options.body_schema)
         return ", ".join(f"{name} {type_}" for name, type_ in columns.items())
 
     def streamReader(self, schema: StructType) -> AmqpStream:
@@ -67,7 +76,8 @@ class AmqpSource(DataSource):
 
     def _checked(self, schema: StructType) -> SourceOptions:
         options = source_options(self.options)
-        check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, options.body)
+        wanted = {field.name: field.dataType.simpleString() for field in schema.fields}
+        check_columns(wanted, options.body, options.body_schema)
         return options
 
 
@@ -101,14 +111,17 @@ class AmqpStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._left = None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        reader, begin, rows = self._reader, Offset.from_json(start), _rows(limit)
+        reader, begin, limits = self._reader, Offset.from_json(start), limits_of(limit)
         if not self._counts:
-            return reader.latest(begin, rows).as_json()
-        reader.logged(begin)
+            return reader.latest(begin, limits).as_json()
         planned = reader.planned_rows()
+        if planned and (self._options.source.octets or limits.octets):
+            # Fewer may have been taken. None were if all of them were bad, and these don't count again.
+            planned = reader.taken_rows(begin) or planned
+        reader.logged(begin)
         self._left = reader.available() if self._left is None else max(self._left - planned, 0)
-        rows = min(self._left, rows or self._options.source.rows)
-        return (reader.latest(begin, rows) if rows else begin).as_json()
+        rows = min(self._left, limits.rows or self._options.source.rows)
+        return (reader.latest(begin, replace(limits, rows=rows, at_once=True)) if rows else begin).as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         # Spark calls this twice where the query uses the stream twice; both times it has to be the same epoch.
@@ -156,7 +169,8 @@ def rows_of(partition: InputPartition, schema: StructType) -> Iterator[pa.Record
         return
     partition.part.check(*_running())
     columns = to_arrow_schema(schema, timezone="UTC")
-    for messages in read(partition.part):
+    structs = [field.type for field in columns if field.name == "body" and pa.types.is_struct(field.type)]
+    for messages in read(partition.part, body=json_reader(structs[0]) if structs else None):
         yield batch_of(messages, columns)
 
 
@@ -169,8 +183,11 @@ def _running() -> tuple[str, int | None]:
     return context.getLocalProperty(QUERY) or "", None if number is None else int(number)
 
 
-def _rows(limit: ReadLimit) -> int | None:
-    """How many rows Spark allows; None leaves it to the option."""
-    if isinstance(limit, ReadAllAvailable):
-        return ALL
-    return limit.max_rows if isinstance(limit, ReadMaxRows) else None
+def limits_of(limit: ReadLimit) -> ReadLimits:
+    """What Spark allows. The options hold where it says nothing, and it never allows more than they do."""
+    return ReadLimits(
+        rows=limit.max_rows if isinstance(limit, ReadMaxRows) else None,
+        octets=limit.max_bytes if isinstance(limit, ReadMaxBytes) else None,
+        least=limit.min_rows if isinstance(limit, ReadMinRows) else None,
+        at_once=isinstance(limit, ReadAllAvailable),
+    )

@@ -41,17 +41,21 @@ RECEIVED: Final = frozenset({"address", "delivery_count", "annotations"})
 SENT: Final = tuple(name for name in COLUMNS if name not in RECEIVED)
 
 
-def columns_of(body: Body) -> dict[str, str]:
-    """The columns of a source with these bodies."""
+def columns_of(body: Body, body_schema: str = "") -> dict[str, str]:
+    """The columns of a source with these bodies, or with JSON bodies of these columns."""
+    if body_schema:
+        return {**COLUMNS, "body": f"struct<{body_schema}>"}
     return {**COLUMNS, "body": "string" if body == "text" else "binary"}
 
 
-def check_columns(wanted: Mapping[str, str], body: Body) -> None:
+def check_columns(wanted: Mapping[str, str], body: Body, body_schema: str = "") -> None:
     """PipelineError: a schema was requested that has other columns than the source."""
-    known = columns_of(body)
+    known = columns_of(body, body_schema)
     for name, type_ in wanted.items():
         if name not in known:
             raise PipelineError(f"format amqp: there is no column {name!r}; there are {', '.join(known)}")
+        if body_schema and name == "body" and type_.startswith("struct<"):
+            continue  # Spark writes types in its own way
         if type_ != known[name]:
             hint = ": set the option body" if name == "body" else ""
             raise PipelineError(f"format amqp: the column {name} is {known[name]}, not {type_}{hint}")
@@ -64,6 +68,8 @@ def batch_of(messages: Messages, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _array(messages: Messages, field: pa.Field) -> pa.Array:
+    if field.name == "body" and pa.types.is_struct(field.type):
+        return pa.array(messages.body, type=field.type)
     if field.name == "body":
         return pa.array(_bodies(messages, as_text=not pa.types.is_binary(field.type)), type=field.type)
     name = "creation_time_ms" if field.name == "creation_time" else field.name

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from xabridge.pipeline.core import PipelineError
+from xabridge.pipeline.spark.progress_metrics import progress_metrics
 from xabridge.pipeline.spark.running_query import bind_query, execution_of, options_of, refuse
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
+    from xabridge.pipeline.spark.progress_metrics import ProgressMetrics
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -39,8 +41,11 @@ _EXECUTION: Final = "MicroBatchExecution"
 class QueryListener(StreamingQueryListener):
     """The listener of one Spark session."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, metrics: ProgressMetrics | None = None) -> None:
         self._spark = spark
+        self._metrics = metrics or progress_metrics()
+        self._pipelines: dict[str, str] = {}
+        """The pipeline of each query that runs, by the query's id."""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         ours = False
@@ -49,7 +54,9 @@ class QueryListener(StreamingQueryListener):
             parts = options_of(self._spark, execution)
             ours = bool(parts.sources) or parts.sink is not None
             if ours:
-                bind_query(self._spark, execution, parts.settings(), parts)
+                settings = parts.settings()
+                bind_query(self._spark, execution, settings, parts)
+                self._runs(str(event.id), settings.pipeline)
         except PipelineError as error:
             refuse(self._spark, execution, str(error))
         except Exception as error:
@@ -57,11 +64,20 @@ class QueryListener(StreamingQueryListener):
             if ours:  # an error about anybody else's query is not its business
                 refuse(self._spark, execution, f"{type(error).__name__}: {error}")
 
+    def _runs(self, query: str, pipeline: str) -> None:
+        self._pipelines[query] = pipeline
+        if self._metrics is not None:
+            self._metrics.began(pipeline)
+
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        pass
+        pipeline = self._pipelines.get(str(event.progress.id))
+        if pipeline is not None and self._metrics is not None:
+            self._metrics.progressed(pipeline, event.progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         pass
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        pass
+        pipeline = self._pipelines.pop(str(event.id), None)
+        if pipeline is not None and self._metrics is not None:
+            self._metrics.ended(pipeline, failed=event.exception is not None)

@@ -220,20 +220,20 @@ class ReferenceDriver(Driver[Association]):
 
     # --- completion -------------------------------------------------------------------------------------------
     def prepare(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self._complete("prepare", xid, self.store.prepare, later=later)
+        return self._complete("prepare", xid, self.store.prepare, later)
 
     def commit(self, xid: Xid, *, one_phase: bool, later: bool) -> Code | Pending:
         effect = self.store.commit_one_phase if one_phase else self.store.commit
-        return self._complete("commit", xid, effect, later=later)
+        return self._complete("commit", xid, effect, later)
 
     def rollback(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self._complete("rollback", xid, self.store.rollback, later=later)
+        return self._complete("rollback", xid, self.store.rollback, later)
 
     def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self._complete("forget", xid, self.store.forget, later=later)
+        return self._complete("forget", xid, self.store.forget, later)
 
     def _complete(
-        self, verb: str, xid: Xid, effect: Callable[[Branch, Code | None], Code], *, later: bool
+        self, verb: str, xid: Xid, effect: Callable[[Branch, Code | None], Code], later: bool
     ) -> Code | Pending:
         store = self.store
         outcome: Code | Flight

@@ -131,7 +131,10 @@ class CoreEnvironment:
     ) -> tuple[Offset, BatchResult]:
         """A micro-batch from its planning to its commit."""
         end = end or reader.latest(start)
-        partitions = reader.plan(start, end)
+        return end, self.finish(reader.plan(start, end), number, driver=driver)
+
+    def finish(self, partitions: Sequence[SourcePartition], number: int, *, driver: str = "driver-1") -> BatchResult:
+        """A micro-batch that is planned, to its commit."""
         writer = self.writer(driver)
         plan = writer.plan()
         reports = [
@@ -142,7 +145,7 @@ class CoreEnvironment:
         committer = self.writer(driver)
         decided = committer.commit(plan, Batch("q", number), reports)
         committer.close()
-        return end, decided
+        return decided
 
     # --- what is there ----------------------------------------------------------------------------------------------
     def put(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offset, PipelineError, PipelineTaken
+from xabridge.pipeline.core.driver.admission import ReadLimits
 
 if TYPE_CHECKING:
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
@@ -41,7 +42,7 @@ def test_batches_follow_each_other_and_read_limits_hold(env: CoreEnvironment) ->
     env.put(ROWS)
     reader = env.reader(rows=4)
     start, number = Offset(), 0
-    while (end := reader.latest(start, 3 if number == 0 else None)) != start:
+    while (end := reader.latest(start, ReadLimits(rows=3 if number == 0 else None))) != start:
         before = len(env.table())
         start, _ = env.batch(reader, start, number, end=end)
         assert len(env.table()) - before == min(3 if number == 0 else 4, 10 - before)

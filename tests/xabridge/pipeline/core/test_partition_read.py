@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from tests.xabridge.pipeline.core.environment import bodies
@@ -12,6 +13,7 @@ from xa import TMSUCCESS
 from xabridge.pipeline.core import BatchRefused, Offset
 from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.core.task.source_task import read
+from xabridge.pipeline.spark.json_bodies import json_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from xabridge.pipeline.core import SourcePartition
 
 ROWS = [f"{number}" for number in range(6)]
+ORDER = pa.struct([pa.field("number", pa.int64(), nullable=False), pa.field("product", pa.string())])
 
 
 @pytest.fixture
@@ -112,3 +115,19 @@ def test_a_partition_of_an_epoch_that_was_given_up_is_refused(env: CoreEnvironme
         env.rows(partition)
     assert env.prepared() == []
     assert env.queued() == ROWS
+
+
+def test_a_bad_body_goes_back_and_the_others_are_the_same_in_every_attempt(env: CoreEnvironment) -> None:
+    env.put(['{"number": 1}', '{"number": "two"}', '{"number": 3, "product": "globe"}'])
+    reader = env.reader(partitions=1)
+    (partition,) = reader.plan(Offset(), reader.latest(Offset()))
+    for _ in range(2):  # the second one reads the prepared branch
+        (chunk,) = read(partition, resources=env.resources, body=json_reader(ORDER))
+        assert chunk.body == [{"number": 1, "product": None}, {"number": 3, "product": "globe"}]
+    wider = pa.struct([*ORDER.fields, pa.field("cents", pa.int64())])
+    (again,) = read(partition, resources=env.resources, body=json_reader(wider))
+    rows: list[Any] = list(again.body)
+    assert [row["cents"] for row in rows] == [None, None], "a replay by a schema with a new column"
+    narrower = pa.struct([pa.field("product", pa.string(), nullable=False)])
+    with pytest.raises(BatchRefused, match="messages that are bad now: it can't be read: product is missing"):
+        list(read(partition, resources=env.resources, body=json_reader(narrower)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from xa import XaError
 from xa.coroutines import drive
+from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, smaller
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
@@ -16,8 +18,9 @@ from xabridge.pipeline.core.protocol import epoch_plan
 from xabridge.pipeline.core.protocol.epoch_plan import Origin
 from xabridge.pipeline.core.protocol.recovery import resolve
 from xabridge.pipeline.core.resources import PROCESS, broker, call_resource
-from xabridge.pipeline.core.retry import Backoff, is_outage
+from xabridge.pipeline.core.retry import Backoff, is_outage, retried
 from xabridge.pipeline.core.values import Offset, SourcePartition
+from xabridge.pipeline.core.xids import is_source, source_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +32,7 @@ logger: Final = logging.getLogger("xabridge.pipeline")
 
 PURGE_EVERY: Final = 100
 """Batches between two purges of what is done."""
+UNLIMITED: Final = ReadLimits()
 
 
 class SourcePlanner:
@@ -50,6 +54,7 @@ class SourcePlanner:
         streaming: bool = True,
         resources: Resources = PROCESS,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._source = source
@@ -65,7 +70,8 @@ class SourcePlanner:
         self._pipeline = OpenPipeline(ledger, resources.of(settings.resources), sleep)
         self._logged = -1
         self._resolved = False
-        self._limits: dict[int, int] = {}
+        self._limits: dict[int, ReadLimits] = {}
+        self._delay = Delay(clock)
         self._batches = 0
         self._planned_rows = 0
 
@@ -75,12 +81,31 @@ class SourcePlanner:
         rows, self._planned_rows = self._planned_rows, 0
         return rows
 
-    def latest(self, start: Offset, limit: int | None = None) -> Offset:
-        """The end of the next micro-batch; `start` when there is nothing to read. Spark has logged `start`. `limit` is
-        Spark's read limit, the most rows that the batch may have; `plan` keeps to it."""
+    def taken_rows(self, end: Offset) -> int:
+        """How many messages an epoch took: those that its source branches hold, so it is 0 once they are finished."""
+        ports, resource = self._pipeline.ports, self._source.resource
+        with pipeline_errors():
+            row = drive(ports.ledger.epoch(end.epoch))
+            if row is None:
+                return 0
+            counting = partial(ports.branches.message_counts, resource, row.gtrid)
+            counts = drive(retried(ports, counting, self._settings.outage_s))
+        if isinstance(counts, XaError):
+            raise PipelineError(f"{resource} can't be asked what epoch {end.epoch} took: {counts.message}")
+        return sum(count for xid, count in counts.items() if is_source(xid) and source_epoch(xid) == end.epoch)
+
+    def latest(self, start: Offset, limits: ReadLimits = UNLIMITED) -> Offset:
+        """The end of the next micro-batch; `start` when there is nothing to read, or when it is not yet time to. Spark
+        has logged `start`. `limits` are Spark's limits for the batch; `plan` keeps to them."""
         self.logged(start)
         self._resolve()
         source = self._source
+        least = 0 if limits.at_once else max(source.least, limits.least or 0)
+        if least > 1 and not self._delay.is_over(self.available(), least, source.delay_s):
+            with pipeline_errors():  # as below
+                drive(self._pipeline.ledger.row())
+            return start
+        self._delay.begin()
         with pipeline_errors():
             epoch = drive(
                 epoch_plan.latest(
@@ -94,8 +119,7 @@ class SourcePlanner:
             )
             if epoch == start.epoch:  # a driver that has lost the pipeline must not wait for messages for ever
                 drive(self._pipeline.ledger.row())
-        if limit is not None:
-            self._limits = {epoch: limit}
+        self._limits = {epoch: limits}
         return Offset(epoch)
 
     def available(self) -> int:
@@ -128,7 +152,8 @@ class SourcePlanner:
             return []
         self.logged(start)
         source, pipeline = self._source, self._pipeline
-        rows = min(source.rows, self._limits.get(end.epoch, source.rows))
+        limits = self._limits.get(end.epoch, UNLIMITED)
+        rows = smaller(source.rows, limits.rows)
         with pipeline_errors():
             planned = drive(
                 epoch_plan.plan(
@@ -149,14 +174,18 @@ class SourcePlanner:
         self._planned_rows += planned.rows
         if planned.again:
             logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, count)
-        return [self._partition(end.epoch, index, planned, decided) for index in range(count)]
+        octets = 0 if planned.exact else smaller(source.octets, limits.octets)
+        share = -(-octets // max(count, 1))
+        return [self._partition(end.epoch, index, planned, decided, share) for index in range(count)]
 
     def _decided(self, *, again: bool) -> int:
         """The last batch of the query that is decided; the one before it where the last one is read again."""
         last = drive(self._pipeline.ledger.known()).decided.get(self._origin.query)
         return -1 if last is None else last.batch - again
 
-    def _partition(self, epoch: int, index: int, planned: epoch_plan.ReadPlan, decided: int) -> SourcePartition:
+    def _partition(
+        self, epoch: int, index: int, planned: epoch_plan.ReadPlan, decided: int, octets: int
+    ) -> SourcePartition:
         rows, count = planned.rows, len(planned.xids)
         share = 0 if planned.again else rows // count + (index < rows % count)
         source = self._source
@@ -176,6 +205,7 @@ class SourcePlanner:
             text=source.text,
             bad_records=source.bad_records,
             outage_s=self._settings.outage_s,
+            octets=octets,
         )
 
     def plan_job(self) -> Sequence[SourcePartition]:

@@ -170,12 +170,14 @@ async def latest(
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """The input of an epoch: the branches of its partitions. Either they are read `again`, or they take `rows` messages
-    in all, the first `aside` of which are set aside."""
+    in all, the first `aside` of which are set aside. `exact`: suspected messages are searched by their number, so that
+    no other limit holds; they are no more than an earlier batch had."""
 
     xids: tuple[Xid, ...]
     rows: int = 0
     aside: int = 0
     again: bool = False
+    exact: bool = False
 
 
 async def plan(
@@ -243,7 +245,7 @@ def _read_plan(isolation: Isolation, origin: Origin, epoch: int, partitions: int
     share = isolation.share(rows)
     count = 1 if isolation.suspects else min(partitions, share)
     xids = tuple(source_xid(isolation.gtrid, epoch, index) for index in range(count))
-    return ReadPlan(xids, share, isolation.aside)
+    return ReadPlan(xids, share, isolation.aside, exact=bool(isolation.suspects))
 
 
 async def _next_isolation(ports: Ports, gtrid: bytes, resources: Collection[str], swept: SweepResult) -> Isolation:

@@ -29,7 +29,7 @@ AT_ONCE: Final = 10_000
 FIRST: Final = 16
 """Messages that are taken first, to know how long they are."""
 OCTETS: Final = 256 << 20
-"""The most messages that one partition takes, however many its share allows."""
+"""The most octets of messages that one partition takes, however many its share allows."""
 PAUSE_S: Final = 0.2
 WAITS: Final = 600
 """How often another attempt, or a broker that is away, is waited for."""
@@ -88,16 +88,16 @@ def judge(aside: int, bad: Collection[int], taken: int, told: int) -> Judgement:
 
 
 async def take(
-    port: PartitionPort, xid: Xid, queues: Sequence[str], share: int, waits: int = WAITS
+    port: PartitionPort, xid: Xid, queues: Sequence[str], share: int, waits: int = WAITS, limit: int = OCTETS
 ) -> TakenMessages | None:
     """The messages that the branch took and yields, once it is prepared; None: it was prepared before, and is to be
-    read. BatchRefused: the epoch was aborted."""
+    read. It takes no more once it has `limit` octets. BatchRefused: the epoch was aborted."""
     last: XaError | None = None
     for _ in range(waits):
         if share:
             started = await port.start(xid)
             if not isinstance(started, XaError):
-                taken = await _fill(port, xid, queues, share)
+                taken = await _fill(port, xid, queues, share, limit)
                 if not isinstance(taken, XaError):
                     return taken
                 last = taken  # prepared or not: the next start tells
@@ -126,13 +126,15 @@ async def take(
     raise BatchRefused(f"{xid} can't be taken: {last}")
 
 
-async def _fill(port: PartitionPort, xid: Xid, queues: Sequence[str], share: int) -> TakenMessages | XaError:
+async def _fill(
+    port: PartitionPort, xid: Xid, queues: Sequence[str], share: int, limit: int
+) -> TakenMessages | XaError:
     taken: TakenMessages = []
     left = share
     octets = 0
     for queue in queues:
-        while left and octets < OCTETS:
-            count = min(left, _fitting(share - left, octets))
+        while left and octets < limit:
+            count = min(left, _fitting(share - left, octets, limit))
             some = await port.take(queue, count)
             if isinstance(some, XaError):
                 _check_given_up(some)
@@ -162,10 +164,12 @@ def _yielded(taken: TakenMessages, given_back: frozenset[int]) -> TakenMessages:
     return yielded
 
 
-def _fitting(taken: int, octets: int) -> int:
-    """How many more messages may be taken at a time: as many as fit into what is left of OCTETS, if they are as long as
-    those that were taken; not many times more than those, because the next ones may be longer."""
-    return min(AT_ONCE, FIRST * (taken + 1), 1 + (OCTETS - octets) * (taken + 1) // (octets + 1))
+def _fitting(taken: int, octets: int, limit: int) -> int:
+    """How many more messages may be taken at a time: as many as fit into what is left of `limit`, if they are as long
+    as those that were taken, and one at least; not many times more than those, because the next ones may be longer."""
+    if not taken:
+        return 1 if limit < OCTETS else FIRST
+    return min(AT_ONCE, FIRST * (taken + 1), max(1, (limit - octets) * taken // max(octets, 1)))
 
 
 def _check_given_up(error: XaError) -> None:

@@ -50,7 +50,7 @@ class _Columns:
     """The columns of a chunk. A column is made when the first message has a value for it."""
 
     def __init__(self) -> None:
-        self.body: list[bytes | str | None] = []
+        self.body: list[Any] = []
         self.address: list[str | None] = []
         self.told: str | None = None
         """The queue that the delivery annotations of the message tell which is being read."""
@@ -75,7 +75,7 @@ class _Columns:
         for column in self._others.values():
             del column[count:]
 
-    def end(self, body: bytes | str | None, address: str | None) -> None:
+    def end(self, body: Any, address: str | None) -> None:
         """The message is read."""
         self.body.append(body)
         self.address.append(address)
@@ -92,11 +92,13 @@ class _Columns:
 @dataclass(slots=True)
 class Sorting:
     """Which messages are left out: those at the first `aside` places; those that can't be read (with `text`, also those
-    whose body is not UTF-8); and those that `is_bad` gives a reason for. `bad`: place → reason, of the latter two."""
+    whose body is not UTF-8); and those that `is_bad` gives a reason for. `bad`: place → reason, of the latter two.
+    `body` makes the value of the column body from a body; ValueError: it can't, and the message can't be read."""
 
     aside: int = 0
     text: bool = False
     is_bad: Callable[[Mapping[str, Any]], object] | None = None
+    body: Callable[[bytes | str | None], Any] | None = None
     bad: dict[int, str] = field(default_factory=dict)
 
 
@@ -146,11 +148,12 @@ def _read(place: int, octets: bytes, address: str | None, columns: _Columns, sor
         body = _sections(octets, columns)
         if sorting.text and type(body) is bytes:
             body = body.decode("utf-8")
+        value = body if sorting.body is None else sorting.body(body)
     except (DecodeError, WireError, ValueError, IndexError) as error:
         columns.drop()
         sorting.bad[place] = f"it can't be read: {error}"
         return False
-    columns.end(body, address if address is not None else columns.told)
+    columns.end(value, address if address is not None else columns.told)
     return True
 
 

@@ -21,6 +21,7 @@ from xabridge.pipeline.core.user_functions import function_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
 
     from tm.resources import Resource
     from xa import Xid
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from xabridge.pipeline.core.protocol.partition_read import TakenMessages
     from xabridge.pipeline.core.resources import Resources
     from xabridge.pipeline.core.values import SourcePartition
+
+    BodyReader = Callable[[bytes | str | None], Any]
 
 T = TypeVar("T")
 
@@ -42,13 +45,15 @@ def read(
     chunk: int = CHUNK,
     resources: Resources = PROCESS,
     sleep: Callable[[float], None] = time.sleep,
+    body: BodyReader | None = None,
 ) -> Iterator[Messages]:
     """The messages of the partition, at most `chunk` at a time: the same ones in the same order in every attempt. They
-    are prepared, durably, before the first one is yielded. BatchRefused: the epoch was aborted in the meantime."""
+    are prepared, durably, before the first one is yielded. BatchRefused: the epoch was aborted in the meantime. `body`
+    reads the bodies; ValueError: the message is bad."""
     try:
         resource = resources.get(partition.resource, partition.url)
-        taker = BlockingPartition(resource, partition, sleep, chunk)
-        rows: Iterable[Messages] = taker.rows if taker.run() else _read_again(resource, partition, chunk)
+        taker = BlockingPartition(resource, partition, sleep, chunk, body)
+        rows: Iterable[Messages] = taker.rows if taker.run() else _read_again(resource, partition, chunk, body)
         yield from rows
     except PipelineError:
         excuse(((partition.resource, partition.url),), partition.xid.gtrid, resources)
@@ -61,10 +66,12 @@ def _with_queues(taken: TakenMessages) -> Iterator[tuple[str | None, bytes]]:
             yield queue, octets
 
 
-def _read_again(resource: Resource, partition: SourcePartition, chunk: int) -> Iterator[Messages]:
+def _read_again(
+    resource: Resource, partition: SourcePartition, chunk: int, body: BodyReader | None
+) -> Iterator[Messages]:
     """Reads the prepared branch again. A branch of an attempt that came only as far as its end holds the bad messages
     too, and is refused."""
-    sorting = _sorting(partition)
+    sorting = _sorting(partition, body)
     sorting.aside = 0
     for messages in decode_messages(_held_messages(resource, partition), chunk, sorting):
         if sorting.bad:
@@ -74,8 +81,8 @@ def _read_again(resource: Resource, partition: SourcePartition, chunk: int) -> I
         raise BatchRefused(f"{partition.xid} holds messages that are bad now: {next(iter(sorting.bad.values()))}")
 
 
-def _sorting(partition: SourcePartition) -> Sorting:
-    return Sorting(partition.aside, partition.text, function_named(partition.bad_records))
+def _sorting(partition: SourcePartition, body: BodyReader | None) -> Sorting:
+    return Sorting(partition.aside, partition.text, function_named(partition.bad_records), body)
 
 
 def _held_messages(resource: Resource, partition: SourcePartition) -> Iterator[tuple[str | None, bytes]]:
@@ -93,13 +100,19 @@ class BlockingPartition:
     """A `PartitionPort` that blocks, for one attempt. `rows` are the messages that it has taken and yields."""
 
     def __init__(
-        self, resource: Resource, partition: SourcePartition, sleep: Callable[[float], None], chunk: int = CHUNK
+        self,
+        resource: Resource,
+        partition: SourcePartition,
+        sleep: Callable[[float], None],
+        chunk: int = CHUNK,
+        body: BodyReader | None = None,
     ) -> None:
         self._resource = resource
         self._partition = partition
         self._rm = broker(resource)
         self._sleep = sleep
         self._chunk = chunk
+        self._body = body
         self.rows: list[Messages] = []
 
     def run(self) -> bool:
@@ -108,7 +121,9 @@ class BlockingPartition:
         partition = self._partition
         waits = round(partition.outage_s / partition_read.PAUSE_S) + 1
         try:
-            return drive(partition_read.take(self, partition.xid, partition.queues, partition.share, waits)) is not None
+            limit = min(partition.octets or partition_read.OCTETS, partition_read.OCTETS)
+            taking = partition_read.take(self, partition.xid, partition.queues, partition.share, waits, limit)
+            return drive(taking) is not None
         except BaseException:
             self._leave(partition)
             raise
@@ -130,7 +145,7 @@ class BlockingPartition:
         return self._ask("take", lambda: self._rm.session(self._resource.rmid).gather(queue, count))
 
     async def judge(self, taken: TakenMessages) -> partition_read.Judgement:
-        sorting = _sorting(self._partition)
+        sorting = _sorting(self._partition, self._body)
         self.rows = list(decode_messages(_with_queues(taken), self._chunk, sorting))
         for place, why in sorting.bad.items():
             logger.warning("%s: message %d is bad and goes back to its queue: %s", self._partition.xid, place, why)

@@ -1,4 +1,4 @@
-"""Backstage: the embedded broker and the embedded PostgreSQL of a shop, as processes of this machine."""
+"""EmbeddedServers: the embedded broker and the embedded PostgreSQL of a shop, as processes of this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 from xabridge.demo.shop.orders import open_books
 from xabridge.demo.shop.places import BRANCH_TIMEOUT_S, Shop
 from xabridge.testing.broker import BrokerProcess
-from xabridge.testing.postgres import EmbeddedPostgres, free_port
+from xabridge.testing.ports import free_port
+from xabridge.testing.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 HOST: Final = "127.0.0.1"
 
 
-class Backstage:
+class EmbeddedServers:
     """Both, with their data below `folder`. Each can be killed and started again, with what it has stored."""
 
     def __init__(self, folder: Path, *, prepared_transactions: bool = True) -> None:

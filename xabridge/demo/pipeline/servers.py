@@ -1,4 +1,4 @@
-"""Stage: the broker and the PostgreSQL that a pipeline of benchmark or demo works on, and what fills its queues."""
+"""PipelineServers: the broker and the PostgreSQL of a pipeline, for benchmark and demo, and what fills its queues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 from xabridge.testing.amqp_client import Client, drive, posting
 from xabridge.testing.broker import BrokerProcess
 from xabridge.testing.management import Management
-from xabridge.testing.postgres import EmbeddedPostgres, free_port
+from xabridge.testing.ports import free_port
+from xabridge.testing.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,7 +32,7 @@ unsettled = 1000000
 for its next task sends no heartbeats."""
 
 
-class Stage:
+class PipelineServers:
     """Both, with their data below `folder`."""
 
     def __init__(self, folder: Path) -> None:

@@ -1,0 +1,150 @@
+"""Entry: a message of a queue, and what stands around it: who takes messages, where a dead letter comes from, and what
+an outcome does to a message."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from dtx.broker.queues.queue import Queue
+    from dtx.store.contract import Batch
+
+
+class State(Enum):
+    """Where a message is in its life."""
+
+    PENDING = "pending"
+    DELAYED = "delayed"
+    AVAILABLE = "available"
+    HELD = "held"
+    GONE = "gone"
+
+
+class Entry:
+    """A message of a queue. `payload` is there while the store has not got it, and always in a queue that
+    does not last; `count` is how often it was delivered in vain. `due_ms` is when it may be delivered: 0 at once, a
+    negative one says how long after it is committed. `group` is the name of its group, "" for none."""
+
+    __slots__ = ("count", "due_ms", "expires_ms", "group", "number", "payload", "position", "queue", "size", "state")
+
+    def __init__(
+        self,
+        queue: Queue,
+        number: int,
+        size: int,
+        expires_ms: int,
+        payload: bytes | None = None,
+        position: int = 0,
+        count: int = 0,
+        due_ms: int = 0,
+        group: str = "",
+    ) -> None:
+        self.queue = queue
+        self.number = number
+        self.position = position
+        self.size = size
+        self.count = count
+        self.expires_ms = expires_ms
+        self.payload = payload
+        self.due_ms = due_ms
+        self.group = group
+        self.state = State.PENDING
+
+
+def write_post(batch: Batch, entry: Entry) -> None:
+    """Writes a message that is posted into a batch, at its position."""
+    number, queue, position, payload = entry.number, entry.queue.number, entry.position, entry.payload or b""
+    batch.enqueue(number, queue, position, payload, entry.expires_ms, 0, entry.due_ms, entry.group)
+
+
+class Memory:
+    """Octets of the messages in queues that live in memory only; `limit` bounds them."""
+
+    __slots__ = ("limit", "octets")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.octets = 0
+
+
+class Consumer(Protocol):
+    """A taker of a queue's messages."""
+
+    willing: bool
+    """Whether the queue has this consumer on its round; the queue's to write."""
+    own: list[tuple[int, Entry]]
+    """Messages that only this consumer may have, by position; the queue's to write."""
+
+    @property
+    def undeliverable(self) -> Collection[Entry]:
+        """Messages that it gave back as undeliverable here: others may have them."""
+        ...
+
+    def wants(self) -> bool:
+        """Whether it takes one more now."""
+        ...
+
+    def deliver(self, entry: Entry) -> None:
+        """Takes a message, which is HELD from now on."""
+        ...
+
+    def queue_deleted(self) -> None:
+        """The queue is gone."""
+        ...
+
+
+class Browser(Protocol):
+    """A reader of a queue in its order."""
+
+    def returned(self, entry: Entry) -> None:
+        """A message that was held is available again."""
+        ...
+
+    def came_due(self, entry: Entry) -> None:
+        """A message that was delayed is available."""
+        ...
+
+    def group_freed(self, group: str) -> None:
+        """Others may have messages of this group again."""
+        ...
+
+    def advance(self) -> None:
+        """There may be something new."""
+        ...
+
+
+class Origin(NamedTuple):
+    """Where a dead letter comes from, and why it is one."""
+
+    queue: str
+    reason: str
+
+    def encode(self) -> str:
+        """The text that the store keeps."""
+        return f"{self.reason}\n{self.queue}"
+
+    @classmethod
+    def decode(cls, text: str) -> Origin:
+        """What `encode` made."""
+        reason, _, queue = text.partition("\n")
+        return cls(queue, reason)
+
+
+ORIGIN: Final = "origin"
+"""The kind of the records with origins, which have the numbers of their messages."""
+
+
+class Effect(NamedTuple):
+    """What becomes of a message: it goes (`target` None), or stands in `target` with this count and these times;
+    `origin` where it becomes a dead letter."""
+
+    entry: Entry
+    target: Queue | None
+    position: int
+    deliveries: int
+    origin: Origin | None = None
+    expires_ms: int = 0
+    due_ms: int = 0

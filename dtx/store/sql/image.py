@@ -1,0 +1,152 @@
+"""A look at a store from outside, which takes no lock and changes nothing: what is in doubt, since when, and whether
+the store fits together. For stores that no broker has open, and for those of earlier versions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import create_engine, func, inspect, make_url, select, text
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from dtx.store.contract import CHUNK, PENDING, StoreError
+from dtx.store.sql.backup import COPY
+from dtx.store.sql.tables import BRANCH, CHUNKS, MESSAGE, META, PAYLOAD, QUEUE, RECORD, WORK
+from xa import Code, Xid
+from xa.secrets import masked, with_password
+from xa.sql import postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Connection, Engine
+
+_MARK: Final = "mark"
+"""The broker's records of times."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMessages:
+    """Messages that a branch holds: `sends` them to a queue, or takes them from it."""
+
+    queue: str
+    count: int
+    sends: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BranchImage:
+    """A branch in doubt: prepared, or with the `outcome` of who completed it on its own."""
+
+    xid: Xid
+    owner: str
+    prepared_ms: int
+    outcome: Code | None
+    holds: tuple[HeldMessages, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreImage:
+    """A store at one moment. `copied_ms`: when this copy was made, where it is one that nobody has opened since;
+    `last_ms`: the latest time that the store has noted, at most a minute before its last change; 0: none. `faults` say
+    what does not fit together."""
+
+    openings: int
+    branches: tuple[BranchImage, ...]
+    copied_ms: int | None
+    last_ms: int
+    faults: tuple[str, ...]
+
+
+def look_at_store(url: str) -> StoreImage:
+    """The store at `url`. StoreError: there is none, or it can't be read."""
+    engine = _engine(url)
+    try:
+        with engine.connect() as connection:
+            return _image(connection)
+    except SQLAlchemyError as error:
+        raise StoreError(f"the store {masked(url)} can't be read: {getattr(error, 'orig', error)}") from error
+    finally:
+        engine.dispose()
+
+
+def _engine(url: str) -> Engine:
+    try:
+        parsed = make_url(with_password(url))
+    except (ArgumentError, ValueError) as error:
+        raise StoreError(f"{masked(url)!r} is not the URL of a store") from error
+    if parsed.get_backend_name() == "postgresql":
+        return create_engine(parsed.set(drivername=postgres.DRIVER), connect_args={"connect_timeout": 10})
+    if parsed.get_backend_name() != "sqlite":
+        raise StoreError(f"{masked(url)!r} is not the URL of a store: sqlite:///path or postgresql://…")
+    path = Path(str(parsed.database)).absolute()
+    if not path.is_file():
+        raise StoreError(f"there is no store {path}")
+    return create_engine(parsed.set(database=f"file:{path}", query={"mode": "ro", "uri": "true"}))
+
+
+def _image(connection: Connection) -> StoreImage:
+    openings = int(connection.execute(select(META.c.value).where(META.c.name == "openings")).scalar_one())
+    records: dict[str, list[str]] = {COPY: [], _MARK: []}
+    if inspect(connection).has_table(RECORD.name):  # a store of an earlier version has none
+        chosen = select(RECORD.c.kind, RECORD.c.text).where(RECORD.c.kind.in_(list(records)))
+        for kind, told in connection.execute(chosen):
+            records[kind].append(told)
+    copies = [told.split() for told in records[COPY]]
+    copied = [int(at_ms) for of, at_ms in copies if int(of) == openings]
+    branches = tuple(_branches(connection))
+    last_ms = max([*map(int, records[_MARK]), *(branch.prepared_ms for branch in branches)], default=0)
+    return StoreImage(openings, branches, max(copied, default=None), last_ms, tuple(_faults(connection)))
+
+
+def _branches(connection: Connection) -> Iterator[BranchImage]:
+    held: dict[int, list[HeldMessages]] = {}
+    sends = WORK.c.outcome.is_(None)
+    messages = WORK.join(MESSAGE, WORK.c.message == MESSAGE.c.number).join(QUEUE, MESSAGE.c.queue == QUEUE.c.number)
+    columns = WORK.c.branch, sends, QUEUE.c.name
+    work = select(*columns, func.count()).select_from(messages).group_by(*columns).order_by(*columns)
+    for branch, to, queue, count in connection.execute(work):
+        held.setdefault(branch, []).append(HeldMessages(queue, count, bool(to)))
+    chosen = select(
+        BRANCH.c.number, BRANCH.c.format_id, BRANCH.c.gtrid, BRANCH.c.bqual, BRANCH.c.owner, BRANCH.c.prepared_ms,
+        BRANCH.c.outcome,
+    )  # fmt: skip
+    for number, format_id, gtrid, bqual, owner, prepared_ms, outcome in connection.execute(chosen.order_by("number")):
+        told = None if outcome is None else Code(outcome)
+        yield BranchImage(
+            Xid(format_id, bytes(gtrid), bytes(bqual)), owner, prepared_ms, told, tuple(held.get(number, ()))
+        )
+
+
+def _faults(connection: Connection) -> Iterator[str]:
+    """What a store that a broker has written never has."""
+    if connection.dialect.name == "sqlite":
+        told = connection.execute(text("PRAGMA quick_check")).scalar_one()
+        if told != "ok":
+            yield f"the file is damaged: {told}"
+            return
+
+    def count(condition: Any, *of: Any) -> int:
+        return int(connection.execute(select(func.count()).select_from(*of).where(condition)).scalar_one())
+
+    messages, queues = select(MESSAGE.c.number), select(QUEUE.c.number)
+    for found, what in (
+        (count(WORK.c.message.not_in(messages), WORK), "messages of branches are missing"),
+        (count(WORK.c.branch.not_in(select(BRANCH.c.number)), WORK), "messages are held by branches that are missing"),
+        (
+            count((MESSAGE.c.position != PENDING) & MESSAGE.c.queue.not_in(queues), MESSAGE),
+            "messages are in queues that are missing",
+        ),
+        (
+            count((MESSAGE.c.size <= CHUNK) & MESSAGE.c.number.not_in(select(PAYLOAD.c.message)), MESSAGE),
+            "messages have no payload",
+        ),
+        (
+            count((MESSAGE.c.size > CHUNK) & MESSAGE.c.number.not_in(select(CHUNKS.c.message)), MESSAGE),
+            "large messages have no payload",
+        ),
+    ):
+        if found:
+            yield f"{found} {what}"

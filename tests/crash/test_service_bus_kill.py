@@ -1,0 +1,127 @@
+"""These tests move messages from a simulated Azure Service Bus, which decides, to a broker that is prepared, which is a
+process of its own. At every step in turn they kill the client with SIGKILL, kill the broker, or cut every connection of
+the service, as it does when it moves a namespace. A lock outlives its connection.
+
+After recovery every message must be at one of the two, once, the outcomes that the application got must be true, and
+every decision must have ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rm_amqp import Message
+from rm_amqp.decider.tokens import Token
+from tests.crash.test_amqp_kill import PER_STEP, Field, Site, some_of
+from tests.crash.test_decider_kill import STEPS
+from tests.rm_amqp.service_bus.server import TOPIC, ServiceBusServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.rm_amqp.service_bus.namespace import Namespace
+
+COUNT = 2
+LOCK_S = 2.0
+SLOTS = 2
+CUTS = 4
+CUT_EVERY_S = 0.7
+
+
+class ServiceBusField(Field):
+    """A namespace, a broker, and what the movers were told."""
+
+    def __init__(self, folder: Path) -> None:
+        self._child = "tests.crash.decider_child"
+        self.server = ServiceBusServer(lock_s=LOCK_S)
+        self.server.namespace.drops_locks = False
+        self.server.tokens("xabridge.tokens", SLOTS)
+        self.server.subscriptions("x")
+        self.target = Site(folder / "out")
+        self.sites = {"out": self.target}
+        self._folder = folder
+        self.told: dict[str, str] = {}
+        self.messages: list[str] = []
+
+    @property
+    def source_address(self) -> str:
+        return self.server.open_string(f"&timeout=10&connect_timeout=2&slots={SLOTS}")
+
+    def feed(self, step: str) -> None:
+        new = [f"{step} {number}".replace(" ", "-") for number in range(PER_STEP)]
+        self.messages += new
+
+        def publish(namespace: Namespace) -> None:
+            for body in new:
+                namespace.publish(TOPIC, Message(body).encode(), "x")
+
+        self.server.inside(publish)
+
+    def bodies(self, name: str) -> list[str]:
+        """What is in a subscription."""
+
+        def look(namespace: Namespace) -> list[str]:
+            entity = namespace.entity(f"{TOPIC}/Subscriptions/{name}")
+            assert not entity.dead, name
+            return [str(Message.from_octets(stored.octets).body) for stored in entity.messages]
+
+        return self.server.inside(look)
+
+    def check(self) -> None:
+        left = self.bodies("x")
+        with self.target.client() as target:
+            moved = target.look("y")
+        assert sorted(left + moved) == sorted(self.messages)
+        for body, told in self.told.items():
+            if told != "unknown" and body:
+                assert (body in moved) == (told == "committed"), f"{body} was told {told}"
+        assert self.server.inside(lambda namespace: namespace.transactions) == {}
+        for slot in range(SLOTS):
+            (body,) = self.bodies(f"xabridge.tokens.{slot}")
+            assert Token.decode(body).decided == ()
+
+
+@pytest.fixture
+def field(tmp_path: Path) -> Iterator[ServiceBusField]:
+    with ExitStack() as stack:
+        field = ServiceBusField(tmp_path)
+        stack.callback(field.server.stop)
+        stack.callback(field.target.remove)
+        yield field
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", STEPS)
+def test_the_client_is_killed(field: ServiceBusField, steps: str) -> None:
+    for step in some_of(STEPS[steps], 0):
+        field.feed(step)
+        assert field.run(f"{step} {COUNT}", "self") == -9, step
+        field.recover(step)
+    field.check()
+
+
+@pytest.mark.slow
+def test_the_service_cuts_every_connection_now_and_then(field: ServiceBusField) -> None:
+    field.feed("cut")
+    over = threading.Event()
+
+    def cut() -> None:
+        for _ in range(CUTS):
+            if over.wait(CUT_EVERY_S):
+                return
+            field.server.cut()
+
+    cutting = threading.Thread(target=cut)
+    cutting.start()
+    try:
+        assert field.run("- 0") == 0
+    finally:
+        over.set()
+        cutting.join()
+    field.recover("cut")
+    field.check()

@@ -1,0 +1,429 @@
+"""These tests cover the messages of one group-id over several consumers: one at a time, in their order, whatever takes
+them, gives them back, prepares or restarts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from proton import Delivery, Described, Receiver, symbol
+
+from dtx.broker.endpoint.incoming_link import LONGEST_GROUP, name_of_group
+from dtx.broker.settings import QueueSettings, Settings
+from dtx.protocol.commands import Commit, Complete, Prepare, Rollback, Start
+from dtx.protocol.replies import Result as Told
+from tests.dtx.broker.peer import Coordinator, Peer, World
+from tests.dtx.broker.test_delays import post
+from tests.dtx.broker.test_management import manage
+from xa import Code, Xid
+
+OK = Told(Code.XA_OK)
+XID = Xid(7, b"g", b"b")
+
+
+def filled(*bodies: str, **settings: Any) -> tuple[World, Peer]:
+    """Messages of the groups that their first letters name; those that begin with a dash have none."""
+    world = World(Settings(queue_defaults=QueueSettings(max_deliveries=0, **settings)))
+    peer = world.connect()
+    for body in bodies:
+        post(peer, body, group_id=None if body.startswith("-") else body[0])
+    return world, peer
+
+
+def take(peer: Peer, receiver: Receiver, credit: int = 1) -> list[tuple[Delivery, str]]:
+    """What a consumer gets for so much credit, held."""
+    receiver.flow(credit)
+    peer.world.pump()
+    found = []
+    while (taken := peer.take(receiver)) is not None:
+        found.append((taken[0], str(taken[1].body)))
+    receiver.drain(0)
+    peer.world.pump()
+    return found
+
+
+def bodies(taken: list[tuple[Delivery, str]]) -> list[str]:
+    return [body for _, body in taken]
+
+
+def settle(peer: Peer, taken: list[tuple[Delivery, str]], outcome: Any = Delivery.ACCEPTED) -> None:
+    for delivery, _ in taken:
+        delivery.update(outcome)
+        delivery.settle()
+    peer.world.pump()
+
+
+def selecting(peer: Peer, selector: str) -> Receiver:
+    """A consumer of q with a selector."""
+    link = peer.session.receiver(peer.name("in"))
+    link.source.address = "q"
+    link.source.filter.put_dict({symbol("s"): Described(symbol("apache.org:selector-filter:string"), selector)})
+    link.open()
+    peer.world.pump()
+    return link
+
+
+def two(world: World) -> tuple[Peer, Receiver, Peer, Receiver]:
+    first, second = world.connect(), world.connect()
+    return first, first.receiver("q"), second, second.receiver("q")
+
+
+def test_a_group_is_one_consumers_until_all_is_settled() -> None:
+    world, _ = filled("a1", "a2", "b1", "a3", "-1", "b2")
+    one, ours, other, theirs = two(world)
+    mine = take(one, ours)
+    assert bodies(mine) == ["a1"]
+    assert bodies(take(other, theirs, 3)) == ["b1", "-1", "b2"], "b is free, and so is what has no group"
+    assert bodies(take(one, ours, 5)) == ["a2", "a3"]
+    assert bodies(take(other, theirs, 5)) == []
+
+
+def test_the_next_consumer_begins_where_the_last_one_ended() -> None:
+    world, _ = filled("a1", "a2", "a3")
+    one, ours, other, theirs = two(world)
+    mine = take(one, ours)
+    theirs.flow(5)
+    world.pump()
+    assert other.take(theirs) is None
+    settle(one, mine)
+    assert [other.take(theirs)[1].body for _ in range(2)] == ["a2", "a3"]  # type: ignore[index]
+
+
+def test_what_is_given_back_comes_before_the_others() -> None:
+    world, _ = filled("a1", "a2", "a3")
+    one, ours, other, theirs = two(world)
+    mine = take(one, ours, 2)
+    settle(one, mine[:1], Delivery.RELEASED)
+    assert bodies(take(other, theirs)) == [], "a2 is held still"
+    settle(one, mine[1:], Delivery.RELEASED)
+    assert bodies(take(other, theirs, 3)) == ["a1", "a2", "a3"]
+    assert bodies(take(one, ours)) == []
+    other.vanish()
+    assert bodies(take(one, ours, 3)) == ["a1", "a2", "a3"]
+
+
+def test_one_that_comes_later_waits_its_turn() -> None:
+    world, peer = filled("a1")
+    one, ours, other, theirs = two(world)
+    mine = take(one, ours)
+    theirs.flow(5)
+    world.pump()
+    post(peer, "a2", group_id="a")
+    post(peer, "b1", group_id="b")
+    taken = other.take(theirs)
+    assert taken is not None
+    assert taken[1].body == "b1"
+    assert other.take(theirs) is None
+    assert bodies(take(one, ours)) == ["a2"]
+    settle(one, mine)
+
+
+def retired(peer: Peer, control: Coordinator, taken: list[tuple[Delivery, str]], *, settles: bool = True) -> bytes:
+    """Under a branch that is ended; its txn-id."""
+    txn_id = control.declare(Start(XID))
+    for delivery, _ in taken:
+        peer.retire(delivery, txn_id, settle=settles)
+    control.discharge(txn_id)
+    return txn_id
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "heuristic commit", "heuristic rollback"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_branch_in_doubt_holds_its_group(end: str, *, restart: bool) -> None:
+    """Against every consumer, also the one that has retired the message: otherwise a rollback would bring a1 behind
+    a2."""
+    world, _ = filled("a1", "a2", "b1")
+    one, ours, other, theirs = two(world)
+    retired(one, one.coordinator(), take(one, ours))
+    assert bodies(take(other, theirs, 5)) == ["b1"], "not prepared yet, and held all the same"
+    assert one.ask(Prepare(XID)) == OK
+    if restart:
+        world = world.crash()
+        one, ours, other, theirs = two(world)
+        assert bodies(take(other, theirs, 5)) == ["b1"]
+    assert bodies(take(one, ours, 5)) == []
+    assert bodies(take(other, theirs, 5)) == []
+    ours.flow(5)
+    world.pump()
+    commands = {
+        "commit": Commit(XID),
+        "rollback": Rollback(XID),
+        "heuristic commit": Complete(XID, commit=True),
+        "heuristic rollback": Complete(XID, commit=False),
+    }
+    assert other.ask(commands[end]) == OK
+    found = [taken[1].body for taken in iter(lambda: one.take(ours), None)]
+    assert found == (["a2"] if end.endswith("commit") else ["a1", "a2"])
+    assert bodies(take(other, theirs, 5)) == []
+
+
+def test_a_delivery_that_outlives_the_rollback_keeps_the_group_with_its_consumer() -> None:
+    world, _ = filled("a1", "a2")
+    one, ours, other, theirs = two(world)
+    mine = take(one, ours)
+    retired(one, one.coordinator(), mine, settles=False)
+    assert one.ask(Prepare(XID)) == OK
+    assert bodies(take(one, ours)) == [], "in doubt"
+    assert one.ask(Rollback(XID)) == OK
+    assert bodies(take(other, theirs)) == [], "the delivery is the first one's"
+    assert bodies(take(one, ours)) == ["a2"]
+    settle(one, mine)
+    assert bodies(take(other, theirs)) == [], "and so is the second one"
+
+
+def test_a_prepare_that_fails_leaves_the_group_with_its_consumer() -> None:
+    world, _ = filled("a1", "a2")
+    one, ours, other, theirs = two(world)
+    control = one.coordinator()
+    txn_id = control.declare(Start(XID))
+    mine = take(one, ours)
+    one.retire(mine[0][0], txn_id)
+    control.discharge(txn_id, fail=True)
+    assert one.ask(Prepare(XID)) != OK
+    assert bodies(take(other, theirs)) == []
+    assert bodies(take(one, ours)) == ["a2"]
+
+
+def test_a_consumer_with_a_selector_keeps_to_the_groups_of_others() -> None:
+    world, _ = filled()
+    peer = world.connect()
+    for body, kind in (("a1", "x"), ("a2", "y"), ("b1", "y"), ("a3", "y")):
+        post(peer, body, group_id=body[0], properties={"kind": kind})
+    one, ours, other, _ = two(world)
+    mine = take(one, ours)
+    assert bodies(mine) == ["a1"]
+    theirs = selecting(other, "kind = 'y'")
+    theirs.flow(10)
+    world.pump()
+    assert other.bodies(theirs) == ["b1"]
+    settle(one, mine)
+    assert other.bodies(theirs) == ["a2", "a3"]
+
+
+def test_a_delayed_message_of_a_group_takes_its_place_when_it_is_due() -> None:
+    world, peer = filled()
+    post(peer, "a1", group_id="a", delay=5000)
+    post(peer, "a2", group_id="a")
+    post(peer, "a3", group_id="a")
+    one, ours, other, theirs = two(world)
+    mine = take(one, ours)
+    assert bodies(mine) == ["a2"], "nobody waits for what is delayed"
+    world.pass_time(6)
+    assert bodies(take(other, theirs)) == []
+    settle(one, mine)
+    assert bodies(take(other, theirs, 5)) == ["a1", "a3"]
+
+
+def test_a_selector_that_takes_a_later_one_holds_the_group_against_the_others() -> None:
+    """The first one was offered to everybody before."""
+    world, peer = filled()
+    for body, kind in (("a1", "x"), ("a2", "y")):
+        post(peer, body, group_id="a", properties={"kind": kind})
+    one, ours, other, _ = two(world)
+    mine = take(other, selecting(other, "kind = 'y'"))
+    assert bodies(mine) == ["a2"]
+    assert bodies(take(one, ours)) == []
+    settle(other, mine)
+    assert bodies(take(one, ours)) == ["a1"]
+
+
+def test_what_its_holder_gives_back_comes_to_it_before_the_others() -> None:
+    world, _ = filled("a1", "a2", "a3")
+    one, ours, _, _ = two(world)
+    mine = take(one, ours, 2)
+    settle(one, mine[:1], Delivery.RELEASED)
+    assert bodies(take(one, ours)) == ["a1"]
+
+
+def test_a_delayed_message_is_before_those_that_nobody_has_taken() -> None:
+    world, peer = filled()
+    post(peer, "a1", group_id="a", delay=5000)
+    post(peer, "a2", group_id="a")
+    world.pass_time(6)
+    one, ours, _, _ = two(world)
+    assert bodies(take(one, ours)) == ["a1"]
+
+
+def test_operators_do_not_stop_a_group() -> None:
+    world, peer = filled("a1", "a2", "a3", "a4")
+    post(peer, "x", queue="to")
+    one, ours, other, theirs = two(world)
+    mine = take(one, ours)
+    ids = [told["id"] for told in manage(peer, operation="messages", queue="q")]
+    assert manage(peer, operation="move", queue="q", to="to", ids=ids[2])["done"] == 1
+    assert manage(peer, operation="purge", queue="q", ids=ids[1])["done"] == 1
+    assert bodies(take(other, theirs)) == []
+    settle(one, mine)
+    assert bodies(take(other, theirs, 3)) == ["a4"]
+    assert peer.drained("to") == ["x", "a3"]
+
+
+def test_dead_letters_let_the_group_go() -> None:
+    world, _ = filled("a1", "a2")
+    one, ours, other, theirs = two(world)
+    settle(one, take(one, ours), Delivery.REJECTED)
+    assert bodies(take(other, theirs)) == ["a2"]
+    assert one.drained("q.dead") == ["a1"]
+
+
+def test_a_queue_may_do_without() -> None:
+    world, _ = filled("a1", "a2", ordered_groups=False)
+    one, ours, other, theirs = two(world)
+    assert bodies(take(one, ours)) == ["a1"]
+    assert bodies(take(other, theirs)) == ["a2"]
+
+
+@pytest.mark.parametrize("group", ["x" * 10_000, "ä" * 129, " "])
+def test_every_group_id_is_a_group(group: str) -> None:
+    """Also one that a database could not keep, or would rather not."""
+    world, peer = filled()
+    post(peer, "a1", group_id=group)
+    post(peer, "b1", group_id=group + "'")
+    post(peer, "a2", group_id=group)
+    assert all(len(facts.group) <= LONGEST_GROUP for facts in world.disk.messages.values())
+    assert len({facts.group for facts in world.disk.messages.values()}) == 2
+    one, ours, other, theirs = two(world)
+    assert bodies(take(one, ours)) == ["a1"]
+    assert bodies(take(other, theirs, 5)) == ["b1"]
+    assert name_of_group("orders") == "orders"
+    assert "\0" not in name_of_group("nul\0nul") != name_of_group("nul\0l")
+
+
+def test_nothing_is_left_of_groups_that_are_empty() -> None:
+    world, peer = filled(*(f"{letter}{number}" for letter in "abc" for number in range(3)))
+    queue = world.container.resource.queues["q"]
+    assert queue._groups is not None
+    assert len(queue._groups) == 3
+    one, ours, other, theirs = two(world)
+    settle(one, take(one, ours, 5))
+    settle(other, take(other, theirs, 9))
+    assert peer.drained("q") == []
+    assert (len(queue._groups), queue._groups.reserved) == (0, 0)
+
+
+@dataclass(eq=False)
+class Worker:
+    """A consumer, and what it holds."""
+
+    peer: Peer
+    receiver: Receiver
+    control: Coordinator
+    held: list[tuple[Delivery, str]] = field(default_factory=list)
+
+
+class History:
+    """Random consumers, branches and crashes, and what was dealt with of each group, in its order."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.world, self.peer = filled()
+        self.workers: list[Worker] = []
+        self.prepared: dict[Xid, list[str]] = {}
+        self.done: dict[str, list[int]] = {}
+        self.posted = dict.fromkeys("abc", 0)
+        self.serial = 0
+        self.connect()
+        self.connect()
+
+    def step(self) -> None:
+        steps = (self.post, self.take, self.accept, self.release, self.branch, self.decide, self.leave, self.crash)
+        (step,) = self.dice.choices(steps, (4, 6, 2, 1, 2, 2, 1, 0.5))
+        step(self.dice.choice(self.workers))
+
+    def connect(self) -> None:
+        peer = self.world.connect()
+        self.workers.append(Worker(peer, peer.receiver("q"), peer.coordinator()))
+
+    def post(self, _worker: Worker) -> None:
+        letter = self.dice.choice("abc")
+        post(self.peer, f"{letter}{self.posted[letter]}", group_id=letter)
+        self.posted[letter] += 1
+
+    def take(self, worker: Worker) -> None:
+        worker.held += take(worker.peer, worker.receiver, self.dice.randrange(1, 4))
+
+    def accept(self, worker: Worker) -> None:
+        """The first one of some group."""
+        if worker.held:
+            first = min(worker.held, key=lambda one: int(one[1][1:]))
+            settle(worker.peer, [first])
+            worker.held.remove(first)
+            self.finish(first[1])
+
+    def release(self, worker: Worker) -> None:
+        """All of it: what was prefetched behind must not be dealt with before."""
+        settle(worker.peer, worker.held[::-1], Delivery.RELEASED)
+        worker.held.clear()
+
+    def branch(self, worker: Worker) -> None:
+        if worker.held:
+            self.serial += 1
+            xid = Xid(7, b"%d" % self.serial, b"b")
+            txn_id = worker.control.declare(Start(xid))
+            for delivery, _ in worker.held:
+                worker.peer.retire(delivery, txn_id, settle=True)
+            worker.control.discharge(txn_id)
+            assert worker.peer.ask(Prepare(xid)) == OK
+            self.prepared[xid] = bodies(worker.held)
+            worker.held.clear()
+
+    def decide(self, _worker: Worker) -> None:
+        if self.prepared:
+            xid = self.dice.choice(list(self.prepared))
+            commit = self.dice.random() < 0.5
+            assert self.peer.ask(Commit(xid) if commit else Rollback(xid)) == OK
+            for body in self.prepared.pop(xid):
+                if commit:
+                    self.finish(body)
+
+    def leave(self, worker: Worker) -> None:
+        worker.peer.vanish()
+        self.world.peers.remove(worker.peer)
+        self.workers.remove(worker)
+        self.connect()
+
+    def crash(self, _worker: Worker) -> None:
+        self.world = self.world.crash()
+        self.peer = self.world.connect()
+        self.workers.clear()
+        self.connect()
+        self.connect()
+
+    def finish(self, body: str) -> None:
+        self.done.setdefault(body[0], []).append(int(body[1:]))
+
+    def holders(self) -> dict[str, set[object]]:
+        """Who holds each group."""
+        found: dict[str, set[object]] = {}
+        for worker in self.workers:
+            for body in bodies(worker.held):
+                found.setdefault(body[0], set()).add(worker)
+        for xid, held in self.prepared.items():
+            for body in held:
+                found.setdefault(body[0], set()).add(xid)
+        return found
+
+    def end(self) -> None:
+        """All of it is decided and dealt with."""
+        for xid in list(self.prepared):
+            assert self.peer.ask(Rollback(xid)) == OK
+        for worker in self.workers:
+            worker.peer.vanish()
+            self.world.peers.remove(worker.peer)
+        for body in self.peer.bodies(self.peer.receiver("q", 1000)):
+            self.finish(str(body))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_history_keeps_the_order(seed: int) -> None:
+    """Each message of a group is dealt with after the one before it, and no two hold the same group at a time."""
+    history = History(seed)
+    for _ in range(120):
+        history.step()
+        assert all(len(each) == 1 for each in history.holders().values()), history.holders()
+    history.end()
+    assert history.done == {letter: list(range(count)) for letter, count in history.posted.items() if count}
+    queue = history.world.container.resource.queues["q"]
+    assert (queue.depth, queue.held, queue.kept_octets, queue.octets) == (0, 0, 0, 0)

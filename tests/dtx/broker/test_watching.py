@@ -1,0 +1,384 @@
+"""These tests check what a broker tells those who watch it: its figures, their number, readiness, and the pages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from proton import Message, symbol
+
+from dtx.amqp.messages import DELIVERY_DELAY
+from dtx.broker.broker import Broker
+from dtx.broker.config import Address, BrokerConfig, ConfigError, load
+from dtx.broker.queues.queue import LOOKED_AT
+from dtx.broker.settings import QueueSettings, Settings
+from dtx.broker.telemetry import readiness
+from dtx.broker.telemetry.figures import FiguresOf
+from dtx.broker.telemetry.metrics import METRICS, STATE
+from dtx.protocol.commands import Prepare, Start
+from dtx.store.contract import Step
+from dtx.store.sql import SqlStore
+from tests.dtx.broker.peer import World
+from tests.dtx.broker.test_management import manage
+from xa import Xid
+from xa.telemetry import exposition
+from xa.telemetry.metric import OTHER, prometheus_label
+from xabridge.testing.broker import BrokerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from dtx.broker.telemetry.figures import Figures
+
+WAIT_S = 30
+
+
+def taken(figures: FiguresOf) -> Figures:
+    return asyncio.run(figures.take())
+
+
+# -- figures
+def test_the_figures_are_those_of_the_queues() -> None:
+    world = World()
+    peer = world.connect()
+    for body in ("a", "b", "c"):
+        peer.post(peer.sender("orders"), body)
+    receiver = peer.receiver("orders", 1)
+    assert peer.take(receiver) is not None
+    world.clock.seconds += 5
+    world.container.resource.tick()
+    figures = taken(FiguresOf(world.container, 10))
+    orders = figures.queues["orders"]
+    assert (orders.depth, orders.held, orders.consumers, orders.came, orders.went) == (3, 1, 1, 3, 0)
+    assert orders.octets > 0
+    assert orders.oldest_s == pytest.approx(5, abs=1.1)
+    assert (figures.connections, figures.sessions, figures.queue_count) == (1, 1, 1)
+
+
+def test_a_message_whose_time_has_not_come_does_not_wait() -> None:
+    """It is counted apart, however many there are in front, and its age is that of nobody who waits for a consumer."""
+    world = World()
+    peer = world.connect()
+    sender = peer.sender("orders")
+
+    def post(number: int, delay: int = 0) -> None:
+        annotations = {symbol(DELIVERY_DELAY): delay} if delay else None
+        octets = bytes(Message(body=number, annotations=annotations).encode())
+        peer.send_octets(sender, octets, peer.name("m"))
+        world.pump()
+
+    def told() -> tuple[int, int, float | None]:
+        world.container.resource.tick()
+        orders = taken(FiguresOf(world.container, 10)).queues["orders"]
+        return orders.depth, orders.delayed, orders.oldest_s
+
+    for number in range(LOOKED_AT + 1):
+        post(number, 86_400_000)
+    world.clock.seconds += 900
+    assert told() == (LOOKED_AT + 1, LOOKED_AT + 1, None)
+    (shown,) = (one for one in manage(peer, operation="queues") if one["name"] == "orders")
+    assert (shown["depth"], shown["oldest"]) == (LOOKED_AT + 1, None)
+    post(LOOKED_AT + 1)
+    world.clock.seconds += 5
+    depth, delayed, oldest_s = told()
+    assert (depth, delayed) == (LOOKED_AT + 2, LOOKED_AT + 1)
+    assert oldest_s == pytest.approx(5, abs=1.1)
+    (shown,) = (one for one in manage(peer, operation="queues") if one["name"] == "orders")
+    assert shown["oldest"] == pytest.approx(world.clock.wall_ms() - 5000, abs=1100)
+
+
+def test_branches_are_counted_by_their_state() -> None:
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    prepared = Xid(1, b"one", b"b")
+    txn_id = control.declare(Start(prepared))
+    peer.post(peer.sender("out"), "x", txn_id)
+    control.discharge(txn_id)
+    peer.ask(Prepare(prepared))
+    world.clock.seconds += 7
+    control.declare(Start(Xid(1, b"two", b"b")))
+    figures = taken(FiguresOf(world.container, 10))
+    assert figures.branches == {"active": 1, "idle": 0, "prepared": 1, "rollback_only": 0, "heuristic": 0}
+    assert figures.in_doubt_s == pytest.approx(7, abs=0.1)
+
+
+def test_dead_letters_are_counted_where_they_come_from_and_where_they_are() -> None:
+    world = World()
+    peer = world.connect()
+    peer.post(peer.sender("orders"), "bad")
+    receiver = peer.receiver("orders", 1)
+    found = peer.take(receiver)
+    assert found is not None
+    found[0].update(found[0].REJECTED)
+    found[0].settle()
+    world.pump()
+    figures = taken(FiguresOf(world.container, 10))
+    assert (figures.queues["orders"].dead_lettered, figures.queues["orders"].dead_letters) == (1, 0)
+    assert (figures.queues["orders.dead"].dead_lettered, figures.queues["orders.dead"].dead_letters) == (0, 1)
+
+
+def test_a_thousand_queues_are_not_a_thousand_series() -> None:
+    world = World()
+    peer = world.connect()
+    resource = world.container.resource
+    for number in range(1000):
+        resource.create(f"q{number}")
+    resource.settle()
+    world.pump()
+    for name in ("q0", "q998", "q999"):
+        peer.post(peer.sender(name), "x")
+    figures = FiguresOf(world.container, 10)
+    told = taken(figures)
+    assert set(told.queues) == {f"q{number}" for number in range(10)} | {OTHER}
+    assert (told.queues["q0"].came, told.queues[OTHER].came, told.queues[OTHER].depth) == (1, 2, 2)
+    assert told.queue_count == 1000
+
+    # What is deleted is still counted, and a new queue takes the place of a deleted one that had a name of its own.
+    for name in ("q999", "q1"):
+        resource.drop_lasting(resource.queues[name])
+    resource.create("new")
+    told = taken(figures)
+    assert (told.queues[OTHER].came, told.queues[OTHER].depth) == (2, 1)
+    assert "q1" not in told.queues
+    assert "new" in told.queues
+    assert len(told.queues) == 11
+
+
+def test_no_queue_is_looked_for_in_all_settings() -> None:
+    """With ten thousand of each that took a minute of the event loop."""
+
+    class Counted(dict[str, QueueSettings]):
+        looked = 0
+
+        def values(self) -> Any:
+            Counted.looked += 1
+            return super().values()
+
+    world = World(Settings(queues=Counted({f"q{number}": QueueSettings() for number in range(10)})))
+    before = Counted.looked
+    assert len(taken(FiguresOf(world.container, 10)).queues) == 10
+    assert Counted.looked == before
+
+
+def test_queues_in_memory_have_no_series_of_their_own() -> None:
+    world = World()
+    peer = world.connect()
+    for _ in range(3):
+        peer.receiver(None, 1)
+    told = taken(FiguresOf(world.container, 10))
+    assert told.queue_count == 3
+    assert set(told.queues) == {OTHER}
+
+
+# -- the pages
+@asynccontextmanager
+async def serving(
+    folder: Path, hook: Callable[[Step], None] = lambda _: None, **settings: Any
+) -> AsyncIterator[Broker]:
+    """A broker with pages on a free port."""
+    config = BrokerConfig(
+        listen=(Address("127.0.0.1", 0),),
+        store=f"sqlite:///{folder}/store.db",
+        http=Address("127.0.0.1", 0),
+        settings=Settings(**settings),
+    )
+    broker = Broker(config, hook)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+async def asked(broker: Broker, page: str) -> tuple[int, bytes]:
+    def get() -> tuple[int, bytes]:
+        try:
+            with urllib.request.urlopen(f"http://{broker.http}/{page}", timeout=WAIT_S) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    return await asyncio.to_thread(get)
+
+
+def sql_store(broker: Broker) -> SqlStore:
+    """Its store, as what it is."""
+    assert isinstance(broker._store, SqlStore)
+    return broker._store
+
+
+def test_every_metric_is_told_with_its_attributes(tmp_path: Path) -> None:
+    async def scenario() -> str:
+        async with serving(tmp_path) as broker:
+            broker.container.resource.create("orders")
+            broker.container.resource.settle()
+            broker.flush()
+            while sql_store(broker).groups < 1:  # noqa: ASYNC110 — the store tells nobody else
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.6)  # the loop is looked at
+            status, text = await asked(broker, "metrics")
+            assert status == 200
+            return text.decode()
+
+    families = {
+        sample.name: sample for family in text_string_to_metric_families(asyncio.run(scenario()))
+        for sample in family.samples
+    }  # fmt: skip
+    left = set(families)
+    for metric in METRICS:
+        if metric.name.endswith("oldest.age"):
+            continue  # the queue is empty
+        for name in metric.series:
+            assert set(families[name].labels) - {"le"} == metric.labels, name
+            left.discard(name)
+    assert not left
+    assert {prometheus_label(STATE)} == set(families["xabridge_broker_branches"].labels)
+
+
+def test_it_is_ready_while_the_store_takes_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "FRESH_S", 0.0)
+    monkeypatch.setattr(readiness, "WRITE_S", 0.2)
+    held = threading.Event()
+    held.set()
+
+    def hook(step: Step) -> None:
+        if step is Step.BEFORE_WRITE:
+            held.wait(WAIT_S)
+
+    async def scenario() -> None:
+        async with serving(tmp_path, hook) as broker:
+            status, body = await asked(broker, "ready")
+            assert (status, json.loads(body)) == (200, {"ready": True, "trouble": "", "full": False})
+            sql_store(broker)._open.writer._pace.took(10.0)  # so that a thread forces, and the loop turns meanwhile
+            held.clear()
+            try:
+                for _ in range(2):  # the second one waits for the same change
+                    status, body = await asked(broker, "ready")
+                    assert (status, json.loads(body)["ready"]) == (503, False)
+                    assert "did not force a change" in json.loads(body)["trouble"]
+                assert (await asked(broker, "live"))[0] == 200
+            finally:
+                held.set()
+            while (await asked(broker, "ready"))[0] != 200:  # noqa: ASYNC110 — as a probe does
+                await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_that_stands_by_is_live_and_not_ready(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as broker:
+            standby = Broker(replace(broker.config, standby=True))
+            starting = asyncio.create_task(standby.start())
+            while standby.http is None:  # noqa: ASYNC110 — it is set once
+                await asyncio.sleep(0.01)
+            assert (await asked(standby, "live"))[0] == 200
+            status, body = await asked(standby, "ready")
+            assert (status, json.loads(body)["ready"]) == (503, False)
+            assert "another process" in json.loads(body)["trouble"]
+            assert (await asked(standby, "metrics"))[0] == 200
+            standby.stop()
+            await asyncio.wait_for(starting, WAIT_S)
+            assert not standby.addresses
+
+    asyncio.run(scenario())
+
+
+def test_ready_again_and_again_is_one_force(tmp_path: Path) -> None:
+    async def scenario() -> int:
+        async with serving(tmp_path) as broker:
+            for _ in range(20):
+                assert (await asked(broker, "ready"))[0] == 200
+            return sql_store(broker).groups
+
+    assert asyncio.run(scenario()) <= 2
+
+
+def test_what_the_probe_writes_leaves_no_trace(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for _ in range(3):
+            async with serving(tmp_path) as broker:
+                assert (await asked(broker, "ready"))[0] == 200
+                assert not broker.container.resource.queues
+
+    asyncio.run(scenario())
+
+
+def test_without_the_extra_there_are_probes_and_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.prometheus", None)
+    with pytest.raises(exposition.NoExporter):
+        exposition.Exposition()
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as broker:
+            assert "xabridge[metrics]" in broker.watching.notice
+            status, body = await asked(broker, "metrics")
+            assert (status, b"xabridge[metrics]" in body) == (501, True)
+            assert (await asked(broker, "ready"))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_loaded_where_nobody_watches() -> None:
+    loads = "import sys, dtx.broker.command; print([name for name in sys.modules if 'opentelemetry' in name])"
+    done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [("http = 9464", "broker.http: expected str"), ('log_format = "xml"', "broker.log_format: expected text or json")],
+)
+def test_wrong_settings_are_refused(tmp_path: Path, setting: str, told: str) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text(f"[broker]\n{setting}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=told):
+        load(file, {})
+
+
+def test_a_port_alone_is_on_this_machine(tmp_path: Path) -> None:
+    file = tmp_path / "broker.toml"
+    file.write_text('[broker]\nhttp = "9464"\n', encoding="utf-8")
+    assert load(file, {}).http == Address("127.0.0.1", 9464)
+
+
+@pytest.mark.slow
+def test_a_broker_in_a_process(tmp_path: Path) -> None:
+    """Its health by the command, its lines as JSON, and a port that is taken."""
+    flags = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-format", "json")
+    broker = BrokerProcess(tmp_path, *flags)
+    broker.start()
+    try:
+        assert broker._process is not None
+        assert broker._process.stdout is not None
+        page = json.loads(broker._process.stdout.readline())["msg"].partition("/live")[0]
+        xabridge = [sys.executable, "-m", "xabridge.cli", "health"]
+        for path in ("ready", "live"):
+            done = subprocess.run([*xabridge, f"{page}/{path}"], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+        done = subprocess.run([*xabridge, f"{page}/x"], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "there is /live /ready /metrics\n")
+        port = page.rpartition(":")[2]
+        other = BrokerProcess(tmp_path / "other", "--listen", "127.0.0.1:0", "--http", f"127.0.0.1:{port}")
+        (tmp_path / "other").mkdir()
+        with pytest.raises(RuntimeError, match=f"http 127.0.0.1:{port}: Address already in use"):
+            other.start()
+        for said in broker.errors().splitlines():
+            assert json.loads(said)["level"] == "WARNING"
+    finally:
+        assert broker.stop() == 0
+    done = subprocess.run([*xabridge, f"{page}/live"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "could not be reached" in done.stderr) == (4, True)

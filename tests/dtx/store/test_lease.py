@@ -1,0 +1,265 @@
+"""These tests cover the lease on a store in PostgreSQL. A process that is paused at any step, while another one takes
+the store, writes nothing and tells nothing when it wakes up. Two stores stand for the processes. The checks are tried
+on mutants as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dtx.store.contract import Step, StoreError, StoreLocked, StoreStopped
+from dtx.store.sql import SqlStore, lease, postgres
+from dtx.store.sql.lease import Lease
+from tests.dtx.store.stores import WAIT_S, Loop, Opened, enqueued
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import URL
+
+    from tests.postgres import Postgres
+
+QUEUE = 1
+LEASE_S = 1.0
+BEFORE, DURING = 1, 2
+
+
+class Process:
+    """A process with the store at `url`, which can be paused at a step of its store, as SIGSTOP does."""
+
+    def __init__(self, url: str) -> None:
+        self.runs = threading.Event()
+        self.runs.set()
+        self.renews = threading.Event()
+        self.renews.set()
+        self.pause_at: Step | None = None
+        self.paused = threading.Event()
+        self.lost: list[StoreStopped] = []
+        self.loop = Loop()
+        self.store = SqlStore(url, self.loop.deliver, self._step, lease_s=LEASE_S, lost=self.lost.append)
+        self.answers: list[StoreError | None] = []
+
+    def open(self) -> Opened:
+        """Opens the store; the lease is renewed as long as the process runs."""
+        opened = Opened(self.store, self.loop)
+        held = self.lease
+        ask = held._ask
+
+        def renew() -> bool:
+            self.renews.wait(WAIT_S)
+            return ask()
+
+        held._ask = renew
+        return opened
+
+    def pause(self) -> None:
+        """Stops both of its threads."""
+        self.runs.clear()
+        self.renews.clear()
+
+    @property
+    def lease(self) -> Lease:
+        """What it holds the store by."""
+        assert self.store._opened is not None
+        assert self.store._opened.lease is not None
+        return self.store._opened.lease
+
+    @property
+    def may_tell(self) -> bool:
+        """Whether it may, at this moment."""
+        return self.store.may_tell
+
+    def _step(self, step: Step) -> None:
+        if step is self.pause_at:
+            self.pause_at = None
+            self.pause()
+            self.paused.set()
+        self.runs.wait(WAIT_S)
+
+
+@pytest.fixture
+def url(postgres: Postgres) -> str:
+    return postgres.create_database()
+
+
+@pytest.fixture
+def pair(url: str) -> Iterator[tuple[Process, Process]]:
+    """Two processes that want one store."""
+    both = Process(url), Process(url)
+    yield both
+    for process in both:
+        process.runs.set()
+        process.renews.set()
+        process.store.close()
+
+
+def violations(pair: tuple[Process, Process], step: Step) -> list[str]:
+    """What goes wrong when the first process is paused at `step` of a write, the second one takes the store, and the
+    first one wakes up."""
+    first, second = pair
+    opened = first.open()
+    opened.keep(enqueued([BEFORE], QUEUE))
+    first.pause_at = step
+    first.store.submit(enqueued([DURING], QUEUE), first.answers.append)
+    assert first.paused.wait(WAIT_S)
+    taken = second.open()
+    found = ["it may tell something while another one has the store"] if first.may_tell else []
+    restored = {message.number for message in taken.restored.messages()}
+    if restored != ({BEFORE, DURING} if step is Step.FORCED else {BEFORE}):
+        found.append(f"{restored} was restored")
+    first.runs.set()  # the thread that writes wakes up first
+    opened.loop.until(lambda: first.answers)
+    if first.may_tell:
+        found.append("it may tell something that it has found out since")
+    first.renews.set()
+    opened.loop.until(lambda: first.lost)
+    if first.may_tell:
+        found.append("it may tell something after it has lost the store")
+    if step is not Step.FORCED and first.answers == [None]:
+        found.append("it has written")
+    if not found:
+        assert isinstance(first.answers[0], StoreStopped) is (step is not Step.FORCED)
+        taken.keep(enqueued([second.store.first_number], QUEUE))
+    second.store.close()
+    third = Opened(SqlStore(str(second.store._url), Loop().deliver), Loop())
+    written = {message.number for message in third.restored.messages()} - {second.store.first_number}
+    third.store.close()
+    if written != restored:
+        found.append(f"{written} was stored at last")
+    return found
+
+
+@pytest.mark.parametrize("step", list(Step))
+def test_a_process_that_is_paused_neither_writes_nor_tells(pair: tuple[Process, Process], step: Step) -> None:
+    assert violations(pair, step) == []
+
+
+def test_without_the_epoch_it_would_write(pair: tuple[Process, Process], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres.PostgresTransactions, "begin", lambda *_: None)
+    assert "it has written" in violations(pair, Step.BEFORE_WRITE)
+
+
+def test_without_looking_at_the_lease_it_would_tell(
+    pair: tuple[Process, Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lease, "lasts", True)
+    assert "it may tell something while another one has the store" in violations(pair, Step.BEFORE_WRITE)
+
+
+def test_who_is_paused_and_replaced_by_nobody_goes_on(url: str) -> None:
+    process = Process(url)
+    opened = process.open()
+    process.pause()
+    process.lease._until = float("-inf")  # it was paused for so long
+    heard = [process.may_tell]
+    process.runs.set()
+    process.renews.set()
+    while not heard[-1]:
+        assert not process.lost
+        threading.Event().wait(0.01)
+        heard.append(process.may_tell)
+    assert heard[0] is False
+    opened.keep(enqueued([BEFORE], QUEUE))
+    process.store.close()
+
+
+def test_a_store_that_was_closed_is_open_for_others_at_once(url: str) -> None:
+    first, second = Process(url), SqlStore(url, Loop().deliver, patient=False)
+    first.open()
+    with pytest.raises(StoreLocked, match="is in use by process"):
+        second.open()
+    first.store.close()
+    second.open()
+    second.close()
+
+
+def test_a_broker_of_a_version_without_leases_keeps_its_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "_OPENING_S", 0.0)
+    database = postgres.PostgresDatabase(postgres_url(url), LEASE_S)
+    try:
+        earlier = database.reader()
+        earlier.exec_driver_sql(postgres._OPENING.replace("_xact_", "_"))
+        with pytest.raises(StoreLocked, match="advisory lock"):
+            SqlStore(url, Loop().deliver, lease_s=LEASE_S).open()
+    finally:
+        database.close()
+
+
+def postgres_url(url: str) -> URL:
+    """The URL, read."""
+    from sqlalchemy import make_url  # noqa: PLC0415
+
+    return make_url(url)
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Told:
+    """What a lease tells."""
+
+    def __init__(self) -> None:
+        self.lost: list[StoreStopped] = []
+        self.broken = 0
+
+    def break_off(self) -> None:
+        """Counts."""
+        self.broken += 1
+
+
+def made(clock: Clock, told: Told, answers: list[bool | Exception], takes_s: float = 0.0) -> Lease:
+    """A lease of ten seconds over a server that gives these answers, each after some time."""
+
+    def ask() -> bool:
+        clock.now += takes_s
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return Lease(ask, (OSError,), told.lost.append, told.break_off, lease_s=10.0, sent=clock.now, clock=clock)
+
+
+def test_it_lasts_from_before_it_was_asked_for() -> None:
+    clock, told = Clock(), Told()
+    held = made(clock, told, [True, True], takes_s=9.0)
+    assert held.renew() == 0.0  # again, at once
+    assert not held.lasts
+    assert not told.lost
+    clock.now -= 8.5
+    assert held.lasts
+
+
+def test_errors_are_overcome_as_long_as_it_lasts() -> None:
+    clock, told = Clock(), Told()
+    held = made(clock, told, [OSError("no route"), True, OSError("no route")], takes_s=1.0)
+    assert held.renew() == lease.AGAIN_S
+    assert held.renew() == 10.0 / lease.RENEWALS
+    clock.now += 8.0
+    assert held.renew() is None
+    assert told.broken == 1
+    assert "ran out, and could not be renewed: no route" in str(told.lost)
+
+
+def test_a_server_that_does_not_answer_is_given_up() -> None:
+    clock, told = Clock(), Told()
+    held = made(clock, told, [])
+    held.watch()
+    clock.now += 60.0  # it was paused
+    held.watch()
+    clock.now += 5.0
+    held.watch()
+    broken = [told.broken]
+    clock.now += 0.1
+    held.watch()
+    assert [*broken, told.broken] == [0, 1]

@@ -1,0 +1,90 @@
+"""This module runs a broker that is written in Java in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+JAVA: Final = ("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+
+
+class JavaProcess:
+    """A broker whose program prints `ready` when it listens. It can be killed, and started again with what it has
+    stored."""
+
+    kind: str
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._log = folder / "broker.log"
+        self._process: subprocess.Popen[str] | None = None
+
+    def command(self) -> Sequence[str]:
+        """How it is called."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Starts it, unless it runs, and waits until it listens."""
+        if self._process is not None:
+            return
+        self.launch()
+        self.await_ready()
+
+    def launch(self) -> None:
+        """Starts it."""
+        with self._log.open("a", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                self.command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+
+    def await_ready(self) -> None:
+        """Waits until it listens."""
+        said = self.hear("ready")
+        assert self._process is not None
+        assert self._process.poll() is None, f"{self.kind} did not start: {said}, {self._log.read_text('utf-8')}"
+
+    def hear(self, word: str) -> list[str]:
+        """The lines that it prints before this one."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        lines = []
+        while (line := self._process.stdout.readline()) != f"{word}\n":
+            if not line:
+                self._process.wait(30)
+                break
+            lines.append(line.strip())
+        return lines
+
+    def ask(self, word: str) -> str:
+        """The line that it prints when it is told this one."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    @property
+    def pid(self) -> int:
+        """Whom to kill."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()

@@ -1,0 +1,66 @@
+"""This module runs the contract suite for deciders over DecidingBroker, against a simulated Service Bus."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rm_amqp import DecidingBroker, Message
+from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
+from tests.rm_amqp.service_bus.server import TOPIC, ServiceBusServer
+from xabridge.testing.contract.deciding import TestDeciding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.rm_amqp.service_bus.namespace import Namespace
+    from xa import ResourceManager
+
+__all__ = ["TestDeciding"]
+
+SLOTS = 8
+
+
+class ServiceBusHarness(DecidingBrokerHarness):
+    """One server for the module; each test has subscriptions of its own."""
+
+    def __init__(self, server: ServiceBusServer, name: str) -> None:
+        super().__init__(server, name)
+        self.server = server
+        server.subscriptions(self.queue)
+        server.tokens(self.tokens, SLOTS)
+        self.open_string = server.open_string(f"&timeout=20&token_queue={self.tokens}")
+
+    def bodies(self, queue: str) -> list[object]:
+        def look(namespace: Namespace) -> list[object]:
+            entity = namespace.entity(f"{TOPIC}/Subscriptions/{queue}")
+            return [Message.from_octets(stored.octets).body for stored in entity.messages]
+
+        return self.server.inside(look)
+
+    def crash(self, rm: ResourceManager) -> None:
+        assert isinstance(rm, DecidingBroker)
+        self.server.cut(lambda container: container.startswith(rm.container))
+
+    def disconnect(self, rm: ResourceManager) -> None:
+        self.crash(rm)
+
+    def left(self) -> list[str]:
+        return self.server.inside(lambda namespace: [f"transaction {each!r}" for each in namespace.transactions])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServiceBusServer]:
+    """One server."""
+    server = ServiceBusServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest, server: ServiceBusServer) -> Iterator[ServiceBusHarness]:
+    """What the suite knows of it."""
+    harness = ServiceBusHarness(server, str(abs(hash(request.node.name)) % 10**12))
+    yield harness
+    harness.close()

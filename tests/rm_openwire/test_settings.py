@@ -1,0 +1,43 @@
+"""These tests cover the open string."""
+
+from __future__ import annotations
+
+import pytest
+
+from rm_amqp.settings import Broker
+from rm_openwire.settings import Settings, parse
+from xa import Code, XaMisuse
+
+
+def test_the_least_that_can_be_said() -> None:
+    assert parse("openwire://broker") == Settings((Broker("broker", 61616),))
+    assert parse("openwire+ssl://One,[::1]:7/") == Settings((Broker("one", 61617), Broker("::1", 7)), tls=True)
+
+
+def test_who_we_are() -> None:
+    told = parse("openwire+ssl://orders%40shop:open%20sesame@broker/?connections=2&queues_stay=true")
+    assert (told.user, told.password, told.connections, told.queues_stay) == ("orders@shop", "open sesame", 2, True)
+    assert "sesame" not in f"{told!r} {told}"
+    assert parse("openwire+ssl://u@broker/?password_env=SECRET", {"SECRET": "a%20b"}).password == "a%20b"  # noqa: S105
+
+
+@pytest.mark.parametrize(
+    ("open_string", "told"),
+    [
+        ("broker", "not a scheme of this resource manager; use openwire:// or openwire+ssl://"),
+        ("ssl://broker", "'ssl' is not a scheme"),
+        ("amqp://broker", "'amqp' is not a scheme"),
+        ("openwire://a/orders", "there is no path"),
+        ("openwire://a:0", "expected host or host:port"),
+        ("openwire://:secret@a", "a user is expected before the @"),
+        ("openwire://u:secret@a", "a password would be sent as it is, without TLS: use openwire+ssl://"),
+        ("openwire://a/?colour=red", "colour: there is no such option"),
+        ("openwire+ssl://u:secret@a/?password_env=SET", "password_env, and a password as well"),
+    ],
+)
+def test_what_is_not_understood_is_refused_with_its_place(open_string: str, told: str) -> None:
+    with pytest.raises(XaMisuse) as raised:
+        parse(open_string, {"SET": "secret"})
+    assert raised.value.code is Code.XAER_INVAL
+    assert told in str(raised.value)
+    assert "secret" not in str(raised.value)

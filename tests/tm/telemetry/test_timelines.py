@@ -1,0 +1,111 @@
+"""These tests check what the timelines of a node keep, how much of it, and what a transaction costs them."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+from tests.tm.two_resources import Clock, TwoResources
+from tm.outcome import Outcome, Verdict
+from tm.telemetry.node_page import phases
+from tm.telemetry.timelines import LAST, SLOT_S, SLOTS, SLOWEST, STEPS, Step, Timelines
+from xa import Code, Xid
+from xabridge.testing.ports import free_port
+
+
+def ran(timelines: Timelines, clock: Clock, number: int, took_s: float, steps: int = 1) -> None:
+    gtrid = number.to_bytes(8, "big")
+    timelines.began(gtrid)
+    for _ in range(steps):
+        timelines.verb("one", "prepare", clock(), Code.XA_OK, Xid(1, gtrid, b"one"))
+    clock.now += took_s
+    timelines.completed(Outcome(gtrid, Verdict.COMMITTED, True))
+
+
+def test_the_last_and_the_slowest_of_an_hour_are_kept_and_no_more() -> None:
+    clock = Clock()
+    timelines = Timelines(clock=clock)
+    ran(timelines, clock, 0, 9.0)
+    for number in range(1, 1000):
+        ran(timelines, clock, number, 0.001 * (number % 100), steps=STEPS + 5 if number == 999 else 1)
+    assert [int.from_bytes(one.gtrid, "big") for one in timelines.last] == list(range(999, 999 - LAST, -1))
+    assert len(timelines.last[0].steps) == STEPS
+    assert timelines.last[0].omitted == 5
+    slowest = [round(one.took_s, 3) for one in timelines.slowest]
+    assert len(slowest) == SLOWEST
+    assert slowest[0] == 9.0
+    assert slowest[1:] == sorted(slowest[1:], reverse=True)
+    assert min(slowest) >= 0.095
+    assert sum(map(len, timelines._slots.values())) <= SLOWEST * (SLOTS + 1)
+    clock.now += SLOT_S * (SLOTS + 1)
+    assert timelines.slowest == []
+    ran(timelines, clock, 1001, 0.5)
+    assert len(timelines.slowest) == 1
+    ran(timelines, clock, 1002, 0.5, steps=0)  # has done nothing
+    assert len(timelines.slowest) == 1
+    assert timelines._live == {}
+
+
+def test_rates_are_those_of_the_last_minute() -> None:
+    clock = Clock()
+    timelines = Timelines(clock=clock)
+    for _ in range(30):
+        timelines.consumed("amqp", "orders", "handled", 10, 0.1)
+        timelines.consumed("amqp", "orders", "failed", 1, 0.1)
+        timelines.consumed("amqp", "other", "handled", 1, 0.1)
+        clock.now += 10
+    assert timelines.rates("orders") == {"handled": 1.0, "failed": 0.1}
+    assert len(timelines._consumed) <= 2 * 8
+    clock.now += 100
+    assert timelines.rates("orders") == {}
+
+
+def test_the_phases_of_a_transaction() -> None:
+    steps = [
+        Step("one", "start", 0.0, 0.1, "XA_OK"),
+        Step("one", "prepare", 1.0, 0.5, "XA_OK"),
+        Step("two", "prepare", 1.1, 0.9, "XA_OK"),
+        Step("", "decision", 2.0, 0.25, ""),
+        Step("one", "commit", 2.5, 0.5, "XA_OK"),
+    ]
+    assert phases(steps, 3.5) == {"work": 1.0, "prepare": 1.0, "decide": 0.25, "commit": 0.5}
+    assert phases([], 3.5) == {"work": 3.5}
+
+
+def test_the_metrics_are_told_everything_too() -> None:
+    also = Mock()
+    timelines = Timelines(also)
+    timelines.began(b"g")
+    timelines.verb("one", "prepare", 0.0, None, None)
+    timelines.phase("prepare", 0.0)
+    timelines.forced("decision", 0.0, gtrid=b"g", failed=True)
+    timelines.consumes("amqp", "q", ["handled"])
+    timelines.consumed("amqp", "q", "handled", 1, 0.1)
+    timelines.recovered(Mock(), 0.0)
+    timelines.completed(Outcome(b"g", Verdict.UNKNOWN, None))
+    timelines.watches(Mock())
+    timelines.close()
+    told = [call[0] for call in also.method_calls]
+    assert told == [
+        "began", "verb", "phase", "forced", "consumes", "consumed", "recovered", "completed", "watches", "close",
+    ]  # fmt: skip
+
+
+def test_nothing_is_measured_where_nobody_can_ask_and_a_look_at_the_clock_for_each_step_where_somebody_can() -> None:
+    with TwoResources() as both:
+        assert both.manager.recorder is None
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return float(looks)
+
+    with TwoResources(http=f"127.0.0.1:{free_port()}", http_token="x" * 16) as both:
+        timelines = both.manager.recorder
+        assert isinstance(timelines, Timelines)
+        timelines._clock = clock
+        with both.manager.begin():
+            both.write("key")
+        (one,) = timelines.last
+        assert len(one.steps) == 9  # start, end, prepare and commit of two, and the decision
+        assert looks <= 2 + len(one.steps) + 1  # the first of five minutes looks once more

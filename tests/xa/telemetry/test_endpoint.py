@@ -1,0 +1,174 @@
+"""These tests check what strangers can do to the endpoint for probes: wrong requests, slow ones, and very many."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+import urllib.request
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from xa.telemetry import endpoint as module
+from xa.telemetry import exposition
+from xa.telemetry.endpoint import OPEN, REQUEST_OCTETS, AddressTaken, Answer, EndpointThread, told
+from xa.telemetry.exposition import Exposition, MetricsPage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAIT_S = 30
+
+
+class Pages:
+    """Pages that count how often they were made."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.go = threading.Event()
+        self.go.set()
+
+    async def plain(self) -> Answer:
+        self.made += 1
+        while not self.go.is_set():  # noqa: ASYNC110 — another thread sets it
+            await asyncio.sleep(0.01)
+        return told(200, "fine")
+
+    async def broken(self) -> Answer:
+        raise LookupError("a defect")
+
+
+@pytest.fixture
+def pages() -> Pages:
+    return Pages()
+
+
+@pytest.fixture
+def server(pages: Pages) -> Iterator[EndpointThread]:
+    with EndpointThread({"/plain": pages.plain, "/broken": pages.broken}, "127.0.0.1", 0) as server:
+        yield server
+
+
+def connected(server: EndpointThread) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)
+
+
+def everything(connection: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    octets = b""
+    try:
+        while more := connection.recv(65536):
+            octets += more
+    except ConnectionResetError:  # it closed before it had read all
+        pass
+    return octets
+
+
+def asked(server: EndpointThread, request: bytes) -> bytes:
+    with connected(server) as connection:
+        connection.sendall(request)
+        return everything(connection)
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /plain HTTP/1.1\r\nHost: x\r\n\r\n", b"200 OK"),
+        (b"GET /plain?a=b HTTP/1.0\r\n\r\n", b"200 OK"),
+        (b"GET /nothing HTTP/1.1\r\n\r\n", b"404 Not Found"),
+        (b"POST /plain HTTP/1.1\r\n\r\n", b"405 Method Not Allowed"),
+        (b"nonsense\r\n\r\n", b"400 Bad Request"),
+        (b"\x16\x03\x01 \x00 \xff\r\n\r\n", b"400 Bad Request"),
+        (b"GET /" + b"x" * (2 * REQUEST_OCTETS), b"431 Request Header Fields Too Large"),
+    ],
+)
+def test_what_it_answers(server: EndpointThread, request_: bytes, status: bytes) -> None:
+    assert asked(server, request_).startswith(b"HTTP/1.1 " + status + b"\r\n")
+
+
+def test_head_has_no_body(server: EndpointThread) -> None:
+    head, _, body = asked(server, b"HEAD /plain HTTP/1.1\r\n\r\n").partition(b"\r\n\r\n")
+    assert b"Content-Length: 5" in head
+    assert body == b""
+
+
+def test_a_page_that_fails_is_said_so_and_the_others_go_on(
+    server: EndpointThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert b"500 Internal" in asked(server, b"GET /broken HTTP/1.1\r\n\r\n")
+    assert b"200 OK" in asked(server, b"GET /plain HTTP/1.1\r\n\r\n")
+    assert "LookupError: a defect" in caplog.text
+
+
+def test_who_says_nothing_keeps_nobody_out(server: EndpointThread) -> None:
+    """The silent one that came first goes, and the request of the one that came last is answered."""
+    with ExitStack() as stack:
+        silent = [stack.enter_context(connected(server)) for _ in range(OPEN)]
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/plain", timeout=WAIT_S) as response:
+            assert response.status == 200
+        assert everything(silent[0]) == b""
+
+
+def test_who_says_too_little_is_dropped(server: EndpointThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READ_S", 0.05)
+    with connected(server) as connection:
+        connection.sendall(b"GET /pl")
+        assert everything(connection).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_flood_costs_little(server: EndpointThread, pages: Pages) -> None:
+    """However many ask, it is one connection in PACE_S."""
+    began = time.monotonic()
+    asking = [threading.Thread(target=asked, args=(server, b"GET /plain HTTP/1.1\r\n\r\n")) for _ in range(20)]
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join(WAIT_S)
+    assert pages.made <= 20
+    assert time.monotonic() - began >= 19 * module.PACE_S
+
+
+def test_a_page_is_made_once_for_all_who_wait(server: EndpointThread, pages: Pages) -> None:
+    pages.go.clear()
+    with ExitStack() as stack:
+        asking = [stack.enter_context(connected(server)) for _ in range(5)]
+        for one in asking:
+            one.sendall(b"GET /plain HTTP/1.1\r\n\r\n")
+        while not pages.made:
+            time.sleep(0.01)
+        time.sleep(10 * module.PACE_S)
+        pages.go.set()
+        assert all(everything(one).endswith(b"fine\n") for one in asking)
+    assert pages.made == 1
+
+
+def test_an_address_that_is_taken_is_named(server: EndpointThread) -> None:
+    with pytest.raises(AddressTaken, match=f"127.0.0.1:{server.port}: Address already in use"):
+        EndpointThread({}, "127.0.0.1", server.port)
+
+
+def test_a_text_of_metrics_is_shown_again_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a flood of scrapes does not make one after the other."""
+
+    class Counted(Exposition):
+        made = 0
+
+        def text(self) -> bytes:
+            self.made += 1
+            return b"text"
+
+    async def scenario(page: MetricsPage, times: int) -> None:
+        for _ in range(times):
+            assert (await page()).body == b"text"
+
+    counted = Counted()
+    asyncio.run(scenario(MetricsPage(counted), 10))
+    assert counted.made == 1
+    monkeypatch.setattr(exposition, "KEPT_S", 0.0)
+    monkeypatch.setattr(exposition, "KEPT_TIMES", 0)
+    asyncio.run(scenario(MetricsPage(counted), 3))
+    assert counted.made == 4
+    counted.close()

@@ -1,0 +1,304 @@
+"""These tests run applications: what they declare, what their handlers get, and how they are started and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import text
+
+from xabridge import App, Broker, Configuration, ConfigurationError, Database, Message, ProtocolMisuse, Transaction, Tx
+from xabridge.testing import TestApp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NOWHERE = Configuration(
+    "shop-1", None, {"broker": "amqp://nowhere.invalid", "shop": "postgresql://nowhere.invalid/shop"}
+)
+
+
+@dataclass
+class Order:
+    """What comes."""
+
+    number: int
+    customer: str
+
+
+@dataclass
+class Invoice:
+    """What goes."""
+
+    order: int
+
+
+class Shop(Tx):
+    """The transaction of the tests."""
+
+    shop: Database
+    broker: Broker
+
+
+def set_up(test: TestApp) -> None:
+    with test.engine("shop").begin() as connection:
+        connection.execute(text("CREATE TABLE orders (number integer PRIMARY KEY)"))
+
+
+def rows(test: TestApp) -> list[int]:
+    with test.engine("shop").begin() as connection:
+        return list(connection.execute(text("SELECT number FROM orders ORDER BY number")).scalars())
+
+
+def shop() -> App:
+    app = App(NOWHERE)
+
+    @app.consumer("orders")
+    def handle(order: Order, tx: Shop) -> None:
+        tx.shop.execute(text("INSERT INTO orders VALUES (:number)"), {"number": order.number})
+        tx.send("invoices", Invoice(order.number))
+        if order.customer == "nobody":
+            raise LookupError(order.customer)
+
+    return app
+
+
+def test_a_handler_gets_what_it_declares() -> None:
+    with TestApp(shop()) as test:
+        set_up(test)
+        test.deliver("orders", Order(1, "Ada"))
+        test.assert_sent("invoices", Invoice(1))
+        assert rows(test) == [1]
+
+
+def test_what_does_not_fit_is_a_dead_letter_and_the_handler_is_not_called() -> None:
+    with TestApp(shop()) as test:
+        set_up(test)
+        test.deliver("orders", {"number": "one", "customer": "Ada"}, Order(2, "Boole"))
+        assert test.dead("orders") == [
+            "Refused: the body does not fit Order: number: expected a whole number, not 'one'"
+        ]
+        assert rows(test) == [2]
+        assert test.waiting("orders") == 0
+        counts = test._live["orders"].counts
+        assert (counts.handled, counts.dead_lettered, counts.failed) == (1, 1, 0)
+
+
+def test_a_batch_goes_on_without_those_that_do_not_fit() -> None:
+    app = App(NOWHERE)
+    seen: list[Any] = []
+
+    @app.consumer("orders", batch=10, takes="batch")
+    def handle(orders: list[Order], messages: list[Message], tx: Tx) -> None:
+        seen.append(([order.number for order in orders], len(messages), tx.resources))
+
+    @app.consumer("bad", batch=10, takes="batch")
+    def none(orders: list[Order]) -> None:
+        seen.append(orders)
+
+    with TestApp(app) as test:
+        test.deliver("orders", Order(1, "a"), {}, Order(2, "b"))
+        assert seen == [([1, 2], 2, ("broker",))]
+        assert test.dead("orders") == ["Refused: the body does not fit Order: missing customer, number"]
+        test.deliver("bad", {}, 7)
+        assert len(seen) == 1
+        assert len(test.dead("bad")) == 2
+
+
+def test_coroutine_functions_are_handlers_too() -> None:
+    app = App(NOWHERE)
+
+    @app.consumer("orders")
+    async def handle(order: Order, message: Message, tx: Tx) -> None:
+        await tx.asend("invoices", Invoice(order.number), id=f"invoice of {message.id!s}")
+
+    with TestApp(app) as test:
+        test.deliver("orders", Order(1, "Ada"), id="o-1")
+        assert [message.id for message in test.messages("invoices")] == ["invoice of o-1"]
+
+    async def in_a_loop() -> None:
+        async with TestApp(app) as test:
+            await test.adeliver("orders", Order(1, "Ada"), id="o-1")
+            assert await asyncio.to_thread(test.sent, "invoices") == [Invoice(1)]
+
+    asyncio.run(in_a_loop())
+
+
+def test_handlers_may_declare_transactions_of_several_classes() -> None:
+    class Audit(Tx):
+        broker: Broker
+
+    app = shop()
+
+    @app.consumer("audit")
+    def note(what: str, tx: Audit) -> None:
+        tx.broker.send("noted", Message(what))
+
+    with TestApp(app) as test:
+        set_up(test)
+        test.deliver("audit", "a look")
+        assert test.sent("noted") == ["a look"]
+        test.deliver("orders", Order(1, "Ada"))
+
+
+def test_after_commit_is_called_when_it_is_committed_and_not_otherwise() -> None:
+    app = App(NOWHERE)
+    told: list[int] = []
+
+    @app.consumer("orders")
+    def handle(order: Order, tx: Shop) -> None:
+        tx.after_commit(told.append, order.number)
+        if order.number == 2:
+            raise LookupError
+
+    with TestApp(app) as test:
+        test.deliver("orders", Order(1, "Ada"))
+        with pytest.raises(LookupError):
+            test.deliver("orders", Order(2, "Boole"))
+    assert told == [1]
+
+
+def test_a_transactional_function_needs_no_manager_before_it_is_called() -> None:
+    app = App(NOWHERE)
+
+    @app.transactional
+    def place(number: int) -> int:
+        app.tx.send("orders", number)
+        return number
+
+    @app.transactional(retries=2)
+    async def aplace(number: int) -> int:
+        await app.tx.asend("orders", number)
+        return number
+
+    with pytest.raises(ProtocolMisuse, match="does not run"):
+        place(1)
+    for _ in range(2):  # each time over another manager
+        with TestApp(app) as test:
+            assert place(1) == 1
+            assert asyncio.run(aplace(2)) == 2
+            assert test.sent("orders") == [1, 2]
+
+
+def test_it_runs_its_consumers_until_it_is_stopped() -> None:
+    app = App(NOWHERE)
+    done = threading.Barrier(3)
+
+    @app.consumer("one", idle_s=0.05)
+    def one(_number: int) -> None:
+        done.wait(30)
+
+    @app.consumer("two", idle_s=0.05, workers=2)
+    async def two(_number: int) -> None:
+        await asyncio.to_thread(done.wait, 30)
+
+    with TestApp(app) as test:
+        elsewhere = Configuration("other", f"file://{test.folder / 'other'}", {"broker": test.broker.url})
+        other = App(elsewhere)
+        other.consumers = app.consumers
+        with other:
+            with other.begin() as tx:
+                tx.send("one", 1)
+                tx.send("two", 2)
+            assert set(other.health()) == {"one", "two"}
+            assert all(health.ok for health in other.health().values())
+            done.wait(30)
+        with pytest.raises(ProtocolMisuse, match="does not run"):
+            other.health()
+        assert test.waiting("one") == test.waiting("two") == 0
+
+
+def test_nothing_happens_at_import(tmp_path: Any) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from xabridge import App, Tx\n"
+        "app = App('no-such-file.toml')\n"
+        "@app.consumer('orders', workers=4)\n"
+        "def handle(order: dict, tx: Tx) -> None: ...\n"
+        "import sys, threading\n"
+        "assert threading.active_count() == 1\n"
+        "print(*sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not {"pydantic", "msgspec", "fastapi", "django", "sqlalchemy", "proton", "dtx.broker"} & loaded
+
+
+def wrong_setting(app: App) -> Any:
+    return app.consumer("orders", workrs=4)  # type: ignore[call-arg]
+
+
+def wrong_value(app: App) -> Any:
+    return app.consumer("orders", workers=0)
+
+
+def no_type(app: App) -> Any:
+    @app.consumer("orders")
+    def handle(order, tx: Tx) -> None: ...  # type: ignore[no-untyped-def]
+
+
+def two_bodies(app: App) -> Any:
+    @app.consumer("orders")
+    def handle(order: Order, invoice: Invoice) -> None: ...
+
+
+def no_list(app: App) -> Any:
+    @app.consumer("orders", takes="batch", batch=5)
+    def handle(order: Order) -> None: ...
+
+
+def unreadable(app: App) -> Any:
+    @app.consumer("orders")
+    def handle(order: threading.Thread) -> None: ...
+
+
+def not_there(app: App) -> Any:
+    @app.consumer("orders")
+    def handle(order: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("declare", "told"),
+    [
+        (wrong_setting, "consumer of orders: workrs: there is no such setting; did you mean workers?"),
+        (wrong_value, "workers is 0: expected 1 to"),
+        (no_type, "order: say its type"),
+        (two_bodies, "order and invoice are both the body"),
+        (no_list, "it is a list"),
+        (unreadable, "order: Thread: no message can be made into it"),
+        (not_there, "Nowhere"),
+    ],
+)
+def test_mistakes_are_told_when_it_is_declared(declare: Callable[[App], Any], told: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        declare(App(NOWHERE))
+    assert told in str(refused.value)
+
+
+def test_a_plain_transaction_class_is_refused() -> None:
+    class Plain(Transaction):
+        shop: Database
+
+    app = App(NOWHERE)
+
+    @app.consumer("orders")
+    def handle(order: int, tx: Plain) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="is a subclass of Tx"), TestApp(app):
+        pass
+
+
+def test_a_resource_that_is_called_as_a_method() -> None:
+    with pytest.raises(TypeError, match="a transaction has a send of its own"):
+
+        class Wrong(Tx):
+            send: Broker  # type: ignore[assignment]
+
+
+def test_the_manager_says_which_setting_was_meant() -> None:
+    with TestApp(App(NOWHERE)) as test, pytest.raises(ConfigurationError, match="did you mean batch"):
+        test.manager.consumer("orders", bach=4)(lambda *_: None)  # type: ignore[call-arg]

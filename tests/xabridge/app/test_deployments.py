@@ -1,0 +1,59 @@
+"""These tests check the examples for systemd and Kubernetes against their schemas, and the guide's table against the
+command.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.cli import parsed
+from tests.docs.guide import ROOT
+from xabridge.cli.main import make_parser
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONTAINERS = ROOT / "containers"
+ANALYZE = shutil.which("systemd-analyze")
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
+def test_the_unit_of_systemd(tmp_path: Path) -> None:
+    unit = tmp_path / "shop.service"
+    shutil.copy(CONTAINERS / "xabridge-run.service", unit)
+    command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert [line for line in done.stderr.splitlines() if "shop.service" in line] == [], done.stderr
+
+
+@pytest.mark.parametrize("name", ["statefulset", "deployment"])
+def test_what_kubernetes_is_given(name: str) -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    told: Any = yaml.safe_load((CONTAINERS / "kubernetes" / f"{name}.yaml").read_text(encoding="utf-8"))
+    validate.validate(told, validate.latest_version(), strict=True)
+    arguments = told["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert parsed(arguments[1:]).shutdown_s < told["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_the_unit_runs_our_command() -> None:
+    unit = (CONTAINERS / "xabridge-run.service").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^ExecStart=/usr/bin/env xabridge (.*)$", unit, re.MULTILINE)
+    (patience,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+    assert parsed(command.split()).shutdown_s < int(patience)
+
+
+def test_the_guide_has_every_flag() -> None:
+    text = (ROOT / "docs" / "app.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| `(--[a-z-]+)", text, re.MULTILINE))
+    assert told == set(re.findall(r"(--[a-z-]+)", help_of_run())) - {"--help"}
+
+
+def help_of_run() -> str:
+    subparsers: Any = make_parser("run")._subparsers
+    return str(subparsers._group_actions[0].choices["run"].format_usage())

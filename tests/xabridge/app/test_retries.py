@@ -1,0 +1,275 @@
+"""These tests check what becomes of messages whose handlers fail, by the exception: attempts, dead letters, and
+messages that are put off, with their count, across a process that dies.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tm.consumer.history import CONFLICTS
+from xa import Code, xa_error
+from xabridge import App, Configuration, Message, ResourceConfig, Tx
+from xabridge.testing import Killed, TestApp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOWHERE = Configuration("app-1", None, {"broker": "amqp://nowhere.invalid", "shop": ResourceConfig("sqlite:///x")})
+
+
+class Handler:
+    """Raises what it is told to."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.app = App(NOWHERE)
+        self.raises: list[Exception | None] = []
+        self.calls = 0
+
+        @self.app.consumer("orders", **settings)
+        def handle(number: int, tx: Tx) -> None:
+            self.calls += 1
+            tx.send("done", number)
+            if self.raises and (error := self.raises.pop(0)) is not None:
+                raise error
+
+
+def told_with(test: TestApp) -> dict[Any, Any]:
+    (message,) = test.messages("orders")
+    return dict(message.annotations or {})
+
+
+def test_an_error_that_is_final_is_not_tried_again() -> None:
+    handler = Handler(dead_on=ValueError)
+    handler.raises = [ValueError("no such product"), KeyError("x"), None]
+    with TestApp(handler.app) as test:
+        with pytest.raises(ValueError, match="no such product"):
+            test.deliver("orders", 1)
+        assert (test.waiting("orders"), test.sent("done")) == (1, [])
+        test.deliver("orders")
+        assert (handler.calls, test.dead("orders"), test.sent("done")) == (1, ["ValueError: no such product"], [])
+        with pytest.raises(KeyError):
+            test.deliver("orders", 2)
+        test.deliver("orders")
+        assert test.sent("done") == [2]
+
+
+def test_only_what_is_named_is_tried_again() -> None:
+    handler = Handler(retry_on=TimeoutError)
+    handler.raises = [TimeoutError(), None, LookupError("x")]
+    with TestApp(handler.app) as test:
+        with pytest.raises(TimeoutError):
+            test.deliver("orders", 1)
+        test.deliver("orders")
+        assert test.sent("done") == [1]
+        with pytest.raises(LookupError):
+            test.deliver("orders", 2)
+        test.deliver("orders")
+        assert (handler.calls, len(test.dead("orders"))) == (3, 1)
+
+
+def test_a_resource_that_is_away_makes_no_dead_letter() -> None:
+    handler = Handler(retry_on=TimeoutError)
+    with TestApp(handler.app) as test:
+        test.fail("broker", at="prepare")
+        with pytest.raises(Exception, match="votes no"):
+            test.deliver("orders", 1)
+        test.deliver("orders")
+        assert test.sent("done") == [1]
+
+
+def test_conflicts_are_no_failures_of_the_message() -> None:
+    handler = Handler(max_deliveries=2)
+    conflict = xa_error(Code.XA_RBDEADLOCK, "execute: a deadlock")
+    handler.raises = [conflict] * (CONFLICTS - 1)
+    with TestApp(handler.app) as test:
+        for number in range(CONFLICTS - 1):
+            with pytest.raises(Exception, match="a deadlock"):
+                test.deliver("orders", *([1] if not number else []))
+        test.deliver("orders")
+        assert (test.sent("done"), handler.calls) == ([1], CONFLICTS)
+
+
+def test_a_message_that_is_put_off_keeps_its_count() -> None:
+    handler = Handler(retry_waits="broker", retry_first_s=3600.0, retry_most_s=3600.0, retry_jitter=0, max_deliveries=3)
+    handler.raises = [LookupError("first"), LookupError("second"), LookupError("third")]
+    with TestApp(handler.app) as test:
+        began = time.time() * 1000
+        for count, reason in enumerate(("first", "second"), start=1):
+            with pytest.raises(LookupError, match=reason):
+                test.deliver("orders", *([7] if count == 1 else []), **({"id": "o-7"} if count == 1 else {}))
+            put_off(test)
+            told = told_with(test)
+            assert told["x-opt-retry-count"] == count
+            assert told["x-opt-retry-reason"] == f"LookupError: {reason}"
+            assert 0 <= told["x-opt-retry-first"] - began < 60_000
+            assert test.later("orders") == [pytest.approx(3600, abs=60)]
+            test.deliver("orders")  # it waits, and no time passes
+            assert (handler.calls, test.waiting("orders")) == (count, 1)
+            (message,) = test.messages("orders")
+            assert (message.id, message.body, message.delivery_count) == ("o-7", b"7", 0)
+            test.advance(3601)
+        with pytest.raises(LookupError, match="third"):
+            test.deliver("orders")
+        test.deliver("orders")
+        assert test.dead("orders") == ["LookupError: third"]
+        (letter,) = test.messages("orders.dead")
+        assert (letter.annotations or {})["x-opt-dead-deliveries"] == 3
+
+
+def put_off(test: TestApp) -> None:
+    """One pass, which puts the message off."""
+    from xa.coroutines import drive  # noqa: PLC0415
+
+    drive(test._pass("orders"))
+
+
+@pytest.mark.parametrize("at", ["before the decision", "after the decision"])
+def test_a_process_that_dies_while_it_puts_off_loses_and_doubles_nothing(at: Any) -> None:
+    handler = Handler(retry_waits="broker", retry_first_s=30.0)
+    handler.raises = [LookupError("no")]
+    with TestApp(handler.app) as test:
+        with pytest.raises(LookupError):
+            test.deliver("orders", 7)
+        test.kill(at)
+        with pytest.raises(Killed):
+            test.deliver("orders")
+        assert test.waiting("orders") == 1
+        test.deliver("orders")  # where it was rolled back, it is put off now
+        assert (test.sent("done"), len(test.later("orders"))) == ([], 1)
+        test.advance(60)
+        test.deliver("orders")
+        assert (test.sent("done"), test.waiting("orders")) == ([7], 0)
+
+
+@pytest.mark.parametrize("at", ["before the decision", "after the decision"])
+def test_a_process_that_dies_while_it_puts_away_loses_and_doubles_nothing(at: Any) -> None:
+    handler = Handler(batch=5)
+    with TestApp(handler.app) as test:
+        test.kill(at)
+        with pytest.raises(Killed):
+            test.deliver("orders", 1, "two", 3)
+        test.deliver("orders")
+        assert test.sent("done") == [1, 3]
+        assert len(test.dead("orders")) == 1
+
+
+def test_the_time_for_attempts_has_a_limit() -> None:
+    handler = Handler(retry_for_s=3600.0)
+    handler.raises = [LookupError("no"), LookupError("no"), None]
+    with TestApp(handler.app) as test:
+        for body in ([1], []):
+            with pytest.raises(LookupError):
+                test.deliver("orders", *body)
+        test.advance(3601)
+        test.deliver("orders")
+        assert (handler.calls, test.dead("orders")) == (2, ["LookupError: no"])
+
+
+def take_away(test: TestApp, queue: str = "orders") -> None:
+    """What another process does with a message that has failed here."""
+    with test.manager.begin() as tx:
+        tx["broker"].receive(queue, 0)
+
+
+def test_what_failed_once_is_not_held_against_a_message_that_comes_later() -> None:
+    handler = Handler(dead_on=ValueError)
+    handler.raises = [ValueError("no such product"), None]
+    with TestApp(handler.app) as test:
+        with pytest.raises(ValueError, match="no such product"):
+            test.deliver("orders", 1)
+        take_away(test)
+        test.deliver("orders", 1)  # an operator has sent the dead letter again
+        assert (test.sent("done"), test.dead("orders")) == ([1], [])
+
+
+def test_the_time_for_attempts_of_a_message_begins_with_its_own_failure() -> None:
+    handler = Handler(retry_for_s=3600.0)
+    handler.raises = [LookupError("no"), LookupError("no"), None]
+    with TestApp(handler.app) as test:
+        with pytest.raises(LookupError):
+            test.deliver("orders", 1)
+        take_away(test)
+        test.advance(4000)
+        with pytest.raises(LookupError):
+            test.deliver("orders", 1)
+        test.deliver("orders")
+        assert (test.sent("done"), test.dead("orders")) == ([1], [])
+
+
+def test_a_dead_letter_that_is_sent_again_has_all_its_attempts() -> None:
+    handler = Handler(retry_waits="broker", max_deliveries=2, retry_for_s=3600.0, retry_jitter=0)
+    handler.raises = [LookupError("first"), LookupError("second")]
+    with TestApp(handler.app) as test:
+        with pytest.raises(LookupError):
+            test.deliver("orders", 7)
+        test.deliver("orders")
+        test.advance(60)
+        with pytest.raises(LookupError):
+            test.deliver("orders")
+        test.deliver("orders")
+        (letter,) = test.messages("orders.dead")
+        assert (letter.annotations or {})["x-opt-dead-deliveries"] == 2
+        assert not [name for name in letter.annotations or {} if str(name).startswith("x-opt-retry-")]
+        test.advance(4000)
+        with test.manager.begin() as tx:
+            tx["broker"].send("orders", tx["broker"].receive("orders.dead", 0))
+        test.deliver("orders")
+        assert (test.sent("done"), test.waiting("orders.dead")) == ([7], 0)
+
+
+def test_the_log_counts_the_deliveries_before_a_message_was_put_off(caplog: pytest.LogCaptureFixture) -> None:
+    handler = Handler(retry_waits="broker", max_deliveries=2)
+    handler.raises = [LookupError("first"), LookupError("second")]
+    with TestApp(handler.app) as test:
+        with pytest.raises(LookupError):
+            test.deliver("orders", 7)
+        test.deliver("orders")
+        test.advance(60)
+        with pytest.raises(LookupError):
+            test.deliver("orders")
+        test.deliver("orders")
+    assert "dead-lettered to orders.dead after 2 deliveries: LookupError: second" in caplog.text
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_message_is_not_put_away_besides_being_handled(batch: int) -> None:
+    handler = Handler(dead_on=ValueError, batch=batch)
+    handler.raises = [ValueError("no such product")]
+    with TestApp(handler.app) as test:
+        with pytest.raises(ValueError, match="no such product"):
+            test.deliver("orders", 1)
+        take_away(test)
+        test.deliver("orders", 1, 2)  # the same content again
+        assert (test.sent("done"), test.dead("orders")) == ([1, 2], [])
+
+
+def test_a_message_that_is_sent_on_as_it_came_has_all_its_attempts() -> None:
+    handler = Handler(retry_waits="broker", retry_jitter=0)
+    handler.raises = [LookupError("first")]
+    fails: list[Exception] = [LookupError("there")]
+
+    @handler.app.consumer("onward", max_deliveries=2)
+    def onward(number: int, tx: Tx) -> None:
+        if fails:
+            raise fails.pop()
+        tx.send("arrived", number)
+
+    @handler.app.middleware
+    def send_on(message: Message, tx: Tx) -> Iterator[None]:
+        yield
+        if not test.waiting("onward"):
+            tx.send("onward", message)
+
+    with TestApp(handler.app) as test:
+        with pytest.raises(LookupError, match="first"):
+            test.deliver("orders", 7)
+        test.deliver("orders")
+        test.advance(60)
+        test.deliver("orders")
+        with pytest.raises(LookupError, match="there"):
+            test.deliver("onward")
+        test.deliver("onward")
+        assert (test.sent("arrived"), test.dead("onward")) == ([7], [])

@@ -1,0 +1,210 @@
+"""These tests run `xabridge run` in processes of its own: several of them, killed, stopped, reloaded, and without their
+supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rm_amqp import Message
+from tm import Configuration, ResourceConfig, TransactionManager
+from xabridge.app.nodes import configuration_of, left_behind
+from xabridge.testing import TestBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+PATIENCE_S = 60.0
+SHOP = """
+import os, time
+from xabridge import App, Message, Tx
+
+app = App()
+
+@app.consumer("orders", idle_s=0.1, retry_first_s=0.05, max_deliveries=20)
+def handle(number: int, tx: Tx) -> None:
+    tx["other"].send("done", Message({"number": number, "process": os.getpid(), "node": tx._manager.node}))
+    tx.send("counted", number)
+    if number == 13 and not os.path.exists("hangs"):
+        with open("hangs.new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename("hangs.new", "hangs")
+        time.sleep(3600)
+"""
+
+
+class Shop:
+    """A folder with an application, brokers, and the command that runs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.broker, self.other = TestBroker(), TestBroker()
+        self.broker.start()
+        self.other.start()
+        self.write(SHOP)
+        self.log = folder / "run.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def write(self, program: str) -> None:
+        (self.folder / "a_shop.py").write_text(program)
+        (self.folder / "xabridge.toml").write_text(
+            f'node = "run"\nlog = "file://{self.folder}/log"\nrecovery_interval_s = 0.5\n'
+            f'[resources]\nbroker = "{self.broker.url}"\nother = "{self.other.url}"\n'
+        )
+
+    def run(self, *flags: str) -> None:
+        with self.log.open("ab") as log:
+            command = [sys.executable, "-m", "xabridge.cli", "run", "a_shop:app", *flags]
+            self._process = subprocess.Popen(command, cwd=self.folder, stderr=log, stdin=subprocess.DEVNULL)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        self.process.terminate()
+        return self.process.wait(PATIENCE_S)
+
+    def put(self, *numbers: int) -> None:
+        with self.elsewhere() as tm, tm.begin() as tx:
+            for number in numbers:
+                tx["broker"].send("orders", Message(number))
+
+    def elsewhere(self) -> TransactionManager[Any]:
+        resources = {"broker": self.broker.url, "other": self.other.url}
+        return TransactionManager("test", f"file://{self.folder}/test-log", resources, background=False)
+
+    def done(self) -> list[dict[str, Any]]:
+        with self.elsewhere() as tm, tm.begin() as tx:
+            return [message.body for message in tx["other"].browse("done")]
+
+    def wait_for(self, what: Any) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not what():
+            assert time.monotonic() < deadline, self.log.read_text()
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait(PATIENCE_S)
+        self.broker.stop()
+        self.other.stop()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(tmp_path)
+    yield shop
+    shop.close()
+
+
+def test_two_processes_work_one_is_killed_in_the_midst_and_nothing_is_lost_or_doubled(shop: Shop) -> None:
+    shop.run("--workers", "2")
+    shop.put(*range(40))  # 13 hangs
+    shop.wait_for(lambda: len(shop.done()) == 39)
+    os.kill(int((shop.folder / "hangs").read_text()), signal.SIGKILL)
+    shop.wait_for(lambda: len(shop.done()) == 40)
+    assert "has ended with SIGKILL; it is started again" in shop.log.read_text()
+    shop.wait_for(lambda: len(children_of(shop.process.pid)) == 2)
+    shop.put(*range(100, 140))
+    shop.wait_for(lambda: len(shop.done()) == 80)
+    assert shop.stop() == 0
+    found = shop.done()
+    assert sorted(one["number"] for one in found) == [*range(40), *range(100, 140)]
+    assert {one["node"] for one in found} == {"run", "run-2"}
+    assert shop.broker.waiting("counted") == 80
+    assert shop.broker.waiting("orders") == 0
+
+    shop.run()  # one process from here on
+    shop.put(200)
+    shop.wait_for(lambda: len(shop.done()) == 81)
+    assert shop.stop() == 0
+    assert "process 2 has a log, and is not among 1: recovering" in shop.log.read_text()
+
+
+def test_a_process_ends_with_its_supervisor(shop: Shop) -> None:
+    shop.run("--workers", "2")
+    shop.put(1, 2)
+    shop.wait_for(lambda: len(shop.done()) == 2)
+    children = children_of(shop.process.pid)
+    assert len(children) == 2
+    shop.process.kill()
+    shop.process.wait(PATIENCE_S)
+    deadline = time.monotonic() + PATIENCE_S
+    while any(map(is_alive, children)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_source_file_that_changes_is_loaded_again(shop: Shop) -> None:
+    shop.run("--reload", "--log-level", "DEBUG")
+    shop.put(1)
+    shop.wait_for(lambda: len(shop.done()) == 1)
+    shop.write("import nothing_of_that_name")  # a mistake: it waits to be mended
+    shop.wait_for(lambda: "can't be loaded" in shop.log.read_text())
+    shop.write(SHOP.replace('"number": number', '"number": -number'))
+    shop.put(2)
+    shop.wait_for(lambda: any(one["number"] == -2 for one in shop.done()))
+    assert shop.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "told"),
+    [
+        ("import nothing_of_that_name", [], "a_shop:app can't be loaded"),
+        ("app = 7", ["--workers", "2"], "app is a int, and no App"),
+        ("from xabridge import App; app = App('nowhere.toml')", [], "nowhere.toml: no such file"),
+    ],
+)
+def test_an_application_that_can_not_run(shop: Shop, program: str, flags: list[str], told: str) -> None:
+    shop.write(program)
+    shop.run(*flags)
+    assert shop.process.wait(PATIENCE_S) == 2
+    assert told in shop.log.read_text()
+
+
+def children_of(pid: int) -> list[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:  # noqa: PTH123
+        return [int(one) for one in file.read().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+            return not re.search(r"\) [ZX] ", file.read())
+    except OSError:
+        return False
+
+
+def test_each_process_has_a_node_and_a_log_of_its_own(tmp_path: Path) -> None:
+    resources = {"broker": "amqp://broker"}
+    configuration = Configuration("orders", f"file://{tmp_path}/log", resources)
+    assert configuration_of(configuration, 1) == configuration
+    third = configuration_of(configuration, 3)
+    assert (third.node, third.log) == ("orders-3", f"file://{tmp_path}/log-3")
+    in_a_database = Configuration("orders", "postgresql://log", resources)
+    assert configuration_of(in_a_database, 2) == Configuration("orders-2", "postgresql://log", resources)
+    deciding = Configuration("orders", None, {"shop": ResourceConfig("sqlite:///x", "decider")})
+    assert configuration_of(deciding, 2) == deciding
+    with_a_log = Configuration("orders", f"file://{tmp_path}/log", deciding.resources)  # which one process holds
+    assert configuration_of(with_a_log, 2).log == f"file://{tmp_path}/log-2"
+
+    for name in ("log", "log-2", "log-3", "log-10", "log-old", "blog-4"):
+        (tmp_path / name).mkdir()
+    assert list(left_behind(configuration, 2)) == [10, 3]
+    assert list(left_behind(configuration, 1)) == [10, 2, 3]
+    assert list(left_behind(in_a_database, 1)) == list(left_behind(deciding, 1)) == []

@@ -1,0 +1,243 @@
+"""These tests run schedules: when they are due, once over several processes that try at the same time, after kills."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from sqlalchemy import text
+
+from tm import Configuration, ResourceConfig, TransactionManager
+from xabridge import App, Broker, ConfigurationError, Database, Depends, Message, Tx
+from xabridge.app.scheduler import Scheduler
+from xabridge.testing import Killed, TestApp, TestBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.postgres import Postgres
+
+NOWHERE = Configuration(
+    "app-1", None, {"broker": "amqp://nowhere.invalid", "shop": "postgresql://nowhere.invalid/shop"}
+)
+NOON = datetime(2026, 11, 23, 12, 0, 30, tzinfo=UTC)
+FIVE = datetime(2026, 11, 23, 12, 5, tzinfo=UTC)
+
+
+class Shop(Tx):
+    """What the application works with."""
+
+    shop: Database
+    broker: Broker
+
+
+def announcing(*fails: Exception) -> tuple[App, Any]:
+    app, failures = App(NOWHERE), list(fails)
+
+    @app.schedule("*/5 * * * *")
+    def announce(tx: Shop, due: datetime) -> None:
+        tx.send("announced", due)
+        if failures:
+            raise failures.pop(0)
+
+    return app, announce
+
+
+def test_it_runs_when_it_is_due_and_makes_up_for_missed_times_once() -> None:
+    app, announce = announcing()
+    with TestApp(app) as test:
+        test.run_schedule(announce, NOON)
+        test.run_schedule(announce, NOON + timedelta(minutes=4))
+        assert test.sent("announced") == []
+        test.run_schedule(announce, FIVE)
+        test.run_schedule(announce, FIVE + timedelta(seconds=1))
+        assert test.sent("announced") == [FIVE]
+        test.run_schedule(announce, FIVE + timedelta(hours=3))
+        test.run_schedule(announce, FIVE + timedelta(hours=3))
+        assert test.sent("announced") == [FIVE, FIVE + timedelta(minutes=5)]
+
+
+def test_a_failure_leaves_it_due() -> None:
+    app, announce = announcing(LookupError("no"))
+    with TestApp(app) as test:
+        test.run_schedule(announce, NOON)
+        with pytest.raises(LookupError):
+            test.run_schedule(announce, FIVE)
+        test.run_schedule(announce, FIVE)
+        assert test.sent("announced") == [FIVE]
+
+
+@pytest.mark.parametrize(("at", "by_then"), [("before the decision", 0), ("after the decision", 1)])
+def test_a_process_that_is_killed_has_run_it_or_not(at: Any, by_then: int) -> None:
+    app, announce = announcing()
+    with TestApp(app) as test:
+        test.run_schedule(announce, NOON)
+        test.kill(at)
+        with pytest.raises(Killed):
+            test.run_schedule(announce, FIVE)
+        assert len(test.sent("announced")) == by_then
+        test.run_schedule(announce, FIVE)
+        assert test.sent("announced") == [FIVE]
+
+
+def test_other_times_count_from_now_on() -> None:
+    app, announce = announcing()
+    with TestApp(app) as test:
+        test.run_schedule(announce, NOON)
+        announce.expression = "0 13 * * *"
+        test.run_schedule(announce, FIVE)
+        assert test.sent("announced") == []
+        test.run_schedule(announce, datetime(2026, 11, 23, 13, tzinfo=UTC))
+        assert test.sent("announced") == [datetime(2026, 11, 23, 13, tzinfo=UTC)]
+
+
+def test_a_time_zone_and_a_coroutine_function() -> None:
+    app = App(NOWHERE)
+    seen = []
+
+    def client() -> str:
+        return "client"
+
+    @app.schedule("30 9 * * *", timezone="Europe/Berlin")
+    async def nightly(due: datetime, client: Annotated[str, Depends(client)]) -> None:
+        await asyncio.sleep(0)
+        seen.append((due, client))
+
+    with TestApp(app) as test:
+        test.run_schedule(nightly, NOON)
+        test.run_schedule(nightly, NOON + timedelta(days=1))
+    assert seen == [(datetime(2026, 11, 24, 9, 30, tzinfo=ZoneInfo("Europe/Berlin")), "client")]
+
+
+@pytest.mark.slow
+def test_once_over_several_nodes_that_try_at_the_same_moment(postgres: Postgres, tmp_path: Path) -> None:
+    url = postgres.create_database()
+    app, announce = announcing()
+    with TestBroker() as broker:
+        managers = [
+            TransactionManager(
+                f"node-{number}",
+                f"file://{tmp_path}/log-{number}",
+                {"broker": broker.url, "shop": ResourceConfig(url)},
+                transaction=app.transaction,
+            )
+            for number in range(3)
+        ]
+        moment = NOON
+        schedulers = [Scheduler(manager, [announce], lambda: moment.timestamp()) for manager in managers]  # noqa: PLW0108 — it moves
+        try:
+            for minute in range(0, 60, 5):
+                moment = NOON + timedelta(minutes=minute)
+                together(schedulers, lambda one: one.run_if_due(announce))
+            with managers[0].begin() as tx:
+                found = [app.codecs.read(message, datetime) for message in tx["broker"].browse("announced")]
+                assert tx["shop"].execute(text("SELECT count(*) FROM xabridge_schedules")).scalar_one() == 1
+        finally:
+            for manager in managers:
+                manager.close()
+    assert found == [FIVE + timedelta(minutes=minute) for minute in range(0, 55, 5)]
+
+
+def together(schedulers: list[Scheduler], run: Callable[[Scheduler], object]) -> None:
+    """All at the same moment; one that fails because of another one tries again."""
+    barrier, failed = threading.Barrier(len(schedulers)), []
+
+    def work(scheduler: Scheduler) -> None:
+        barrier.wait()
+        for _ in range(5):
+            try:
+                run(scheduler)
+            except Exception as error:  # noqa: BLE001 — of a conflict
+                last = error
+            else:
+                return
+        failed.append(last)
+
+    threads = [threading.Thread(target=work, args=(one,)) for one in schedulers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failed == []
+
+
+def test_the_thread_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, announce = announcing(LookupError("no"))
+    monkeypatch.setattr("xabridge.app.scheduler.FIRST_S", 0.01)
+    with TestApp(app) as test:
+        test.run_schedule(announce, NOON)
+        monkeypatch.setattr(app, "_manager", test.manager)
+        scheduler = Scheduler(test.manager, [announce], FIVE.timestamp)
+        scheduler.start()
+        while not test.sent("announced"):
+            threading.Event().wait(0.02)
+        scheduler.stop()
+        assert test.sent("announced") == [FIVE]
+
+
+def test_one_that_fails_keeps_no_other_one_from_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, announce = announcing(*[LookupError("no")] * 1000)
+    monkeypatch.setattr("xabridge.app.scheduler.FIRST_S", 30.0)
+
+    @app.schedule("*/5 * * * *")
+    def good(tx: Shop, due: datetime) -> None:
+        tx.send("good", due)
+
+    with TestApp(app) as test:
+        test.run_schedule(announce, NOON)
+        test.run_schedule(good, NOON)
+        scheduler = Scheduler(test.manager, app.schedules, FIVE.timestamp)
+        scheduler.start()
+        while not test.sent("good"):
+            threading.Event().wait(0.02)
+        scheduler.stop()
+        assert (test.sent("good"), test.sent("announced")) == ([FIVE], [])
+
+
+def no_expression(app: App) -> Any:
+    @app.schedule("every five minutes")
+    def announce(tx: Tx) -> None: ...
+
+
+def no_zone(app: App) -> Any:
+    @app.schedule("* * * * *", timezone="Europe/Nowhere")
+    def announce(tx: Tx) -> None: ...
+
+
+def a_message(app: App) -> Any:
+    @app.schedule("* * * * *")
+    def announce(message: Message) -> None: ...
+
+
+def a_body(app: App) -> Any:
+    @app.schedule("* * * * *")
+    def announce(due: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("declare", "told"),
+    [
+        (no_expression, "'every five minutes' is no cron expression"),
+        (no_zone, "timezone 'Europe/Nowhere'"),
+        (a_message, "it gets the transaction, dependencies, and a datetime"),
+        (a_body, "it gets the transaction, dependencies, and a datetime"),
+    ],
+)
+def test_mistakes_are_told_when_it_is_declared(declare: Callable[[App], Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        declare(App(NOWHERE))
+
+
+def test_it_needs_a_database() -> None:
+    app = App(Configuration("n", None, {"broker": "amqp://nowhere.invalid"}))
+
+    @app.schedule("* * * * *")
+    def announce(tx: Tx) -> None: ...
+
+    with TestApp(app) as test, pytest.raises(ConfigurationError, match="kept in a database, and there is none"):
+        test.run_schedule(announce, NOON)

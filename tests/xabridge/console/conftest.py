@@ -1,0 +1,147 @@
+"""These fixtures give a test a console with its brokers, asked without a browser, and a browser for the others."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.xabridge.cli.field import Field
+from tests.xabridge.console.scene import PASSWORD, broker_with_users, doubts, fill
+from tm import configuration_from
+from xabridge.console.app import Console
+from xabridge.console.settings import ConsoleSettings, WatchedBroker
+from xabridge.testing.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from httpx2 import Response
+
+    from tests.rm_amqp.embedded import EmbeddedBroker
+
+HOST = "http://127.0.0.1:8161"
+
+
+class Clock:
+    """A clock that a test can set."""
+
+    def __init__(self) -> None:
+        self.now = 10_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Visitor:
+    """Somebody who uses the console by its forms."""
+
+    def __init__(self, client: TestClient, console: Console) -> None:
+        self.client = client
+        self.console = console
+        self.latest: Response | None = None
+
+    def get(self, path: str, status: int = 200) -> str:
+        """A page."""
+        self.latest = self.client.get(path)
+        assert self.latest.status_code == status, self.latest.text[-1500:]
+        return self.latest.text
+
+    def sign_in(self, user: str = "operator", password: str = PASSWORD, status: int = 200) -> str:
+        """Signs in by the form."""
+        before = _hidden(self.client.get("/login").text, "before")
+        self.latest = self.client.post(
+            "/login", data={"user": user, "password": password, "before": before, "next": ""}
+        )
+        assert self.latest.status_code == status, self.latest.text[-1500:]
+        return self.latest.text
+
+    def post(
+        self, path: str, fields: dict[str, Any] | None = None, *, status: int = 200, token: str | None = None
+    ) -> str:
+        """Sends a form with the session's token."""
+        token = self.token() if token is None else token
+        self.latest = self.client.post(path, data={"token": token, **(fields or {})})
+        assert self.latest.status_code == status, self.latest.text[-1500:]
+        return self.latest.text
+
+    def token(self) -> str:
+        """The session's token, as a page has it."""
+        return _hidden(self.client.get("/audit").text, "token")
+
+    def change(self, path: str, fields: dict[str, Any] | None = None, *, status: int = 200) -> str:
+        """Looks at a preview and confirms it."""
+        preview = self.get(path)
+        told = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', preview.partition("<main")[2]))
+        return self.post(path.partition("?")[0], {**told, **(fields or {})}, status=status)
+
+
+def _hidden(html: str, name: str) -> str:
+    found = re.search(rf'name="{name}" value="([^"]+)"', html)
+    assert found is not None, html[-1500:]
+    return found[1]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker with users, and with nothing in it."""
+    made = broker_with_users(tmp_path / "broker")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def filled(broker: EmbeddedBroker) -> EmbeddedBroker:
+    """The same with queues, dead letters and a branch in doubt."""
+    fill(broker)
+    return broker
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The console's clock."""
+    return Clock()
+
+
+@pytest.fixture
+def away() -> str:
+    """Where no broker is."""
+    return f"amqp://127.0.0.1:{free_port()}/?connect_timeout=2&timeout=5"
+
+
+@pytest.fixture
+def field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
+    """A node with two transactions in doubt."""
+    made = Field(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "plugin")
+    made.configure(urls=[(name, made.url(name, scheme="shown-test")) for name in ("broker", "shop")])
+    doubts(made)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def visit(clock: Clock) -> Iterator[Callable[..., Visitor]]:
+    """Starts a console for these brokers, and gives somebody who visits it."""
+    with ExitStack() as stack:
+
+        def started(*urls: str, field: Field | None = None, **settings: Any) -> Visitor:
+            names = ("main", "second", "third")
+            watched = tuple(WatchedBroker(name, url) for name, url in zip(names, urls, strict=False))
+            configuration = None if field is None else configuration_from(field.config)
+            console = Console(ConsoleSettings(brokers=watched, **settings), configuration, clock)
+            client = stack.enter_context(TestClient(console.app, base_url=HOST))
+            client.headers["origin"] = HOST
+            return Visitor(client, console)
+
+        yield started
+
+
+@pytest.fixture
+def visitor(broker: EmbeddedBroker, visit: Callable[..., Visitor]) -> Visitor:
+    """Somebody who visits a console for the broker."""
+    return visit(f"amqp://{broker.address}/?connect_timeout=5&timeout=20")

@@ -1,0 +1,179 @@
+"""Scene: a broker with users, queues, dead letters and branches, a node with transactions in doubt, and a console that
+watches them."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.broker.access.credentials import set_password
+from dtx.broker.access.permissions import Permissions
+from rm_amqp import AmqpResource, Message
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.tm.two_resources import TwoResources
+from tests.xabridge.cli.field import OTHER_LOG, OTHERS, Field
+from tm import configuration_from
+from xa import TMONEPHASE, TMSUCCESS, Xid
+from xabridge.console.server import serving
+from xabridge.console.settings import ConsoleSettings, WatchedBroker, WatchedNode
+from xabridge.testing.no_transaction import NoTransaction
+from xabridge.testing.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from xabridge.console.server import Server
+
+RULES: Final[dict[str, dict[str, Any]]] = {
+    "operator": {
+        "consume": ["*"], "produce": ["*"], "create": ["*"], "coordinate": "all", "manage": True, "read_payload": True,
+    },
+    "viewer": {"view": True},
+    "orders-svc": {"consume": ["orders"], "produce": ["invoices"], "coordinate": "own"},
+}  # fmt: skip
+TOKEN: Final = "a token of a node"  # noqa: S105 — of these tests
+PASSWORD: Final = "a p@ss/w:rd %41"  # noqa: S105 — of the users of these tests
+
+
+class Traffic:
+    """Somebody who works with the broker."""
+
+    def __init__(self, broker: EmbeddedBroker, user: str = "operator") -> None:
+        self._rm = AmqpResource(NoTransaction())
+        self._rm.open(url(broker, user), 1)
+        self._number = 0
+
+    def post(self, queue: str, *messages: Message) -> None:
+        """Posts in one phase."""
+        xid = self._xid()
+        self._rm.start(xid, 1)
+        for message in messages:
+            self._rm.session(1).send(queue, message)
+        self._rm.end(xid, 1, TMSUCCESS)
+        self._rm.commit(xid, 1, TMONEPHASE)
+
+    def reject(self, queue: str, count: int) -> None:
+        """Rejects the first messages, which become dead letters."""
+        xid = self._xid()
+        self._rm.start(xid, 1)
+        for _ in range(count):
+            message = self._rm.session(1).receive(queue, timeout_s=20)
+            assert message is not None
+            self._rm.session(1).reject(message)
+        self._rm.end(xid, 1, TMSUCCESS)
+        self._rm.commit(xid, 1, TMONEPHASE)
+
+    def prepare(self, xid: Xid, taken_from: str, sent_to: str) -> None:
+        """A prepared branch takes a message and posts another one."""
+        self._rm.start(xid, 1)
+        assert self._rm.session(1).receive(taken_from, timeout_s=20) is not None
+        self._rm.session(1).send(sent_to, Message("an invoice"))
+        self._rm.end(xid, 1, TMSUCCESS)
+        self._rm.prepare(xid, 1)
+
+    def close(self) -> None:
+        """Disconnects."""
+        self._rm.close("", 1)
+
+    def _xid(self) -> Xid:
+        self._number += 1
+        return Xid(1, b"traffic %d" % self._number, b"b")
+
+
+def url(broker: EmbeddedBroker, user: str = "operator") -> str:
+    """The open string of a user."""
+    return f"amqp://{user}:a%20p%40ss%2Fw%3Ard%20%2541@{broker.address}/?timeout=20"
+
+
+def broker_with_users(folder: Path, rules: dict[str, dict[str, Any]] | None = None, **config: Any) -> EmbeddedBroker:
+    """A broker with these users, who all have PASSWORD."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rules = RULES if rules is None else rules
+    for user in rules:
+        set_password(folder / "users", user, PASSWORD)
+    return EmbeddedBroker(
+        folder, users=folder / "users", permissions=Permissions.from_section(rules), plain_without_tls=True, **config
+    )
+
+
+def fill(broker: EmbeddedBroker) -> None:
+    """Queues, dead letters, and a branch in doubt that is no node's of the scene."""
+    traffic = Traffic(broker)
+    for name, count in (("orders", 60), ("invoices", 4), ("parcels", 2)):
+        traffic.post(name, *(Message({"number": one}, id=f"{name}-{one}") for one in range(count)))
+    traffic.reject("orders", 5)
+    traffic.reject("parcels", 1)
+    letter = Message(
+        {"number": 99}, id="orders-99",
+        annotations={
+            "x-opt-dead-reason": "ValueError: no such customer", "x-opt-dead-place": "shop/orders.py, line 17, handle",
+        },
+    )  # fmt: skip
+    traffic.post("orders.dead", letter)
+    traffic.prepare(Xid(7, b"of somebody else", b"branch"), "orders", "invoices")
+    traffic.close()
+
+
+def doubts(field: Field) -> None:
+    """Two transactions in doubt at the node: one decided, one of another node."""
+    for store in ("broker", "shop"):
+        field.prepare(store, field.gtrid(8231), "key")
+    field.decide(field.gtrid(8231), "broker", "shop")
+    field.now += 250
+    field.prepare("shop", field.gtrid(114, incarnation=OTHERS, node="orders-2", log_id=OTHER_LOG), "another")
+    field.now += 100
+
+
+@contextlib.contextmanager
+def console(brokers: Sequence[tuple[str, str]], field: Field | None = None, **settings: Any) -> Iterator[Server]:
+    """A console that serves. `brokers`: names and URLs."""
+    watched = tuple(WatchedBroker(name, place) for name, place in brokers)
+    made = ConsoleSettings(listen=f"127.0.0.1:{free_port()}", brokers=watched, **settings)
+    configuration = None if field is None else configuration_from(field.config)
+    with serving(made, configuration) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def node() -> Iterator[WatchedNode]:
+    """A node with two consumers, a transaction under way, and three that are over, one of them rolled back."""
+    port = free_port()
+    with TwoResources(http=f"127.0.0.1:{port}", http_token=TOKEN) as both:
+        consumers = [
+            both.manager.consumer(queue, resource="one")(lambda _message, _tx: None)
+            for queue in ("orders", "<img src=x onerror=alert(1)>")
+        ]
+        for number in range(2):
+            with both.manager.begin():
+                both.write(f"key {number}")
+        with contextlib.suppress(LookupError), both.manager.begin():
+            both.write("none")
+            raise LookupError
+        under_way = both.manager.begin()
+        both.manager["two"].write("under way", "value")
+        yield WatchedNode("orders-1", f"http://127.0.0.1:{port}", TOKEN)
+        under_way.rollback()
+        del consumers
+
+
+@contextlib.contextmanager
+def scene(folder: Path) -> Iterator[tuple[EmbeddedBroker, Field, Server]]:
+    """Everything together; and a second broker that is away."""
+    with ExitStack() as stack:
+        broker = broker_with_users(folder / "main")
+        stack.callback(broker.stop)
+        fill(broker)
+        field = Field(folder)
+        stack.callback(field.close)
+        field.configure(urls=[(name, field.url(name, scheme="shown-test")) for name in ("broker", "shop")])
+        doubts(field)
+        nodes = (stack.enter_context(node()), WatchedNode("away", f"http://127.0.0.1:{free_port()}", TOKEN))
+        away = f"amqp://127.0.0.1:{free_port()}/?connect_timeout=2&timeout=5"
+        server = stack.enter_context(
+            console(
+                [("main", f"amqp://{broker.address}/?connect_timeout=2&timeout=5"), ("depot", away)], field, nodes=nodes
+            )
+        )
+        yield broker, field, server

@@ -1,0 +1,116 @@
+"""What the page of nodes shows: consumers, timelines, nodes that are away or say what no node says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.xabridge.console.scene import TOKEN, node
+from tests.xabridge.console.test_pages import text_of
+from xa.telemetry.endpoint import Answer, EndpointThread
+from xabridge.console.brokers import Away
+from xabridge.console.drawing.timeline import WIDTH, timeline
+from xabridge.console.nodes import ANSWER_S, KEPT_S, Completed, NodeLink, Step
+from xabridge.console.settings import WatchedNode
+from xabridge.testing.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.rm_amqp.embedded import EmbeddedBroker
+    from tests.xabridge.console.conftest import Clock, Visitor
+
+
+def away() -> WatchedNode:
+    return WatchedNode("away", f"http://127.0.0.1:{free_port()}", TOKEN)
+
+
+def test_the_page_shows_consumers_and_timelines(broker: EmbeddedBroker, visit: Callable[..., Visitor]) -> None:
+    with node() as one:
+        wrong = WatchedNode("stranger", one.url, "another token, which is wrong")
+        visitor = visit(f"amqp://{broker.address}/?connect_timeout=5&timeout=20", nodes=(one, wrong, away()))
+        visitor.sign_in("viewer")
+        page = visitor.get("/nodes")
+        said = text_of(page)
+    assert "orders-1 node node-1" in said
+    assert "Consumers 2" in said
+    assert "Under way 1" in said
+    assert "rolled back" in said
+    assert page.count('class="timeline"') == 3
+    assert "log: decision" in page
+    assert "one: prepare" in page
+    assert "<img src=x" not in page
+    assert "stranger has another token" in said
+    assert "away can't be reached" in said
+    assert TOKEN not in page
+
+
+def test_who_may_not_look_at_the_broker_sees_no_node(broker: EmbeddedBroker, visit: Callable[..., Visitor]) -> None:
+    with node() as one:
+        visitor = visit(f"amqp://{broker.address}/?connect_timeout=5&timeout=20", nodes=(one,))
+        visitor.sign_in("orders-svc")
+        page = visitor.get("/nodes", status=403)
+    assert "node-1" not in page
+
+
+def test_without_nodes_the_page_says_how_to_have_some(visitor: Visitor) -> None:
+    visitor.sign_in()
+    assert "No node is configured: [console.nodes]" in text_of(visitor.get("/nodes"))
+
+
+@pytest.mark.parametrize(
+    "told", [[], {}, {"node": "n"}, "nothing", None, {"node": "n", "pid": 1, "trouble": [], "waiting": float("inf")}]
+)
+def test_what_no_node_says_is_not_shown(told: Any) -> None:
+    async def page() -> Answer:
+        return Answer(200, json.dumps(told).encode())
+
+    with EndpointThread({"/node": page}, "127.0.0.1", 0) as server:
+        link = NodeLink(WatchedNode("n", f"http://127.0.0.1:{server.port}", TOKEN))
+        with pytest.raises(Away, match="n does not answer as a node does"):
+            asyncio.run(link.look())
+
+
+def test_a_node_that_does_not_answer_costs_nothing_and_is_asked_again(clock: Clock) -> None:
+    async def looks() -> None:
+        with node() as one:
+            link = NodeLink(away(), clock)
+            with pytest.raises(Away, match="can't be reached"):
+                await link.look()
+            link._watched = one
+            clock.now += KEPT_S
+            with pytest.raises(Away):  # what failed last, at once
+                await link.look()
+            assert link._asking is not None
+            await link._asking
+            assert (await link.look()).node == "node-1"
+        clock.now += 100
+        link._asking = asyncio.create_task(asyncio.sleep(60))
+        began = time.monotonic()
+        with pytest.raises(Away, match="does not answer"):
+            await link.look()
+        assert time.monotonic() - began < ANSWER_S + 10
+        link._asking.cancel()
+
+    asyncio.run(looks())
+
+
+def test_bars_stay_in_the_picture_and_are_told_in_words() -> None:
+    steps = (
+        Step("shop", "prepare", 0.5, 0.25, "XA_OK"),
+        Step("", "decision", 0.75, 1e9, ""),
+        *(Step(f"r{number}", "start", 1e9, 0.0, "") for number in range(20)),
+    )
+    one = Completed("t", 0.0, 1.0, "committed", (), {"work": 0.5, "prepare": 0.25, "other": 1.0}, steps, 0)
+    drawn = timeline(one, 2.0)
+    assert drawn.told == "1.0 s: work 500 ms, prepare 250 ms"
+    assert drawn.lanes[:2] == ("shop", "log")
+    assert len(drawn.lanes) == 8
+    assert all(bar.x >= 0 and bar.width > 0 and bar.x + bar.width <= WIDTH for bar in drawn.bars)
+    assert "shop: prepare 250 ms, XA_OK" in [bar.told for bar in drawn.bars]
+    (prepare,) = [bar for bar in drawn.bars if bar.told.startswith("shop")]
+    assert (prepare.x, prepare.width, prepare.looks) == (250.0, 125.0, "prepare")

@@ -1,0 +1,161 @@
+"""The table [console], the flags, and what becomes of the users in URLs."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rm_amqp.settings import parse
+from tm.resources import ConfigurationError
+from xabridge.console.history import SLOT_S, SLOTS, History, known
+from xabridge.console.server import serving
+from xabridge.console.settings import ConsoleSettings, console_settings
+from xabridge.testing.ports import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def settings(folder: Path, text: str, **flags: Any) -> Any:
+    file = folder / "xabridge.toml"
+    file.write_text(text, encoding="utf-8")
+    return console_settings(file, {"SECRET": "p@ss"}, **flags)
+
+
+def test_without_a_file_it_watches_the_broker_of_this_machine() -> None:
+    made = console_settings(None, {})
+    assert [(one.name, one.url) for one in made.brokers] == [("broker", "amqp://127.0.0.1:5672")]
+
+
+def test_without_a_table_the_brokers_are_those_of_the_resources_without_their_users(tmp_path: Path) -> None:
+    made = settings(
+        tmp_path,
+        'node = "n"\n[resources]\nb = "amqp://app:pw@host:1/?channels=2"\ndb = "postgresql://x@y/z"\n'
+        'c = { url = "amqps://app@other/?password_env=SECRET", mode = "decider" }\n',
+    )
+    assert [one.name for one in made.brokers] == ["b", "c"]
+    assert all(one.watch is None and "app" not in one.url and "pw" not in one.url for one in made.brokers)
+
+
+def test_the_user_of_a_url_watches_and_is_nobody_elses(tmp_path: Path) -> None:
+    made = settings(tmp_path, '[console.brokers]\na = "amqp://eye@host/?password_env=SECRET&cert=c.pem&key=k.pem"\n')
+    (broker,) = made.brokers
+    assert parse(broker.watch, {"SECRET": "p@ss"}).password == "p@ss"  # noqa: S105 — of this test
+    for user in ("", "ada", "a@b:c/d?e"):
+        told = parse(broker.as_user(user, "pass word/@:%"))
+        assert (told.user, told.password) == (user, "pass word/@:%" if user else "")
+        assert bool(told.certificate) is bool(user)  # nobody comes in with the console's certificate
+
+
+def test_flags_go_before_the_file(tmp_path: Path) -> None:
+    made = settings(tmp_path, '[console]\nlisten = "127.0.0.1:1"\n', listen="127.0.0.1:2", brokers={"x": "amqp://h"})
+    assert made.listen == "127.0.0.1:2"
+    assert made.brokers[0].name == "x"
+
+
+def test_nodes_have_their_tokens_from_the_environment(tmp_path: Path) -> None:
+    made = settings(tmp_path, '[console.nodes]\na = { url = "http://h:9464", token_env = "SECRET" }\n')
+    (node,) = made.nodes
+    assert (node.name, node.url, node.token) == ("a", "http://h:9464", "p@ss")
+    assert "p@ss" not in repr(made)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[console]\nlistn = 1", "unknown"),
+        ('[console]\nlisten = "nowhere"', "expected host:port"),
+        ('[console]\nlisten = "0.0.0.0:8161"', "passwords would be sent in the clear"),
+        ("[console]\nidle_s = 0", "a number above 0"),
+        ("[console]\nsessions = 1.5", "a number above 0"),
+        ('[console]\nhttps = "yes"', "true or false"),
+        ('[console]\nhosts = "one"', "a list of names"),
+        ('[console]\ncertificate = "a"', "given together"),
+        ("[console]\nbrokers = {}", "at least one broker"),
+        ('[console.brokers]\n"a/b" = "amqp://h"', "letters, digits"),
+        ("[console.brokers]\na = 1", "expected a URL"),
+        ('[console.brokers]\na = "http://h"', "not a scheme"),
+        ('[console.brokers]\na = "amqp://u:${NONE}@h"', "NONE is not set"),
+        ("[console]\nnodes = 1", "console.nodes: expected a table"),
+        ('[console.nodes]\n"a/b" = 1', "letters, digits"),
+        ('[console.nodes]\na = "http://h"', "token_env"),
+        ('[console.nodes]\na = { url = "ftp://h", token_env = "SECRET" }', "a URL of http or https"),
+        ('[console.nodes]\na = { url = "http://u:p@h", token_env = "SECRET" }', "a URL of http or https"),
+        ('[console.nodes]\na = { url = "http://h:x", token_env = "SECRET" }', "a URL of http or https"),
+        ('[console.nodes]\na = { url = "http://h", token_env = "NONE" }', "NONE is not set"),
+        ("console = 1", "expected a table"),
+        ("[console", "xabridge.toml"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        settings(tmp_path, text)
+
+
+def test_an_hour_is_kept_and_no_more() -> None:
+    now = 0.0
+    history = History(lambda: now)
+    for slot in range(SLOTS + 10):
+        now = slot * SLOT_S
+        if slot % 2:
+            continue
+        for rate in (slot, slot + 2):  # the mean of a slot
+            history.note([{"name": "q", "lasting": True, "depth": slot, "rate-in": rate, "rate-out": 0}])
+    line = history.of("q")
+    assert line is not None
+    assert known(line.depth) == [float(slot) for slot in range(10, SLOTS + 10, 2)]
+    assert known(line.rate_in)[0] == 11.0
+    history.note([])
+    assert history.of("q") is None
+    now += 2 * SLOTS * SLOT_S
+    total = history.of()
+    assert total is not None
+    assert known(total.depth) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["console", "broker"])
+def test_the_commands_serve_until_they_are_stopped(tmp_path: Path, command: str) -> None:
+    port, other = free_port(), free_port()
+    flags = {
+        "console": ["console", "--listen", f"127.0.0.1:{port}"],
+        "broker": ["broker", "--listen", f"127.0.0.1:{other}", "--console", str(port)],
+    }[command]
+    with subprocess.Popen(
+        [sys.executable, "-m", "xabridge.cli", *flags], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = ""
+        while f"http://127.0.0.1:{port}/" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/login") as page:
+            assert b"Sign in" in page.read()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_who_asks_for_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xabridge.console.server.REQUEST_S", 0.3)
+    monkeypatch.setattr("xabridge.console.security.BODY_S", 0.3)
+    head = b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    form = b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 9\r\n\r\nuser"
+    with serving(ConsoleSettings(listen=f"127.0.0.1:{free_port()}")) as server, ExitStack() as stack:
+        place = server.console.settings.address
+        for begun in (b"", head, head + form):
+            silent = stack.enter_context(socket.create_connection(place, timeout=30))
+            silent.sendall(begun)
+            said = b""
+            while piece := silent.recv(4096):  # until the console closes it
+                said += piece
+            assert said.startswith(b"HTTP/1.1 408 " if begun.endswith(b"user") else b"")
+        with urllib.request.urlopen(f"http://127.0.0.1:{place[1]}/login") as page:
+            assert b"Sign in" in page.read()

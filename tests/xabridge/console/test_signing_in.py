@@ -1,0 +1,204 @@
+"""Who gets in, for how long, and what every request has to pass."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dtx.broker.access.permissions import EVERYTHING, Permissions
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.xabridge.console.conftest import HOST
+from xabridge.console.app import WAITING
+from xabridge.console.live import OVER
+from xabridge.console.pages import LIVE, PAGES
+from xabridge.console.security import MAX_BODY
+from xabridge.console.sessions import PER_USER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.xabridge.console.conftest import Clock, Visitor
+
+IDLE_S = 1800.0
+SESSION_S = 43_200.0
+
+
+def concrete(path: str) -> str:
+    return path.replace("{broker}", "main").replace("{operation}", "purge").replace("{number}", "1")
+
+
+def test_nothing_is_shown_to_who_has_not_signed_in(visitor: Visitor) -> None:
+    for path, methods, page in PAGES:
+        if methods == ["GET"]:
+            answer = visitor.client.get(concrete(path), follow_redirects=False)
+            assert (answer.status_code, answer.headers["location"].split("?")[0]) == (303, "/login")
+            if page in LIVE:
+                assert visitor.client.get(f"/live{concrete(path)}").text == OVER
+        else:
+            assert "nothing was done" in visitor.post(concrete(path), token="x", status=401)  # noqa: S106
+
+
+def test_every_change_needs_the_token_of_the_session(filled: EmbeddedBroker, visitor: Visitor) -> None:
+    assert filled
+    visitor.sign_in()
+    for path, methods, _ in PAGES:
+        if methods == ["POST"]:
+            for token in ("", "x" * 43):
+                assert "Nothing was done" in visitor.post(
+                    concrete(path), {"queue": "orders", "user": "x"}, token=token, status=403
+                )
+    assert "55" in visitor.get("/queues?q=orders")
+
+
+def test_a_page_of_somebody_else_can_send_nothing(visitor: Visitor) -> None:
+    visitor.sign_in()
+    for headers in ({"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+        answer = visitor.client.post("/logout", data={"token": visitor.token()}, headers=headers)
+        assert answer.status_code == 403
+    assert visitor.client.get("/", headers={"host": "evil.example"}).status_code == 400
+    assert visitor.client.request("DELETE", "/").status_code == 403
+    visitor.get("/")
+
+
+def test_a_browser_is_told_what_it_may_do(visitor: Visitor) -> None:
+    visitor.sign_in()
+    for path in ("/", "/login", "/no/such/page", "/static/console.js"):
+        headers = visitor.client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == ("public, max-age=86400" if "static" in path else "no-store")
+    page = visitor.get("/")
+    assert not re.search(r"<script(?![^>]*src=)|\son\w+=|style=", page)
+
+
+def test_the_cookie_is_kept_from_scripts_and_other_sites(visitor: Visitor) -> None:
+    visitor.client.follow_redirects = False
+    visitor.sign_in(status=303)
+    assert visitor.latest is not None
+    (cookie,) = [one for one in visitor.latest.headers.get_list("set-cookie") if one.startswith("xabridge=")]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+
+
+def test_behind_https_the_cookie_is_for_https_only(filled: EmbeddedBroker, visit: Callable[..., Visitor]) -> None:
+    visitor = visit(f"amqp://{filled.address}/?timeout=20", https=True)
+    visitor.client.base_url = HOST.replace("http:", "https:")
+    visitor.client.headers["origin"] = HOST.replace("http:", "https:")
+    visitor.client.follow_redirects = False
+    visitor.sign_in(status=303)
+    assert visitor.latest is not None
+    cookies = visitor.latest.headers.get_list("set-cookie")
+    assert any(one.startswith("__Host-xabridge=") and "Secure" in one for one in cookies)
+    assert "strict-transport-security" in visitor.latest.headers
+
+
+@pytest.mark.parametrize(("user", "password"), [("operator", "wrong"), ("nobody", "x"), ("operator", ""), ("", "")])
+def test_a_wrong_password_is_refused(visitor: Visitor, user: str, password: str) -> None:
+    page = visitor.sign_in(user, password, status=401)
+    assert "do not take this name" in page
+    assert visitor.client.get("/", follow_redirects=False).status_code == 303
+
+
+def test_many_sign_ins_of_one_address_wait_and_hold_up_nobody_else(visitor: Visitor) -> None:
+    visitor.console.waiting["testclient"] = WAITING
+    assert "Too many people sign in" in visitor.sign_in(status=429)
+    visitor.console.waiting.clear()
+    visitor.console.waiting["elsewhere"] = WAITING
+    visitor.sign_in()
+    assert visitor.console.waiting == {"elsewhere": WAITING}
+
+
+def test_signing_in_needs_the_form_that_was_given(visitor: Visitor) -> None:
+    fields = {"user": "operator", "password": "x", "before": "0" * 64, "next": ""}
+    assert visitor.client.post("/login", data=fields).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "back", ["//evil.example/", "https://evil.example", "/\\evil.example", "javascript:x", "/live/"]
+)
+def test_signing_in_leads_nowhere_else(visitor: Visitor, back: str) -> None:
+    page = visitor.get(f"/login?next={back}")
+    assert 'name="next" value=""' in page
+
+
+def test_a_session_ends_when_it_is_idle_and_when_its_time_is_over(visitor: Visitor, clock: Clock) -> None:
+    visitor.sign_in()
+    clock.now += IDLE_S - 1
+    visitor.get("/audit")
+    clock.now += IDLE_S + 1
+    assert "Sign in" in visitor.get("/audit")
+    visitor.sign_in()
+    for _ in range(int(SESSION_S / 1000)):
+        clock.now += 1000
+        assert "Sign out" in visitor.get("/users")
+    clock.now += 1000
+    assert "Sign in" in visitor.get("/users")
+
+
+def test_a_page_that_updates_itself_keeps_no_session_alive(visitor: Visitor, clock: Clock) -> None:
+    visitor.sign_in()
+    clock.now += IDLE_S - 1
+    key = visitor.client.cookies["xabridge"]
+    clock.now += 2
+    answer = visitor.client.get("/live/", headers={"cookie": f"xabridge={key}"})
+    assert answer.text == OVER
+    assert "Sign in" in visitor.get("/")
+
+
+def test_signing_out_ends_the_session(visitor: Visitor) -> None:
+    visitor.sign_in()
+    key = visitor.client.cookies["xabridge"]
+    visitor.post("/logout")
+    visitor.client.cookies.set("xabridge", key)
+    assert "Sign in" in visitor.get("/")
+
+
+def test_one_user_has_so_many_sessions_and_the_idlest_ends(visitor: Visitor, clock: Clock) -> None:
+    keys = []
+    for _ in range(PER_USER + 1):
+        visitor.client.cookies.clear()
+        clock.now += 1
+        visitor.sign_in()
+        keys.append(visitor.client.cookies["xabridge"])
+    shown = []
+    for key in (keys[0], keys[1], keys[-1]):
+        visitor.client.cookies.clear()
+        visitor.client.cookies.set("xabridge", key)
+        shown.append("Sign out" in visitor.get("/audit"))
+    assert shown == [False, True, True]
+
+
+def test_a_large_form_is_refused(visitor: Visitor) -> None:
+    visitor.sign_in()
+    answer = visitor.client.post("/b/main/queue/new", data={"token": "x", "name": "x" * MAX_BODY})
+    assert answer.status_code == 413
+    answer = visitor.client.post("/b/main/queue/new", content=b"\xff\xfe")
+    assert answer.status_code == 400
+
+
+def test_what_somebody_does_is_in_the_audit_lines(visitor: Visitor, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "xabridge.console.audit"):
+        visitor.sign_in()
+        visitor.post("/b/main/queue/new", {"name": "made"})
+        visitor.post("/logout")
+    lines = [record.message for record in caplog.records if record.name == "xabridge.console.audit"]
+    assert [one for one in ("sign-in", "create-queue", "sign-out") if any(one in line for line in lines)] == [
+        "sign-in", "create-queue", "sign-out",
+    ]  # fmt: skip
+    assert all('"who": "operator"' in line for line in lines)
+
+
+def test_a_broker_without_users_takes_no_name(tmp_path: Path, visit: Callable[..., Visitor]) -> None:
+    broker = EmbeddedBroker(tmp_path, anonymous=True, permissions=Permissions({"anonymous": EVERYTHING}))
+    try:
+        visitor = visit(f"amqp://{broker.address}/?timeout=20")
+        visitor.sign_in("", "")
+        assert "No queues yet" in visitor.get("/")
+    finally:
+        broker.stop()

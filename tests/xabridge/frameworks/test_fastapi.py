@@ -1,0 +1,99 @@
+"""These tests start a service on FastAPI and call it: what is committed when it answers, and what it answers if not."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import create_engine, text
+
+from tests.xabridge.frameworks.fastapi_shop import api, app
+from tm import Configuration, ResourceConfig
+from xabridge.testing import TestApp, TestBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TABLES = ("CREATE TABLE orders (number integer PRIMARY KEY, customer text)", "CREATE TABLE invoices (number integer)")
+ADA = {"number": 1, "customer": "Ada"}
+
+
+@pytest.fixture
+def configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    resources = {"broker": "amqp://nowhere.invalid", "shop": "postgresql://nowhere.invalid/shop"}
+    monkeypatch.setattr(app, "configuration", Configuration("api", None, resources))
+
+
+@pytest.fixture
+def test(configured: None) -> Iterator[TestApp]:  # noqa: ARG001
+    with TestApp(app) as test:
+        with test.engine("shop").begin() as connection:
+            for table in TABLES:
+                connection.execute(text(table))
+        yield test
+
+
+@pytest.fixture
+def client(test: TestApp) -> Iterator[TestClient]:  # noqa: ARG001
+    with TestClient(api, raise_server_exceptions=False) as client:
+        yield client
+
+
+def rows(test: TestApp, table: str) -> list[Any]:
+    with test.engine("shop").begin() as connection:
+        return list(connection.execute(text(f"SELECT number FROM {table}")).scalars())  # noqa: S608
+
+
+def test_it_is_committed_when_it_answers(test: TestApp, client: TestClient) -> None:
+    assert client.post("/orders", json=ADA).status_code == 201
+    assert client.post("/later", json={"number": 2, "customer": "Boole"}).status_code == 200
+    assert (rows(test, "orders"), test.waiting("orders")) == ([1], 2)
+    test.deliver("orders")
+    assert client.get("/invoices/2").json() == [2]
+
+
+def test_an_exception_rolls_it_back(test: TestApp, client: TestClient) -> None:
+    assert client.post("/orders", json={"number": 1, "customer": "nobody"}).status_code == 404
+    assert client.post("/orders", json={"number": "one"}).status_code == 422
+    assert (rows(test, "orders"), test.waiting("orders")) == ([], 0)
+
+
+def test_what_it_answers_when_it_is_not_committed(test: TestApp, client: TestClient) -> None:
+    test.fail("shop", at="prepare")
+    refused = client.post("/orders", json=ADA)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert "safe to try again" in refused.json()["detail"]
+    assert (rows(test, "orders"), test.waiting("orders")) == ([], 0)
+
+    test.fail("broker", at="commit")
+    decided = client.post("/orders", json=ADA)
+    assert (decided.status_code, decided.json()["detail"]) == (202, "it is decided, and will be finished")
+    test.recover()
+    assert (rows(test, "orders"), test.waiting("orders")) == ([1], 1)
+
+    test.fail("shop", at="commit")
+    unknown = client.post("/orders", json={"number": 2, "customer": "Boole"})
+    assert (unknown.status_code, "don't try again" in unknown.json()["detail"]) == (500, True)
+    test.recover()
+    assert rows(test, "orders") == [1, 2]
+
+
+def test_the_app_lives_as_long_as_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TestBroker() as broker:
+        shop = f"sqlite:///{tmp_path}/shop.db"
+        engine = create_engine(shop)
+        with engine.begin() as connection:
+            for table in TABLES:
+                connection.execute(text(table))
+        engine.dispose()
+        resources: dict[str, str | ResourceConfig] = {"broker": broker.url, "shop": ResourceConfig(shop, "decider")}
+        monkeypatch.setattr(app, "configuration", Configuration("api", None, resources))
+        with TestClient(api) as client:
+            assert client.post("/orders", json=ADA).status_code == 201
+            waited = threading.Event()
+            while client.get("/invoices/1").json() != [1]:
+                waited.wait(0.02)
+        assert not app.is_connected

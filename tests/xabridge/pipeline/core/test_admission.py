@@ -1,0 +1,150 @@
+"""These tests check how much a micro-batch reads, and when: limits in messages and octets, a minimum with a longest
+delay, and a query that ends when it has read what there was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+    ReadMinRows,
+)
+from pyspark.sql.types import StructType
+
+from xabridge.pipeline.core import Offset, SourcePartition
+from xabridge.pipeline.core.driver.admission import Delay, ReadLimits
+from xabridge.pipeline.core.driver.source_planner import SourcePlanner
+from xabridge.pipeline.options import SourceOptions
+from xabridge.pipeline.spark.amqp_format import AmqpStream, EpochPartition, limits_of
+
+if TYPE_CHECKING:
+    from tests.xabridge.pipeline.core.environment import CoreEnvironment
+    from xabridge.pipeline.core import Source
+
+LONG = [f"{number:0100}" for number in range(20)]
+"""Messages of a little more than a hundred octets."""
+
+
+class Clock:
+    """A clock that stands still."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def planner(env: CoreEnvironment, source: Source, clock: Clock | None = None) -> SourcePlanner:
+    env.start(source)
+    planned = SourcePlanner(env.settings, source, "driver-1", resources=env.resources, clock=clock or Clock())
+    env._opened.append(planned)
+    return planned
+
+
+def test_a_batch_has_no_more_octets_than_it_may(env: CoreEnvironment) -> None:
+    env.put(LONG)
+    reader = env.reader(octets=1000)
+    sizes: list[int] = []
+    start = Offset()
+    while (end := reader.latest(start)) != start:
+        before = len(env.table())
+        start, _ = env.batch(reader, start, len(sizes), end=end)
+        sizes.append(len(env.table()) - before)
+    assert sum(sizes) == len(LONG)
+    assert max(sizes) <= 10, "two tasks with five hundred octets each, which the fifth message reaches"
+    assert sorted(env.table()) == LONG
+    assert env.prepared() == []
+
+
+def test_a_message_that_is_larger_than_the_limit_is_read(env: CoreEnvironment) -> None:
+    env.put(["x" * 5000, "y" * 5000])
+    reader = env.reader(octets=10, partitions=1)
+    (partition,) = reader.plan(Offset(), reader.latest(Offset()))
+    assert [row[0] for row in env.rows(partition)] == ["x"]
+
+
+def test_sparks_own_limit_in_octets_holds_below_the_option(env: CoreEnvironment) -> None:
+    env.put(LONG)
+    reader = env.reader(octets=1_000_000, partitions=1)
+    end = reader.latest(Offset(), ReadLimits(octets=300))
+    (partition,) = reader.plan(Offset(), end)
+    assert len(env.rows(partition)) == 3
+
+
+def test_a_search_for_a_poison_message_goes_by_numbers_only(env: CoreEnvironment) -> None:
+    env.put(LONG)
+    reader = env.reader(octets=600, partitions=2)
+    end = reader.latest(Offset())
+    first = reader.plan(Offset(), end)
+    plan = env.writer().plan()
+    taken = sum(len(env.rows(partition)) for partition in first)
+    env.writer().abort(plan, None, [None])
+    (again,) = reader.plan(Offset(), end)
+    assert (again.share, again.octets) == ((taken + 1) // 2, 0)
+
+
+def test_few_messages_wait_until_the_longest_delay_is_over(env: CoreEnvironment) -> None:
+    clock = Clock()
+    reader = planner(env, env.source(least=3, delay_s=60.0), clock)
+    clock.now += 100  # nothing waited
+    env.put(["one", "two"])
+    assert reader.latest(Offset()) == Offset()
+    clock.now += 59
+    assert reader.latest(Offset()) == Offset()
+    env.put(["three"])
+    end = reader.latest(Offset())
+    assert end == Offset(1), "there are three"
+    end, _ = env.batch(reader, Offset(), 0, end=end)
+    env.put(["four"])
+    assert reader.latest(end) == end
+    clock.now += 61
+    assert reader.latest(end) == Offset(2)
+
+
+def test_the_delay_counts_from_the_first_of_the_messages_that_wait() -> None:
+    clock = Clock()
+    delay = Delay(clock)
+    assert not delay.is_over(1, 2, 10.0)
+    clock.now += 9
+    assert not delay.is_over(0, 2, 10.0), "another consumer has taken it"
+    assert not delay.is_over(1, 2, 10.0)
+    clock.now += 9
+    assert not delay.is_over(1, 2, 10.0)
+    assert not delay.is_over(1, 2, 0.0), "without end"
+    clock.now += 1
+    assert delay.is_over(1, 2, 10.0)
+
+
+def test_each_limit_of_spark_is_understood() -> None:
+    assert limits_of(ReadMaxRows(7)) == ReadLimits(rows=7)
+    assert limits_of(ReadMaxBytes(8)) == ReadLimits(octets=8)
+    assert limits_of(ReadMinRows(9)) == ReadLimits(least=9)
+    assert limits_of(ReadMaxFiles(1)) == ReadLimits(), "there are no files: the options hold"
+    assert limits_of(ReadAllAvailable()) == ReadLimits(at_once=True)
+
+
+@pytest.mark.parametrize("octets", [0, 600])
+def test_a_query_that_ends_reads_what_there_was_and_no_more(env: CoreEnvironment, octets: int) -> None:
+    """No minimum holds it up, and limits in octets don't end it early."""
+    source = env.source(rows=8, octets=octets, least=5, delay_s=3600.0)
+    stream = AmqpStream(SourceOptions(env.settings, source, "binary"), StructType())
+    stream._planner = planner(env, source)
+    env.put(LONG)
+    stream.prepareForTriggerAvailableNow()
+    start, number = stream.initialOffset(), 0
+    while (end := stream.latestOffset(start, stream.getDefaultReadLimit())) != start:
+        if number == 1:
+            env.put(["late"] * 50)
+        parts = [part.part for part in stream.partitions(start, end) if isinstance(part, EpochPartition)]
+        env.finish([part for part in parts if isinstance(part, SourcePartition)], number)
+        stream.commit(start)
+        start, number = end, number + 1
+        assert number < 20
+    assert sorted(env.table()) == LONG
+    assert env.queued() == ["late"] * 50

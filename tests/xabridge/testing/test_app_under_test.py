@@ -1,0 +1,263 @@
+"""These tests use what tests of applications use: failures on demand, time that is moved, the fixture, and the broker
+in the process. After each failure everything has to be as after a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import text
+
+from rm_amqp import NoMessage
+from xabridge import (
+    App,
+    Broker,
+    Configuration,
+    ConfigurationError,
+    Database,
+    Message,
+    OutcomeUnknown,
+    ResourceConfig,
+    RolledBack,
+    TransactionManager,
+    Tx,
+)
+from xabridge.app.find import find_app
+from xabridge.testing import Killed, TestApp, TestBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@dataclass
+class Order:
+    """What comes."""
+
+    number: int
+
+
+@dataclass
+class Invoice:
+    """What goes."""
+
+    order: int
+
+
+class Shop(Tx):
+    """What the application works with."""
+
+    shop: Database
+    broker: Broker
+
+
+def an_app(shop: str | ResourceConfig = "postgresql://nowhere.invalid/shop") -> App:
+    app = App(Configuration("shop-1", "file:///nowhere", {"broker": "amqps://nowhere.invalid", "shop": shop}))
+
+    @app.consumer("orders", max_deliveries=3)
+    def handle(order: Order, tx: Shop) -> None:
+        tx.shop.execute(text("INSERT INTO orders VALUES (:number)"), {"number": order.number})
+        tx.send("invoices", Invoice(order.number))
+        if order.number < 0:
+            raise LookupError(order.number)
+
+    return app
+
+
+@pytest.fixture
+def test() -> Iterator[TestApp]:
+    with TestApp(an_app()) as test:
+        with test.engine("shop").begin() as connection:
+            connection.execute(text("CREATE TABLE orders (number integer PRIMARY KEY)"))
+        yield test
+
+
+def rows(test: TestApp) -> list[int]:
+    with test.engine("shop").begin() as connection:
+        return list(connection.execute(text("SELECT number FROM orders ORDER BY number")).scalars())
+
+
+@pytest.mark.parametrize("resource", ["shop", "broker"])
+@pytest.mark.parametrize("at", ["start", "prepare"])
+def test_a_resource_that_votes_no_or_is_away_leaves_nothing_half_done(test: TestApp, resource: str, at: str) -> None:
+    test.fail(resource, at=at)  # type: ignore[arg-type]
+    with pytest.raises(Exception, match="as the test wants") as failed:
+        test.deliver("orders", Order(1))
+    assert at == "start" or isinstance(failed.value, RolledBack)
+    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([], [], 1)
+    test.deliver("orders")
+    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([1], [Invoice(1)], 0)
+
+
+@pytest.mark.parametrize("resource", ["shop", "broker"])
+def test_an_unknown_outcome_is_known_after_recovery(test: TestApp, resource: str) -> None:
+    test.fail(resource, at="commit")
+    with pytest.raises(OutcomeUnknown):
+        test.deliver("orders", Order(1))
+    test.recover()
+    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([1], [Invoice(1)], 0)
+
+
+def test_a_process_that_is_killed_before_the_decision_has_done_nothing(test: TestApp) -> None:
+    test.kill("before the decision")
+    with pytest.raises(Killed):
+        test.deliver("orders", Order(1))
+    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([], [], 1)
+    test.deliver("orders")
+    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([1], [Invoice(1)], 0)
+
+
+def test_a_process_that_is_killed_after_the_decision_has_done_all(test: TestApp) -> None:
+    test.kill("after the decision")
+    with pytest.raises(Killed):
+        test.deliver("orders", Order(1))
+    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([1], [Invoice(1)], 0)
+
+
+def test_what_keeps_failing_becomes_a_dead_letter(test: TestApp) -> None:
+    for _ in range(3):
+        with pytest.raises(LookupError):
+            test.deliver("orders", *([Order(-1)] if not test.waiting("orders") else []))
+    assert test.waiting("orders") == 1
+    test.deliver("orders")
+    assert test.dead("orders") == ["LookupError: -1"]
+    assert (rows(test), test.waiting("orders")) == ([], 0)
+
+
+def test_time_is_moved(test: TestApp) -> None:
+    with test.manager.begin() as tx:
+        tx.send("letters", "soon of no use", ttl=60.0)
+        tx.send("letters", "of use")
+    test.advance(61)
+    assert test.sent("letters") == ["of use"]
+
+
+def test_assert_sent_says_what_there_is(test: TestApp) -> None:
+    test.deliver("orders", Order(1))
+    with pytest.raises(AssertionError, match=r"invoices has \[Invoice\(order=1\)\], expected \[Invoice\(order=2\)\]"):
+        test.assert_sent("invoices", Invoice(2))
+    with pytest.raises(AssertionError):
+        test.assert_sent("invoices")
+    assert test.sent("invoices", dict) == [{"order": 1}]
+
+
+def test_what_it_does_not_know_is_told(test: TestApp) -> None:
+    with pytest.raises(ConfigurationError, match=r"no consumer of this queue \(it has: orders\)"):
+        test.deliver("invoices", 1)
+    with pytest.raises(Exception, match="no resource 'shopp' is configured"):
+        test.fail("shopp", at="prepare")
+    with pytest.raises(ValueError, match="expected 'start' or"):
+        test.fail("shop", at="vote")  # type: ignore[arg-type]
+
+
+def test_two_databases_need_one_that_is_given() -> None:
+    two = {"broker": "amqp://x", "shop": "postgresql://x/y", "stock": "mariadb://x/y"}
+    with (
+        pytest.raises(ConfigurationError, match="one database can be SQLite"),
+        TestApp(App(Configuration("n", None, two))),
+    ):
+        pass
+
+
+def test_without_a_database_there_is_a_log() -> None:
+    app = App(Configuration("n", None, {"broker": "amqp://nowhere.invalid"}))
+
+    @app.consumer("in")
+    def handle(number: int, tx: Tx) -> None:
+        tx.send("out", number)
+
+    with TestApp(app) as test:
+        test.deliver("in", 1)
+        assert test.sent("out") == [1]
+
+
+def test_a_broker_in_the_process(tmp_path: Path) -> None:
+    with TestBroker() as broker, TransactionManager("n", f"file://{tmp_path / 'log'}", {"broker": broker.url}) as tm:
+        with tm.begin() as tx:
+            tx["broker"].send("q", Message("a"))
+        assert broker.waiting("q") == 1
+        with tm.begin() as tx:
+            assert tx["broker"].receive("q", 5).body == "a"
+            with pytest.raises(NoMessage):
+                tx["broker"].receive("q", 0)
+        broker.stop()
+        broker.start()
+    with pytest.raises(RuntimeError, match="does not run"):
+        _ = broker.url
+
+    async def in_a_loop() -> None:
+        async with TestBroker() as broker:
+            assert broker.url.startswith("amqp://127.0.0.1:")
+
+    asyncio.run(in_a_loop())
+
+
+PLUGIN = """
+from shop import Invoice, Order
+
+def test_it(xabridge_app):
+    xabridge_app.deliver("orders", Order(1))
+    xabridge_app.assert_sent("invoices", Invoice(1))
+"""
+SHOP = """
+from dataclasses import dataclass
+from xabridge import App, Tx
+
+app = App("no-such-file.toml")
+
+@dataclass
+class Order:
+    number: int
+
+@dataclass
+class Invoice:
+    order: int
+
+@app.consumer("orders")
+def handle(order: Order, tx: Tx) -> None:
+    tx.send("invoices", Invoice(order.number))
+"""
+CONFIGURATION = """
+node = "shop-1"
+log = "file:///nowhere"
+[resources]
+broker = "amqps://user:${NOT_SET}@broker"
+"""
+
+
+def write(folder: Path) -> None:
+    (folder / "shop.py").write_text(SHOP.replace("no-such-file", str(folder / "xabridge")))
+    (folder / "xabridge.toml").write_text(CONFIGURATION)
+
+
+@pytest.mark.slow
+def test_the_fixture_of_the_plugin(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "test_shop.py").write_text(PLUGIN)
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\nxabridge_app = shop:app\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("the_shop:apo", "the_shop has no apo; it has the_shop:app"),
+        ("the_shopp:app", "there is no module the_shopp"),
+        ("the.shopp:app", "No module named 'the'"),
+        ("the_shop", "expected module:name"),
+        ("the_shop:Order", "and no App"),
+    ],
+)
+def test_an_app_that_is_not_found(told: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    (tmp_path / "shop.py").rename(tmp_path / "the_shop.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigurationError, match=expected):
+        find_app(told)

@@ -1,0 +1,87 @@
+"""The pages of a process that uses a manager: `/live`, `/ready` and `/metrics`, of the manager and its consumers.
+
+They are answered in a thread of their own. The process is live as long as no consumer has failed, and none has only
+handlers that take longer than their transactions may. It is ready if recovery has run, every resource could be reached,
+the log takes decisions, and every consumer that was started can receive and is not to stop.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tm.consumer.states import ConsumerState
+from xa.telemetry.endpoint import JSON, Answer, told
+from xa.telemetry.exposition import Exposition, MetricsPage, NoExporter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from tm.consumer import Consumer
+    from tm.manager import TransactionManager
+    from xa.telemetry.endpoint import Page
+
+
+class Pages:
+    """The pages of one manager, or those of one of its consumers where `consumers` gives only that."""
+
+    def __init__(
+        self,
+        manager: TransactionManager,
+        consumers: Callable[[], Iterable[Consumer]],
+        exposition: Exposition | NoExporter | None,
+    ) -> None:
+        self._manager = manager
+        self._consumers = consumers
+        self._shown = MetricsPage(exposition) if exposition is not None else None
+
+    @property
+    def by_path(self) -> Mapping[str, Page]:
+        """What each path shows."""
+        return {"/live": self._live, "/ready": self._ready, "/metrics": self._metrics}
+
+    async def _live(self) -> Answer:
+        trouble = [
+            f"the consumer of {consumer.settings.queue} {what}"
+            for consumer in self._consumers()
+            if (what := _lifeless(consumer))
+        ]
+        return _answer("live", trouble)
+
+    async def _ready(self) -> Answer:
+        consumers = tuple(self._consumers())
+        trouble = list(self._manager.trouble)
+        for consumer in consumers:
+            health = consumer.health()
+            if health.state is not ConsumerState.RUNNING:
+                trouble.append(f"the consumer of {consumer.settings.queue} is {health.state.value}")
+            trouble += health.trouble
+        return _answer("ready", trouble)
+
+    async def _metrics(self) -> Answer:
+        if self._shown is not None:
+            return await self._shown()
+        return told(404, 'the manager has no http = "HOST:PORT" of its own, which has its metrics')
+
+
+def _lifeless(consumer: Consumer) -> str:
+    """What a restart of the process would mend; empty: nothing."""
+    if consumer.failure is not None:
+        return f"has failed: {type(consumer.failure).__name__}"
+    health = consumer.health()
+    if consumer.state is ConsumerState.RUNNING and health.workers and consumer.hanging >= health.workers:
+        return "hangs: every handler takes longer than its transaction may"
+    return ""
+
+
+def _answer(what: str, trouble: list[str]) -> Answer:
+    body = json.dumps({what: not trouble, "trouble": trouble})
+    return Answer(503 if trouble else 200, body.encode() + b"\n", JSON)
+
+
+def exposition() -> Exposition | NoExporter:
+    """The metrics for Prometheus, or why there are none."""
+    try:
+        return Exposition()
+    except NoExporter as error:
+        return error

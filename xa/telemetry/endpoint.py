@@ -1,0 +1,292 @@
+"""Endpoint: a small HTTP server for probes and scrapes: GET of a few pages, and nothing else.
+
+    endpoint = Endpoint({"/live": live, "/ready": ready, "/metrics": metrics})
+    await endpoint.start("127.0.0.1", 9464)           # in an event loop that runs already
+    with EndpointThread(pages, "127.0.0.1", 9464):    # in a thread with a loop of its own
+
+Whoever asks is a stranger, so all that one can take is bounded: OPEN connections at a time, of which the one that has
+waited longest for its own request goes when another one comes; REQUEST_OCTETS of a request, which has to be there
+within READ_S; one new connection in PACE_S; one request on each. A page that is asked for while it is being made is
+made once for all who wait. A private page is answered only to a request that has its token (`Authorization: Bearer …`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import socket
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from types import TracebackType
+    from typing import Self, TypeAlias
+
+    Page: TypeAlias = Callable[[], Awaitable["Answer"]]
+
+LOG: Final = logging.getLogger("xabridge.http")
+
+OPEN: Final = 16
+REQUEST_OCTETS: Final = 4096
+READ_S: Final = 5.0
+WRITE_S: Final = 10.0
+PACE_S: Final = 0.02
+TOKEN_OCTETS: Final = 16
+"""The least of a token that opens private pages."""
+STARTING_S: Final = 10.0
+PLAIN: Final = "text/plain; charset=utf-8"
+JSON: Final = "application/json"
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
+
+_CHALLENGE: Final = "WWW-Authenticate: Bearer\r\n"
+
+
+class Answer(NamedTuple):
+    """What is said to a request."""
+
+    status: int
+    body: bytes
+    content_type: str = PLAIN
+
+    def octets(self, *, with_body: bool = True) -> bytes:
+        """The whole response."""
+        head = (
+            f"HTTP/1.1 {self.status} {_REASONS[self.status]}\r\nContent-Type: {self.content_type}\r\n"
+            f"{_CHALLENGE if self.status == 401 else ''}Content-Length: {len(self.body)}\r\n"
+            "Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode("ascii") + (self.body if with_body else b"")
+
+
+def told(status: int, text: str) -> Answer:
+    """An answer of one line."""
+    return Answer(status, text.encode() + b"\n")
+
+
+class Private(NamedTuple):
+    """Pages for whoever has the token."""
+
+    token: str
+    pages: Mapping[str, Page]
+
+    def opened_by(self, authorization: str) -> bool:
+        """Whether the request's field has the token. It takes as long, whatever it has."""
+        kind, _, token = authorization.partition(" ")
+        return hmac.compare_digest(token.strip().encode(), self.token.encode()) and kind.lower() == "bearer"
+
+
+class AddressTaken(OSError):
+    """The address can't be listened at. The message says which, and why."""
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; AddressTaken where that can't be."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise AddressTaken(f"http {host}:{port}: {error.strerror or error}") from error
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(where)
+        made.listen(OPEN)
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        raise AddressTaken(f"http {host}:{port}: {error.strerror or error}") from error
+    return made
+
+
+class Endpoint:
+    """Answers for `pages` (path → what makes its answer) on the running event loop."""
+
+    def __init__(self, pages: Mapping[str, Page], private: Private | None = None) -> None:
+        self._pages = pages
+        self._private = private
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._asking: dict[asyncio.Task[None], None] = {}
+        """Connections whose request is not there yet, the oldest first."""
+        self._answering: set[asyncio.Task[None]] = set()
+        self._made: dict[str, asyncio.Task[Answer]] = {}
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens; the port. Port 0 is any that is free. AddressTaken: it is not."""
+        return self.start_on(listening(host, port))
+
+    def start_on(self, listener: socket.socket) -> int:
+        """Serves at a socket that listens; its port."""
+        self._listener = listener
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
+        return int(listener.getsockname()[1])
+
+    async def close(self) -> None:
+        """Answers nobody any more."""
+        tasks = [*self._asking, *self._answering, *self._made.values()]
+        if self._accepting is not None:
+            tasks.append(self._accepting)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+
+    # -- connections
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                peer, _ = await loop.sock_accept(listener)
+            except OSError as error:  # no file descriptor is free, say
+                LOG.warning("no probe can be answered now: %s", error)
+                await asyncio.sleep(1.0)
+                continue
+            peer.setblocking(False)
+            if len(self._asking) + len(self._answering) >= OPEN:
+                if not self._asking:
+                    peer.close()
+                    continue
+                next(iter(self._asking)).cancel()
+            task = loop.create_task(self._serve(peer))
+            self._asking[task] = None
+            task.add_done_callback(self._gone)
+            await asyncio.sleep(PACE_S)
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._asking.pop(task, None)
+        self._answering.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("an answer to a probe failed", exc_info=error)
+
+    async def _serve(self, peer: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with peer, contextlib.suppress(OSError):
+            try:
+                async with asyncio.timeout(READ_S):
+                    request = await _request(loop, peer)
+            except TimeoutError:
+                request = told(408, "the request did not come in time")
+            if request is None:
+                return
+            task = asyncio.current_task()
+            if task is not None:
+                self._asking.pop(task, None)
+                self._answering.add(task)
+            octets = request.octets() if isinstance(request, Answer) else await self._answered(*request)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WRITE_S):
+                    await loop.sock_sendall(peer, octets)
+                    peer.shutdown(socket.SHUT_WR)
+
+    async def _answered(self, method: str, path: str, authorization: str) -> bytes:
+        page = self._pages.get(path)
+        private = self._private
+        if page is None and private is not None and path in private.pages:
+            if not private.opened_by(authorization):
+                return told(401, "this page needs the token of http_token_env").octets(with_body=method != "HEAD")
+            page = private.pages[path]
+        if page is None:
+            known = " ".join(self._pages)
+            return told(404, f"there is {known}").octets(with_body=method != "HEAD")
+        if method not in {"GET", "HEAD"}:
+            return told(405, "GET only").octets()
+        return (await self._one(path, page)).octets(with_body=method != "HEAD")
+
+    async def _one(self, path: str, page: Page) -> Answer:
+        """The page, made once for all who ask at the same time."""
+        making = self._made.get(path)
+        if making is None:
+            making = self._made[path] = asyncio.get_running_loop().create_task(self._make(path, page))
+        return await asyncio.shield(making)
+
+    async def _make(self, path: str, page: Page) -> Answer:
+        try:
+            return await page()
+        except Exception:
+            LOG.exception("%s could not be answered", path)
+            return told(500, "the log says why")
+        finally:
+            del self._made[path]
+
+
+async def _request(loop: asyncio.AbstractEventLoop, peer: socket.socket) -> tuple[str, str, str] | Answer | None:
+    """Method, path and the field Authorization of a request; an answer to one that is none; None where the peer has
+    gone."""
+    octets = b""
+    while b"\r\n\r\n" not in octets:
+        if len(octets) > REQUEST_OCTETS:
+            return told(431, f"a request has at most {REQUEST_OCTETS} octets")
+        more = await loop.sock_recv(peer, REQUEST_OCTETS)
+        if not more:
+            return None
+        octets += more
+    line, *fields = octets.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    parts = line.split(b" ")
+    if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
+        return told(400, "this is HTTP/1.1")
+    method, target, _ = (part.decode("latin-1") for part in parts)
+    sent = (field.partition(b":") for field in fields)
+    authorization = next((value for name, _, value in sent if name.lower() == b"authorization"), b"")
+    return method, target.partition("?")[0], authorization.decode("latin-1").strip()
+
+
+class EndpointThread:
+    """The same in a thread of its own, while it is entered."""
+
+    def __init__(self, pages: Mapping[str, Page], host: str, port: int, private: Private | None = None) -> None:
+        self._listener = listening(host, port)
+        self.port: int = self._listener.getsockname()[1]
+        self._pages = pages
+        self._private = private
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="xabridge-http", daemon=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self._thread.start()
+        self._started.wait(STARTING_S)
+
+    def close(self) -> None:
+        """Answers nobody any more."""
+        loop, stopping = self._loop, self._stopping
+        if loop is not None and stopping is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                loop.call_soon_threadsafe(stopping.set)
+            self._thread.join()
+        self._listener.close()
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        endpoint = Endpoint(self._pages, self._private)
+        endpoint.start_on(self._listener)
+        self._started.set()
+        await self._stopping.wait()
+        await endpoint.close()

@@ -1,0 +1,411 @@
+"""App: what an application declares, and what runs it.
+
+    app = App("xabridge.toml")
+
+    @app.consumer("orders", workers=4)
+    def handle(order: Order, tx: Shop) -> None:
+        tx.shop.execute(insert(orders).values(**order.model_dump()))
+        tx.send("invoices", Invoice(order=order.number))
+
+    app.run()        # until SIGTERM or SIGINT; or `xabridge run module:app`, or `with app:`, `async with app:`
+
+Nothing is read, connected or locked before it runs: a module that declares an App can be imported by tests, by a web
+server's parent process, by a command. What runs is `tm.manager` and `tm.consumer`; the App makes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+
+from tm import ConfigurationError, ConsumerSettings, Propagation, ProtocolMisuse, Transaction, TransactionManager
+from tm.consumer.signals import Stopper
+from xabridge.app.codec import Codecs
+from xabridge.app.declared import DeclaredConsumer
+from xabridge.app.schedule import DeclaredSchedule
+from xabridge.app.tx import Tx
+from xabridge.app.typed_handler import Surroundings, TypedHandler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from tm import Configuration, Consumer, Health
+    from tm.consumer.settings import ConsumerOptions
+    from xabridge.app.codec import Codec
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class App:
+    """An application. `configuration` is the file, which is read when it runs, or what was read from one. `codecs` maps
+    content types to codecs of your own."""
+
+    def __init__(
+        self,
+        configuration: str | Path | Configuration = "xabridge.toml",
+        *,
+        codecs: Mapping[str, Codec] | None = None,
+    ) -> None:
+        self.configuration = configuration
+        self.codecs = Codecs(codecs)
+        self.consumers: list[DeclaredConsumer[..., Any]] = []
+        """What `consumer` has declared."""
+        self.schedules: list[DeclaredSchedule[..., Any]] = []
+        """What `schedule` has declared."""
+        self._surroundings = Surroundings()
+        self._lifespans: list[Callable[[], Any]] = []
+        self._types: dict[type[Transaction], None] = {}
+        self._lock = threading.Lock()
+        self._manager: TransactionManager[Any] | None = None
+        self._running: list[Consumer] = []
+        self._stopper: Stopper | None = None
+        self._started = ExitStack()
+        self._astarted = AsyncExitStack()
+        self._failure: BaseException | None = None
+
+    # --- declaring --------------------------------------------------------------------------------------------
+
+    def consumer(
+        self, queue: str, **settings: Unpack[ConsumerOptions]
+    ) -> Callable[[Callable[P, R]], DeclaredConsumer[P, R]]:
+        """Declares a handler for the messages of a queue. `settings` are those of `ConsumerSettings`. What the function
+        gets is what its parameters declare: see `xabridge.app.typed_handler`."""
+        checked = ConsumerSettings.of(queue, **settings)
+        local = _locals_of_caller()
+
+        def declare(function: Callable[P, R]) -> DeclaredConsumer[P, R]:
+            handler = TypedHandler(function, checked.takes, self.codecs, self._surroundings, local)
+            for kind in handler.transactions:
+                self._types[kind] = None
+            declared = DeclaredConsumer(function, handler, checked)
+            self.consumers.append(declared)
+            return declared
+
+        return declare
+
+    def schedule(
+        self, expression: str, *, timezone: str = "UTC", resource: str | None = None
+    ) -> Callable[[Callable[P, R]], DeclaredSchedule[P, R]]:
+        """Declares a function that runs at the times of a cron expression, in a transaction, once over all processes of
+        the application. Its parameters are those of a dependency, and a datetime: when it is due. `resource` is the
+        database that keeps the times, where there is more than one. It needs the extra `schedule`."""
+        local = _locals_of_caller()
+
+        def declare(function: Callable[P, R]) -> DeclaredSchedule[P, R]:
+            surroundings = Surroundings()  # middlewares are around handlers of messages
+            surroundings.overrides = self._surroundings.overrides
+            handler = TypedHandler(function, "message", self.codecs, surroundings, local)
+            for kind in handler.transactions:
+                self._types[kind] = None
+            declared = DeclaredSchedule(function, handler, expression, timezone, resource)
+            self.schedules.append(declared)
+            return declared
+
+        return declare
+
+    @overload
+    def transactional(self, function: F) -> F: ...
+
+    @overload
+    def transactional(
+        self,
+        function: None = None,
+        *,
+        propagation: Propagation = Propagation.REQUIRED,
+        rollback_on: tuple[type[BaseException], ...] = (BaseException,),
+        timeout_s: float | None = None,
+        retries: int = 0,
+    ) -> Callable[[F], F]: ...
+
+    def transactional(self, function: Callable[..., Any] | None = None, **settings: Any) -> Any:
+        """Declares a function that runs in a transaction, as `TransactionManager.transactional` does; it needs the App
+        to run when it is called."""
+        if function is None:
+            return lambda function: self.transactional(function, **settings)
+        return _Transactional(self, function, settings).wrapped()
+
+    def middleware(self, function: F) -> F:
+        """Declares a generator function that yields once: what stands before the `yield` runs before each handler, and
+        what stands behind it when the handler has returned or raised, before the commit. The first that is declared is
+        the outermost. Its parameters are declared as those of a dependency are. An asynchronous one needs handlers that
+        are coroutine functions, all of them."""
+        if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
+            raise ConfigurationError(
+                f"{function.__qualname__}: a middleware is a generator function, which yields once"
+            )
+        self._surroundings.middlewares.append(function)
+        return function
+
+    def lifespan(self, function: F) -> F:
+        """Declares a generator function that yields once: what stands before the `yield` runs before any consumer
+        starts, what stands behind it when all have stopped. An asynchronous one needs `async with app`, or `run`."""
+        if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
+            raise ConfigurationError(f"{function.__qualname__}: a lifespan is a generator function, which yields once")
+        self._lifespans.append(function)
+        return function
+
+    @property
+    def dependency_overrides(self) -> dict[Callable[..., Any], Callable[..., Any]]:
+        """What is made instead of what: for tests, `app.dependency_overrides[make_client] = FakeClient`."""
+        return self._surroundings.overrides
+
+    # --- transactions -----------------------------------------------------------------------------------------
+
+    @property
+    def manager(self) -> TransactionManager[Any]:
+        """The transaction manager; ProtocolMisuse while the App does not run."""
+        if self._manager is None:
+            raise ProtocolMisuse(
+                "the App does not run: call it in `with app:`, or let app.run() or xabridge run start it"
+            )
+        return self._manager
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has a transaction manager: it runs, or a test has connected it."""
+        return self._manager is not None
+
+    @property
+    def tx(self) -> Any:
+        """The transaction that the calling thread or task is in; ProtocolMisuse if it is in none."""
+        return self.manager.get_transaction()
+
+    def current_or_none(self) -> Transaction | None:
+        """The same, or None where there is none: so `take_part(engine, app, "shop")` takes an App for a manager, before
+        it runs."""
+        manager = self._manager
+        return None if manager is None else manager.current_or_none()
+
+    def health(self) -> dict[str, Health]:
+        """How each consumer is, by its queue, for a probe. ProtocolMisuse while the App does not run."""
+        if not self._running:
+            raise ProtocolMisuse("the App does not run, or has no consumers: there is nothing to tell of their health")
+        return {live.settings.queue: live.health() for live in self._running}
+
+    def begin(self, timeout_s: float | None = None) -> Any:
+        """Begins a transaction: `with app.begin() as tx`, `async with app.begin() as tx`."""
+        return self.manager.begin(timeout_s)
+
+    @property
+    def transaction(self) -> type[Transaction]:
+        """The class of its transactions: the one that its handlers declare, or one that is all of those."""
+        declared = [one for one in self._types if issubclass(one, Tx)]
+        foreign = [one for one in self._types if not issubclass(one, Tx) and one is not Transaction]
+        if foreign:
+            names = ", ".join(one.__qualname__ for one in foreign)
+            raise ConfigurationError(
+                f"{names}: the class of an App's transactions is a subclass of Tx, not of Transaction"
+            )
+        bases = [one for one in declared if not any(other is not one and issubclass(other, one) for other in declared)]
+        return type("AppTx", (*bases, *(() if bases else (Tx,))), {"codecs": self.codecs})
+
+    # --- running ----------------------------------------------------------------------------------------------
+
+    def connect(
+        self, configuration: str | Path | Configuration | None = None, transaction: type[Transaction] | None = None
+    ) -> TransactionManager[Any]:
+        """Opens the transaction manager, and starts no consumer. `configuration` is used instead of the App's own, and
+        `transaction` instead of the class that its handlers declare."""
+        with self._lock:
+            if self._manager is not None:
+                raise ProtocolMisuse("the App runs already")
+            told = self.configuration if configuration is None else configuration
+            self._manager = TransactionManager.from_config(told, transaction=transaction or self.transaction)
+            return self._manager
+
+    def disconnect(self) -> None:
+        """Stops what runs, for 10 s at most, and closes the transaction manager."""
+        with self._lock:
+            manager, self._manager = self._manager, None
+        if manager is not None:
+            manager.close()
+
+    def run(self) -> None:
+        """Works until SIGTERM or SIGINT (in the main thread), `stop` in another, or the failure of a consumer, which is
+        raised. Then what runs is finished, each consumer's `shutdown_s` at most. Coroutine functions run in one event
+        loop, which is this thread's."""
+        with Stopper() as stopper:
+            self._stopper = stopper
+            try:
+                if self._has_coroutines:
+                    asyncio.run(self._arun(stopper))
+                else:
+                    with self:
+                        stopper.wait()
+            finally:
+                self._stopper = None
+        if self._failure is not None:
+            raise self._failure
+
+    async def _arun(self, stopper: Stopper) -> None:
+        async with self:
+            await asyncio.to_thread(stopper.wait)
+
+    @property
+    def _has_coroutines(self) -> bool:
+        return any(declared.handler.is_async for declared in self.consumers) or any(
+            map(inspect.isasyncgenfunction, self._lifespans)
+        )
+
+    def start(self) -> None:
+        """Connects, and starts every consumer in the background."""
+        self._check()
+        with ExitStack() as started:
+            self._connected(started)
+            self.enter_lifespans(started)
+            for live in self._running:
+                started.callback(live.stop)
+                live.start()
+            self._start_schedules(started)
+            self._started = started.pop_all()
+
+    def stop(self) -> bool:
+        """Finishes what runs and begins nothing, each consumer's `shutdown_s` at most, and closes the manager; whether
+        everything was finished. What was not is rolled back."""
+        self._wake()
+        running = self._ask_to_stop()
+        finished = [live.stop() for live in running]
+        self._note_failure(running)
+        started, self._started = self._started, ExitStack()
+        started.close()
+        return all(finished)
+
+    def enter_lifespans(self, started: ExitStack) -> None:
+        """For whoever starts it: runs the lifespans up to their `yield`, and the rest with `started`."""
+        for lifespan in self._lifespans:
+            if inspect.isasyncgenfunction(lifespan):
+                raise ConfigurationError(
+                    f"{lifespan.__qualname__} is awaited: use `async with` for this App, or run it"
+                )
+            started.enter_context(contextmanager(lifespan)())
+
+    async def aenter_lifespans(self, started: AsyncExitStack) -> None:
+        """`enter_lifespans` for coroutines."""
+        for lifespan in self._lifespans:
+            if inspect.isasyncgenfunction(lifespan):
+                await started.enter_async_context(asynccontextmanager(lifespan)())
+            else:
+                started.enter_context(contextmanager(lifespan)())
+
+    def _check(self) -> None:
+        for declared in self.consumers:
+            declared.handler.check_middlewares()
+
+    def _connected(self, started: ExitStack) -> None:
+        """Makes the consumers, over a manager that is closed with `started`."""
+        self._failure = None
+        manager = self.connect()
+        started.callback(self.disconnect)
+        self._running = [declared.connect(manager) for declared in self.consumers]
+        for live in self._running:
+            live.when_failed = self._wake
+
+    def _start_schedules(self, started: ExitStack) -> None:
+        if self.schedules:
+            from xabridge.app.scheduler import Scheduler  # noqa: PLC0415 — loads SQLAlchemy
+
+            scheduler = Scheduler(self.manager, self.schedules)
+            scheduler.start()
+            started.callback(scheduler.stop)
+
+    def _ask_to_stop(self) -> list[Consumer]:
+        running, self._running = self._running, []
+        for live in running:
+            live.ask_to_stop()
+        return running
+
+    def _note_failure(self, running: list[Consumer]) -> None:
+        self._failure = next((live.failure for live in running if live.failure is not None), None)
+
+    def _wake(self) -> None:
+        stopper = self._stopper
+        if stopper is not None:
+            stopper.wake()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        """As `start`, with the handlers that are coroutine functions in the running event loop."""
+        self._check()
+        async with AsyncExitStack() as started:
+            connected = ExitStack()
+            started.push_async_callback(asyncio.to_thread, connected.close)
+            await asyncio.to_thread(self._connected, connected)
+            await self.aenter_lifespans(started)
+            for live in self._running:
+                await started.enter_async_context(live)
+            scheduled = ExitStack()
+            self._start_schedules(scheduled)
+            started.push_async_callback(asyncio.to_thread, scheduled.close)
+            self._astarted = started.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._wake()
+        running = self._ask_to_stop()
+        await asyncio.gather(*(live.__aexit__(None, None, None) for live in running))
+        self._note_failure(running)
+        started, self._astarted = self._astarted, AsyncExitStack()
+        await started.aclose()
+
+
+def _locals_of_caller() -> dict[str, Any]:
+    """The local names of the function that has called a method of an App: annotations may be text that names them."""
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = frame.f_back if frame is not None else None
+    return dict(frame.f_locals) if frame is not None else {}
+
+
+class _Transactional:
+    """A function that is decorated for the manager of the moment."""
+
+    def __init__(self, app: App, function: Callable[..., Any], settings: dict[str, Any]) -> None:
+        self._app = app
+        self._function = function
+        self._settings = settings
+        self._made: tuple[TransactionManager[Any], Callable[..., Any]] | None = None
+
+    def wrapped(self) -> Callable[..., Any]:
+        """The decorated function."""
+
+        @functools.wraps(self._function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            return self._current()(*arguments, **named)
+
+        if inspect.iscoroutinefunction(self._function):
+            return _as_coroutine_function(call, self._function)
+        return call
+
+    def _current(self) -> Callable[..., Any]:
+        manager = self._app.manager
+        made = self._made
+        if made is None or made[0] is not manager:
+            made = self._made = manager, manager.transactional(self._function, **self._settings)
+        return made[1]
+
+
+def _as_coroutine_function(call: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def run(*arguments: Any, **named: Any) -> Any:
+        return await call(*arguments, **named)
+
+    return run

@@ -1,0 +1,197 @@
+"""Supervisor: the processes of `xabridge run`, and what becomes of them.
+
+1. Each process is started by itself, and told its number. It reads a pipe from the supervisor, so that it stops when
+   the supervisor is gone, whatever it died of.
+2. One that ends is started again: after `FIRST_S`, twice as long after each further end, at most `MOST_S`. One that has
+   lived for `GOOD_S` is as one that never ended.
+3. One that ends with `Exit.USAGE` would do so again: everything stops, or with `--reload` it waits for a change.
+4. To stop, each is sent SIGTERM, and has a time to finish what it does; then it is killed, which rolls back what it
+   did.
+5. If a source file has changed (`--reload`), all are stopped and started again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from xabridge.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+logger = logging.getLogger("xabridge.run")
+
+FIRST_S: Final = 0.5
+MOST_S: Final = 30.0
+GOOD_S: Final = 60.0
+LOOK_S: Final = 0.1
+"""How often it looks at its processes."""
+FILES_S: Final = 1.0
+"""How often it looks at source files."""
+_SKIPPED: Final = frozenset({"__pycache__", "node_modules", "site-packages"})
+
+
+class _Process:
+    """One of the processes, over its lives."""
+
+    def __init__(self, number: int, start: Callable[[int], subprocess.Popen[bytes]]) -> None:
+        self.number = number
+        self._start = start
+        self._ends = 0
+        self._due = 0.0
+        self._began = 0.0
+        self.running: subprocess.Popen[bytes] | None = None
+
+    def look(self) -> int | None:
+        """Starts it if that is due; its exit code, if it has just ended."""
+        now = time.monotonic()
+        if self.running is None:
+            if now >= self._due:
+                self.running, self._began = self._start(self.number), now
+                logger.info("process %d is %d", self.number, self.running.pid)
+            return None
+        code = self.running.poll()
+        if code is None:
+            return None
+        self._gone()
+        self._ends = 1 if now - self._began > GOOD_S else self._ends + 1
+        wait_s = min(FIRST_S * 2.0 ** min(self._ends - 1, 10), MOST_S)
+        self._due = now + wait_s
+        if code == Exit.USAGE:  # it would end so again
+            logger.error("process %d has ended with %s", self.number, _told(code))
+        else:
+            logger.error(
+                "process %d has ended with %s; it is started again in %.1f s", self.number, _told(code), wait_s
+            )
+        return code
+
+    def stop(self, number: int) -> None:
+        """Sends it a signal."""
+        if self.running is not None and self.running.poll() is None:
+            self.running.send_signal(number)
+
+    def wait(self, until: float) -> bool:
+        """Whether it has ended by then."""
+        if self.running is None:
+            return True
+        try:
+            self.running.wait(max(until - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            return False
+        self._gone()
+        return True
+
+    def try_now(self) -> None:
+        """What it failed with may be mended."""
+        self._due, self._ends = 0.0, 0
+
+    def try_no_more(self) -> None:
+        """It would fail again."""
+        self._due = math.inf
+
+    def _gone(self) -> None:
+        if self.running is not None and self.running.stdin is not None:
+            self.running.stdin.close()
+        self.running = None
+
+
+def _told(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+
+
+class Supervisor:
+    """So many processes of `command`, which gets `--process NUMBER`. `watched` is the folder of the source files."""
+
+    def __init__(self, command: Sequence[str], processes: int, shutdown_s: float, watched: Path | None = None) -> None:
+        self._command = list(command)
+        self._shutdown_s = shutdown_s
+        self._watched = watched
+        self._files: dict[Path, int] = {}
+        self._asked = False
+        self._hurry = False
+        self._processes = [_Process(number, self._start) for number in range(1, processes + 1)]
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        command = [*self._command, "--process", str(number)]
+        # a group of its own: Ctrl+C is for the supervisor, which asks them to stop
+        return subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)  # noqa: S603 — our own command
+
+    def run(self) -> Exit:
+        """Until SIGTERM or SIGINT; the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._heard)
+        if self._watched is not None:
+            self._files = source_files(self._watched)
+        looked = time.monotonic()
+        try:
+            while not self._asked:
+                for process in self._processes:
+                    if process.look() != Exit.USAGE:
+                        continue
+                    if self._watched is None:
+                        return Exit.USAGE
+                    process.try_no_more()
+                if self._watched is not None and time.monotonic() - looked > FILES_S:
+                    looked = time.monotonic()
+                    self._reload_if_changed(self._watched)
+                time.sleep(LOOK_S)
+        finally:
+            self._stop()
+        return Exit.DONE
+
+    def _heard(self, _number: int, _frame: Any) -> None:
+        self._hurry, self._asked = self._asked, True
+
+    def _reload_if_changed(self, folder: Path) -> None:
+        files = source_files(folder)
+        if files == self._files:
+            return
+        changed = sorted(
+            str(path.relative_to(folder)) for path in files.keys() | self._files.keys()
+            if files.get(path) != self._files.get(path)
+        )  # fmt: skip
+        logger.info("%s changed: starting again", ", ".join(changed[:3]) + (" …" if len(changed) > 3 else ""))
+        self._files = files
+        self._stop()
+        for process in self._processes:
+            process.try_now()
+
+    def _stop(self) -> None:
+        """Asks all to stop, and waits; kills what has not ended by then, or at once after a second signal."""
+        for process in self._processes:
+            process.stop(signal.SIGTERM)
+        until = time.monotonic() + self._shutdown_s
+        left = list(self._processes)
+        while left and time.monotonic() < until and not self._hurry:
+            left = [process for process in left if not process.wait(time.monotonic() + LOOK_S)]
+        for process in left:
+            logger.error("process %d has not stopped in time, and is killed", process.number)
+            process.stop(signal.SIGKILL)
+            process.wait(time.monotonic() + 10)
+
+
+def source_files(folder: Path) -> dict[Path, int]:
+    """Python files below a folder, with the time of their last change. Hidden folders and installed packages are left
+    out."""
+    found: dict[Path, int] = {}
+    for place, folders, names in os.walk(folder):
+        folders[:] = [
+            one
+            for one in folders
+            if not one.startswith(".") and one not in _SKIPPED and not Path(place, one, "pyvenv.cfg").exists()
+        ]
+        for name in names:
+            if name.endswith(".py"):
+                path = Path(place, name)
+                try:
+                    found[path] = path.stat().st_mtime_ns
+                except OSError:
+                    continue
+    return found

@@ -1,0 +1,310 @@
+"""`xabridge check`: looks at a restored set before anything of it is started, and says what does not fit together.
+
+A set is the decision log of a configuration, the stores of brokers that do not run yet (`--store NAME=URL`), and the
+other resources, which are asked as they stand. Nothing is changed. Each transaction in doubt is told with what recovery
+would do, and where that would lose messages, or have them twice, because a part is older than another one.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from dtx.store.contract import StoreError
+from tm.config import configuration_from
+from tm.log import LogError
+from tm.log.factory import folder_of
+from tm.resources import ConfigurationError, ResourceConfig
+from xa.diagnosis import Check, Health
+from xa.holdings import Holding, InDoubtBranch, Relation
+from xa.secrets import masked
+from xabridge.cli import as_json
+from xabridge.cli.doctor import lines, value_of
+from xabridge.cli.examining import Examined, content_of
+from xabridge.cli.exits import Exit
+from xabridge.cli.progress import Progress
+from xabridge.cli.recover import set_up_logging
+from xabridge.cli.site import Scanned, Site
+from xabridge.cli.survey import Known, State, survey
+from xabridge.cli.text import age, held, listed, printable, several
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator, Mapping
+
+    from dtx.store.sql.image import StoreImage
+    from tm.config import Configuration
+    from xabridge.cli.site import Seen
+    from xabridge.cli.survey import BranchView, Survey, TransactionView
+
+SUMMARY: Final = "look whether restored logs, stores and databases fit together, before they are started"
+MOST: Final = 50
+"""So many transactions are told one by one."""
+APART_S: Final = 1.0
+"""Parts whose times are no farther apart than this are of one moment."""
+NOTED_S: Final = 60.0
+"""A store notes the time once a minute at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The time of a part of the set: the part has no change from after `latest_s`, and was at work at `earliest_s`."""
+
+    earliest_s: float
+    latest_s: float
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument(
+        "--config", default="xabridge.toml", metavar="FILE", help="the configuration (default xabridge.toml)"
+    )
+    parser.add_argument(
+        "--store", action="append", default=[], metavar="NAME=URL", type=_named,
+        help="the store of the broker that the configuration calls NAME: it is read in place of asking that broker "
+        "(repeatable)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--verbose", action="store_true", help="log to stderr")
+    parser.epilog = "exit codes: 0 it fits together · 1 it does not, or a part can't be read · 2 usage, configuration"
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, url = text.partition("=")
+    if not name or not equals or "://" not in url:
+        from argparse import ArgumentTypeError  # noqa: PLC0415 — where it is needed
+
+        raise ArgumentTypeError(f"{masked(text)!r} is not NAME=URL, such as broker=sqlite:////restored/broker.db")
+    return name, url
+
+
+def run(arguments: Namespace) -> int:
+    """Prints the checks; the exit code."""
+    set_up_logging(verbose=arguments.verbose)
+    progress = Progress(sys.stderr, quiet=arguments.verbose)
+    try:
+        configuration = configuration_from(arguments.config)
+        found = list(_examine(configuration, dict(arguments.store), progress))
+    except ConfigurationError as error:
+        sys.stderr.write(f"xabridge check: {printable(str(error))}\n")
+        return Exit.USAGE
+    failed = any(examined.check.health is Health.FAIL for examined in found)
+    if arguments.json:
+        as_json.write({"fits": not failed, "checks": [value_of(examined) for examined in found]})
+        return Exit.FAILED if failed else Exit.DONE
+    for examined in found:
+        print(*lines(examined), sep="\n")
+    counts = Counter(examined.check.health for examined in found)
+    print(f"{several(len(found), 'check')}: " + ", ".join(f"{counts[health]} {health.value}" for health in Health))
+    print("it does not fit together: start no manager before that is settled" if failed else "it fits together")
+    return Exit.FAILED if failed else Exit.DONE
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+def _examine(configuration: Configuration, urls: Mapping[str, str], progress: Progress) -> Iterator[Examined]:
+    """Every check."""
+    others = dict(configuration.resources)
+    for name in urls:
+        wanted = others.pop(name, None)
+        if wanted is None:
+            raise ConfigurationError(f"--store {name}: there is no such resource in the configuration")
+        if isinstance(wanted, ResourceConfig) and wanted.mode == "decider":
+            raise ConfigurationError(f"--store {name}: it decides, so it has to run to be asked")
+    images: dict[str, StoreImage] = {}
+    with Site(replace(configuration, resources=others), progress) as site:
+        if configuration.log is not None:
+            yield Examined("log", content_of(configuration.log, configuration.node, missing=Health.FAIL))
+        for name, url in urls.items():
+            image, checks = _store(url)
+            yield from (Examined(name, check) for check in checks)
+            if image is not None:
+                images[name] = image
+        seen = _with_stores(site.look(), images, configuration)
+    found = survey(seen)
+    for name, why in seen.unreachable.items():
+        yield Examined(name, Check(Health.FAIL, "in doubt", f"it can't be asked: {masked(why)}", "start it"))
+    moments = {name: _moment_of(image) for name, image in images.items()}
+    log = _moment_of_log(configuration)
+    yield from _ages(log, moments)
+    older = {name for name, at in moments.items() if log is not None and at.latest_s + APART_S < log.earliest_s}
+    yield from _transactions(found, older)
+    yield from _carried_out(seen, found, older)
+
+
+def _store(url: str) -> tuple[StoreImage | None, list[Check]]:
+    from dtx.store.sql.image import look_at_store  # noqa: PLC0415 — loads SQLAlchemy
+
+    try:
+        image = look_at_store(url)
+    except StoreError as error:
+        return None, [Check(Health.FAIL, "store", str(error), "restore it from another copy, or correct its URL")]
+    if image.copied_ms is not None:
+        what = f"a copy, made {_shown(image.copied_ms / 1000)}"
+    else:
+        what = f"as its broker left it, last at work {_shown(image.last_ms / 1000)}" if image.last_ms else "never used"
+    told = f"opened {several(image.openings, 'time')}, {what}; {several(len(image.branches), 'branch')} in doubt"
+    if not image.faults:
+        return image, [Check(Health.OK, "store", told)]
+    return image, [Check(Health.FAIL, "store", fault, "restore it from another copy") for fault in image.faults]
+
+
+def _with_stores(seen: Seen, images: Mapping[str, StoreImage], configuration: Configuration) -> Seen:
+    """What was seen, and the stores in place of their brokers."""
+    scanned = {**seen.scanned, **{name: _scanned(image) for name, image in images.items()}}
+    return replace(seen, configured=tuple(configuration.resources), scanned=MappingProxyType(scanned))
+
+
+def _scanned(image: StoreImage) -> Scanned:
+    now_s = time.time()
+    return Scanned(
+        tuple(
+            InDoubtBranch(
+                branch.xid,
+                max(0.0, now_s - branch.prepared_ms / 1000),
+                branch.owner,
+                branch.outcome,
+                tuple(
+                    Holding(Relation.TO if one.sends else Relation.FROM, one.queue, "message", one.count)
+                    for one in branch.holds
+                ),
+            )
+            for branch in image.branches
+        ),
+        tells=True,
+    )
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def _moment_of(image: StoreImage) -> Moment:
+    if image.copied_ms is not None:
+        return Moment(image.last_ms / 1000, image.copied_ms / 1000)
+    return Moment(image.last_ms / 1000, image.last_ms / 1000 + NOTED_S)
+
+
+def _moment_of_log(configuration: Configuration) -> Moment | None:
+    """When a log in files was written last, as far as its files tell; None for others."""
+    try:
+        folder = folder_of(configuration.log) if configuration.log is not None else None
+    except ValueError:  # which the check of the log has told
+        return None
+    if folder is None or not folder.is_dir():
+        return None
+    written = [file.stat().st_mtime for file in folder.glob("segment-*")]
+    return Moment(max(written), max(written)) if written else None
+
+
+def _ages(log: Moment | None, moments: Mapping[str, Moment]) -> Iterator[Examined]:
+    for name, at in moments.items():
+        if log is None:
+            continue
+        if at.latest_s + APART_S < log.earliest_s:
+            found = f"older than the log, by {age(log.earliest_s - at.latest_s)} at least"
+            mend = (
+                "what was committed in between is not in it: messages that were taken then come again, and those that "
+                "were sent then are missing"
+            )
+            yield Examined(name, Check(Health.WARN, "age", found, mend))
+        elif log.latest_s + APART_S < at.earliest_s:
+            found = f"newer than the log's files, by {age(at.earliest_s - log.latest_s)}"
+            mend = "if the log is an older copy, it lacks what was decided since: put the newest one in its place"
+            yield Examined(name, Check(Health.WARN, "age", found, mend))
+        else:
+            yield Examined(name, Check(Health.OK, "age", "of about the same time as the log"))
+
+
+def _shown(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(sep=" ", timespec="seconds")
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+def _transactions(found: Survey, older: set[str]) -> Iterator[Examined]:
+    if found.log_trouble is not None:
+        return  # which was told
+    views = [view for view in found.transactions if view.in_doubt]
+    if not views:
+        yield Examined("branches", Check(Health.OK, "in doubt", "nothing is in doubt"))
+    told = [_transaction(view, older) for view in views]
+    told.sort(key=lambda examined: examined.check.health is not Health.FAIL)
+    yield from told[:MOST]
+    rest = Counter(examined.check.health for examined in told[MOST:])
+    for health, count in rest.items():
+        yield Examined("branches", Check(health, "in doubt", f"{several(count, 'more transaction')}", "use --json"))
+
+
+def _transaction(view: TransactionView, older: set[str]) -> Examined:
+    there = [branch for branch in view.branches if branch.state in {State.PREPARED, State.IN_DOUBT}]
+    where = listed([_held_on(branch) for branch in there])
+    name = printable(view.name)
+    if view.decision is Known.COMMIT:
+        missing = [branch.resource for branch in view.branches if branch.state is State.FINISHED]
+        lacking = [resource for resource in missing if resource in older]
+        what = f"{name}: decided; recovery commits it on {where}"
+        if lacking:
+            mend = (
+                f"nothing of it is on {listed(lacking)}, older than the log: if it was not committed there "
+                "before, its work is lost there. Restore the set from one point, or do that work again"
+            )
+            return _told(Health.FAIL, what, mend)
+        return _told(Health.OK, what)
+    if view.decision is Known.NONE:
+        what = f"{name}: not decided; recovery rolls it back on {where}"
+        old = [branch.resource for branch in there if branch.resource in older]
+        if old:
+            mend = (
+                f"{older_than_the_log(old)}, which forgets a decision that was carried out. If it was "
+                "committed in between, a rollback splits it: compare the data, then xabridge recover commit or "
+                "rollback, or restore the set from one point"
+            )
+            return _told(Health.FAIL, what, mend)
+        return _told(Health.OK, what)
+    if view.decision is Known.ENDED:
+        return _told(Health.WARN, f"{name}: {view.why}", f"look at it: xabridge recover show {name}")
+    mend = (
+        "restore the log that has its decision, start the node whose it is, or decide by hand, the same on every "
+        f"resource: xabridge recover show {name}"
+    )
+    return _told(Health.FAIL, f"{name}: left alone on {where}: {view.why}", mend)
+
+
+def older_than_the_log(names: list[str]) -> str:
+    return f"{listed(names)} {'is' if len(names) == 1 else 'are'} older than the log"
+
+
+def _held_on(branch: BranchView) -> str:
+    what = held(branch.holdings, branch.omitted) if branch.holdings else ""
+    return printable(branch.resource) + (f" ({what})" if what else "")
+
+
+def _told(health: Health, found: str, mend: str = "") -> Examined:
+    return Examined("branches", Check(health, "in doubt", found, mend))
+
+
+def _carried_out(seen: Seen, found: Survey, older: set[str]) -> Iterator[Examined]:
+    """Decisions of which no branch is found anywhere."""
+    if seen.log is None or isinstance(seen.log, LogError):
+        return
+    shown = {view.gtrid for view in found.transactions if view.in_doubt}
+    gone = [decision for decision in seen.log.decisions if decision.gtrid not in shown]
+    if not gone:
+        return
+    lacking = sorted(older & {branch.resource for decision in gone for branch in decision.branches})
+    what = f"{several(len(gone), 'decision')} of which no branch is found"
+    if lacking:
+        mend = (
+            f"{older_than_the_log(lacking)}: what was not committed there before is lost there. Restore the "
+            "set from one point, or do that work again"
+        )
+        yield Examined("decisions", Check(Health.FAIL, "decisions", what, mend))
+    else:
+        yield Examined("decisions", Check(Health.OK, "decisions", f"{what}: carried out everywhere"))

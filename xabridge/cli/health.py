@@ -1,0 +1,58 @@
+"""`xabridge health`: asks a broker, a manager or a consumer how it is, over HTTP. For the health check of a container.
+
+It tells a container engine by its exit code, and people by what it prints.
+"""
+
+from __future__ import annotations
+
+import http.client
+import sys
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from xa.printable import printable
+from xabridge.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+SUMMARY: Final = "ask a broker or a consumer over HTTP whether it is ready"
+DEFAULT: Final = "http://127.0.0.1:9464/ready"
+MOST: Final = 65_536
+"""Octets of the answer that are shown."""
+_EXITS: Final = "exit codes: 0 it is well · 1 it says that it is not · 2 usage · 4 it could not be reached"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The address, and how long to wait."""
+    parser.epilog = _EXITS
+    parser.add_argument(
+        "url", nargs="?", default=DEFAULT, metavar="URL", help=f"what to ask: /ready or /live (default {DEFAULT})"
+    )
+    parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="for so long at most (default 5)")
+
+
+def run(arguments: Namespace) -> Exit:
+    """Asks; the exit code."""
+    try:
+        url = urlsplit(arguments.url)
+        host, port = url.hostname, url.port
+    except ValueError:
+        host, port = None, None
+    if host is None or url.scheme != "http":
+        sys.stderr.write(f"xabridge health: {printable(arguments.url)}: expected a URL such as {DEFAULT}\n")
+        return Exit.USAGE
+    connection = http.client.HTTPConnection(host, port or 80, timeout=arguments.timeout)
+    try:
+        connection.request("GET", url.path or "/")
+        response = connection.getresponse()
+        body = response.read(MOST).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException) as error:
+        why = str(error) or type(error).__name__
+        sys.stderr.write(f"xabridge health: {printable(arguments.url)} could not be reached: {printable(why)}\n")
+        return Exit.INCOMPLETE
+    finally:
+        connection.close()
+    for line in body.splitlines():
+        print(printable(line, MOST))
+    return Exit.DONE if response.status == 200 else Exit.FAILED

@@ -1,0 +1,136 @@
+"""`xabridge run`: runs an App, in one process or in several that are started again when they end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from argparse import SUPPRESS, ArgumentTypeError
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from xabridge.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from tm import Configuration
+    from xabridge.app import App
+
+logger = logging.getLogger("xabridge.run")
+
+SUMMARY: Final = "run an application, and start its processes again when they end"
+_MOST: Final = 1000
+_EXITS: Final = "exit codes: 0 stopped by a signal · 1 a consumer failed · 2 usage, or the application can't be loaded"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The App and the flags."""
+    parser.epilog = _EXITS
+    parser.add_argument("app", metavar="MODULE:APP", help="the App, as shop:app; MODULE is looked for here, too")
+    parser.add_argument("--config", metavar="FILE", help="the configuration (default: the one that the App names)")
+    parser.add_argument("--workers", type=_processes, default=1, metavar="N", help="so many processes (default 1)")
+    parser.add_argument(
+        "--reload", action="store_true", help="start again when a source file below this folder changes"
+    )
+    parser.add_argument(
+        "--shutdown-s", type=_seconds, default=40.0, metavar="S", help="kill what has not stopped by then (default 40)"
+    )
+    parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="for stderr")
+    parser.add_argument("--process", type=_processes, help=SUPPRESS)
+
+
+def _processes(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST:
+        raise ArgumentTypeError(f"{text}: expected 1 to {_MOST}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < threading.TIMEOUT_MAX:
+        raise ArgumentTypeError(f"{text}: expected seconds above 0")
+    return seconds
+
+
+def run(arguments: Namespace) -> int:
+    """Runs it; the exit code."""
+    from tm import ConfigurationError  # noqa: PLC0415 — `xabridge --help` need not load a manager
+
+    name = f" process {arguments.process}" if arguments.process is not None else ""
+    logging.basicConfig(level=arguments.log_level, format=f"%(asctime)s %(levelname)s{name} %(name)s: %(message)s")
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 — as the interpreter has it for a script
+    try:
+        if arguments.process is None and (arguments.workers > 1 or arguments.reload):
+            return _supervise(arguments)
+        return _work(arguments)
+    except ConfigurationError as error:
+        print(f"xabridge run: {error}", file=sys.stderr)
+        return Exit.USAGE
+
+
+def _configuration(app: App, arguments: Namespace) -> Configuration:
+    from tm import Configuration, configuration_from  # noqa: PLC0415 — as above
+
+    told = arguments.config or app.configuration
+    return told if isinstance(told, Configuration) else configuration_from(told)
+
+
+def _work(arguments: Namespace) -> int:
+    """This process is one that does the work. Process 1 finishes what processes have left in doubt that are not started
+    any more: as long as it runs, because their resources may be away now."""
+    from tm import ConfigurationError, TransactionManager  # noqa: PLC0415 — as above
+    from xabridge.app.find import find_app  # noqa: PLC0415 — as above
+    from xabridge.app.nodes import configuration_of, left_behind  # noqa: PLC0415
+
+    number = arguments.process or 1
+    if arguments.process is not None:
+        threading.Thread(target=_stop_with_the_supervisor, name="xabridge-supervisor", daemon=True).start()
+    try:
+        app = find_app(arguments.app)
+    except ConfigurationError:
+        raise
+    except Exception:
+        logger.exception("%s can't be loaded", arguments.app)
+        return Exit.USAGE
+    configuration = _configuration(app, arguments)
+    own = app.configuration = configuration_of(configuration, number)
+    try:
+        with ExitStack() as open_beside:
+            for gone in left_behind(configuration, arguments.workers) if number == 1 else ():
+                logger.warning("process %d has a log, and is not among %d: recovering", gone, arguments.workers)
+                open_beside.enter_context(TransactionManager.from_config(configuration_of(configuration, gone)))
+            queues = ", ".join(declared.settings.queue for declared in app.consumers) or "no queue"
+            logger.info("%s works as node %s, for %s", arguments.app, own.node, queues)
+            app.run()
+            logger.info("%s has stopped", arguments.app)
+    except ConfigurationError:
+        raise
+    except Exception:
+        logger.exception("%s failed", arguments.app)
+        return Exit.FAILED
+    return Exit.DONE
+
+
+def _stop_with_the_supervisor() -> None:
+    """The supervisor keeps the other end of stdin open as long as it lives."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _supervise(arguments: Namespace) -> int:
+    from xabridge.app.supervisor import Supervisor  # noqa: PLC0415 — as above
+
+    command = [sys.executable, "-m", "xabridge.cli", "run", arguments.app, "--workers", str(arguments.workers)]
+    command += ["--log-level", arguments.log_level]
+    if arguments.config:
+        command += ["--config", arguments.config]
+    watched = Path.cwd() if arguments.reload else None
+    return Supervisor(command, arguments.workers, arguments.shutdown_s, watched).run()

@@ -1,0 +1,171 @@
+"""Job: messages that are moved, copied, retried or purged, some at a time, with its progress.
+
+1. Everything of a queue without a condition goes in requests of CHUNK messages, as long as each moves all of its own.
+2. Otherwise, and behind what is held at the head of the queue, the queue is looked through page by page, and those of a
+   page that are meant are named by their ids. It ends where the queue ended when the job began: what comes meanwhile is
+   not touched.
+
+Each request is one change for the broker, with its own line in the broker's audit log. If the job ends early, what is
+done is done, and it says how much that is. A request whose answer is lost is not repeated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from xabridge.console.brokers import PAGE, Away, Trouble, Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from xabridge.console.brokers import BrokerLink
+
+CHUNK: Final = 2000
+HELD: Final = "held by a consumer or a transaction"
+PASSING: Final = frozenset({HELD, "not in the queue"})
+"""Why the broker leaves a message that say nothing about the next one: somebody else works with these."""
+LOOKED_AT: Final = 50_000
+"""Messages that a preview looks at, to count those of a group."""
+
+
+class Progress(Enum):
+    """How far a job is."""
+
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which messages: these ids, or those of a group (where they came from, and why), or all."""
+
+    queue: str
+    ids: tuple[str, ...] = ()
+    group: tuple[str, str] | None = None
+
+    @property
+    def all(self) -> bool:
+        """Whether every message of the queue is meant."""
+        return not self.ids and self.group is None
+
+    def takes(self, message: Mapping[str, Any]) -> bool:
+        """Whether this message is meant."""
+        if self.ids:
+            return message["id"] in self.ids
+        return self.group is None or self.group == (message["from"] or "", message["why"] or "")
+
+
+async def count(link: BrokerLink, selection: Selection) -> tuple[Counter[str], bool]:
+    """How many are available and how many are held, and whether that is all of them."""
+    if selection.all:
+        told = await link.queue(selection.queue)
+        return Counter(available=told["depth"] - told["held"], held=told["held"]), True
+    if selection.ids:
+        found = await link.ask("messages", queue=selection.queue, ids=",".join(selection.ids))
+        return Counter(one["state"] for one in found), True
+    counted: Counter[str] = Counter()
+    looked = 0
+    async for page in _pages(link, selection.queue):
+        counted.update(one["state"] for one in page if selection.takes(one))
+        looked += len(page)
+        if looked >= LOOKED_AT:
+            return counted, False
+    return counted, True
+
+
+async def _pages(link: BrokerLink, queue: str) -> AsyncIterator[list[dict[str, Any]]]:
+    after = ""
+    while True:
+        page = await link.ask("messages", queue=queue, after=after, count=PAGE)
+        if page:
+            yield page
+        if len(page) < PAGE:
+            return
+        after = page[-1]["position"]
+
+
+@dataclass
+class Job:
+    """One job. `total` is what the preview counted."""
+
+    number: str
+    link: BrokerLink
+    operation: str
+    selection: Selection
+    arguments: dict[str, str]
+    told: str
+    total: int
+    done: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    progress: Progress = Progress.RUNNING
+    said: str = ""
+    stopping: bool = False
+    same: bool = False
+    """It has ended before the end of the queue, because what is left would stay for the same reason."""
+
+    @property
+    def rest(self) -> int:
+        """How many of those that were counted are neither done nor left for a reason that the broker has told."""
+        return max(self.total - self.done - sum(self.left.values()), 0)
+
+    async def run(self) -> None:
+        """Does it."""
+        try:
+            await self._carry_out()
+            if self.progress is Progress.RUNNING:
+                self.progress = Progress.STOPPED if self.stopping else Progress.DONE
+        except Unknown as why:
+            self.progress, self.said = Progress.UNKNOWN, str(why)
+        except Trouble as why:
+            self.progress, self.said = Progress.FAILED, str(why)
+
+    async def _carry_out(self) -> None:
+        if self.selection.ids:
+            await self._request(self.selection.ids)
+            return
+        if self.selection.all and self.operation != "copy":
+            while self.done < self.total and not self.stopping:
+                wanted = min(CHUNK, self.total - self.done)
+                done = await self._request((), most=wanted)
+                if done < wanted:
+                    break
+            if self.done >= self.total or self.stopping:
+                return
+            self.left.clear()
+            self.same = False
+        await self._through_the_pages()
+
+    async def _through_the_pages(self) -> None:
+        told = await self.link.queue(self.selection.queue)
+        passed, most = 0, self.done + int(told["depth"])
+        async for page in _pages(self.link, self.selection.queue):
+            if self.stopping or passed >= most or self.done >= self.total:
+                return
+            passed += len(page)
+            wanted = [one for one in page if self.selection.takes(one)]
+            free = [one["id"] for one in wanted if self.operation == "copy" or one["state"] == "available"]
+            held = len(wanted) - len(free)
+            if held:
+                self.left[HELD] += held
+            free = free[: self.total - self.done]
+            if free and not await self._request(free) and self.same:
+                return
+
+    async def _request(self, ids: Sequence[str], **more: Any) -> int:
+        told = {**self.arguments, **({"ids": ",".join(ids)} if ids else {}), **more}
+        try:
+            answer = await self.link.change(self.operation, queue=self.selection.queue, **told)
+        except Away as why:
+            raise Away(f"the broker is away: {why}") from None
+        done = int(answer["done"])
+        self.done += done
+        left = {str(why): int(number) for why, number in answer["left"].items()}
+        self.left.update(left)
+        self.same = not done and not PASSING.issuperset(left)
+        return done

@@ -1,0 +1,87 @@
+"""Timeline: the bars of a transaction, a lane for each resource, and in words for who can't see them.
+
+The first lane is the whole transaction by its phases; the others show what each resource was asked, and the node's log.
+All transactions of a page have one scale, so that a longer bar is a longer time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tm.telemetry.node_page import PHASES as PHASE_OF
+from xabridge.cli.text import printable
+
+if TYPE_CHECKING:
+    from xabridge.console.nodes import Completed, Step
+
+WIDTH: Final = 1000
+LANE: Final = 16
+GAP: Final = 4
+LEAST: Final = 3.0
+"""The width of what takes next to no time, so that it shows."""
+LANES: Final = 8
+PHASES: Final = ("work", "prepare", "decide", "commit", "rollback")
+LOG: Final = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A time; `looks` is its phase."""
+
+    x: float
+    y: float
+    width: float
+    looks: str
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePicture:
+    """What the template draws. `lanes` are the names of the resources, from above."""
+
+    height: int
+    bars: tuple[Bar, ...]
+    lanes: tuple[str, ...]
+    told: str
+
+
+def took(seconds: float) -> str:
+    """A short time."""
+    if seconds < 0.00095:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.0095:
+        return f"{seconds * 1000:.1f} ms"
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
+
+
+def timeline(one: Completed, longest_s: float) -> TimelinePicture:
+    """The bars of a transaction; the whole width is `longest_s`."""
+    scale = WIDTH / max(longest_s, one.took_s, 1e-9)
+    bars = [_bar(0.0, one.took_s, 0, "rest", scale, f"all of it {took(one.took_s)}")]
+    phases = [(name, one.phases[name]) for name in PHASES if name in one.phases]
+    for name, seconds in phases:
+        after = (
+            0.0 if name == "work" else min((s.after_s for s in one.steps if PHASE_OF.get(s.verb) == name), default=0.0)
+        )
+        bars.append(_bar(after, seconds, 0, name, scale, f"{name} {took(seconds)}"))
+    lanes = tuple(dict.fromkeys(step.resource for step in one.steps))[:LANES]
+    for step in one.steps:
+        if step.resource in lanes:
+            looks = PHASE_OF.get(step.verb, "work")
+            bars.append(_bar(step.after_s, step.took_s, 1 + lanes.index(step.resource), looks, scale, _said(step)))
+    told = ", ".join(f"{name} {took(seconds)}" for name, seconds in phases)
+    names = tuple(printable(name)[:40] if name else LOG for name in lanes)
+    height = (LANE + GAP) * (1 + len(lanes))
+    return TimelinePicture(height, tuple(bars), names, f"{took(one.took_s)}: {told}")
+
+
+def _said(step: Step) -> str:
+    answer = f", {printable(step.code)[:40]}" if step.code else ""
+    return f"{printable(step.resource)[:40] or LOG}: {printable(step.verb)[:40]} {took(step.took_s)}{answer}"
+
+
+def _bar(after_s: float, took_s: float, lane: int, looks: str, scale: float, told: str) -> Bar:
+    x = min(after_s * scale, WIDTH - LEAST)
+    width = min(max(took_s * scale, LEAST), WIDTH - x)
+    return Bar(round(x, 1), (LANE + GAP) * lane, round(width, 1), looks, told)

@@ -1,0 +1,184 @@
+"""Changes: what one would do, counted; the confirmation; and long ones with their progress."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
+
+from xabridge.console.app import View, address
+from xabridge.console.brokers import Refused
+from xabridge.console.changes import kinds
+from xabridge.console.changes.job import Job, Progress, Selection, count
+from xabridge.console.pages.asking import checked_form, link_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+
+    from xabridge.console.app import Console
+    from xabridge.console.brokers import BrokerLink
+    from xabridge.console.changes.kinds import Kind
+    from xabridge.console.sessions import Session
+
+MOST_IDS: Final = 500
+MOST_JOBS: Final = 20
+_ONCE: Final = re.compile(r"[A-Za-z0-9_-]{16}")
+
+
+def _kind(request: Request) -> Kind:
+    found = kinds.KINDS.get(request.path_params["operation"])
+    if found is None:
+        raise HTTPException(404, "There is no such change.")
+    return found
+
+
+def _selection(fields: Mapping[str, str]) -> Selection:
+    ids = tuple(dict.fromkeys(one for one in fields.get("ids", "").split(",") if one))[:MOST_IDS]
+    group = (fields.get("from", ""), fields.get("why", "")) if "why" in fields else None
+    return Selection(fields.get("queue", ""), ids, group)
+
+
+async def preview(_console: Console, request: Request, session: Session) -> View:
+    """What it would do."""
+    link, kind = link_of(request, session), _kind(request)
+    fields = {name: ",".join(request.query_params.getlist(name)) for name in request.query_params}
+    if fields.get("selected") and not fields.get("ids"):
+        raise Refused("nothing is selected: tick the messages that are meant")
+    rights = await link.rights()
+    if not rights.manage:
+        raise Refused(f"{rights.user} may not manage this broker", right=True)
+    told, total, whole = await _told(link, kind, fields)
+    about = {name: fields[name] for name in (*kind.about, "ids", "from", "why") if name in fields}
+    context = {
+        "title": kind.verb,
+        "kind": kind,
+        "sentences": told,
+        "total": total,
+        "whole": whole,
+        "about": about,
+        "asks": kind.asks,
+        "once": secrets.token_urlsafe(12),
+        "queues": await _names(link) if any(one.startswith("to") for one in kind.asks) else [],
+        "back": _back(link.name, kind, fields),
+    }
+    return View("preview.html", context)
+
+
+async def _told(link: BrokerLink, kind: Kind, fields: Mapping[str, str]) -> tuple[list[str], int, bool]:
+    """The sentences, how many messages it is about, and whether that was counted to the end."""
+    if kind.of_messages:
+        selection = _selection(fields)
+        found, whole = await count(link, selection)
+        missing = len(selection.ids) - sum(found.values()) if selection.ids else 0
+        group = ""
+        if selection.group is not None:
+            origin, why = selection.group
+            group = (f"from {origin}: " if origin else "") + (why or "without a reason of the broker's")
+        total = found["available"] + (found["held"] if kind.operation == "copy" else 0)
+        said = kinds.of_messages(
+            kind.operation, selection.queue, found, to=fields.get("to", ""), missing=missing, group=group
+        )
+        return [said], total, whole
+    if "queue" in kind.about:
+        return kinds.of_queue(kind.operation, await link.queue(fields.get("queue", ""))), 1, True
+    return kinds.of_others(kind.operation, fields.get(kind.about[0], "")), 1, True
+
+
+async def _names(link: BrokerLink) -> list[str]:
+    return [one["name"] for one in await link.queues() if one["lasting"]][:500]
+
+
+def _back(broker: str, kind: Kind, fields: Mapping[str, str]) -> str:
+    if "queue" in kind.about:
+        return address(f"/b/{broker}/queue", name=fields.get("queue", ""))
+    return {"connection": "/connections", "user": "/users", "xid": "/transactions"}[kind.about[0]]
+
+
+async def change(console: Console, request: Request, session: Session) -> Response:
+    """Does it; what goes message by message goes on behind the page that shows its progress."""
+    link, kind = link_of(request, session), _kind(request)
+    fields = await checked_form(request, session)
+    if kind.of_messages:
+        job = await _begun(console, session, link, kind, fields)
+        return RedirectResponse(f"/jobs/{job.number}", 303)
+    told: dict[str, Any] = {name: fields.get(name, "") for name in kind.about}
+    if "force" in kind.asks:
+        told["force"] = fields.get("force") == "yes"
+    console.audit(session, kind.operation, broker=link.name, **told)
+    await link.change(kind.operation, **told)
+    session.told.append(("good", f"Done: {kinds_said(kind, fields)}."))
+    gone = kind.operation == "delete-queue"
+    return RedirectResponse("/queues" if gone else _back(link.name, kind, fields), 303)
+
+
+def kinds_said(kind: Kind, fields: Mapping[str, str]) -> str:
+    """A change that was made, in two words."""
+    return f"{kind.operation.replace('-', ' ')} {fields.get(kind.about[0], '')}"
+
+
+async def _begun(console: Console, session: Session, link: BrokerLink, kind: Kind, fields: Mapping[str, str]) -> Job:
+    number = fields.get("once", "")
+    if not _ONCE.fullmatch(number):
+        raise Refused("nothing was done: look at what it would do first")
+    if number in session.jobs:  # the form was sent twice
+        return session.jobs[number]
+    if sum(job.progress is Progress.RUNNING for job in session.jobs.values()) >= MOST_JOBS:
+        raise Refused("nothing was done: too many changes of yours are under way")
+    to = fields.get("to", "")
+    if "to" in kind.asks and not to:
+        raise Refused("nothing was done: choose the queue that they come to")
+    told, total, _ = await _told(link, kind, fields)
+    shown = fields.get("total", "")
+    if shown.isascii() and shown.isdecimal():
+        total = min(total, int(shown[:18]))  # not what came since the preview
+    if number in session.jobs:
+        return session.jobs[number]
+    arguments = {"to": to} if to else {}
+    job = Job(number, link, kind.operation, _selection(fields), arguments, told[0], total)
+    while len(session.jobs) >= MOST_JOBS:
+        del session.jobs[next(iter(session.jobs))]
+    session.jobs[number] = job
+    console.audit(
+        session, kind.operation, broker=link.name, queue=job.selection.queue, change=told[0], **arguments
+    )  # fmt: skip
+    task = asyncio.create_task(_run(console, session, job))
+    console.jobs.add(task)
+    task.add_done_callback(console.jobs.discard)
+    await asyncio.wait({task}, timeout=0.3)
+    return job
+
+
+async def _run(console: Console, session: Session, job: Job) -> None:
+    await job.run()
+    about = {"broker": job.link.name, "queue": job.selection.queue, "done": job.done, "result": job.progress.value}
+    console.audit(session, job.operation, **about, said=job.said)
+
+
+def _job(request: Request, session: Session) -> Job:
+    found = session.jobs.get(request.path_params["number"])
+    if found is None:
+        raise HTTPException(404, "There is no such change of yours.")
+    return found
+
+
+async def job(_console: Console, request: Request, session: Session) -> View:
+    """How far it is."""
+    found = _job(request, session)
+    back = address(f"/b/{found.link.name}/queue", name=found.selection.queue)
+    context = {"title": "Progress", "job": found, "back": back, "live": found.progress is Progress.RUNNING}
+    return View("job.html", context)
+
+
+async def stop(console: Console, request: Request, session: Session) -> Response:
+    """Ends it after the request that is under way."""
+    await checked_form(request, session)
+    found = _job(request, session)
+    found.stopping = True
+    console.audit(session, "stop", broker=found.link.name, queue=found.selection.queue)
+    return RedirectResponse(f"/jobs/{found.number}", 303)

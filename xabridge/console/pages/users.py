@@ -1,0 +1,85 @@
+"""Users and permissions: who may connect, and do what."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.responses import RedirectResponse, Response
+
+from dtx.broker.access.credentials import CredentialsError, user_name, verifier_of
+from xabridge.console.app import View, address
+from xabridge.console.brokers import Refused
+from xabridge.console.pages.asking import checked_form, chosen, link_of, of_each
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from xabridge.console.app import Console
+    from xabridge.console.brokers import BrokerLink
+    from xabridge.console.sessions import Session
+
+PATTERNS: Final = ("consume", "produce", "create")
+FLAGS: Final = ("view", "manage", "read_payload")
+
+
+async def users(_console: Console, request: Request, session: Session) -> View:
+    """All names that have a password or permissions."""
+    answers = await of_each(chosen(request, session), _all)
+    return View("users.html", {"title": "Users", "answers": answers})
+
+
+async def _all(link: BrokerLink) -> dict[str, Any]:
+    found = [_read(one) for one in await link.pages("users", key="name")]
+    return {"users": found, "rights": await link.rights()}
+
+
+def _read(told: dict[str, Any]) -> dict[str, Any]:
+    rule = None if told["rule"] is None else json.loads(told["rule"])
+    words = [
+        name.replace("_", "-") if value is True else f"{name} {value if isinstance(value, str) else ', '.join(value)}"
+        for name, value in (rule or {}).items()
+    ]
+    return {**told, "rule": rule, "words": words}
+
+
+async def user(_console: Console, request: Request, session: Session) -> View:
+    """One name; a new one if it is not known."""
+    link = link_of(request, session)
+    name = request.query_params.get("name", "")
+    found = next((one for one in (await _all(link))["users"] if one["name"] == name), None)
+    context = {"title": name or "New user", "name": name, "user": found, "rights": await link.rights()}
+    return View("user.html", context)
+
+
+async def set_password(console: Console, request: Request, session: Session) -> Response:
+    """Adds a user, or changes the password. The broker gets a verifier, and never the password."""
+    link = link_of(request, session)
+    fields = await checked_form(request, session)
+    password = fields.get("password", "")
+    if password != fields.get("again", ""):
+        raise Refused("nothing was done: the two passwords differ")
+    try:
+        name = user_name(fields.get("user", ""))
+        verifier = verifier_of(name, password)
+    except CredentialsError as error:
+        raise Refused(f"nothing was done: {error}") from None
+    await link.change("set-user", user=name, verifier=str(verifier))
+    console.audit(session, "set-user", broker=link.name, user=name)
+    session.told.append(("good", f"The password of {name} is set."))
+    return RedirectResponse(address(f"/b/{link.name}/user", name=name), 303)
+
+
+async def set_permissions(console: Console, request: Request, session: Session) -> Response:
+    """Says what a user may do, in place of all that the user may do now."""
+    link = link_of(request, session)
+    fields = await checked_form(request, session)
+    name = fields.get("user", "")
+    rule: dict[str, Any] = {what: fields.get(what, "").split() for what in PATTERNS}
+    rule |= {flag: fields.get(flag) == "yes" for flag in FLAGS}
+    rule["coordinate"] = fields.get("coordinate", "none")
+    told = json.dumps({key: value for key, value in rule.items() if value and value != "none"}, ensure_ascii=False)
+    await link.change("set-permissions", user=name, rule=told)
+    console.audit(session, "set-permissions", broker=link.name, user=name, rule=told)
+    session.told.append(("good", f"The permissions of {name} hold from now on."))
+    return RedirectResponse(address(f"/b/{link.name}/user", name=name), 303)

@@ -1,0 +1,134 @@
+"""Server: the console behind a socket, in this thread or beside something else in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from xabridge.console.app import Console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from uvicorn.protocols.http.h11_impl import RequestResponseCycle
+
+    from tm.config import Configuration
+    from xabridge.console.settings import ConsoleSettings
+
+STOP_S: Final = 10.0
+REQUEST_S: Final = 10.0
+"""A connection over which no request has come for so long is closed, at the latest after twice as long."""
+
+
+class Server:
+    """A console that listens, at a socket that is bound already if one is given. `address` is where to find it."""
+
+    def __init__(
+        self, settings: ConsoleSettings, configuration: Configuration | None, bound: socket.socket | None = None
+    ) -> None:
+        self.console = Console(settings, configuration)
+        self._socket = bound if bound is not None else listen_at(settings)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server = _Quiet(
+            uvicorn.Config(
+                self.console.app,
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=500,
+                timeout_graceful_shutdown=3,
+                ssl_certfile=settings.certificate or None,
+                ssl_keyfile=settings.key or None,
+                ws="none",
+                http=_Impatient,
+            )
+        )
+        host, port = self._socket.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"{'https' if settings.certificate else 'http'}://{shown}:{port}/"
+
+    def run(self) -> None:
+        """Serves until it is stopped; in the main thread SIGINT and SIGTERM stop it."""
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._loop.add_signal_handler(number, self._end)
+        await self._server.serve([self._socket])
+
+    def _end(self) -> None:
+        self.console.stop()
+        self._server.should_exit = True
+
+    def stop(self) -> None:
+        """Ends it, from any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end)
+
+
+class _Impatient(H11Protocol):
+    """A connection that is closed if its peer asks for nothing, since everybody may connect, and only so many can."""
+
+    _looking: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A peer is there."""
+        super().connection_made(transport)
+        self._look_later()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        if self._looking is not None:
+            self._looking.cancel()
+        super().connection_lost(exc)
+
+    def _look_later(self) -> None:
+        self._looking = self.loop.call_later(REQUEST_S, self._look, self.cycle)
+
+    def _look(self, then: RequestResponseCycle | None) -> None:
+        if self.cycle is then and (then is None or then.response_complete):
+            self.transport.close()
+        else:
+            self._look_later()
+
+
+class _Quiet(uvicorn.Server):
+    """A server that leaves the signals to us."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen_at(settings: ConsoleSettings) -> socket.socket:
+    """The socket; OSError if the address is taken."""
+    host, port = settings.address
+    made = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=100)
+    made.setblocking(False)
+    return made
+
+
+@contextmanager
+def serving(
+    settings: ConsoleSettings, configuration: Configuration | None = None, bound: socket.socket | None = None
+) -> Iterator[Server]:
+    """A console that serves in a thread of its own, beside something else."""
+    server = Server(settings, configuration, bound)
+    thread = threading.Thread(target=server.run, name="xabridge-console", daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(STOP_S)

@@ -1,0 +1,254 @@
+"""The table `[console]` of xabridge.toml.
+
+    [console]
+    listen = "127.0.0.1:8161"
+    idle_s = 1800
+
+    [console.brokers]
+    orders = "amqps://broker:5671/?ca=/etc/xabridge/ca.pem"
+
+A broker's URL is an open string. With a user in it, the console watches that broker as this user also while nobody is
+signed in; pages never use that user. Without `[console.brokers]` the brokers are those of `[resources]`.
+
+    [console.nodes]
+    orders-1 = { url = "http://orders-1:9464", token_env = "NODE_TOKEN" }
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass, field, fields
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+from rm_amqp.settings import parse
+from tm.resources import ConfigurationError
+from xa import XaError
+from xa.secrets import expanded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+DEFAULT_BROKER: Final = "amqp://127.0.0.1:5672"
+CONNECT_S: Final = 3
+"""How long the attempt to reach a broker takes, unless its URL says otherwise."""
+ANSWER_S: Final = 10
+"""How long a broker may take for an answer, unless its URL says otherwise."""
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,40}")
+_OF_A_CERTIFICATE: Final = frozenset({"cert", "key"})
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedBroker:
+    """A broker by its name. `watch` is its open string with the user of the configuration, None if that names none."""
+
+    name: str
+    url: str
+    watch: str | None = None
+
+    def as_user(self, user: str, password: str) -> str:
+        """The open string for somebody who has signed in; without a user's name, nobody's: then no certificate of the
+        configuration is shown either."""
+        parts = urlsplit(self.url)
+        told = parse_qsl(parts.query, keep_blank_values=True)
+        if not user:
+            told = [(name, value) for name, value in told if name not in _OF_A_CERTIFICATE]
+        who = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user else ""
+        return urlunsplit((parts.scheme, who + parts.netloc, parts.path, urlencode(told), ""))
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedNode:
+    """A node by its name: where its `http` answers, and what opens its page `/node`."""
+
+    name: str
+    url: str
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSettings:
+    """The settings. Times in seconds."""
+
+    listen: str = "127.0.0.1:8161"
+    hosts: tuple[str, ...] = ()
+    certificate: str = ""
+    key: str = ""
+    https: bool = False
+    idle_s: float = 1800.0
+    session_s: float = 43_200.0
+    sessions: int = 100
+    brokers: tuple[WatchedBroker, ...] = field(default=(WatchedBroker("broker", DEFAULT_BROKER),))
+    nodes: tuple[WatchedNode, ...] = ()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        host, _, port = self.listen.rpartition(":")
+        return host.removeprefix("[").removesuffix("]"), int(port)
+
+    @property
+    def secure(self) -> bool:
+        """Whether browsers reach it by HTTPS, so that its cookies are for HTTPS only."""
+        return self.https or bool(self.certificate)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The hosts by which it may be called; any other is a page of somebody else's that wants to be taken for it."""
+        host, _ = self.address
+        own = {host} if host not in {"0.0.0.0", "::"} else set()  # noqa: S104 — compared, not listened at
+        return frozenset({"127.0.0.1", "localhost", "::1", *own, *self.hosts})
+
+
+_PLAIN: Final = {one.name: one.type for one in fields(ConsoleSettings) if one.name not in {"brokers", "nodes"}}
+
+
+def console_settings(
+    path: Path | None, environment: Mapping[str, str] = os.environ, **flags: object
+) -> ConsoleSettings:
+    """The settings in the file, if there is one, and those of `flags` that are not None; ConfigurationError says what
+    is wrong."""
+    table: dict[str, Any] = {}
+    if path is not None:
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigurationError(f"{path}: {error}") from error
+    section = table.get("console", {})
+    if not isinstance(section, dict):
+        raise ConfigurationError("console: expected a table")
+    told = {**section, **{name: value for name, value in flags.items() if value is not None}}
+    brokers, nodes = told.pop("brokers", None), told.pop("nodes", {})
+    for name, value in told.items():
+        _check(name, value)
+    if brokers is None:
+        found = _of_resources(table.get("resources", {}), environment)
+    elif isinstance(brokers, dict) and brokers:
+        found = tuple(_broker(name, url, environment) for name, url in brokers.items())
+    else:
+        raise ConfigurationError('console.brokers: expected a table with at least one broker: name = "amqp://…"')
+    if not isinstance(nodes, dict):
+        raise ConfigurationError("console.nodes: expected a table")
+    told["nodes"] = tuple(_node(name, node, environment) for name, node in nodes.items())
+    told["hosts"] = tuple(told.get("hosts", ()))
+    if found:
+        told["brokers"] = found
+    made = ConsoleSettings(**told)
+    _check_listening(made)
+    return made
+
+
+def _check(name: str, value: object) -> None:
+    where = f"console.{name}"
+    expected = _PLAIN.get(name)
+    if expected is None:
+        raise ConfigurationError(f"{where}: unknown; known are {', '.join(sorted([*_PLAIN, 'brokers', 'nodes']))}")
+    if name == "hosts":
+        good = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        words = "a list of names"
+    elif expected == "bool":
+        good, words = isinstance(value, bool), "true or false"
+    elif expected == "str":
+        good, words = isinstance(value, str), "text"
+    else:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 10_000_000
+        good = good and (expected != "int" or isinstance(value, int))
+        words = "a number above 0"
+    if not good:
+        raise ConfigurationError(f"{where}: expected {words}, not {value!r}")
+
+
+def _check_listening(made: ConsoleSettings) -> None:
+    host, _, digits = made.listen.rpartition(":")
+    if not host or not digits.isascii() or not digits.isdecimal() or int(digits) >= 65_536:
+        raise ConfigurationError(f"console.listen: {made.listen!r}: expected host:port")
+    host, _ = made.address
+    if bool(made.certificate) != bool(made.key):
+        raise ConfigurationError("console: certificate and key are given together")
+    if not made.secure and not _is_loopback(host):
+        raise ConfigurationError(
+            f"console.listen: {host} is reached from other machines, and without TLS passwords would be sent in the "
+            "clear. Set certificate and key, or https = true if a proxy in front of the console does TLS"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _of_resources(resources: object, environment: Mapping[str, str]) -> tuple[WatchedBroker, ...]:
+    """The brokers among the resources, without the users that the application has there."""
+    found = []
+    for name, value in resources.items() if isinstance(resources, dict) else ():
+        url = value.get("url") if isinstance(value, dict) else value
+        if isinstance(url, str) and url.partition("://")[0] in {"amqp", "amqps"} and _NAME.fullmatch(name):
+            made = _broker(name, url, environment)
+            found.append(WatchedBroker(made.name, made.url))
+    return tuple(found)
+
+
+def _broker(name: str, url: object, environment: Mapping[str, str]) -> WatchedBroker:
+    where = f"console.brokers.{name}"
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"{where}: a broker's name has up to 40 letters, digits and . _ -")
+    if not isinstance(url, str):
+        raise ConfigurationError(f'{where}: expected a URL: {name} = "amqp://host"')
+    try:
+        whole = _with_patience(expanded(url, environment))
+        settings = parse(whole, environment)
+    except KeyError as error:
+        raise ConfigurationError(f"{where}: the environment variable {error.args[0]} is not set") from error
+    except XaError as error:
+        raise ConfigurationError(f"{where}: {error.message}") from error
+    parts = urlsplit(whole)
+    told = [(key, value) for key, value in parse_qsl(parts.query, keep_blank_values=True) if key != "password_env"]
+    bare = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, urlencode(told), ""))
+    return WatchedBroker(name, bare, whole if settings.user else None)
+
+
+def _node(name: str, told: object, environment: Mapping[str, str]) -> WatchedNode:
+    where = f"console.nodes.{name}"
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"{where}: a node's name has up to 40 letters, digits and . _ -")
+    if not isinstance(told, dict) or set(told) != {"url", "token_env"} or not all(map(_is_text, told.values())):
+        raise ConfigurationError(f'{where}: expected {{ url = "http://host:9464", token_env = "NODE_TOKEN" }}')
+    url, variable = told["url"], told["token_env"]
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0 and url.isascii()
+    except ValueError:
+        good = False
+    if not good or parts.username is not None or parts.query or parts.fragment or not url.isprintable() or " " in url:
+        raise ConfigurationError(
+            f"{where}: expected a URL of http or https with host and port alone, like http://host:9464"
+        )
+    token = environment.get(variable, "")
+    if not token:
+        raise ConfigurationError(f"{where}: the environment variable {variable} is not set")
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigurationError(f"{where}: the token in {variable} is not printable ASCII")
+    return WatchedNode(name, url, token)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _with_patience(url: str) -> str:
+    """The URL with times that suit a person who waits."""
+    parts = urlsplit(url)
+    told = parse_qsl(parts.query, keep_blank_values=True)
+    known = {name for name, _ in told}
+    told += [
+        (name, str(seconds))
+        for name, seconds in (("connect_timeout", CONNECT_S), ("timeout", ANSWER_S))
+        if name not in known
+    ]
+    return urlunsplit((parts.scheme, parts.netloc, parts.path, urlencode(told), parts.fragment))

@@ -1,0 +1,330 @@
+"""TestApp: an App under test, with a broker in the process and SQLite beside it.
+
+    def test_an_order_becomes_an_invoice():
+        with TestApp(app) as test:
+            test.deliver("orders", Order(number=1, customer="Ada"))
+            test.assert_sent("invoices", Invoice(order=1))
+
+Brokers of the configuration are one `TestBroker`; the database is a file in memory (`/dev/shm`, where there is one),
+in mode "decider". No worker runs: `deliver` is one delivery after the other, in the test's thread, so that an exception
+of a handler comes out where the test is. What is decided, committed, rolled back and recovered is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import threading
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import create_engine, make_url
+
+from rm_amqp.message import read
+from tm import Configuration, ConfigurationError, ResourceConfig, configuration_from
+from tm.consumer.failures import Failures
+from tm.consumer.one_pass import one_pass
+from tm.consumer.worker import TaskCalls, ThreadCalls, Worker
+from tm.resources import find_factory
+from xa.coroutines import drive
+from xabridge.app.scheduler import Scheduler
+from xabridge.testing.faults import Faults, Killed, failing
+from xabridge.testing.in_process import TestBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self
+
+    from sqlalchemy import Engine
+
+    from rm_amqp import Message
+    from tm import Consumer, TransactionManager
+    from tm.consumer.one_pass import OnePass
+    from xabridge.app import App
+    from xabridge.app.schedule import DeclaredSchedule
+    from xabridge.testing.faults import At, KilledAt
+
+NODE: Final = "test"
+BROKERS: Final = ("amqp", "amqps", "dynamic+amqp", "dynamic+amqps", "amqp010", "amqp010s", "openwire", "openwire+ssl")
+MEMORY: Final = "/dev/shm"  # noqa: S108 — a folder with a name of its own is made in it
+
+
+class TestApp:
+    """An App that is connected while this is entered. `resources` says what to use instead of a broker in the process
+    or SQLite: TestApp(app, resources={"shop": "postgresql://…"})."""
+
+    __test__ = False  # for pytest: it is no test
+
+    def __init__(self, app: App, resources: Mapping[str, str | ResourceConfig] | None = None) -> None:
+        self.app = app
+        self.broker = TestBroker()
+        self._given = dict(resources or {})
+        self._faults = Faults()
+        self._types: dict[str, type] = {}
+        self._open = ExitStack()
+        self._aopen = AsyncExitStack()
+        self._configuration: Configuration
+        self.folder: Path
+        """Where its files are, until it is left."""
+        self._live: dict[str, Consumer] = {}
+        self._engines: dict[str, Engine] = {}
+
+    # --- what a test does ---------------------------------------------------------------------------------------
+
+    def deliver(self, queue: str, *values: Any, **more: Any) -> None:
+        """Sends `values` to a queue, and has its handler take what waits there, one delivery after the other, until
+        nothing does. What a delivery fails with is raised: the message waits again then. `more` are fields of the
+        messages."""
+        self._put(queue, values, more)
+        while self._may_receive(queue):
+            passed = asyncio.run(self._pass(queue)) if self._is_async(queue) else drive(self._pass(queue))
+            if not self._has_received(passed):
+                return
+
+    async def adeliver(self, queue: str, *values: Any, **more: Any) -> None:
+        """`deliver` for tests that are coroutines; handlers that are run in the test's event loop."""
+        await asyncio.to_thread(self._put, queue, values, more)
+        while self._may_receive(queue):
+            if self._is_async(queue):
+                passed = await self._pass(queue)
+            else:
+                passed = await asyncio.to_thread(lambda: drive(self._pass(queue)))
+            if not self._has_received(passed):
+                return
+
+    def sent(self, queue: str, wanted: type | None = None) -> list[Any]:
+        """The bodies of the messages that are in a queue: as the types that were sent there, or as `wanted`."""
+        kind = wanted or self._types.get(queue, object)
+        return [self.app.codecs.read(message, kind) for message in self.messages(queue)]
+
+    def messages(self, queue: str) -> list[Message]:
+        """The messages that are in a queue: those that a consumer can have, in their order, and then those whose time
+        has not come, the next one first."""
+        with self._faults.paused(), self.manager.begin() as tx:
+            found = list(tx[self._resource_of(queue)].browse(queue))
+        for later in self.broker.later(queue):
+            message = read(later.octets)
+            message.delivery_count = later.deliveries
+            found.append(message)
+        return found
+
+    def later(self, queue: str) -> list[float]:
+        """In how many seconds the messages of a queue come whose time has not come, the next one first: those that were
+        sent with a delay, and those that are to be tried again later."""
+        return [later.in_s for later in self.broker.later(queue)]
+
+    def assert_sent(self, queue: str, *values: Any) -> None:
+        """Exactly these are in a queue, in this order."""
+        found = self.sent(queue, type(values[0]) if values else None)
+        if found != list(values):
+            raise AssertionError(f"{queue} has {found!r}, expected {list(values)!r}")
+
+    def waiting(self, queue: str) -> int:
+        """How many messages are in a queue, those included whose time has not come."""
+        return self.broker.waiting(queue)
+
+    def dead(self, queue: str) -> list[str]:
+        """Why messages of a queue are dead letters, one reason for each."""
+        settings = self._consumer(queue).settings
+        return [
+            str((message.annotations or {}).get("x-opt-dead-reason", ""))
+            for message in self.messages(settings.dead_letters)
+        ]
+
+    def engine(self, name: str) -> Engine:
+        """A SQLAlchemy engine for the database `name`, for tables and rows that the test needs, and to look at them."""
+        if name not in self._engines:
+            config = self._configuration.resources[name]
+            url = config.url if isinstance(config, ResourceConfig) else config
+            made = make_url(url.removeprefix("decider+"))
+            if made.drivername in ("postgres", "postgresql"):
+                made = made.set(drivername="postgresql+psycopg")  # as the resource manager has it
+            engine = self._engines[name] = create_engine(made)
+            self._open.callback(engine.dispose)
+        return self._engines[name]
+
+    def run_schedule(self, schedule: DeclaredSchedule[..., Any], at: datetime) -> None:
+        """What a process does about a schedule at a time: it runs it if it is due, and notes when it is due next. The
+        first time, it only notes that."""
+        try:
+            Scheduler(self.manager, [schedule], at.timestamp).run_if_due(schedule)
+        except Exception as error:
+            if not self._faults.is_dead:
+                raise
+            self.restart()
+            raise Killed("the process was killed, as the test wants; another one has recovered") from error
+
+    def advance(self, seconds: float) -> None:
+        """Moves the time of the broker and of the consumers: what expires by then has expired, and what is for
+        later can be had."""
+        self.broker.advance(seconds)
+
+    def fail(self, resource: str, at: At) -> None:
+        """The resource fails, once: "start", it can't be reached; "prepare", it votes no; "commit", the connection is
+        lost when it is told to commit, and the outcome is unknown until `recover`."""
+        self.manager.resource(resource)
+        self._faults.want(resource, at)
+
+    def kill(self, at: KilledAt) -> None:
+        """The next transaction that commits is cut off, "before the decision" or "after the decision", as if its
+        process were killed. `deliver` raises Killed. By then another process has started, and recovered."""
+        self._faults.want_kill(at)
+
+    def recover(self) -> None:
+        """What was lost can be reached again, and a recovery pass finishes what is in doubt."""
+        self._faults.heal()
+        self.manager.recover()
+
+    def restart(self) -> None:
+        """Another process takes the place of this one: a new transaction manager, which recovers."""
+        self._faults.revive()
+        self.app.disconnect()
+        self._connect()
+        self.recover()
+
+    @property
+    def manager(self) -> TransactionManager[Any]:
+        """The transaction manager of the App."""
+        return self.app.manager
+
+    # --- deliveries ---------------------------------------------------------------------------------------------
+
+    def _put(self, queue: str, values: tuple[Any, ...], more: dict[str, Any]) -> None:
+        resource = self._consumer(queue).settings.resource
+        if values:
+            with self._faults.paused(), self.manager.begin() as tx:
+                for value in values:
+                    tx[resource].send(queue, self.app.codecs.message(value, **more))
+
+    def _may_receive(self, queue: str) -> bool:
+        """Whether a delivery could bring something. A queue at a broker that the test brings is asked."""
+        return self._consumer(queue).settings.resource in self._given or self.broker.available(queue) > 0
+
+    async def _pass(self, queue: str) -> OnePass:
+        consumer = self._consumer(queue)
+        job = consumer.job
+        calls = TaskCalls(asyncio.Event()) if consumer.is_async else ThreadCalls(threading.Event())
+        return await one_pass(Worker(0, job, calls), job.settings, job.timeout_s)
+
+    def _has_received(self, passed: OnePass) -> bool:
+        """Whether there was anything; raises what the delivery has failed with."""
+        if self._faults.is_dead:
+            self.restart()
+            raise Killed("the process was killed, as the test wants; another one has recovered") from passed.error
+        if passed.error is not None:
+            raise passed.error
+        return passed.has_received
+
+    def _consumer(self, queue: str) -> Consumer:
+        if queue not in self._live:
+            known = ", ".join(sorted(self._live)) or "none"
+            raise ConfigurationError(f"{queue}: the App has no consumer of this queue (it has: {known})")
+        return self._live[queue]
+
+    def _is_async(self, queue: str) -> bool:
+        return self._consumer(queue).is_async
+
+    def _resource_of(self, queue: str) -> str:
+        live = self._live.get(queue)
+        return live.settings.resource if live is not None else self._messaging[0]
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        manager = self.app.connect(self._configuration, self._noting())
+        self._live = {}
+        for declared in self.app.consumers:
+            declared.handler.check_middlewares()
+            live = self._live[declared.settings.queue] = declared.connect(manager)
+            live.job.failures = Failures(lambda: self.broker.clock.wall_ms() / 1000)
+
+    def _noting(self) -> type[Any]:
+        """The class of the App's transactions, which notes the types of what is sent."""
+        types, base = self._types, self.app.transaction
+
+        class Noting(base):  # type: ignore[valid-type,misc]  # it is the application's
+            def send(self, address: str, value: Any, **more: Any) -> None:
+                super().send(address, value, **more)
+                types[address] = type(value)
+
+            async def asend(self, address: str, value: Any, **more: Any) -> None:
+                await super().asend(address, value, **more)
+                types[address] = type(value)
+
+        return Noting
+
+    def _under_test(self, folder: Path) -> Configuration:
+        """The App's configuration, with what the test has instead of its brokers and its database."""
+        told = self.app.configuration
+        configuration = told if isinstance(told, Configuration) else configuration_from(told, None)
+        replaced = {name: self._replaced(name, config, folder) for name, config in configuration.resources.items()}
+        decides = [name for name, config in replaced.items() if config.mode == "decider"]
+        if len(decides) > 1:
+            raise ConfigurationError(
+                f"{' and '.join(decides)}: one database can be SQLite, which decides; give the others: "
+                f'TestApp(app, resources={{"{decides[1]}": "postgresql://…"}})'
+            )
+        resources = {
+            name: ResourceConfig(config.url, config.mode, failing(name, find_factory(name, config), self._faults))
+            for name, config in replaced.items()
+        }
+        return Configuration(
+            NODE, None if decides else f"file://{folder / 'log'}", resources, configuration.timeout_s, decider=None
+        )
+
+    def _replaced(self, name: str, config: str | ResourceConfig, folder: Path) -> ResourceConfig:
+        given = self._given.get(name)
+        if given is not None:
+            return given if isinstance(given, ResourceConfig) else ResourceConfig(given)
+        url = config if isinstance(config, str) else config.url
+        if url.partition("://")[0].removeprefix("decider+") in BROKERS:
+            return ResourceConfig(self.broker.url)
+        return ResourceConfig(f"sqlite:///{folder / name}.db", "decider")
+
+    @property
+    def _messaging(self) -> list[str]:
+        """The names of the brokers."""
+        return [
+            name
+            for name, config in self._configuration.resources.items()
+            if isinstance(config, ResourceConfig) and config.url.partition("://")[0] in BROKERS
+        ]
+
+    def _start(self) -> None:
+        with ExitStack() as opening:
+            place = MEMORY if os.access(MEMORY, os.W_OK) else None
+            folder = Path(opening.enter_context(tempfile.TemporaryDirectory(prefix="xabridge-test-", dir=place)))
+            opening.enter_context(self.broker)
+            self.folder = folder
+            self._configuration = self._under_test(folder)
+            opening.callback(self.app.disconnect)
+            self._connect()
+            self._open = opening.pop_all()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opening:
+            opening.callback(self.__exit__, None, None, None)
+            self._start()
+            self.app.enter_lifespans(self._open)
+            opening.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opening:
+            opening.push_async_callback(asyncio.to_thread, self.__exit__, None, None, None)
+            await asyncio.to_thread(self._start)
+            await self.app.aenter_lifespans(opening)
+            self._aopen = opening.pop_all()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._aopen.aclose()
