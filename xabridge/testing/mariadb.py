@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -13,9 +14,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import pymysql
+try:
+    import pymysql
+except ModuleNotFoundError:
+    raise ModuleNotFoundError("MariaDB for tests needs PyMySQL: install xabridge[mariadb]", name="pymysql") from None
 
-from xabridge.testing.postgres import free_port
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,10 +39,14 @@ def installed() -> bool:
 
 
 class MariaDB:
-    """One server; made once, started and stopped as often as one likes, then removed."""
+    """One server; made once, started and stopped as often as one likes, then removed. Its data are in `folder`, a new
+    one."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="xabridge-mariadb-"))
+    def __init__(self, settings: Mapping[str, str] | None = None, *, folder: Path | None = None) -> None:
+        if folder is not None:
+            folder.mkdir()
+        self._folder = folder or Path(tempfile.mkdtemp(prefix="xabridge-mariadb-"))
+        (self._folder / "temporary").mkdir()
         self._settings = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
@@ -48,7 +56,7 @@ class MariaDB:
                 _program("mariadb-install-db") or "",
                 "--no-defaults",
                 "--force",  # also where neither the machine's name nor localhost has an address
-                f"--datadir={self._folder}/data",
+                *self._folders(),
                 "--auth-root-authentication-method=normal",
                 "--skip-test-db",
                 *self._as_root(),
@@ -59,6 +67,10 @@ class MariaDB:
         )
         if made.returncode != 0:
             raise RuntimeError(f"mariadb-install-db exited with {made.returncode}: {made.stdout}{made.stderr}")
+
+    def _folders(self) -> list[str]:
+        """For its data, and for temporary tables: a server that starts removes those that it finds there."""
+        return [f"--datadir={self._folder}/data", f"--tmpdir={self._folder}/temporary"]
 
     @staticmethod
     def _as_root() -> list[str]:
@@ -73,7 +85,7 @@ class MariaDB:
                 [
                     _program("mariadbd") or "",
                     "--no-defaults",
-                    f"--datadir={self._folder}/data",
+                    *self._folders(),
                     f"--socket={self._folder}/socket",
                     f"--pid-file={self._folder}/pid",
                     f"--port={self.port}",
@@ -112,18 +124,29 @@ class MariaDB:
         self.stop(immediate=True)
         shutil.rmtree(self._folder)
 
+    def freeze(self) -> None:
+        """From now on it neither reads nor answers."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """It goes on."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+
+    def connect(self) -> pymysql.Connection[Any]:
+        """A connection of the superuser's, which commits each statement."""
+        return pymysql.connect(unix_socket=f"{self._folder}/socket", user="root", autocommit=True)
+
     def admin(self, *statements: str) -> None:
         """Statements of the superuser."""
-        with pymysql.connect(unix_socket=f"{self._folder}/socket", user="root", autocommit=True) as connection:
+        with self.connect() as connection:
             for statement in statements:
                 connection.cursor().execute(statement)
 
     def ask(self, statement: str) -> list[tuple[Any, ...]]:
         """What a statement of the superuser answers."""
-        with (
-            pymysql.connect(unix_socket=f"{self._folder}/socket", user="root", autocommit=True) as connection,
-            connection.cursor() as cursor,
-        ):
+        with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute(statement)
             return list(cursor.fetchall())
 
