@@ -29,7 +29,7 @@ from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.broker.telemetry.watching import Watching
 from dtx.protocol.conditions import Refusal
-from dtx.store.contract import StoreLocked
+from dtx.store.contract import StoreAway, StoreError, StoreLeased, StoreLocked
 from dtx.store.sql import SqlStore
 from xa import Code
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dtx.broker.broker_store import BrokerStore
     from dtx.broker.config import Address, BrokerConfig
     from dtx.broker.transactional_resource import Clock
-    from dtx.store.contract import Step, StoreError
+    from dtx.store.contract import Step
 
 LOG: Final = logging.getLogger("xabridge.broker")
 GOODBYE_S: Final = 5.0
@@ -47,7 +47,9 @@ MAX_EARLY: Final = 64 * 1024
 EVENTS_PER_TURN: Final = 100
 """The work that is carried out for one peer before the others have their turn: some milliseconds."""
 STANDBY_S: Final = 1.0
-"""How often a broker that stands by asks for the store."""
+"""How often a broker that waits for the store asks for it."""
+SHORTEST_PAUSE_S: Final = 0.02
+"""When a lease has run out by the server's clock, it is asked for after so long."""
 MANY_PEERS: Final = 4
 """From so many on it is worth a further turn of the loop to gather what a turn has for the store and for them."""
 
@@ -99,7 +101,6 @@ class Broker:
                 self._at_flush,
                 lease_s=config.settings.lease_s,
                 lost=self._has_lost_the_store,
-                patient=not config.standby,
             )
         else:
             self._store = make_store(self._deliver)
@@ -125,20 +126,25 @@ class Broker:
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at = math.inf
-        self._stands_by = False
-        """Whether the log was told so."""
+        self._stands_by: StoreError | None = None
+        """Why it does."""
+        self._leased_until_s: float | None = None
         self._stop = asyncio.Event()
         self._gone = asyncio.Event()
 
     # -- life
     async def start(self) -> None:
-        """Opens the store, restores what it holds, and listens. One that stands by waits until it gets the store, and
-        does nothing where `stop` is called before; probes are answered meanwhile."""
+        """Opens the store, restores what it holds, and listens. Where the store has to be waited for, probes are
+        answered meanwhile; nothing else happens where `stop` is called before."""
         self.http = await self.watching.start()
-        while not await self._has_store():
-            if self._stop.is_set():
-                await self.watching.close()
-                return
+        try:
+            while not await self._has_store():
+                if self._stop.is_set():
+                    await self.watching.close()
+                    return
+        except StoreError:
+            await self.watching.close()
+            raise
         tls = self._tls() if self.config.listen_tls else None
         for address, context in [(one, None) for one in self.config.listen] + [
             (one, tls) for one in self.config.listen_tls
@@ -151,19 +157,30 @@ class Broker:
         self._tick()
 
     async def _has_store(self) -> bool:
-        """Opens the store; False: another process has it, and this one stands by."""
+        """Opens the store. False: it can't be had yet, and should be asked for again; a pause has passed."""
         try:
             self.container.open()
-        except StoreLocked as error:
-            if not self.config.standby:
+        except StoreError as error:
+            pause_s = self._pause_after(error)
+            if pause_s is None:
                 raise
-            if not self._stands_by:
-                self._stands_by = True
-                LOG.warning("standing by: %s", error)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), STANDBY_S)
+                await asyncio.wait_for(self._stop.wait(), pause_s)
             return False
         return True
+
+    def _pause_after(self, error: StoreError) -> float | None:
+        """How long to wait after the store could not be opened; None: for ever. One that stands by waits for another
+        process, and for the server. Any other waits only for a lease that its process does not renew any more."""
+        if self.config.standby and isinstance(error, StoreLocked | StoreAway):
+            if type(error) is not type(self._stands_by):
+                LOG.warning("standing by: %s", error)
+            self._stands_by = error
+            return STANDBY_S
+        if isinstance(error, StoreLeased) and self._leased_until_s in {None, error.until_s}:
+            self._leased_until_s = error.until_s
+            return min(max(error.lasts_s, SHORTEST_PAUSE_S), STANDBY_S)
+        return None
 
     def _tls(self) -> ssl.SSLContext:
         config = self.config

@@ -46,6 +46,19 @@ class StoreLocked(StoreError):
     """Another process holds the store. The message names it where that is known."""
 
 
+class StoreLeased(StoreLocked):
+    """Another process has a lease on the store: by the server's clock it ends at `until_s`, in `lasts_s`."""
+
+    def __init__(self, message: str, until_s: float, lasts_s: float) -> None:
+        super().__init__(message)
+        self.until_s = until_s
+        self.lasts_s = lasts_s
+
+
+class StoreAway(StoreError):
+    """The server that has the store can't be reached, is starting, or takes no connection now."""
+
+
 class StoreDamaged(StoreError):
     """The store can't be opened: it is not one of ours, of another version, or damaged. The message says
     where."""
@@ -379,7 +392,7 @@ class MessageStore(Protocol):
     def open(self) -> Restored:
         """Makes the store usable, for this process alone, and returns its content. May block.
 
-        StoreLocked, StoreDamaged; StoreError when it can't be reached: the message says how to correct it.
+        StoreLocked, StoreAway, StoreDamaged; StoreError when it can't be opened: the message says how to correct it.
         """
         ...
 

@@ -29,7 +29,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from dtx.store.contract import StoreLocked, StoreStopped
+from dtx.store.contract import StoreStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,15 +54,6 @@ def since_boot() -> float:
 def holder() -> str:
     """This process, for people."""
     return f"process {os.getpid()} on {socket.gethostname()}"[:255]
-
-
-class StoreHeld(StoreLocked):
-    """Another process has a lease on the store: by the server's clock it ends at `until_s`, in `lasts_s`."""
-
-    def __init__(self, message: str, until_s: float, lasts_s: float) -> None:
-        super().__init__(message)
-        self.until_s = until_s
-        self.lasts_s = lasts_s
 
 
 class LeaseLost(Exception):

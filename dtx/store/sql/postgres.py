@@ -16,9 +16,9 @@ from sqlalchemy import Double, create_engine, delete, exists, insert, literal_co
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from dtx.store.contract import StoreError, StoreLocked
+from dtx.store.contract import StoreError, StoreLeased, StoreLocked
 from dtx.store.sql.database import OPENING_FAILURES, Transactions, UnknownSpace, close_all
-from dtx.store.sql.lease import Lease, LeaseLost, StoreHeld, holder, since_boot
+from dtx.store.sql.lease import Lease, LeaseLost, holder, since_boot
 from dtx.store.sql.tables import LEASE, META
 from xa.sql import postgres
 from xa.sql.errors import ErrorKind, kind_of
@@ -113,7 +113,7 @@ class PostgresDatabase:
             return
         who, until_s, lasts_s = row
         if lasts_s > 0:
-            raise StoreHeld(f"the store {where} is in use by {who}", until_s, lasts_s)
+            raise StoreLeased(f"the store {where} is in use by {who}", until_s, lasts_s)
 
     def taken(self, writer: Connection, epoch: int) -> None:
         self._sent = since_boot()

@@ -12,7 +12,6 @@ What it is made of:
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,9 +19,9 @@ from sqlalchemy import delete, insert, inspect, make_url, select, text, update
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.schema import CreateColumn
 
-from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreDamaged, StoreError, StoreLocked
+from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreAway, StoreDamaged, StoreError, StoreLocked
 from dtx.store.sql.database import OPENING_FAILURES
-from dtx.store.sql.lease import LEASE_S, StoreHeld
+from dtx.store.sql.lease import LEASE_S
 from dtx.store.sql.postgres import PostgresDatabase
 from dtx.store.sql.reader import PayloadCache, Reader
 from dtx.store.sql.restoration import RestoredFromSql
@@ -45,9 +44,9 @@ if TYPE_CHECKING:
     from dtx.store.sql.writer import Submitted
 
 CACHE_OCTETS: Final = 16 * 1024 * 1024
-SHORTEST_PAUSE_S: Final = 0.02
-LONGEST_PAUSE_S: Final = 1.0
-"""Between two looks at a lease that another process has."""
+AWAY: Final = frozenset({ErrorKind.LOST, ErrorKind.UNTOLD, ErrorKind.UNAVAILABLE, ErrorKind.EXHAUSTED})
+"""So a server can't be opened that may be there again later. (psycopg notes no code where it gets no connection, also
+where a password is wrong.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class SqlStore:
     end of each turn has no use for that: `write` forces on the event loop where this is quicker.
 
     In PostgreSQL the store is held by a lease of `lease_s` (`dtx.store.sql.lease`); `lost` is delivered when it is
-    lost. `open` waits until the lease of a process that does not renew it has run out, unless it is not `patient`.
+    lost.
     """
 
     def __init__(
@@ -81,12 +80,10 @@ class SqlStore:
         *,
         lease_s: float = LEASE_S,
         lost: Callable[[StoreStopped], None] = lambda _: None,
-        patient: bool = True,
     ) -> None:
         self._url = url
         self._lease_s = lease_s
         self._lost = lost
-        self._patient = patient
         self._deliver = deliver
         self._hook = hook
         self._soon = soon
@@ -108,7 +105,7 @@ class SqlStore:
         database = open_database(self._url, self._lease_s)
         try:
             connection = database.writer()
-            epoch = self._take(database, connection)
+            epoch = _prepare_tables(connection, database)
             lease = database.hold(epoch, self._has_lost)
             self.first_number = epoch * NUMBERS_PER_OPENING
             restored = RestoredFromSql(database.reader())
@@ -125,18 +122,6 @@ class SqlStore:
             raise _opening_error(error) from error
         self._opened = _Opened(database, writer, reader, lease)
         return restored
-
-    def _take(self, database: Database, connection: Connection) -> int:
-        """Counts the opening. A lease of another process that is not renewed any more is waited for."""
-        seen_s: float | None = None
-        while True:
-            try:
-                return _prepare_tables(connection, database)
-            except StoreHeld as held:
-                if not self._patient or seen_s not in {None, held.until_s}:
-                    raise
-                seen_s = held.until_s
-                time.sleep(min(max(held.lasts_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
 
     def _has_lost(self, error: StoreStopped) -> None:
         """Called in the lease's thread."""
@@ -300,4 +285,5 @@ def _opening_error(error: Exception) -> StoreError:
         return StoreLocked(f"the store is in use: {original}")
     if kind_of(error) is ErrorKind.DAMAGED:
         return StoreDamaged(f"the store is not a database of xabridge, or damaged: {original}")
-    return StoreError(f"the store can't be opened: {original}")
+    refused = StoreAway if kind_of(error) in AWAY else StoreError
+    return refused(f"the store can't be opened: {original}")

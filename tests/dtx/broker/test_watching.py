@@ -26,10 +26,11 @@ from dtx.broker.telemetry import readiness
 from dtx.broker.telemetry.figures import FiguresOf
 from dtx.broker.telemetry.metrics import METRICS, STATE
 from dtx.protocol.commands import Prepare, Start
-from dtx.store.contract import Step
+from dtx.store.contract import Step, StoreAway
 from dtx.store.sql import SqlStore
 from tests.dtx.broker.peer import World
 from tests.dtx.broker.test_management import manage
+from tests.dtx.store.stores import Loop
 from xa import Xid
 from xa.telemetry import exposition
 from xa.telemetry.metric import OTHER, prometheus_label
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dtx.broker.telemetry.figures import Figures
+    from tests.postgres import Postgres
 
 WAIT_S = 30
+LEASE_S = 2.0
 
 
 def taken(figures: FiguresOf) -> Figures:
@@ -293,6 +296,62 @@ def test_a_broker_that_stands_by_is_live_and_not_ready(tmp_path: Path) -> None:
             standby.stop()
             await asyncio.wait_for(starting, WAIT_S)
             assert not standby.addresses
+
+    asyncio.run(scenario())
+
+
+def over(url: str, *, standby: bool) -> BrokerConfig:
+    """A broker over PostgreSQL."""
+    http = Address("127.0.0.1", 0)
+    return BrokerConfig(
+        listen=(http,), store=url, http=http, standby=standby, settings=Settings(lease_s=LEASE_S), anonymous=True
+    )
+
+
+@pytest.mark.slow
+def test_probes_are_answered_while_the_lease_of_a_dead_process_runs_out(postgres: Postgres) -> None:
+    url = postgres.create_database()
+    dead = SqlStore(url, Loop().deliver, lease_s=LEASE_S)
+    dead.open()
+    assert dead._opened is not None
+    assert dead._opened.lease is not None
+    dead._opened.lease._closing.set()  # it renews no more, and gives nothing back
+
+    async def scenario() -> None:
+        broker = Broker(over(url, standby=False))
+        starting = asyncio.create_task(broker.start())
+        answers = []
+        while not starting.done():
+            await asyncio.sleep(0.05)
+            answers.append((await asked(broker, "live"))[0])
+        await starting
+        assert len(answers) > LEASE_S / 0.1 / 4  # it waited, and did not hold up the pages
+        assert set(answers) == {200}
+        await broker.close()
+
+    asyncio.run(scenario())
+    dead.close()
+
+
+@pytest.mark.slow
+def test_one_that_stands_by_waits_for_the_server(postgres_server: Postgres, caplog: pytest.LogCaptureFixture) -> None:
+    postgres_server.start()
+    url = postgres_server.create_database()
+    postgres_server.stop()
+
+    async def scenario() -> None:
+        with pytest.raises(StoreAway, match="can't be opened"):
+            await Broker(over(url, standby=False)).start()
+        broker = Broker(over(url, standby=True))
+        starting = asyncio.create_task(broker.start())
+        while "standing by: the store can't be opened" not in caplog.text:  # noqa: ASYNC110 — of a log
+            await asyncio.sleep(0.05)
+        assert (await asked(broker, "live"))[0] == 200
+        assert (await asked(broker, "ready"))[0] == 503
+        await asyncio.to_thread(postgres_server.start)
+        await asyncio.wait_for(starting, WAIT_S)
+        assert (await asked(broker, "ready"))[0] == 200
+        await broker.close()
 
     asyncio.run(scenario())
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.store.contract import Batch, MessageStore, Restored, StoredMessage, StoreError
+from dtx.store.contract import Batch, MessageStore, Restored, StoredMessage, StoreError, StoreLeased
 from dtx.store.memory import Disk, MemoryStore
 from dtx.store.sql import SqlStore
 
@@ -33,13 +34,26 @@ class Loop:
             self._delivered.get(timeout=WAIT_S)()
 
 
+def _open(store: MessageStore) -> Restored:
+    """Opens it, as soon as the lease of a process that was killed has run out."""
+    seen_s: float | None = None
+    while True:
+        try:
+            return store.open()
+        except StoreLeased as leased:
+            if seen_s not in {None, leased.until_s}:
+                raise
+            seen_s = leased.until_s
+            time.sleep(max(leased.lasts_s, 0.02))
+
+
 class Opened:
     """A store that is open, with calls that wait."""
 
     def __init__(self, store: MessageStore, loop: Loop) -> None:
         self.store = store
         self.loop = loop
-        self.restored: Restored = store.open()
+        self.restored: Restored = _open(store)
         self.first = store.first_number
 
     def submit(self, *batches: Batch) -> list[StoreError | None]:

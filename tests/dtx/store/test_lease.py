@@ -167,7 +167,7 @@ def test_who_is_paused_and_replaced_by_nobody_goes_on(url: str) -> None:
 
 
 def test_a_store_that_was_closed_is_open_for_others_at_once(url: str) -> None:
-    first, second = Process(url), SqlStore(url, Loop().deliver, patient=False)
+    first, second = Process(url), SqlStore(url, Loop().deliver)
     first.open()
     with pytest.raises(StoreLocked, match="is in use by process"):
         second.open()
