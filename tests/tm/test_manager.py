@@ -84,6 +84,20 @@ def test_the_time_until_the_next_try_is_told_once(shop: Shop) -> None:
         resource.reopen()
 
 
+def test_after_a_try_that_took_long_it_is_not_tried_for_as_long(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = shop.open().resource("b")
+
+    def silent(_url: str, _rmid: int) -> None:
+        shop.clock.pass_by(12)
+        raise TimeoutError("nobody answered")
+
+    monkeypatch.setattr(resource.rm, "open", silent)
+    resource.lost("the connection was lost")
+    with pytest.raises(ResourceUnavailable):
+        resource.reopen()
+    assert resource._retry_at - shop.clock.now == 12
+
+
 def test_the_back_off_doubles_up_to_its_bound_and_begins_anew_after_a_success(shop: Shop) -> None:
     shop["b"].partition()
     resource = shop.open().resource("b")
@@ -94,7 +108,7 @@ def test_the_back_off_doubles_up_to_its_bound_and_begins_anew_after_a_success(sh
             resource.reopen()
         waits.append(resource._retry_at - shop.clock.now)
     assert waits[:3] == pytest.approx([0.1, 0.2, 0.4], abs=0.01) or waits[0] < waits[1] < waits[2]
-    assert waits[-1] == waits[-2] == 30.0
+    assert waits[-1] == waits[-2] == 5.0
     shop["b"].heal()
     shop.clock.pass_by(30)
     resource.reopen()

@@ -48,7 +48,9 @@ GROUP: Final = "xabridge.resource_managers"
 _DECIDER: Final = "decider+"
 _ANY_DECIDER: Final = "decider+*"
 BACKOFF_FIRST_S: Final = 0.05
-BACKOFF_LAST_S: Final = 30.0
+BACKOFF_LAST_S: Final = 5.0
+"""So long an application may be refused after the resource is back. A try that took longer, because nobody answered, is
+followed by a pause as long."""
 BROKEN_OFF_S: Final = 5.0
 """How long a resource is not tried again after a caller did not want to wait for it."""
 MAX_NAME: Final = 48
@@ -256,6 +258,7 @@ class Resource:
             wait_s = self._retry_at - self._clock()
             if wait_s > 0 and not now:
                 raise xa_error(Code.XAER_RMFAIL, f"{self.why} (next try in {max(wait_s, 0.1):.1f} s)")
+            began = self._clock()
             try:
                 self.rm.open(self.url, self.rmid)
                 self.identity = self.rm.identity
@@ -263,7 +266,8 @@ class Resource:
                 error = self._named(raised, "open", None)
                 self._move(ResourceVerb.FAILED)
                 self.why = error.message
-                self._retry_at = self._clock() + self._backoff_s
+                ended = self._clock()
+                self._retry_at = ended + max(self._backoff_s, ended - began)
                 self._backoff_s = min(self._backoff_s * 2, BACKOFF_LAST_S)
                 raise error from raised
             self._lost.discard(control)
