@@ -34,6 +34,15 @@ def age(seconds: float | None) -> str:
     return "0 s"
 
 
+def took(seconds: float) -> str:
+    """A short time."""
+    if seconds < 0.00095:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.0095:
+        return f"{seconds * 1000:.1f} ms"
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
+
+
 def duration(text: str) -> float:
     """The seconds in "90", "90s", "5m", "2h" or "1d"; ValueError for anything else."""
     match = _DURATION.fullmatch(text.strip())

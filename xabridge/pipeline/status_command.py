@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tm.log import LogError
 from xabridge.cli.exits import Exit
 from xabridge.cli.tables import paragraph
-from xabridge.cli.text import age, gtrid_name, listed, printable, several
+from xabridge.cli.text import age, gtrid_name, listed, printable, several, took
 from xabridge.pipeline.core import PipelineError
-from xabridge.pipeline.core.ledger.status import PipelineStatus, pipelines, status
+from xabridge.pipeline.core.ledger.status import PipelineStatus, look
 from xabridge.pipeline.core.process_ids import is_alive
 from xabridge.pipeline.core.xids import epoch_of
 from xabridge.pipeline.settings import settings_from
@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 
 SUMMARY: Final = "show a pipeline's driver, epochs, and branches in doubt"
 LAST: Final = 10
-MOST: Final = 1000
-"""Epochs that are looked at: what is prepared, and of none of them under way, is an orphan."""
 _HEAD: Final = ("EPOCH", "GTRID", "STATE", "AGE", "PREPARED")
 _WIDTHS: Final = (6, 26, 9, 5)
-_LIVES: Final = {True: "alive", False: "gone", None: "on another host"}
+LIVES: Final = {True: "alive", False: "gone", None: "on another host"}
 _WAITING: Final = frozenset({"active", "committed"})
 
 
@@ -58,20 +56,19 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         given = dict(_split(text) for text in arguments.resource)
         settings = settings_from(arguments.name or "status", arguments.log, given, arguments.config)
-        names = (arguments.name,) if arguments.name else pipelines(settings.log)
-        found = [status(name, settings.log, settings.resources, last=MOST) for name in names]
+        found = look(settings.log, settings.resources, arguments.name, last=max(arguments.last, 0))
     except (PipelineError, LogError) as error:
         sys.stderr.write(f"xabridge pipeline status: {printable(str(error))}\n")
         return Exit.USAGE if isinstance(error, PipelineError) else Exit.FAILED
     if arguments.json:
-        told = [as_json(one, arguments.last) for one in found]
-        print(json.dumps(told[0] if arguments.name else told))
+        objects = [as_json(one, arguments.last) for one in found]
+        print(json.dumps(objects[0] if arguments.name else objects))
     else:
         blocks = ["\n".join(lines(one, arguments.last, time.time())) for one in found]
         print("\n\n".join(blocks) or "no pipeline has its decisions in this log")
     if any(one.unreachable for one in found):
         return Exit.INCOMPLETE
-    return Exit.IN_DOUBT if any(_orphans(one) for one in found) else Exit.DONE
+    return Exit.IN_DOUBT if any(orphans(one) for one in found) else Exit.DONE
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -82,7 +79,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 # --- what it comes to -----------------------------------------------------------------------------------------------
-def _prepared(found: PipelineStatus) -> dict[bytes, dict[str, list[Xid]]]:
+def prepared_branches(found: PipelineStatus) -> dict[bytes, dict[str, list[Xid]]]:
     """The branches in doubt: by gtrid, and by resource."""
     by_gtrid: dict[bytes, dict[str, list[Xid]]] = {}
     for resource, xids in found.prepared.items():
@@ -91,15 +88,15 @@ def _prepared(found: PipelineStatus) -> dict[bytes, dict[str, list[Xid]]]:
     return by_gtrid
 
 
-def _orphans(found: PipelineStatus) -> dict[bytes, dict[str, list[Xid]]]:
+def orphans(found: PipelineStatus) -> dict[bytes, dict[str, list[Xid]]]:
     """Branches of gtrids that are not under way, and not committed: the next plan or commit rolls them back."""
     waiting = {epoch.gtrid for epoch in found.epochs if epoch.state in _WAITING}
-    return {gtrid: branches for gtrid, branches in _prepared(found).items() if gtrid not in waiting}
+    return {gtrid: branches for gtrid, branches in prepared_branches(found).items() if gtrid not in waiting}
 
 
 def as_json(found: PipelineStatus, last: int) -> dict[str, Any]:
     """One pipeline."""
-    prepared, orphans = _prepared(found), _orphans(found)
+    prepared, given_up = prepared_branches(found), orphans(found)
     return {
         "pipeline": found.pipeline,
         "log_id": found.log_id.hex(),
@@ -117,11 +114,14 @@ def as_json(found: PipelineStatus, last: int) -> dict[str, Any]:
                 "decided_branches": epoch.branches,
                 "logged": epoch.logged,
                 "changed_at": epoch.changed_at,
+                "planned_at": epoch.planned_at,
+                "phases": epoch.phases,
                 "prepared": _xids(prepared.get(epoch.gtrid, {})),
             }
             for epoch in found.epochs[:last]
         ],
-        "orphans": [{"gtrid": gtrid_name(gtrid), "prepared": _xids(each)} for gtrid, each in orphans.items()],
+        "orphans": [{"gtrid": gtrid_name(gtrid), "prepared": _xids(each)} for gtrid, each in given_up.items()],
+        "suspects": found.suspects,
         "unreachable": found.unreachable,
     }
 
@@ -133,17 +133,15 @@ def _xids(branches: dict[str, list[Xid]]) -> dict[str, list[str]]:
 # --- for people -----------------------------------------------------------------------------------------------------
 def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
     """One pipeline, in lines of 80 columns."""
-    yield f"pipeline {found.pipeline}, incarnation {found.incarnation}"
+    yield f"pipeline {printable(found.pipeline)}, incarnation {found.incarnation}"
     if found.driver:
         taken = datetime.fromtimestamp(found.taken_at, UTC).astimezone().isoformat(" ", "seconds")
-        yield from paragraph(
-            f"driver {printable(found.driver)} ({_LIVES[is_alive(found.driver)]}), since {taken}", "  "
-        )
+        yield from paragraph(f"driver {printable(found.driver)} ({LIVES[is_alive(found.driver)]}), since {taken}", "  ")
     if found.query:
         reads = listed([printable(source) for source, _ in found.sources])
         yield from paragraph(f"query {printable(found.query)}{f', reads {reads}' if reads else ''}", "  ")
     yield ""
-    prepared, orphans = _prepared(found), _orphans(found)
+    prepared, given_up = prepared_branches(found), orphans(found)
     yield _row(_HEAD)
     for epoch in found.epochs[:last]:
         yield from _epoch(epoch, prepared.get(epoch.gtrid, {}), now_s)
@@ -151,16 +149,21 @@ def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
     for gtrid, branches in prepared.items():
         if gtrid not in shown:
             number = str(epoch_of(gtrid))
-            yield from _cells(number, gtrid, "orphan" if gtrid in orphans else "older", "", _told(branches))
+            yield from _cells(number, gtrid, "orphan" if gtrid in given_up else "older", "", told(branches))
     yield ""
-    yield from _summary(prepared, orphans)
+    phases = mean_phases(found, last)
+    if phases:
+        each = [f"{phase} {took(seconds)}" for phase, seconds in phases.items()]
+        yield from paragraph(f"a batch took on average: {', '.join(each)}")
+    for sentence in summary(found):
+        yield from paragraph(sentence)
     for name, why in found.unreachable.items():
         yield from paragraph(f"{printable(name)} could not be reached: {printable(why)}")
 
 
 def _epoch(epoch: EpochStatus, branches: dict[str, list[Xid]], now_s: float) -> Iterator[str]:
     old = age(max(now_s - epoch.changed_at, 0))
-    yield from _cells(str(epoch.epoch), epoch.gtrid, epoch.state, old, _told(branches))
+    yield from _cells(str(epoch.epoch), epoch.gtrid, epoch.state, old, told(branches))
 
 
 def _cells(number: str, gtrid: bytes, state: str, old: str, told: str) -> Iterator[str]:
@@ -177,21 +180,33 @@ def _row(cells: Sequence[str]) -> str:
     return "  ".join([first.rjust(_WIDTHS[0]), *padded, *others[len(padded) :]]).rstrip()
 
 
-def _told(branches: dict[str, list[Xid]]) -> str:
+def told(branches: dict[str, list[Xid]]) -> str:
     """ "broker 2, shop 1"."""
     return ", ".join(f"{printable(resource)} {len(xids)}" for resource, xids in branches.items()) or "-"
 
 
-def _summary(prepared: dict[bytes, dict[str, list[Xid]]], orphans: dict[bytes, dict[str, list[Xid]]]) -> Iterator[str]:
+def mean_phases(found: PipelineStatus, last: int) -> dict[str, float]:
+    """The seconds that each phase took in the last epochs, on average over those of which it is known."""
+    known: dict[str, list[float]] = {}
+    for epoch in found.epochs[:last]:
+        for phase, seconds in epoch.phases.items():
+            known.setdefault(phase, []).append(seconds)
+    return {phase: sum(each) / len(each) for phase, each in known.items()}
+
+
+def summary(found: PipelineStatus) -> Iterator[str]:
+    """What is in doubt, and what fails, in sentences."""
+
     def count(some: dict[bytes, dict[str, list[Xid]]]) -> int:
         return sum(len(xids) for branches in some.values() for xids in branches.values())
 
-    if not prepared:
+    prepared, given_up = prepared_branches(found), orphans(found)
+    if prepared:
+        where = sorted({resource for branches in prepared.values() for resource in branches})
+        yield f"{several(count(prepared), 'branch')} in doubt on {listed([printable(name) for name in where])}"
+    else:
         yield "nothing in doubt"
-        return
-    where = sorted({resource for branches in prepared.values() for resource in branches})
-    yield f"{several(count(prepared), 'branch')} in doubt on {listed([printable(name) for name in where])}"
-    if orphans:
-        yield from paragraph(
-            f"{count(orphans)} of them are orphans of abandoned attempts: the next micro-batch rolls them back"
-        )
+    if given_up:
+        yield f"{count(given_up)} of them are orphans of abandoned attempts: the next micro-batch rolls them back"
+    if found.suspects:
+        yield f"one of {several(found.suspects, 'message')} makes batches fail: the next batches search for it"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tm.telemetry.node_page import PHASES as PHASE_OF
-from xabridge.cli.text import printable
+from xabridge.cli.text import printable, took
 
 if TYPE_CHECKING:
     from xabridge.console.nodes import Completed, Step
@@ -44,15 +44,6 @@ class TimelinePicture:
     bars: tuple[Bar, ...]
     lanes: tuple[str, ...]
     told: str
-
-
-def took(seconds: float) -> str:
-    """A short time."""
-    if seconds < 0.00095:
-        return f"{seconds * 1e6:.0f} µs"
-    if seconds < 0.0095:
-        return f"{seconds * 1000:.1f} ms"
-    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
 
 
 def timeline(one: Completed, longest_s: float) -> TimelinePicture:

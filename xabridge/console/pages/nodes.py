@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from xabridge.cli.text import took
 from xabridge.console.app import View
 from xabridge.console.brokers import Trouble
-from xabridge.console.drawing.timeline import PHASES, timeline, took
+from xabridge.console.drawing.timeline import PHASES, timeline
 from xabridge.console.pages.asking import Answer
 
 if TYPE_CHECKING:

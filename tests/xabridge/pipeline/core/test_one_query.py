@@ -18,6 +18,7 @@ from xabridge.pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offs
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.ledger.schema import ISOLATION, QUERY, SOURCE
+from xabridge.pipeline.core.ledger.status import look
 from xabridge.pipeline.core.protocol import epoch_plan
 
 if TYPE_CHECKING:
@@ -351,7 +352,8 @@ def old(request: pytest.FixtureRequest, env: CoreEnvironment, monkeypatch: pytes
     with database.engine.connect() as connection:
         for table in (QUERY, SOURCE, ISOLATION):
             connection.execute(text(f"DROP TABLE {table.name}"))
-        for name, column in (("epoch", "query"), ("epoch", "place"), ("batch", "offsets")):
+        of_epoch = ("query", "place", "decided_at", "logged_at")
+        for name, column in (*(("epoch", one) for one in of_epoch), ("batch", "offsets")):
             connection.execute(text(f"ALTER TABLE xabridge_pipeline_{name} DROP COLUMN {column}"))
     database.engine.dispose()
     env.put(MORE)
@@ -367,6 +369,26 @@ def test_a_batch_of_before_is_read_again_and_finished(old: CoreEnvironment) -> N
     assert reader.latest(following) == following
     assert old.prepared() == []
     assert sorted(old.table(), key=int) == [*ROWS, *MORE]
+
+
+def test_a_log_of_before_is_shown_and_used_by_a_job(env: CoreEnvironment) -> None:
+    """Its tables lack the newest columns only; a job does not start a query that would add them."""
+    env.put(ROWS)
+    reader = env.reader()
+    env.batch(reader, Offset(), 0)
+    reader.close()
+    database = Database(env.log)
+    with database.engine.connect() as connection:
+        for column in ("decided_at", "logged_at"):
+            connection.execute(text(f"ALTER TABLE xabridge_pipeline_epoch DROP COLUMN {column}"))
+    database.engine.dispose()
+    (epoch,) = look(env.log, ())[0].epochs
+    assert (epoch.state, list(epoch.phases)) == ("committed", ["work"])
+    env.put(MORE)
+    job = env.reader("driver-2", streaming=False)
+    job.plan_job()
+    job.close()
+    assert [one.state for one in look(env.log, ())[0].epochs][:1] == ["active"]
 
 
 def test_a_checkpoint_that_lacks_a_batch_of_before_is_refused(old: CoreEnvironment) -> None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tm.log import LogMissing
 from xabridge.pipeline.core import Attempt, Batch, Offset
-from xabridge.pipeline.core.ledger.status import pipelines, status
+from xabridge.pipeline.core.ledger.opener import LedgerOpener
+from xabridge.pipeline.core.ledger.status import look, prefixes
 from xabridge.pipeline.core.process_ids import process_id
+from xabridge.pipeline.core.resources import Resources
+from xabridge.pipeline.core.xids import Incarnation
+from xabridge.pipeline.status_command import orphans
 
 if TYPE_CHECKING:
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
+    from tm.resources import Resource
 
 
 def test_status_shows_epochs_branches_and_what_can_not_be_reached(env: CoreEnvironment) -> None:
     with pytest.raises(LogMissing):
-        pipelines(env.log)
+        prefixes(env.log)
     env.put(["1", "2"])
     reader = env.reader(partitions=1)
     end = reader.latest(Offset())
@@ -26,21 +32,80 @@ def test_status_shows_epochs_branches_and_what_can_not_be_reached(env: CoreEnvir
     plan = writer.plan()
     report = env.write(plan, env.rows(partition), Attempt(0, 0))
     resources = (*env.settings.resources, ("gone", "amqp://127.0.0.1:1/?connect_timeout=1&timeout=1"))
-    shown = status("orders", env.log, resources, opened=env.resources)
-    assert pipelines(env.log) == ("orders",)
+    (shown,) = look(env.log, resources, "orders", opened=env.resources)
+    assert list(prefixes(env.log)) == ["orders"]
     assert (shown.driver, shown.incarnation) == ("driver-1", plan.incarnation)
     assert (shown.query, shown.sources) == ("q", (("broker: orders", process_id()),))
     assert [(epoch.epoch, epoch.state, epoch.branches) for epoch in shown.epochs] == [(1, "active", 0)]
+    assert shown.epochs[0].phases == {}
     assert [len(shown.prepared[name] or ()) for name in ("broker", "shop")] == [2, 1]
     assert shown.prepared["gone"] is None
     assert "refused" in shown.unreachable["gone"]
     writer.commit(plan, Batch("q", 0), [report])
     reader.logged(end)
     reader.close()
-    shown = status("orders", env.log, env.settings.resources, opened=env.resources)
+    (shown,) = look(env.log, env.settings.resources, opened=env.resources)
     assert [(epoch.epoch, epoch.state, epoch.branches, epoch.logged) for epoch in shown.epochs] == [
         (1, "done", 3, True)
     ]
     assert shown.prepared == {"broker": (), "shop": ()}
     with pytest.raises(LogMissing):
-        status("other", env.log, ())
+        look(env.log, (), "other")
+
+
+def test_the_phases_of_a_batch(env: CoreEnvironment) -> None:
+    env.put(["1", "2"])
+    began_at = time.time()
+    reader = env.reader(partitions=1)
+    end, _ = env.batch(reader, Offset(), 0)
+    (decided,) = look(env.log, ())[0].epochs
+    assert list(decided.phases) == ["work"]
+    reader.logged(end)
+    (done,) = look(env.log, ())[0].epochs
+    assert done.phases["work"] == decided.phases["work"], "the end of the decision does not hide when it was made"
+    assert list(done.phases) == ["work", "log", "finish"]
+    assert 0 < sum(done.phases.values()) <= time.time() - began_at + 0.1
+    assert done.planned_at == pytest.approx(began_at, abs=5)
+    reader.logged(end)
+    assert look(env.log, ())[0].epochs == (done,), "told again, and noted once"
+    reader.close()
+
+
+def test_a_batch_that_begins_while_somebody_looks_is_no_orphan(env: CoreEnvironment) -> None:
+    env.put(["1", "2"])
+    reader = env.reader(partitions=1)
+    end, _ = env.batch(reader, Offset(), 0)
+
+    class Meanwhile(Resources):
+        """A batch ends and another one begins when the resources are asked."""
+
+        def get(self, name: str, url: str) -> Resource:
+            if name == "shop":
+                reader.logged(end)
+                env.write(env.writer().plan(), ["3"])
+            return super().get(name, url)
+
+    opened = Meanwhile()
+    (shown,) = look(env.log, env.settings.resources, opened=opened)
+    opened.close()
+    assert [len(shown.prepared[name] or ()) for name in ("broker", "shop")] == [0, 1], "the old ones are finished"
+    assert orphans(shown) == {}
+    reader.close()
+
+
+def test_epochs_that_wait_are_there_however_old(env: CoreEnvironment) -> None:
+    """The last ones, and what a driver has left behind many batches ago."""
+    env.put(["1"])
+    reader = env.reader(partitions=1)
+    env.batch(reader, Offset(), 0)
+    reader.close()
+    ledger = LedgerOpener(env.log, "orders", sleep=time.sleep).join("driver-1")
+    own = Incarnation("orders", ledger.log.log_id, ledger.log.epoch)
+    for number in range(2, 7):
+        ledger.log.begin(own.gtrid(number, 1))
+        ledger.log.abort(own.gtrid(number, 1))
+    ledger.close()
+    (shown,) = look(env.log, env.settings.resources, last=2, opened=env.resources)
+    assert [epoch.state for epoch in shown.epochs] == ["aborted", "aborted", "committed"]
+    assert len(shown.prepared["broker"] or ()) == 1
+    assert orphans(shown) == {}

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from sqlalchemy import inspect, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from tm.log import LogError, LogLocked
 from tm.log.sql import SqlLog, retry
@@ -19,7 +19,7 @@ from tm.log.sql.database import Database
 from tm.log.sql.gtrids import TakenOver
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger.refusals import not_bound, taken
-from xabridge.pipeline.core.ledger.schema import DRIVER, ISOLATION, METADATA, PIPELINE, upgrade
+from xabridge.pipeline.core.ledger.schema import DRIVER, EPOCH, METADATA, PIPELINE, upgrade
 from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger, changing, read_ownership, read_pipeline
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class LedgerOpener:
         # batch.
         database = Database(self._url, self._clock)
         try:
-            if not joins or not inspect(database.engine).has_table(ISOLATION.name):  # the newest one
+            if not joins or not _has_newest(database):
                 database.prepare(METADATA)
                 upgrade(database)
             return enter(database)
@@ -129,6 +129,16 @@ class LedgerOpener:
                 )
 
         retry.change(attempt, f"taking pipeline {self._pipeline!r} in {database}", self._sleep)
+
+
+def _has_newest(database: Database) -> bool:
+    """Whether the tables have what this version added. A driver of an earlier one has not made it."""
+    try:
+        with database.engine.connect() as connection:
+            connection.execute(select(EPOCH.c.logged_at).limit(0))
+    except DBAPIError:
+        return False
+    return True
 
 
 def _has_had(database: Database, pipeline: str, driver: str) -> bool:

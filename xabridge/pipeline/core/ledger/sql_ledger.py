@@ -127,8 +127,10 @@ class SqlLedger:
             planned_at=self._database.now(),
             query=query,
             place=place,
+            decided_at=None,
+            logged_at=None,
         )
-        names = ("gtrid", "tries", "source", "sunk", "planned_at", "query", "place")
+        names = ("gtrid", "tries", "source", "sunk", "planned_at", "query", "place", "decided_at", "logged_at")
         row = insert.on_conflict_do_update(
             index_elements=[EPOCH.c.pipeline, EPOCH.c.epoch], set_={name: insert.excluded[name] for name in names}
         )
@@ -187,7 +189,17 @@ class SqlLedger:
         return self._change("a source's process", change)
 
     async def mark_logged(self, epochs: Collection[int]) -> None:
-        logging = update(EPOCH).where(EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch.in_(epochs)).values(logged=True)
+        decided_at = (  # the log forgets it when the decision ends, which comes after this
+            select(GTRIDS.c.changed_at)
+            .where(GTRIDS.c.gtrid == EPOCH.c.gtrid, GTRIDS.c.state == GtridState.COMMITTED.value)
+            .scalar_subquery()
+        )
+        times = {
+            "decided_at": func.coalesce(EPOCH.c.decided_at, decided_at),
+            "logged_at": func.coalesce(EPOCH.c.logged_at, self._database.now()),
+        }
+        these = (EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch.in_(epochs))
+        logging = update(EPOCH).where(*these).values(logged=True, **times)
         last = max(epochs, default=0) - KEEP_EPOCHS  # the oldest rows go, of those that were logged before
         old = (EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch <= last, EPOCH.c.logged.is_(True))
         forgotten = select(func.max(EPOCH.c.epoch)).where(*old).scalar_subquery()

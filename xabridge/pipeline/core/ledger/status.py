@@ -1,30 +1,48 @@
-"""This module reads the status of a pipeline for users. Reading it changes nothing and disturbs no other process."""
+"""This module reads the status of pipelines for users. Reading it changes nothing and disturbs no other process.
+
+`look` does it in three steps, which the console makes one by one, because each place that is asked may hang:
+
+1. `prefixes`: which pipelines the log has, and how the gtrids of each begin.
+2. `prepared_at`: which branches of theirs are prepared at a resource.
+3. `statuses`: the epochs, read behind the branches. So a branch is an orphan only if its epoch had been given up when
+   the branch was seen, and not because its epoch began meanwhile.
+"""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import inspect, select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import inspect, or_, select
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from tm.log import LogError, LogMissing
 from tm.log.records import decode_decision
 from tm.log.sql.database import Database
 from tm.log.sql.node import read_node
-from tm.log.sql.tables import GTRIDS
+from tm.log.sql.states import GtridState
+from tm.log.sql.tables import GTRIDS, NODE
 from xa import XaError, log_prefix
-from xabridge.pipeline.core.ledger.schema import EPOCH, PIPELINE, QUERY, SOURCE
+from xabridge.pipeline.core.ledger.schema import EPOCH, ISOLATION, PIPELINE, QUERY, SOURCE
 from xabridge.pipeline.core.ledger.sql_ledger import read_pipeline
 from xabridge.pipeline.core.resources import PROCESS, prepared_branches
 from xabridge.pipeline.core.xids import epoch_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from sqlalchemy import ColumnElement
+
+    from tm.resources import Resource
     from xa import Xid
     from xabridge.pipeline.core.resources import Resources
+
+WORK: Final = "work"
+LOG: Final = "log"
+FINISH: Final = "finish"
+_WAITING: Final = frozenset({GtridState.ACTIVE.value, GtridState.COMMITTED.value})
+_MOST_WAITING: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +50,8 @@ class EpochStatus:
     """A global transaction of the pipeline, as the log has it: the present one of its epoch, or an earlier one that was
     given up.
 
-    `state`: active, committed, aborted or done. `logged`: Spark is known to have logged the epoch.
+    `state`: active, committed, aborted or done. `logged`: Spark is known to have logged the epoch. `planned_at`,
+    `decided_at`, `logged_at`: when; None where the ledger does not have it, as of a try that was given up.
     """
 
     epoch: int
@@ -42,13 +61,30 @@ class EpochStatus:
     branches: int
     logged: bool
     changed_at: float
+    planned_at: float | None = None
+    decided_at: float | None = None
+    logged_at: float | None = None
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """The seconds that each phase took, as far as they are known: `work` from the plan to the decision; `log` until
+        the ledger knew that Spark has logged the batch, which is when the next one is planned; `finish` until every
+        branch was committed."""
+        ended_at = self.changed_at if self.state == GtridState.DONE.value else None
+        moments = (self.planned_at, self.decided_at, self.logged_at, ended_at)
+        found: dict[str, float] = {}
+        for phase, began_at, over_at in zip((WORK, LOG, FINISH), moments[:-1], moments[1:], strict=True):
+            if began_at is not None and over_at is not None:
+                found[phase] = max(over_at - began_at, 0.0)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
     """One pipeline. `query` is the streaming query that has it, `sources` what that reads, and in which processes;
-    empty where there is none. `prepared` are the branches in doubt, by resource; None of a resource that can't be
-    reached, with why in `unreachable`."""
+    empty where there is none. `epochs`: the last ones, the newest first, and all that are not finished. `suspects`: so
+    many messages may make batches fail, and one of them is searched. `prepared` are the branches in doubt, by resource;
+    None of a resource that can't be reached, with why in `unreachable`."""
 
     pipeline: str
     log_id: bytes
@@ -58,8 +94,64 @@ class PipelineStatus:
     sources: tuple[tuple[str, str], ...]
     taken_at: float
     epochs: tuple[EpochStatus, ...]
+    suspects: int
     prepared: dict[str, tuple[Xid, ...] | None]
     unreachable: dict[str, str]
+
+
+Scanned = dict[str, tuple["Xid", ...]]
+"""The prepared branches at one resource, by pipeline."""
+
+
+def look(
+    log: str,
+    resources: Sequence[tuple[str, str]],
+    pipeline: str | None = None,
+    *,
+    last: int = 20,
+    opened: Resources = PROCESS,
+) -> tuple[PipelineStatus, ...]:
+    """The state of every pipeline of `log`, or of `pipeline`. LogMissing: there is none in `log`."""
+    known = prefixes(log)
+    if pipeline is not None:
+        if pipeline not in known:
+            raise LogMissing(f"{Database(log)}: there is no pipeline {pipeline!r} here")
+        known = {pipeline: known[pipeline]}
+    scanned: dict[str, Scanned | str] = {}
+    for name, url in resources:
+        try:
+            scanned[name] = prepared_at(opened.get(name, url), known)
+        except XaError as error:
+            scanned[name] = error.message
+    return statuses(log, known, scanned, last=last)
+
+
+def prefixes(log: str) -> dict[str, bytes]:
+    """The pipelines that keep their decisions in `log`, and how their gtrids begin. LogMissing: there is none."""
+    names = select(PIPELINE.c.pipeline, NODE.c.log_id).join(NODE, NODE.c.node == PIPELINE.c.pipeline)
+    with _looking(log) as database, database.engine.connect() as connection:
+        return {
+            row.pipeline: log_prefix(row.pipeline, bytes(row.log_id))
+            for row in connection.execute(names.order_by(PIPELINE.c.pipeline))
+        }
+
+
+def prepared_at(resource: Resource, known: Mapping[str, bytes]) -> Scanned:
+    """The prepared branches of these pipelines at a resource. XaError: it can't be reached."""
+    return {
+        pipeline: tuple(sorted(prepared_branches(resource, prefix), key=lambda xid: (xid.gtrid, xid.bqual)))
+        for pipeline, prefix in known.items()
+    }
+
+
+def statuses(
+    log: str, names: Collection[str], scanned: Mapping[str, Scanned | str], *, last: int = 20
+) -> tuple[PipelineStatus, ...]:
+    """The state of these pipelines. `scanned` has, for each resource, its branches in doubt, or why it can't be
+    reached."""
+    with _looking(log) as database:
+        found = (_status(database, name, scanned, last) for name in names)
+        return tuple(one for one in found if one is not None)
 
 
 @contextmanager
@@ -76,34 +168,26 @@ def _looking(log: str) -> Iterator[Database]:
         database.engine.dispose()
 
 
-def pipelines(log: str) -> tuple[str, ...]:
-    """The pipelines that keep their decisions in `log`. LogMissing: there is none."""
-    with _looking(log) as database, database.engine.connect() as connection:
-        return tuple(connection.execute(select(PIPELINE.c.pipeline).order_by(PIPELINE.c.pipeline)).scalars())
-
-
-def status(
-    pipeline: str, log: str, resources: tuple[tuple[str, str], ...], *, last: int = 20, opened: Resources = PROCESS
-) -> PipelineStatus:
-    """The state of `pipeline`: its last epochs, newest first. LogMissing: there is none in `log`."""
-    with _looking(log) as database:
-        row, node = read_pipeline(database, pipeline), read_node(database, pipeline)
-        if row is None or node is None:
-            raise LogMissing(f"{database}: there is no pipeline {pipeline!r} here")
-        epochs = _epochs(database, pipeline, last)
-        query, sources = _query(database, pipeline)
-    found: dict[str, tuple[Xid, ...] | None] = {}
-    unreachable: dict[str, str] = {}
-    for name, url in resources:
-        try:
-            xids = prepared_branches(opened.get(name, url), log_prefix(pipeline, node.log_id))
-        except XaError as error:
-            found[name], unreachable[name] = None, error.message
-        else:
-            found[name] = tuple(sorted(xids, key=lambda xid: (xid.gtrid, xid.bqual)))
+def _status(
+    database: Database, pipeline: str, scanned: Mapping[str, Scanned | str], last: int
+) -> PipelineStatus | None:
+    row, node = read_pipeline(database, pipeline), read_node(database, pipeline)
+    if row is None or node is None:  # removed meanwhile
+        return None
+    found = {name: None if isinstance(told, str) else told.get(pipeline, ()) for name, told in scanned.items()}
+    gtrids = {xid.gtrid for xids in found.values() for xid in xids or ()}
+    epochs = _epochs(database, pipeline, last, gtrids)
+    over = {epoch.gtrid for epoch in epochs if epoch.state == GtridState.DONE.value}  # finished since they were seen
+    prepared = {
+        name: None if xids is None else tuple(xid for xid in xids if xid.gtrid not in over)
+        for name, xids in found.items()
+    }
+    unreachable = {name: told for name, told in scanned.items() if isinstance(told, str)}
+    query, sources = _query(database, pipeline)
     return PipelineStatus(
-        pipeline, node.log_id, row.incarnation, row.driver, query, sources, row.taken_at, epochs, found, unreachable
-    )
+        pipeline, node.log_id, row.incarnation, row.driver, query, sources, row.taken_at, epochs,
+        _suspects(database, pipeline), prepared, unreachable,
+    )  # fmt: skip
 
 
 def _query(database: Database, pipeline: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -115,25 +199,70 @@ def _query(database: Database, pipeline: str) -> tuple[str, tuple[tuple[str, str
         return query or "", tuple((row.source, row.process) for row in connection.execute(reads))
 
 
-def _epochs(database: Database, pipeline: str, last: int) -> tuple[EpochStatus, ...]:
-    gtrids = (
-        select(GTRIDS.c.gtrid, GTRIDS.c.epoch, GTRIDS.c.state, GTRIDS.c.record, GTRIDS.c.changed_at)
-        .where(GTRIDS.c.node == pipeline)
-        .order_by(GTRIDS.c.changed_at.desc(), GTRIDS.c.gtrid.desc())
-        .limit(last)
-    )
-    logged = select(EPOCH.c.epoch).where(EPOCH.c.pipeline == pipeline, EPOCH.c.logged.is_(True))
+def _suspects(database: Database, pipeline: str) -> int:
+    if not inspect(database.engine).has_table(ISOLATION.name):  # as above
+        return 0
     with database.engine.connect() as connection:
-        over = frozenset(connection.execute(logged).scalars())
-        return tuple(
-            EpochStatus(
-                epoch_of(bytes(row.gtrid)),
-                bytes(row.gtrid),
-                row.epoch,
-                row.state,
-                len(decode_decision(row.record).branches) if row.record is not None else 0,
-                epoch_of(bytes(row.gtrid)) in over,
-                row.changed_at,
-            )
-            for row in connection.execute(gtrids)
-        )
+        asked = select(ISOLATION.c.suspects).where(ISOLATION.c.pipeline == pipeline)
+        return connection.execute(asked).scalar() or 0
+
+
+def _epochs(database: Database, pipeline: str, last: int, gtrids: Collection[bytes]) -> tuple[EpochStatus, ...]:
+    """The last ones, those that are not finished, and those of `gtrids`."""
+    columns = (GTRIDS.c.gtrid, GTRIDS.c.epoch, GTRIDS.c.state, GTRIDS.c.record, GTRIDS.c.changed_at)
+    newest = (GTRIDS.c.changed_at.desc(), GTRIDS.c.gtrid.desc())
+    rows: dict[bytes, Any] = {}
+    with database.engine.connect() as connection:
+        for state in GtridState:  # each by the index, whatever the log keeps
+            some = select(*columns).where(GTRIDS.c.node == pipeline, GTRIDS.c.state == state.value).order_by(*newest)
+            count = _MOST_WAITING if state.value in _WAITING else last
+            rows |= {bytes(row.gtrid): row for row in connection.execute(some.limit(count))}
+        missing = sorted(set(gtrids) - rows.keys())
+        if missing:
+            some = select(*columns).where(GTRIDS.c.gtrid.in_(missing))
+            rows |= {bytes(row.gtrid): row for row in connection.execute(some)}
+    ordered = sorted(rows.values(), key=lambda row: (row.changed_at, bytes(row.gtrid)), reverse=True)
+    kept = [
+        row
+        for number, row in enumerate(ordered)
+        if number < last or row.state in _WAITING or bytes(row.gtrid) in gtrids
+    ]
+    planned = _planned(database, pipeline, [bytes(row.gtrid) for row in kept])
+    return tuple(_epoch(row, planned) for row in kept)
+
+
+def _planned(database: Database, pipeline: str, gtrids: Collection[bytes]) -> Sequence[Any]:
+    """What the ledger has of the epochs that these have, or had."""
+    epochs = {epoch_of(gtrid) for gtrid in gtrids}
+    which = (EPOCH.c.pipeline == pipeline, or_(EPOCH.c.epoch.in_(epochs), EPOCH.c.gtrid.in_(gtrids)))
+    columns: list[ColumnElement[Any]] = [EPOCH.c.epoch, EPOCH.c.gtrid, EPOCH.c.logged, EPOCH.c.planned_at]
+    with database.engine.connect() as connection:
+        try:
+            return connection.execute(select(*columns, EPOCH.c.decided_at, EPOCH.c.logged_at).where(*which)).all()
+        except DBAPIError:  # of before: nobody has opened it since
+            return connection.execute(select(*columns).where(*which)).all()
+
+
+def _epoch(row: Any, planned: Sequence[Any]) -> EpochStatus:
+    gtrid = bytes(row.gtrid)
+    epoch = epoch_of(gtrid)
+    present = [one for one in planned if bytes(one.gtrid) == gtrid]
+    decided_at = _latest(present, "decided_at")
+    if decided_at is None and row.state == GtridState.COMMITTED.value:
+        decided_at = row.changed_at
+    return EpochStatus(
+        epoch,
+        gtrid,
+        row.epoch,
+        row.state,
+        len(decode_decision(row.record).branches) if row.record is not None else 0,
+        any(one.logged for one in planned if one.epoch == epoch),
+        row.changed_at,
+        min((one.planned_at for one in present), default=None),
+        decided_at,
+        _latest(present, "logged_at"),
+    )
+
+
+def _latest(rows: Sequence[Any], name: str) -> float | None:
+    return max((moment for row in rows if (moment := getattr(row, name, None)) is not None), default=None)
