@@ -15,8 +15,8 @@ from tm.log.sql.database import Database
 from tm.log.sql.node import read_node
 from tm.log.sql.tables import GTRIDS
 from xa import XaError, log_prefix
-from xabridge.pipeline.core.ledger.schema import EPOCH, PIPELINE, QUERY, SOURCE
-from xabridge.pipeline.core.ledger.sql_ledger import read_pipeline
+from xabridge.pipeline.core.ledger.schema import EPOCH, PIPELINE, QUERY, RESULT, SOURCE
+from xabridge.pipeline.core.ledger.sql_ledger import read_pipeline, read_results
 from xabridge.pipeline.core.resources import PROCESS, prepared_branches
 from xabridge.pipeline.core.xids import epoch_of
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xa import Xid
+    from xabridge.pipeline.core.ledger.rows import ResultRow
     from xabridge.pipeline.core.resources import Resources
 
 
@@ -45,6 +46,19 @@ class EpochStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LagStatus:
+    """What waited for one source when an epoch was planned: how many messages, and for how long the oldest of them had
+    been on its way, where its sender has set the creation time."""
+
+    epoch: int
+    gtrid: bytes
+    source: str
+    planned_at: float
+    waiting: int
+    oldest_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineStatus:
     """One pipeline. `query` is the streaming query that has it, `sources` what that reads, and in which processes;
     empty where there is none. `prepared` are the branches in doubt, by resource; None of a resource that can't be
@@ -60,6 +74,10 @@ class PipelineStatus:
     epochs: tuple[EpochStatus, ...]
     prepared: dict[str, tuple[Xid, ...] | None]
     unreachable: dict[str, str]
+    results: tuple[ResultRow, ...] = ()
+    """What the last batches did that were decided, newest first."""
+    lags: tuple[LagStatus, ...] = ()
+    """What waited when the last epochs were planned, newest first."""
 
 
 @contextmanager
@@ -92,6 +110,7 @@ def status(
             raise LogMissing(f"{database}: there is no pipeline {pipeline!r} here")
         epochs = _epochs(database, pipeline, last)
         query, sources = _query(database, pipeline)
+        results, lags = _results(database, pipeline, last), _lags(database, pipeline, last)
     found: dict[str, tuple[Xid, ...] | None] = {}
     unreachable: dict[str, str] = {}
     for name, url in resources:
@@ -102,8 +121,55 @@ def status(
         else:
             found[name] = tuple(sorted(xids, key=lambda xid: (xid.gtrid, xid.bqual)))
     return PipelineStatus(
-        pipeline, node.log_id, row.incarnation, row.driver, query, sources, row.taken_at, epochs, found, unreachable
+        pipeline,
+        node.log_id,
+        row.incarnation,
+        row.driver,
+        query,
+        sources,
+        row.taken_at,
+        epochs,
+        found,
+        unreachable,
+        results,
+        lags,
     )
+
+
+def _results(database: Database, pipeline: str, last: int) -> tuple[ResultRow, ...]:
+    if not inspect(database.engine).has_table(RESULT.name):  # of before: nobody has started a query since
+        return ()
+    return read_results(database, pipeline, last)
+
+
+def _lags(database: Database, pipeline: str, last: int) -> tuple[LagStatus, ...]:
+    """What waited when the last epochs were planned, newest first."""
+    if "waiting" not in {column["name"] for column in inspect(database.engine).get_columns(EPOCH.name)}:
+        return ()
+    return read_lags(database, pipeline, last)
+
+
+def read_lags(database: Database, pipeline: str, last: int, gtrid: bytes | None = None) -> tuple[LagStatus, ...]:
+    """What waited when the last epochs were planned, newest first; or those of this global transaction."""
+    of_one = () if gtrid is None else (EPOCH.c.gtrid == gtrid,)
+    asked = (
+        select(EPOCH.c.epoch, EPOCH.c.gtrid, EPOCH.c.source, EPOCH.c.planned_at, EPOCH.c.waiting, EPOCH.c.oldest_at)
+        .where(EPOCH.c.pipeline == pipeline, EPOCH.c.waiting.is_not(None), *of_one)
+        .order_by(EPOCH.c.epoch.desc())
+        .limit(last)
+    )
+    with database.engine.connect() as connection:
+        return tuple(
+            LagStatus(
+                row.epoch,
+                bytes(row.gtrid),
+                row.source,
+                row.planned_at,
+                row.waiting,
+                None if row.oldest_at is None else max(row.planned_at - row.oldest_at, 0.0),
+            )
+            for row in connection.execute(asked)
+        )
 
 
 def _query(database: Database, pipeline: str) -> tuple[str, tuple[tuple[str, str], ...]]:
