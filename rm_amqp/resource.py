@@ -152,9 +152,13 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
 
     def has_messages(self, address: str, rmid: int) -> bool:
         """Whether a message is available at an address now."""
+        return self.first(address, rmid) is not None
+
+    def first(self, address: str, rmid: int) -> bytes | None:
+        """The first message that is available at an address now, as octets. None: there is none."""
         reading = self._read(address, rmid, LOOKED, None)
         try:
-            return bool(next(reading, []))
+            return next(iter(next(reading, [])), None)
         finally:
             reading.close()
 

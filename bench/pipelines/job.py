@@ -94,7 +94,7 @@ def main(master: str) -> None:
     from bench.pipelines.nothing import Nothing  # noqa: PLC0415
     from xabridge import pipeline  # noqa: PLC0415
 
-    spark = pipeline.session("xabridge-bench", master, {"spark.driver.host": "127.0.0.1"})
+    spark = pipeline.session("xabridge-bench", master, {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"})
     spark.sparkContext.setLogLevel("ERROR")
     for source in (PlainSource, Nothing):
         spark.dataSource.register(source)

@@ -17,19 +17,24 @@ if TYPE_CHECKING:
     from xabridge.pipeline.spark.epoch import Epoch
 
 SETTINGS: Final[Mapping[str, str]] = {
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.python.daemon.module": "xabridge.pipeline.spark.worker_daemon",
 }
 """The settings of a session of ours that differ from Spark's defaults: it is a small one, on one machine."""
+LOCAL: Final = ("local", "local-cluster")
+"""What the URL of a master begins with if everything runs on this machine."""
 
 
 def session(name: str, master: str = "local[2,4]", settings: Mapping[str, str] | None = None) -> SparkSession:
     """A Spark session with the formats `amqp` and `xa`. For pipelines on one machine, and to begin with: an application
-    that makes its own session calls `register`. PipelineError: PySpark or Java is missing."""
+    that makes its own session calls `register`. Its Spark UI shows each query on the page Structured Streaming; with a
+    local master it listens on the loopback address only. `settings={"spark.ui.enabled": "false"}` switches it off.
+    PipelineError: PySpark or Java is missing."""
     check_spark()
     use_java()
+    if master.partition("[")[0] in LOCAL:  # Spark's own default is every address, and nobody has to log in
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # what is on PATH may be another Python
     from pyspark.sql import SparkSession  # noqa: PLC0415 — only where it is wanted
 

@@ -1,5 +1,5 @@
-"""`xabridge pipeline status` shows a pipeline's driver, its last epochs and the branches in doubt, in 80 columns or
-JSON.
+"""`xabridge pipeline status` shows a pipeline's driver, its last epochs, what the last batches did, and the branches in
+doubt, in 80 columns or JSON.
 
 It changes nothing. docs/pipeline.md is its manual.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from xa import Xid
-    from xabridge.pipeline.core.ledger.status import EpochStatus
+    from xabridge.pipeline.core.ledger.rows import ResultRow
+    from xabridge.pipeline.core.ledger.status import EpochStatus, LagStatus
 
 SUMMARY: Final = "show a pipeline's driver, epochs, and branches in doubt"
 LAST: Final = 10
 _HEAD: Final = ("EPOCH", "GTRID", "STATE", "AGE", "PREPARED")
 _WIDTHS: Final = (6, 26, 9, 5)
 LIVES: Final = {True: "alive", False: "gone", None: "on another host"}
+_DID: Final = ("EPOCH", "TAKEN", "ROWS", "SENT", "OCTETS", "PREPARE", "DECIDE", "FINISH", "LAG")
+_DID_WIDTHS: Final = (6, 8, 8, 8, 7, 7, 7, 7)
 _WAITING: Final = frozenset({"active", "committed"})
 
 
@@ -122,8 +126,23 @@ def as_json(found: PipelineStatus, last: int) -> dict[str, Any]:
         ],
         "orphans": [{"gtrid": gtrid_name(gtrid), "prepared": _xids(each)} for gtrid, each in given_up.items()],
         "suspects": found.suspects,
+        "batches": [_batch_json(one) for one in found.results[:last]],
+        "lag": [
+            {
+                "epoch": lag.epoch,
+                "reads": lag.source,
+                "planned_at": lag.planned_at,
+                "messages": lag.waiting,
+                "oldest_s": lag.oldest_s,
+            }
+            for lag in found.lags[:last]
+        ],
         "unreachable": found.unreachable,
     }
+
+
+def _batch_json(result: ResultRow) -> dict[str, Any]:
+    return {**asdict(result), "gtrid": gtrid_name(result.gtrid)}
 
 
 def _xids(branches: dict[str, list[Xid]]) -> dict[str, list[str]]:
@@ -151,6 +170,7 @@ def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
             number = str(epoch_of(gtrid))
             yield from _cells(number, gtrid, "orphan" if gtrid in given_up else "older", "", told(branches))
     yield ""
+    yield from _batches(found, last)
     phases = mean_phases(found, last)
     if phases:
         each = [f"{phase} {took(seconds)}" for phase, seconds in phases.items()]
@@ -164,6 +184,37 @@ def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
 def _epoch(epoch: EpochStatus, branches: dict[str, list[Xid]], now_s: float) -> Iterator[str]:
     old = age(max(now_s - epoch.changed_at, 0))
     yield from _cells(str(epoch.epoch), epoch.gtrid, epoch.state, old, told(branches))
+
+
+def _batches(found: PipelineStatus, last: int) -> Iterator[str]:
+    """What the last batches did."""
+    if not found.results:
+        return
+    waited: dict[bytes, list[LagStatus]] = {}
+    for lag in found.lags:
+        waited.setdefault(lag.gtrid, []).append(lag)
+    yield _did(_DID)
+    for one in found.results[:last]:
+        lags = waited.get(one.gtrid, [])
+        oldest = max((lag.oldest_s for lag in lags if lag.oldest_s is not None), default=None)
+        lagging = f"{sum(lag.waiting for lag in lags)}{'' if oldest is None else f', {age(oldest)}'}" if lags else "?"
+        times = [f"{round(seconds * 1000)} ms" for seconds in (one.prepare_s, one.decide_s, one.finish_s)]
+        taken = "?" if one.taken is None else str(one.taken)
+        yield _did((str(one.epoch), taken, str(one.rows), str(one.messages), _short(one.octets), *times, lagging))
+    yield ""
+
+
+def _did(cells: Sequence[str]) -> str:
+    padded = [cell.rjust(width) for cell, width in zip(cells, _DID_WIDTHS, strict=False)]
+    return "  ".join([*padded, cells[-1]])
+
+
+def _short(octets: int) -> str:
+    """ "812", "12 kB", "3 MB"."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if octets >= size:
+            return f"{octets // size} {unit}"
+    return str(octets)
 
 
 def _cells(number: str, gtrid: bytes, state: str, old: str, told: str) -> Iterator[str]:

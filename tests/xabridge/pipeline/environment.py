@@ -44,6 +44,7 @@ BEGAN_S: Final = 1000
 """When number 0 was made."""
 PATIENCE_S: Final = 240.0
 BRIEF: Final = {
+    "spark.ui.enabled": "false",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
     "spark.sql.codegen.wholeStage": "false",

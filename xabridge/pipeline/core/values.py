@@ -208,6 +208,8 @@ class SinkReport:
     prepare_s: float = 0.0
     staged: tuple[StagedRows, ...] = ()
     """Rows by key, which the driver upserts."""
+    octets: int = 0
+    """Of the rows and the messages that it wrote."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ plan names every source with its options; the query names its sink, its checkpoi
 fails before its first micro-batch, and nothing is written into its checkpoint. Safety does not depend on the listener:
 sources and sinks refuse to work for a query that the pipeline is not bound to
 (`xabridge.pipeline.core.ledger.refusals.not_bound`).
+
+It also tells OpenTelemetry of each micro-batch, if that is installed.
 """
 
 from __future__ import annotations
@@ -15,37 +17,78 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from xabridge.pipeline.core import PipelineError
-from xabridge.pipeline.spark.progress_metrics import progress_metrics
+from xabridge.pipeline.core.ledger.batch_results import BatchResults
+from xabridge.pipeline.spark.progress_metrics import ProgressMetrics
+from xabridge.pipeline.spark.progress_spans import ProgressSpans
 from xabridge.pipeline.spark.running_query import bind_query, execution_of, options_of, refuse
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
         QueryProgressEvent,
         QueryStartedEvent,
         QueryTerminatedEvent,
+        StreamingQueryProgress,
     )
 
-    from xabridge.pipeline.spark.progress_metrics import ProgressMetrics
+    from xabridge.pipeline.core import Settings
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
-SOURCE: Final = "amqp"
-SINK: Final = "xa"
-_TABLE: Final = "org.apache.spark.sql.execution.datasources.v2.python.PythonTable"
-_STREAM: Final = "StreamingRelationV2"
-_EXECUTION: Final = "MicroBatchExecution"
+
+class ProgressTelemetry:
+    """What OpenTelemetry is told of the queries of one Spark session. Providers: the process's global ones, unless
+    others are given. ModuleNotFoundError: its API is not installed."""
+
+    def __init__(
+        self, meter_provider: MeterProvider | None = None, tracer_provider: TracerProvider | None = None
+    ) -> None:
+        self._metrics = ProgressMetrics(meter_provider)
+        self._spans = ProgressSpans(tracer_provider)
+        self._queries: dict[str, tuple[str, BatchResults]] = {}
+        """The pipeline of each query that runs, and its results, by the query's id."""
+
+    def began(self, query: str, settings: Settings) -> None:
+        """A query of ours runs."""
+        self._queries[query] = settings.pipeline, BatchResults(settings.log, settings.pipeline)
+        self._metrics.began(settings.pipeline)
+
+    def progressed(self, progress: StreamingQueryProgress) -> None:
+        """A micro-batch is committed; of any query."""
+        query = str(progress.id)
+        if query in self._queries:
+            pipeline, results = self._queries[query]
+            result, lags = results.of(query, progress.batchId)
+            self._metrics.progressed(pipeline, progress, result, lags)
+            self._spans.progressed(pipeline, progress, result)
+
+    def ended(self, query: str, *, failed: bool) -> None:
+        """A query has ended; any."""
+        if query in self._queries:
+            pipeline, results = self._queries.pop(query)
+            results.close()
+            self._metrics.ended(pipeline, failed=failed)
+
+
+def _telemetry() -> ProgressTelemetry | None:
+    """At the process's providers; None without the OpenTelemetry API."""
+    try:
+        return ProgressTelemetry()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "opentelemetry":
+            raise
+        return None
 
 
 class QueryListener(StreamingQueryListener):
     """The listener of one Spark session."""
 
-    def __init__(self, spark: SparkSession, metrics: ProgressMetrics | None = None) -> None:
+    def __init__(self, spark: SparkSession, telemetry: ProgressTelemetry | None = None) -> None:
         self._spark = spark
-        self._metrics = metrics or progress_metrics()
-        self._pipelines: dict[str, str] = {}
-        """The pipeline of each query that runs, by the query's id."""
+        self._telemetry = telemetry or _telemetry()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         ours = False
@@ -56,7 +99,8 @@ class QueryListener(StreamingQueryListener):
             if ours:
                 settings = parts.settings()
                 bind_query(self._spark, execution, settings, parts)
-                self._runs(str(event.id), settings.pipeline)
+                if self._telemetry is not None:
+                    self._telemetry.began(str(event.id), settings)
         except PipelineError as error:
             refuse(self._spark, execution, str(error))
         except Exception as error:
@@ -64,20 +108,13 @@ class QueryListener(StreamingQueryListener):
             if ours:  # an error about anybody else's query is not its business
                 refuse(self._spark, execution, f"{type(error).__name__}: {error}")
 
-    def _runs(self, query: str, pipeline: str) -> None:
-        self._pipelines[query] = pipeline
-        if self._metrics is not None:
-            self._metrics.began(pipeline)
-
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        pipeline = self._pipelines.get(str(event.progress.id))
-        if pipeline is not None and self._metrics is not None:
-            self._metrics.progressed(pipeline, event.progress)
+        if self._telemetry is not None:
+            self._telemetry.progressed(event.progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         pass
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        pipeline = self._pipelines.pop(str(event.id), None)
-        if pipeline is not None and self._metrics is not None:
-            self._metrics.ended(pipeline, failed=event.exception is not None)
+        if self._telemetry is not None:
+            self._telemetry.ended(str(event.id), failed=event.exception is not None)

@@ -152,11 +152,15 @@ class CoreEnvironment:
         self, bodies: Iterable[str], queue: str = "orders", broker: EmbeddedBroker | None = None, errors: str = "strict"
     ) -> None:
         """Messages that wait."""
+        self.send([Message(body.encode(errors=errors), inferred=True) for body in bodies], queue, broker)
+
+    def send(self, messages: Iterable[Message], queue: str = "orders", broker: EmbeddedBroker | None = None) -> None:
+        """The same, of any kind."""
         rm = AmqpResource()
         rm.open(f"amqp://{(broker or self.broker).address}/", 1)
         xid = Xid(FORMAT_ID, b"put %d" % next(_NUMBERS), b"x")
         rm.start(xid, 1)
-        rm.session(1).post(queue, [Message(body.encode(errors=errors), inferred=True).encode() for body in bodies])
+        rm.session(1).post(queue, [message.encode() for message in messages])
         rm.end(xid, 1, TMSUCCESS)
         rm.commit(xid, 1, TMONEPHASE)
         rm.close("", 1)

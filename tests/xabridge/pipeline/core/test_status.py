@@ -6,9 +6,13 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import text
 
+from rm_amqp import Message
 from tm.log import LogMissing
+from tm.log.sql.database import Database
 from xabridge.pipeline.core import Attempt, Batch, Offset
+from xabridge.pipeline.core.ledger import sql_ledger
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.ledger.status import look, prefixes
 from xabridge.pipeline.core.process_ids import process_id
@@ -109,3 +113,65 @@ def test_epochs_that_wait_are_there_however_old(env: CoreEnvironment) -> None:
     assert [epoch.state for epoch in shown.epochs] == ["aborted", "aborted", "committed"]
     assert len(shown.prepared["broker"] or ()) == 1
     assert orphans(shown) == {}
+
+
+def test_status_shows_what_the_last_batches_did_and_what_waited(env: CoreEnvironment) -> None:
+    reader = env.reader(partitions=2, rows=2)
+    start = Offset()
+    for number in range(2):
+        env.put([f"{number}{digit}" for digit in "abc"])
+        start, _ = env.batch(reader, start, number)
+    shown = look(env.log, env.settings.resources, opened=env.resources)[0]
+    assert [(one.epoch, one.batch, one.query) for one in shown.results] == [(2, 1, "q"), (1, 0, "q")]
+    newest = shown.results[0]
+    assert (newest.taken, newest.rows, newest.messages, newest.branches) == (2, 2, 2, 6)
+    assert (newest.swept, newest.unfinished) == (0, 0)
+    assert newest.octets > 2 * len("1a"), "rows and messages"
+    assert min(newest.prepare_s, newest.decide_s, newest.finish_s) > 0
+    assert [(lag.epoch, lag.source, lag.waiting) for lag in shown.lags] == [(2, "broker", 4), (1, "broker", 3)]
+    assert [lag.oldest_s for lag in shown.lags] == [None, None], "the sender has not set the creation time"
+    reader.close()
+
+
+def test_the_age_of_the_oldest_message_is_by_its_creation_time(env: CoreEnvironment) -> None:
+    made_at = time.time() - 60
+    env.send([Message("old", creation_time=made_at), Message("new", creation_time=made_at + 30)])
+    reader = env.reader(partitions=1)
+    env.batch(reader, Offset(), 0)
+    (lag,) = look(env.log, env.settings.resources, opened=env.resources)[0].lags
+    assert lag.oldest_s is not None
+    assert lag.oldest_s == pytest.approx(60, abs=20)
+    reader.close()
+
+
+def test_only_the_last_results_are_kept_and_a_job_has_one_too(
+    env: CoreEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql_ledger, "KEEP_RESULTS", 2)
+    for number in range(4):
+        env.put([str(number)])
+        job = env.reader(streaming=False, partitions=1)
+        plan_of_source = job.plan_job()
+        writer = env.writer()
+        plan = writer.plan(streaming=False)
+        report = env.write(plan, env.rows(plan_of_source[0]), Attempt(0, 0))
+        writer.commit(plan, None, [report])
+        job.close()
+    shown = look(env.log, env.settings.resources, opened=env.resources)[0]
+    assert [(one.epoch, one.batch, one.taken) for one in shown.results] == [(4, None, 1), (3, None, 1)]
+
+
+def test_an_earlier_ledger_has_no_results_until_a_query_starts(env: CoreEnvironment) -> None:
+    env.put(["1"])
+    env.batch(env.reader(partitions=1), Offset(), 0)
+    with Database(env.log).engine.begin() as connection:
+        connection.execute(text("DROP TABLE xabridge_pipeline_result"))
+        for column in ("waiting", "oldest_at"):
+            connection.execute(text(f"ALTER TABLE xabridge_pipeline_epoch DROP COLUMN {column}"))
+    shown = look(env.log, env.settings.resources, opened=env.resources)[0]
+    assert (shown.results, shown.lags) == ((), ())
+    env.put(["2"])
+    env.batch(env.reader("driver-2", partitions=1), Offset(1), 1, driver="driver-2")
+    shown = look(env.log, env.settings.resources, opened=env.resources)[0]
+    assert [one.epoch for one in shown.results] == [2]
+    assert [lag.epoch for lag in shown.lags] == [2]

@@ -49,14 +49,25 @@ def test_a_batch_on_its_way_and_decided(env: CoreEnvironment, capsys: Capture) -
     assert max(map(len, shown)) <= 80
 
     writer.commit(plan, Batch("q", 0), [report])
-    (epoch,) = told(env, capsys)["epochs"]
+    whole = told(env, capsys)
+    (epoch,), (batch,), (lag,) = whole["epochs"], whole["batches"], whole["lag"]
+    did = {name: batch[name] for name in ("gtrid", "batch", "taken", "rows", "messages", "branches", "swept")}
+    assert did == {
+        "gtrid": epoch["gtrid"], "batch": 0, "taken": 2, "rows": 2, "messages": 2, "branches": 3, "swept": 0,
+    }  # fmt: skip
+    assert (lag["reads"], lag["messages"], lag["oldest_s"]) == ("broker", 2, None)
     assert (epoch["state"], epoch["logged"], epoch["decided_branches"]) == ("committed", False, 3)
     assert list(epoch["prepared"]) == ["broker"], "the source waits until Spark has logged the batch"
     reader.logged(end)
     reader.close()
     assert told(env, capsys)["epochs"][0]["state"] == "done"
     status(env, "orders")
-    assert capsys.readouterr().out.splitlines()[-1] == "nothing in doubt"
+    shown = capsys.readouterr().out.splitlines()
+    at = next(number for number, line in enumerate(shown) if line.split()[:2] == ["EPOCH", "TAKEN"])
+    assert shown[at + 1].split()[:4] == ["1", "2", "2", "2"]
+    assert shown[at + 1].count(" ms") == 3
+    assert max(map(len, shown)) <= 80
+    assert shown[-1] == "nothing in doubt"
 
 
 def test_orphans_are_told_and_gone_after_the_next_plan(env: CoreEnvironment, capsys: Capture) -> None:

@@ -51,7 +51,8 @@ class OpenPipeline:
         async def pause(seconds: float) -> None:
             sleep(seconds)
 
-        self.ports = Ports(ledger, BlockingLog(ledger.log), BlockingBranches(resources, prefix), pause)
+        self.log = BlockingLog(ledger.log)
+        self.ports = Ports(ledger, self.log, BlockingBranches(resources, prefix), pause)
 
 
 class BlockingLog:
@@ -60,6 +61,8 @@ class BlockingLog:
     def __init__(self, log: SqlLog) -> None:
         self._log = log
         self._ports = BlockingPorts({}, log)
+        self.forced_at: float | None = None
+        """When the last decision became durable, by the clock of `time.perf_counter`."""
 
     async def begin(self, gtrid: bytes) -> LogError | None:
         try:
@@ -71,7 +74,10 @@ class BlockingLog:
         return None
 
     async def force(self, decision: Decision) -> LogError | None:
-        return await self._ports.force(decision)
+        refused = await self._ports.force(decision)
+        if refused is None:
+            self.forced_at = time.perf_counter()
+        return refused
 
     async def abort(self, gtrid: bytes) -> GtridState:
         return self._log.abort(gtrid)

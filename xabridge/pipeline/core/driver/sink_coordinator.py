@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import rm_db
+from tm.log import LogError
 from tm.log.sql.gtrids import TakenOver
 from xa import XaError
 from xa.coroutines import drive
@@ -15,9 +16,11 @@ from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_e
 from xabridge.pipeline.core.errors import PipelineError, PipelineTaken
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.ledger.refusals import not_bound
+from xabridge.pipeline.core.ledger.rows import ResultRow
 from xabridge.pipeline.core.protocol import batch_decision, epoch_plan
 from xabridge.pipeline.core.resources import PROCESS, call_resource
 from xabridge.pipeline.core.values import SinkPlan
+from xabridge.pipeline.core.xids import is_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +35,8 @@ logger: Final = logging.getLogger("xabridge.pipeline")
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The result of a micro-batch, for metrics and logs. `before`: it had been decided before, so that this attempt
-    was discarded. `swept`: how many orphans were rolled back. `left`: how many branches are left to recovery."""
+    """The result of a micro-batch, for logs. `before`: it had been decided before, so that this attempt was discarded.
+    `swept`: how many orphans were rolled back. `left`: how many branches are left to recovery."""
 
     gtrid: bytes
     before: bool
@@ -122,6 +125,7 @@ class SinkCoordinator:
         told = [report for report in reports if report is not None]
         with pipeline_errors():
             pipeline = self._opened(plan.incarnation)
+            taken = self._taken(pipeline, plan.gtrid)
             outcome = drive(batch_decision.commit(pipeline.ports, pipeline.own, plan, batch, told, pipeline.names))
             pipeline.ledger.log.flush()
         decided = BatchResult(
@@ -134,8 +138,56 @@ class SinkCoordinator:
             outcome.left,
             time.perf_counter() - began,
         )
+        if not decided.before:
+            self._note(pipeline, plan, batch, told, decided, taken, began)
         logger.info("pipeline %s: %s", plan.pipeline, decided)
         return decided
+
+    @staticmethod
+    def _taken(pipeline: OpenPipeline, gtrid: bytes) -> int | None:
+        """How many messages the batch takes from its sources; None where one can't be asked."""
+        counts: list[int] = []
+        for resource in drive(pipeline.ledger.planned(gtrid)).sources:
+            known = resource in pipeline.resources
+            told = drive(pipeline.ports.branches.message_counts(resource, gtrid)) if known else None
+            if told is None or isinstance(told, XaError):
+                return None
+            counts += [count for xid, count in told.items() if is_source(xid)]
+        return sum(counts)
+
+    @staticmethod
+    def _note(
+        pipeline: OpenPipeline,
+        plan: SinkPlan,
+        batch: Batch | None,
+        reports: Sequence[SinkReport],
+        decided: BatchResult,
+        taken: int | None,
+        began: float,
+    ) -> None:
+        """Notes what the batch did, for people. It is decided, so nothing is raised."""
+        forced = pipeline.log.forced_at or began
+        result = ResultRow(
+            plan.gtrid,
+            plan.epoch,
+            plan.query,
+            None if batch is None else batch.number,
+            time.time() - (time.perf_counter() - forced),
+            taken,
+            decided.rows,
+            decided.messages,
+            sum(report.octets for report in reports),
+            decided.branches,
+            decided.swept,
+            decided.left,
+            max((report.prepare_s for report in reports), default=0.0),
+            forced - began,
+            began + decided.seconds - forced,
+        )
+        try:
+            pipeline.ledger.note_result(result)
+        except (LogError, TakenOver) as error:
+            logger.warning("pipeline %s: what epoch %d did could not be noted: %s", plan.pipeline, plan.epoch, error)
 
     def abort(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> None:
         """Rolls the micro-batch back, unless it is decided. Spark calls this also right after a commit that raised. A

@@ -7,12 +7,16 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.decoding import DecodeError
+from rm_amqp import Message
 from xa import XaError
 from xa.coroutines import drive
 from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, smaller
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
+from xabridge.pipeline.core.ledger.rows import Lag
 from xabridge.pipeline.core.process_ids import process_id
 from xabridge.pipeline.core.protocol import epoch_plan
 from xabridge.pipeline.core.protocol.epoch_plan import Origin
@@ -154,6 +158,7 @@ class SourcePlanner:
         source, pipeline = self._source, self._pipeline
         limits = self._limits.get(end.epoch, UNLIMITED)
         rows = smaller(source.rows, limits.rows)
+        pipeline.ledger.lag = self._lag()
         with pipeline_errors():
             planned = drive(
                 epoch_plan.plan(
@@ -177,6 +182,22 @@ class SourcePlanner:
         octets = 0 if planned.exact else smaller(source.octets, limits.octets)
         share = -(-octets // max(count, 1))
         return [self._partition(end.epoch, index, planned, decided, share) for index in range(count)]
+
+    def _lag(self) -> Lag | None:
+        """What waits, for people; None where the broker does not say so now."""
+        resource = self._pipeline.resources[self._source.resource]
+        rm = broker(resource)
+
+        def look() -> Lag:
+            waiting = sum(rm.count(queue, resource.rmid) for queue in self._source.queues)
+            first = (rm.first(queue, resource.rmid) for queue in self._source.queues) if waiting else ()
+            made = [at for at in map(_made_at, first) if at]
+            return Lag(waiting, min(made, default=None))
+
+        try:
+            return call_resource(resource, "browse", look)
+        except XaError:
+            return None
 
     def _decided(self, *, again: bool) -> int:
         """The last batch of the query that is decided; the one before it where the last one is read again."""
@@ -231,3 +252,13 @@ class SourcePlanner:
     def close(self) -> None:
         """Closes the ledger. Nothing is lost where this is not called."""
         self._pipeline.ledger.close()
+
+
+def _made_at(octets: bytes | None) -> float | None:
+    """When the sender made a message, as far as it says so."""
+    if octets is None:
+        return None
+    try:
+        return Message.from_octets(octets).creation_time or None
+    except (WireError, DecodeError):  # the task that reads it tells about it
+        return None

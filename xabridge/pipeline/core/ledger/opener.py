@@ -19,7 +19,7 @@ from tm.log.sql.database import Database
 from tm.log.sql.gtrids import TakenOver
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger.refusals import not_bound, taken
-from xabridge.pipeline.core.ledger.schema import DRIVER, EPOCH, METADATA, PIPELINE, upgrade
+from xabridge.pipeline.core.ledger.schema import DRIVER, METADATA, PIPELINE, upgrade
 from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger, changing, read_ownership, read_pipeline
 
 if TYPE_CHECKING:
@@ -132,10 +132,11 @@ class LedgerOpener:
 
 
 def _has_newest(database: Database) -> bool:
-    """Whether the tables have what this version added. A driver of an earlier one has not made it."""
+    """Whether the tables are those of this version. A driver of an earlier one has not made what it added."""
     try:
         with database.engine.connect() as connection:
-            connection.execute(select(EPOCH.c.logged_at).limit(0))
+            for table in METADATA.sorted_tables:
+                connection.execute(select(table).limit(0))
     except DBAPIError:
         return False
     return True

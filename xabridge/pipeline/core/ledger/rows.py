@@ -79,6 +79,43 @@ class PlannedEpochs:
 
 
 @dataclass(frozen=True, slots=True)
+class Lag:
+    """What waited when an epoch was planned: how many messages, and when the oldest was made, as far as its sender said
+    so."""
+
+    waiting: int
+    oldest_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow:
+    """What a batch did that was decided, for people.
+
+    `batch` is None for a job without streaming. `taken`: how many messages it took from its sources; None where the
+    broker could not be asked. `octets`: of the rows and messages that it wrote. `swept`: orphans that were rolled back.
+    `unfinished`: branches that were left to recovery. `prepare_s`: of the slowest task. `decide_s`: from the call of
+    the commit until the decision was durable, with rows by key and the check of every branch. `finish_s`: from there
+    until the sinks were committed and orphans swept.
+    """
+
+    gtrid: bytes
+    epoch: int
+    query: str
+    batch: int | None
+    decided_at: float
+    taken: int | None
+    rows: int
+    messages: int
+    octets: int
+    branches: int
+    swept: int
+    unfinished: int
+    prepare_s: float
+    decide_s: float
+    finish_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class BatchRow:
     """The last micro-batch of a query."""
 

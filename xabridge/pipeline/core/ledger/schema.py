@@ -25,6 +25,8 @@
         planned_at            when it was planned last
         decided_at, logged_at    for people: when it was decided, and when Spark was known to have logged it. NULL
                               before that, in rows of earlier versions, and where it is not known
+        waiting, oldest_at    for people: how many messages waited when it was planned, and when the oldest of them was
+                              made; NULL where that is not known
     xabridge_pipeline_batch      a row for each query (checkpoint): its last micro-batch
         pipeline, query       primary key
         batch, gtrid          the batch is decided if and only if the log says so of this gtrid
@@ -44,9 +46,12 @@
         suspects, aside       how it was planned
         place                 which of the query's sources is suspected, or was last; -1: none was
         failed                how many messages it had when it failed; -1: it did not, -2: no message is to blame
+    xabridge_pipeline_result     a row for each of the last batches that were decided, for people: what it did, and how
+        long that took (`core.ledger.rows.ResultRow`). Nothing depends on it: a driver that dies after the decision
+        leaves none
 
-Tables of earlier versions lack the last three tables, and the columns query, place, offsets, decided_at and logged_at:
-`upgrade` adds them.
+Tables of earlier versions lack the last four tables, and the columns query, place, offsets, decided_at, logged_at,
+waiting and oldest_at: `upgrade` adds them.
 
 Each change is one short transaction, which first locks the log's row of the node and compares the incarnation.
 """
@@ -112,6 +117,8 @@ EPOCH: Final = Table(
     Column("place", Integer, nullable=False, server_default="0"),
     Column("decided_at", Double),
     Column("logged_at", Double),
+    Column("waiting", BigInteger),
+    Column("oldest_at", Double),
 )
 BATCH: Final = Table(
     "xabridge_pipeline_batch",
@@ -148,6 +155,26 @@ SOURCE: Final = Table(
     Column("place", Integer, primary_key=True, autoincrement=False),
     Column("source", Text, nullable=False),
     Column("process", String(255), nullable=False),
+)
+RESULT: Final = Table(
+    "xabridge_pipeline_result",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("gtrid", LargeBinary(64), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("query", String(255), nullable=False),
+    Column("batch", BigInteger),
+    Column("decided_at", Double, nullable=False),
+    Column("taken", BigInteger),
+    Column("rows", BigInteger, nullable=False),
+    Column("messages", BigInteger, nullable=False),
+    Column("octets", BigInteger, nullable=False),
+    Column("branches", BigInteger, nullable=False),
+    Column("swept", BigInteger, nullable=False),
+    Column("unfinished", BigInteger, nullable=False),
+    Column("prepare_s", Double, nullable=False),
+    Column("decide_s", Double, nullable=False),
+    Column("finish_s", Double, nullable=False),
 )
 
 

@@ -6,6 +6,7 @@ It is opened by `xabridge.pipeline.core.ledger.opener`. The tables are in `xabri
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import delete, func, select, text, update
@@ -19,12 +20,14 @@ from xabridge.pipeline.core.ledger.refusals import not_bound, read_by_another, t
 from xabridge.pipeline.core.ledger.rows import (
     BatchRow,
     EpochRow,
+    Lag,
     PipelineOwnership,
     PipelineRow,
     PlannedEpochs,
     QueryRow,
+    ResultRow,
 )
-from xabridge.pipeline.core.ledger.schema import BATCH, EPOCH, ISOLATION, PIPELINE, QUERY, SOURCE
+from xabridge.pipeline.core.ledger.schema import BATCH, EPOCH, ISOLATION, PIPELINE, QUERY, RESULT, SOURCE
 from xabridge.pipeline.core.protocol.isolation import Isolation
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ KEEP_S: Final = 24 * 3600.0
 """How long gtrids that are done are kept, for people."""
 KEEP_EPOCHS: Final = 1000
 """How many epochs are kept, for people."""
+KEEP_RESULTS: Final = 200
+"""Of how many epochs the results are kept, for people."""
 
 
 class SqlLedger:
@@ -52,6 +57,8 @@ class SqlLedger:
         self.pipeline = log.node
         self._database = database
         self._sleep = sleep
+        self.lag: Lag | None = None
+        """What waits, as far as it is known: noted with the next plan."""
 
     def close(self) -> None:
         """Lets go of the log and the database."""
@@ -129,8 +136,13 @@ class SqlLedger:
             place=place,
             decided_at=None,
             logged_at=None,
+            waiting=self.lag.waiting if self.lag is not None else None,
+            oldest_at=self.lag.oldest_at if self.lag is not None else None,
         )
-        names = ("gtrid", "tries", "source", "sunk", "planned_at", "query", "place", "decided_at", "logged_at")
+        names = (
+            "gtrid", "tries", "source", "sunk", "planned_at", "query", "place", "decided_at", "logged_at", "waiting",
+            "oldest_at",
+        )  # fmt: skip
         row = insert.on_conflict_do_update(
             index_elements=[EPOCH.c.pipeline, EPOCH.c.epoch], set_={name: insert.excluded[name] for name in names}
         )
@@ -243,6 +255,18 @@ class SqlLedger:
 
         return self._change("what is finished", change)
 
+    def note_result(self, result: ResultRow) -> None:
+        """Notes what a batch did, and removes the oldest of such notes. PostgreSQL need not force it to the disk,
+        because nothing depends on it."""
+        values = asdict(result)
+        insert = self._database.insert(RESULT).values(pipeline=self.pipeline, **values)
+        noting = insert.on_conflict_do_update(
+            index_elements=[RESULT.c.pipeline, RESULT.c.gtrid], set_={name: insert.excluded[name] for name in values}
+        )
+        old = delete(RESULT).where(RESULT.c.pipeline == self.pipeline, RESULT.c.epoch <= result.epoch - KEEP_RESULTS)
+        unforced = () if self._database.is_sqlite else (text("SET LOCAL synchronous_commit = off"),)
+        self._changes("a result", *unforced, noting, old)
+
     def purge(self, older_than_s: float = KEEP_S) -> int:
         """Removes the gtrids that nobody needs any more, and returns how many these were."""
         needed = select(EPOCH.c.gtrid).where(
@@ -350,6 +374,17 @@ def _epoch_row(row: Any) -> EpochRow:
 
 def _isolation_row(row: Any) -> Isolation:
     return Isolation(bytes(row.gtrid), row.suspects, row.aside, row.failed, row.place)
+
+
+def read_results(
+    database: Database, pipeline: str, last: int, batch: tuple[str, int] | None = None
+) -> tuple[ResultRow, ...]:
+    """What the last batches did, newest first; or those of this batch of a query."""
+    names = [RESULT.c[field.name] for field in fields(ResultRow)]
+    of_one = () if batch is None else (RESULT.c.query == batch[0], RESULT.c.batch == batch[1])
+    asked = select(*names).where(RESULT.c.pipeline == pipeline, *of_one).order_by(RESULT.c.epoch.desc()).limit(last)
+    with database.engine.connect() as connection:
+        return tuple(ResultRow(bytes(row[0]), *row[1:]) for row in connection.execute(asked))
 
 
 def read_pipeline(database: Database, pipeline: str) -> PipelineRow | None:

@@ -24,8 +24,8 @@ from tm.log.sql.node import read_node
 from tm.log.sql.states import GtridState
 from tm.log.sql.tables import GTRIDS, NODE
 from xa import XaError, log_prefix
-from xabridge.pipeline.core.ledger.schema import EPOCH, ISOLATION, PIPELINE, QUERY, SOURCE
-from xabridge.pipeline.core.ledger.sql_ledger import read_pipeline
+from xabridge.pipeline.core.ledger.schema import EPOCH, ISOLATION, PIPELINE, QUERY, RESULT, SOURCE
+from xabridge.pipeline.core.ledger.sql_ledger import read_pipeline, read_results
 from xabridge.pipeline.core.resources import PROCESS, prepared_branches
 from xabridge.pipeline.core.xids import epoch_of
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from tm.resources import Resource
     from xa import Xid
+    from xabridge.pipeline.core.ledger.rows import ResultRow
     from xabridge.pipeline.core.resources import Resources
 
 WORK: Final = "work"
@@ -80,6 +81,19 @@ class EpochStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LagStatus:
+    """What waited for one source when an epoch was planned: how many messages, and for how long the oldest of them had
+    been on its way, where its sender has set the creation time."""
+
+    epoch: int
+    gtrid: bytes
+    source: str
+    planned_at: float
+    waiting: int
+    oldest_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineStatus:
     """One pipeline. `query` is the streaming query that has it, `sources` what that reads, and in which processes;
     empty where there is none. `epochs`: the last ones, the newest first, and all that are not finished. `suspects`: so
@@ -97,6 +111,10 @@ class PipelineStatus:
     suspects: int
     prepared: dict[str, tuple[Xid, ...] | None]
     unreachable: dict[str, str]
+    results: tuple[ResultRow, ...] = ()
+    """What the last batches did that were decided, newest first."""
+    lags: tuple[LagStatus, ...] = ()
+    """What waited when the last epochs were planned, newest first."""
 
 
 Scanned = dict[str, tuple["Xid", ...]]
@@ -186,8 +204,45 @@ def _status(
     query, sources = _query(database, pipeline)
     return PipelineStatus(
         pipeline, node.log_id, row.incarnation, row.driver, query, sources, row.taken_at, epochs,
-        _suspects(database, pipeline), prepared, unreachable,
+        _suspects(database, pipeline), prepared, unreachable, _results(database, pipeline, last),
+        _lags(database, pipeline, last),
     )  # fmt: skip
+
+
+def _results(database: Database, pipeline: str, last: int) -> tuple[ResultRow, ...]:
+    if not inspect(database.engine).has_table(RESULT.name):  # of before: nobody has started a query since
+        return ()
+    return read_results(database, pipeline, last)
+
+
+def _lags(database: Database, pipeline: str, last: int) -> tuple[LagStatus, ...]:
+    """What waited when the last epochs were planned, newest first."""
+    if "waiting" not in {column["name"] for column in inspect(database.engine).get_columns(EPOCH.name)}:
+        return ()
+    return read_lags(database, pipeline, last)
+
+
+def read_lags(database: Database, pipeline: str, last: int, gtrid: bytes | None = None) -> tuple[LagStatus, ...]:
+    """What waited when the last epochs were planned, newest first; or those of this global transaction."""
+    of_one = () if gtrid is None else (EPOCH.c.gtrid == gtrid,)
+    asked = (
+        select(EPOCH.c.epoch, EPOCH.c.gtrid, EPOCH.c.source, EPOCH.c.planned_at, EPOCH.c.waiting, EPOCH.c.oldest_at)
+        .where(EPOCH.c.pipeline == pipeline, EPOCH.c.waiting.is_not(None), *of_one)
+        .order_by(EPOCH.c.epoch.desc())
+        .limit(last)
+    )
+    with database.engine.connect() as connection:
+        return tuple(
+            LagStatus(
+                row.epoch,
+                bytes(row.gtrid),
+                row.source,
+                row.planned_at,
+                row.waiting,
+                None if row.oldest_at is None else max(row.planned_at - row.oldest_at, 0.0),
+            )
+            for row in connection.execute(asked)
+        )
 
 
 def _query(database: Database, pipeline: str) -> tuple[str, tuple[tuple[str, str], ...]]:

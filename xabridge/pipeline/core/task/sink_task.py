@@ -61,6 +61,7 @@ class SinkTask:
         self._ended = False
         self._rows = 0
         self._messages = 0
+        self._octets = 0
 
     def write_csv(self, target: TableTarget, columns: Sequence[str], octets: bytes, rows: int) -> None:
         """Writes rows in PostgreSQL's CSV form (`COPY … FORMAT csv`: an empty cell without quotes is null). This is the
@@ -70,8 +71,10 @@ class SinkTask:
             return
         if target.key:
             self.write_rows(target, columns, csv_rows(octets.decode("utf-8")))
+            self._octets += len(octets)
             return
         self._write(target, rows, lambda: self._table(target).csv(columns, octets))
+        self._octets += len(octets)
 
     def write_rows(self, target: TableTarget, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Writes rows of Python values, as `write_csv`."""
@@ -119,10 +122,12 @@ class SinkTask:
             return
         try:
             resource = self._branch(target.resource)
-            broker(resource).session(resource.rmid).post(target.address, encode_messages(messages))
+            encoded = encode_messages(messages)
+            broker(resource).session(resource.rmid).post(target.address, encoded)
         except XaError as error:
             raise self._refusal(target.resource, error) from error
         self._messages += len(messages)
+        self._octets += sum(map(len, encoded))
 
     def prepare(self) -> SinkReport:
         """Prepares every branch, durably. BatchRefused: the batch was aborted in the meantime, or the work can't be
@@ -150,7 +155,7 @@ class SinkTask:
         seconds = time.perf_counter() - began
         attempt, plan = self._attempt, self._plan
         return SinkReport(
-            attempt.partition, attempt.task, plan.gtrid, kept, self._rows, self._messages, seconds, staged
+            attempt.partition, attempt.task, plan.gtrid, kept, self._rows, self._messages, seconds, staged, self._octets
         )
 
     def rollback(self) -> None:
