@@ -186,6 +186,7 @@ class Resource:
         "routines",
         "state",
         "suspect",
+        "system",
         "url",
         "why",
     )
@@ -208,10 +209,12 @@ class Resource:
         self.name = name
         self.rmid = rmid
         self.url = config.url
+        self.system = _system(config.url)
+        """The kind of the server, as telemetry calls it."""
         self.bqual = bqual
         self.rm = find_factory(name, config)(registrar)
         if recorder is not None:
-            self.rm = recorder.resource(name, self.rm)
+            self.rm = recorder.resource(name, self.rm, self.system)
         self.routines: dict[Verb, Callable[[Xid, int, int], Code | Handle]] = {
             verb: getattr(self.rm, routine) for verb, routine in _ROUTINE.items()
         }
@@ -329,3 +332,11 @@ class Resource:
     def _move(self, verb: ResourceVerb) -> None:
         self.state = advance(RESOURCE, self.state, verb)
         self.suspect = self.state is not ResourceState.OPEN or bool(self._lost)
+
+
+def _system(url: str) -> str:
+    """The kind of a broker, as the semantic conventions for messaging call it, or by the scheme of its URL."""
+    scheme = url.partition("://")[0]
+    if scheme.startswith("openwire"):
+        return "activemq"
+    return "amqp" if "amqp" in scheme else scheme
