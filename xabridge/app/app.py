@@ -211,15 +211,17 @@ class App:
     # --- running ----------------------------------------------------------------------------------------------
 
     def connect(
-        self, configuration: str | Path | Configuration | None = None, transaction: type[Transaction] | None = None
+        self, make: Callable[[type[Transaction]], TransactionManager[Any]] | None = None
     ) -> TransactionManager[Any]:
-        """Opens the transaction manager, and starts no consumer. `configuration` is used instead of the App's own, and
-        `transaction` instead of the class that its handlers declare."""
+        """Opens the transaction manager, and starts no consumer. `make` makes it for the class of transactions that the
+        handlers declare; otherwise the configuration says what it is."""
         with self._lock:
             if self._manager is not None:
                 raise ProtocolMisuse("the App runs already")
-            told = self.configuration if configuration is None else configuration
-            self._manager = TransactionManager.from_config(told, transaction=transaction or self.transaction)
+            if make is not None:
+                self._manager = make(self.transaction)
+            else:
+                self._manager = TransactionManager.from_config(self.configuration, transaction=self.transaction)
             return self._manager
 
     def disconnect(self) -> None:

@@ -103,15 +103,18 @@ def test_a_message_carries_the_trace(exported: Exported, manager: TransactionMan
     kinds = [one.kind.name for one in (alone, again, batch, *created)]
     assert kinds == ["PRODUCER", "CLIENT", "CLIENT", "PRODUCER", "PRODUCER"]
     here = {"xabridge.node": "n", "messaging.system": "amqp", "messaging.destination.name": "q"}
-    operation = lambda name: {**here, "messaging.operation.name": name, "messaging.operation.type": name}  # noqa: E731
-    assert attributes(alone) == {**operation("send"), "messaging.message.id": "m-1"}
-    assert attributes(batch) == {**operation("send"), "messaging.batch.message_count": 3}
-    assert attributes(created[0]) == operation("create")
+    operation = {
+        name: {**here, "messaging.operation.name": name, "messaging.operation.type": name}
+        for name in ("send", "create", "receive")
+    }
+    assert attributes(alone) == {**operation["send"], "messaging.message.id": "m-1"}
+    assert attributes(batch) == {**operation["send"], "messaging.batch.message_count": 3}
+    assert attributes(created[0]) == operation["create"]
     received = named(exported, "receive q")
     assert {(parent(one), one.kind.name) for one in received} == {(receiver, "CLIENT")}
     assert list(map(links, received)) == [[carried(first)], [carried(second)], list(map(carried, rest))]
-    assert attributes(received[0]) == {**operation("receive"), "messaging.message.id": "m-1"}
-    assert attributes(received[2]) == {**operation("receive"), "messaging.batch.message_count": 3}
+    assert attributes(received[0]) == {**operation["receive"], "messaging.message.id": "m-1"}
+    assert attributes(received[2]) == {**operation["receive"], "messaging.batch.message_count": 3}
     assert len(exported.spans("transaction")) == 2
 
 
