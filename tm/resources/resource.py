@@ -14,7 +14,8 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard
 from weakref import WeakSet
 
@@ -111,7 +112,7 @@ def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
         except LookupError as error:
             why = f"; {error}"
     if found is None:
-        known = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP))) or "none"
+        known = ", ".join(sorted(entry.name for entry in _installed())) or "none"
         if config.mode != "decider" and _can_decide(name, scheme):
             why = '; as the one that decides it can take part: mode = "decider"'
         raise ConfigurationError(
@@ -134,7 +135,10 @@ def _can_decide(name: str, scheme: str) -> bool:
 
 def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
     """The factory that is registered for a scheme, passed through `then`; None if nothing is registered."""
-    entries = entry_points(group=GROUP, name=scheme)
+    entries = _installed().select(name=scheme)
+    if not entries:  # a package may have been installed since
+        _installed.cache_clear()
+        entries = _installed().select(name=scheme)
     if not entries:
         return None
     try:
@@ -144,6 +148,12 @@ def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda foun
         raise ConfigurationError(
             f"resources.{name}.url: the resource manager registered for {scheme}:// can't be loaded: {error}{mend}"
         ) from error
+
+
+@cache
+def _installed() -> EntryPoints:
+    """The resource managers that packages register, as they were found: finding them reads a file of every package."""
+    return entry_points(group=GROUP)
 
 
 def is_decider(manager: ResourceManager) -> TypeGuard[DecidingResource]:

@@ -259,8 +259,8 @@ class TestApp:
                 super().send(address, value, **more)
                 types[address] = type(value)
 
-            async def asend(self, address: str, value: Any, **more: Any) -> None:
-                await super().asend(address, value, **more)
+            async def _asend(self, address: str, value: Any, *more: Any) -> None:
+                await super()._asend(address, value, *more)
                 types[address] = type(value)
 
         return Noting
