@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
-from copy import copy
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -207,9 +206,6 @@ class Session:
         self._context = context
         self._later = 0
         """Octets that were sent, and may not be written yet."""
-        self.message_headers: Callable[[], Mapping[str, str]] | None = None
-        """Where telemetry is configured: what goes with each `Message` as application properties, `traceparent` for
-        one. A message that has one of them already leaves as it is."""
 
     @property
     def aio(self) -> AsyncSession:
@@ -229,7 +225,7 @@ class Session:
         return self.run(self.operations.receive_batch(address, count, timeout_s), later=True)
 
     def send(self, address: str, message: Encodable) -> None:
-        octets = self.encoded(message)
+        octets = encoded(message)
         operation = self.operations.send(address, octets)
         if is_delayed(message):
             operation = self.operations.delayed(operation)
@@ -242,21 +238,12 @@ class Session:
             operation = self.operations.send_batch(address, some)
             self.run(self.operations.delayed(operation) if delayed else operation, later=later)
 
-    def encoded(self, message: Encodable) -> bytes:
-        """The octets of a message that is sent."""
-        if self.message_headers is not None and isinstance(message, Message):
-            headers, own = self.message_headers(), message.properties or {}
-            if headers and headers.keys().isdisjoint(own):
-                message = copy(message)
-                message.properties = {**own, **headers}
-        return encoded(message)
-
     def portions(self, messages: Iterable[Encodable]) -> Iterator[tuple[list[bytes], bool]]:
         """The messages as octets, some at a time: the broker works on those before, while the next ones are encoded.
         And whether some of them are to be delivered later."""
         rest = iter(messages)
         while some := list(islice(rest, TOGETHER)):
-            yield [self.encoded(message) for message in some], any(map(is_delayed, some))
+            yield list(map(encoded, some)), any(map(is_delayed, some))
 
     def leaves_later(self, octets: int) -> bool:
         """Whether so many octets of messages may leave with the next call: few were sent since the last write."""
@@ -373,7 +360,7 @@ class AsyncSession:
         return await self._session.run_async(self._operations.receive_batch(address, count, timeout_s), later=True)
 
     async def send(self, address: str, message: Encodable) -> None:
-        octets = self._session.encoded(message)
+        octets = encoded(message)
         later = self._session.leaves_later(len(octets))
         operation = self._operations.send(address, octets)
         if is_delayed(message):

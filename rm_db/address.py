@@ -23,6 +23,7 @@ from xa.secrets import with_password
 
 DECIDER_PREFIX: Final = "decider+"
 """The prefix of an open string, before the URL, when the database is to decide."""
+POSTGRES_SCHEMES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 _PREFIX: Final = "xa_"
 _DEFAULTS: Final = {"xa_pool_size": "20", "xa_pool_wait_s": "30", "xa_reply_s": "60", "xa_pooler": "none"}
 _POOLERS: Final = {"none": False, "session": False, "transaction": True}

@@ -25,6 +25,7 @@ from tm.consumer import Consumer
 from tm.errors import ManagerUnusable, ProtocolMisuse, TransactionError
 from tm.log import LogError
 from tm.log.factory import open_log
+from tm.options import SECONDS, misfit
 from tm.outcome import named
 from tm.propagation import Propagation, transactional
 from tm.recovery.lease import Lease, since_boot
@@ -143,8 +144,8 @@ class TransactionManager(Generic[Tx_co]):
     ) -> None:
         self.node = _configured(check_node, node)
         for what, seconds in (("timeout_s", timeout_s), ("recovery_interval_s", recovery_interval_s)):
-            if not 0 < seconds < threading.TIMEOUT_MAX:
-                raise ConfigurationError(f"{what} is {seconds}: expected seconds above 0")
+            if not SECONDS.fits(seconds):
+                raise ConfigurationError(misfit(what, SECONDS, seconds))
         self._endpoint: EndpointThread | None = None
         self.exposition = exposition() if http is not None else None
         """The metrics that `http` shows, or why it shows none."""
@@ -382,8 +383,8 @@ class TransactionManager(Generic[Tx_co]):
             outer = self._current.get(None)
         if timeout_s is None:
             timeout_s = self.timeout_s
-        elif not timeout_s > 0:
-            raise ProtocolMisuse(f"timeout_s is {timeout_s}: a transaction has more than 0 seconds")
+        elif not isinstance(timeout_s, int | float) or not timeout_s > 0:
+            raise ProtocolMisuse(misfit("timeout_s", SECONDS, timeout_s))
         prefix = self._prefix or self._uninterrupted.run("begin", self._begin_prefix)
         gtrid = prefix + next(self._sequence).to_bytes(8, "big")
         transaction = cast("Tx_co", self._transaction(self, gtrid, self._clock(), timeout_s, self._decider))

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from rm_db.address import DECIDER_PREFIX, Address
+from rm_db.address import DECIDER_PREFIX, POSTGRES_SCHEMES, Address
 from rm_db.decider.engine import make_engine, parse_url
-from rm_db.postgres.database import SCHEMES
-from rm_db.postgres.diagnosis import diagnose_postgres
 from xa import XaError
 from xa.diagnosis import Check, Diagnosis, Health
 from xa.sql import mariadb
@@ -24,7 +22,9 @@ if TYPE_CHECKING:
 def diagnose_decider(open_string: str) -> Diagnosis:
     """A database that decides, of any kind."""
     scheme = open_string.removeprefix(DECIDER_PREFIX).partition("://")[0]
-    if scheme in SCHEMES:
+    if scheme in POSTGRES_SCHEMES:
+        from rm_db.postgres.diagnosis import diagnose_postgres  # noqa: PLC0415 — loads psycopg, which others don't need
+
         return diagnose_postgres(open_string, two_phase=False)
     try:
         url = parse_url(Address.parse(open_string))

@@ -1,18 +1,17 @@
 """DecidingDatabase: a database as the one that decides. Its work and the decision are committed together, in one
 local transaction, so that it needs no PREPARE TRANSACTION.
 
-`rm_db.decider.backends` does the work, and `DecisionTable` keeps, settles and deletes the decisions.
+A `DeciderBackend` does the work, and `DecisionTable` keeps, settles and deletes the decisions.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rm_db.address import DECIDER_PREFIX, Address
-from rm_db.decider.backends import DeciderBackend, PostgresBackend, SqlBackend
+from rm_db.address import DECIDER_PREFIX, POSTGRES_SCHEMES, Address
+from rm_db.decider.backends import DeciderBackend, SqlBackend
 from rm_db.decider.diagnosis import diagnose_decider
 from rm_db.decider.engine import any_dialect
-from rm_db.postgres.database import SCHEMES
 from xa import TMUSEASYNC, Code, xa_error
 from xa.branches import DecidingBranches, DecidingUnitDriver, Part, Unit
 from xa.switch import DecidingSwitch
@@ -49,7 +48,7 @@ class DeciderDriver(DecidingUnitDriver[Unit]):
             return
         address = Address.parse(open_string)
         scheme = address.url.removeprefix(DECIDER_PREFIX).partition("://")[0]
-        backend: DeciderBackend = PostgresBackend(address) if scheme in SCHEMES else SqlBackend(address)
+        backend = _postgres(address) if scheme in POSTGRES_SCHEMES else SqlBackend(address)
         try:
             backend.reach()
             self._decider_id = backend.table.open()
@@ -131,3 +130,9 @@ def deciding_database(scheme: str) -> type[DecidingDatabase]:
     """For `decider+*`: the factory for URLs with any scheme that SQLAlchemy knows; LookupError for others."""
     any_dialect(scheme)
     return DecidingDatabase
+
+
+def _postgres(address: Address) -> DeciderBackend:
+    from rm_db.decider.postgres_backend import PostgresBackend  # noqa: PLC0415 — loads psycopg, which others don't need
+
+    return PostgresBackend(address)

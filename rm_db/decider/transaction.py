@@ -20,9 +20,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from rm_db.decider.errors import is_loss, is_transient, rollback_reason, said
 from rm_db.decider.session import SqlSession
-from rm_db.postgres.transaction import INTERRUPT_S, SETTLED
-from rm_db.sessions.errors import busy_error, expired_error
-from rm_db.sessions.session import end_session
+from rm_db.sessions.errors import busy_error, expired_error, settled_error
+from rm_db.sessions.session import INTERRUPT_S, end_session
 from rm_db.sessions.statement_lock import on_event_loop
 from rm_db.statements import LINGERS, SETS
 from xa import Code, xa_error
@@ -179,7 +178,7 @@ class SqlTransaction(Unit):
                 connection.execute(insertion)
         except IntegrityError:
             self._roll_back()
-            raise xa_error(Code.XA_RBROLLBACK, SETTLED, self.xid) from None
+            raise settled_error(self.xid) from None
         except DBAPIError as error:
             self._roll_back()
             raise rollback_reason(error, self.xid) from None

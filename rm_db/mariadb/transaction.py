@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rm_db.connections.steps import ConnectionLost, Failure
 from rm_db.mariadb.xid import encode_xid, lock_name
-from rm_db.sessions.session import end_session
+from rm_db.sessions.session import INTERRUPT_S, end_session
 from rm_db.statements import SETS
 from xa import Code, xa_error
 from xa.branches import Unit
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from rm_db.sessions.session import Session
     from xa import XaError, Xid
     from xa.driver import Pending, SessionContext
-
-INTERRUPT_S: Final = 5.0
-"""How long to wait for the end of a statement that is interrupted because its branch is rolled back."""
 
 ROLLED_BACK: Final[dict[int, Code]] = {
     1022: Code.XA_RBINTEGRITY,  # duplicate key

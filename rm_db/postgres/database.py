@@ -16,6 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy.exc import OperationalError
 
+from rm_db.address import POSTGRES_SCHEMES
 from rm_db.connections.pending import OutstandingSteps
 from rm_db.connections.pool import ConnectionPool, ServerFull
 from rm_db.connections.steps import ConnectionLost, Steps
@@ -34,7 +35,6 @@ logger = logging.getLogger("xabridge.rm_db")
 
 MIN_VERSION: Final = 13_00_00
 CONNECT_TIMEOUT_S: Final = 10
-SCHEMES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 
 _REACHED: Final = re.compile(r"FATAL|\bauthentication\b|password|SSL|certificate", re.IGNORECASE)
 _FULL: Final = re.compile(r"too many (clients|connections)|connection slots|no more connections", re.IGNORECASE)
@@ -177,8 +177,10 @@ class PostgresDatabase:
 def conninfo(address: Address) -> str:
     """The connection string for libpq; XAER_INVAL for a wrong URL."""
     scheme, separator, rest = address.url.partition("://")
-    if not separator or scheme not in SCHEMES:
-        raise xa_error(Code.XAER_INVAL, f"open: a URL that begins with {SCHEMES[0]}:// is expected, not {scheme}://")
+    if not separator or scheme not in POSTGRES_SCHEMES:
+        raise xa_error(
+            Code.XAER_INVAL, f"open: a URL that begins with {POSTGRES_SCHEMES[0]}:// is expected, not {scheme}://"
+        )
     try:
         settings = conninfo_to_dict(f"postgresql://{rest}")
     except psycopg.ProgrammingError as error:

@@ -20,7 +20,8 @@ import psycopg
 from rm_db.connections.steps import ConnectionLost, Failure, Steps
 from rm_db.postgres.gid import encode_gid
 from rm_db.postgres.libpq import ACTIVE, IDLE, IN_ERROR, LibpqConnection, Reply
-from rm_db.sessions.session import end_session
+from rm_db.sessions.errors import settled_error
+from rm_db.sessions.session import INTERRUPT_S, end_session
 from rm_db.sqlstate import (
     DUPLICATE_OBJECT,
     FEATURE_NOT_SUPPORTED,
@@ -53,9 +54,6 @@ RESET_PREPARED: Final = (
 )
 """The same behind PREPARE TRANSACTION, which refuses held cursors, temporary tables and LISTEN: there are none."""
 
-INTERRUPT_S: Final = 5.0
-"""How long to wait for the end of a statement that is cancelled because its branch is rolled back."""
-
 _VOTE_HINTS: Final = {
     FEATURE_NOT_SUPPORTED: "PostgreSQL can't prepare such work: keep it out of two-phase transactions",
     OUT_OF_MEMORY: "raise max_prepared_transactions, and look for orphans with xabridge recover list",
@@ -65,7 +63,6 @@ ENDED: Final = (
     "a statement of the session has ended the transaction, which only the transaction manager may: what came before it "
     "may be committed already"
 )
-SETTLED: Final = "recovery has settled this transaction as rolled back, before it was decided"
 _FAILED_BEFORE: Final = Failure("25P02", "the transaction had failed before")
 
 
@@ -250,7 +247,7 @@ class PostgresTransaction(Unit):
             return Code.XA_OK
         failure = reply.failure or _FAILED_BEFORE
         if insertion and not reply.results and failure.sqlstate == UNIQUE_VIOLATION:
-            raise xa_error(Code.XA_RBROLLBACK, SETTLED, self.xid)
+            raise settled_error(self.xid)
         raise self._rolled_back(failure)
 
     def _start_rollback(self) -> Steps[None]:

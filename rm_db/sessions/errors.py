@@ -66,3 +66,9 @@ def check_greenlet(xid: Xid) -> None:
     """XAER_PROTO: greenlet is not installed, without which there is no asyncio session."""
     if find_spec("greenlet") is None:
         raise xa_error(Code.XAER_PROTO, "SQLAlchemy's asyncio extension needs greenlet: install xabridge[asyncio]", xid)
+
+
+def settled_error(xid: Xid) -> XaError:
+    """The transaction was to decide, and recovery was there first."""
+    settled = "recovery has settled this transaction as rolled back, before it was decided"
+    return xa_error(Code.XA_RBROLLBACK, settled, xid)

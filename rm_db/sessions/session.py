@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
     from xa import XaError, Xid
+
+INTERRUPT_S: Final = 5.0
+"""How long to wait for the end of a statement that is interrupted because its branch is rolled back."""
 
 
 class Session(Protocol):

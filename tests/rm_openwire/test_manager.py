@@ -10,6 +10,8 @@ import pytest
 
 from rm_amqp import Message
 from tests.rm_openwire.client import Client, new_name
+from tests.tm.telemetry.test_telemetry import Exported
+from tests.tm.telemetry.traced import check_messages_are_traced
 from tm import TransactionManager
 from xabridge.cli.main import main
 
@@ -67,3 +69,9 @@ def test_recover_and_doctor(
     client.rm.rollback(xid, 3)
     assert broker.ask("prepared") == "0"
     client.rm.drop()
+
+
+def test_messages_carry_the_trace(broker: JavaBroker, tmp_path: Path) -> None:
+    exported = Exported()
+    check_messages_are_traced(exported, broker.url, new_name(), new_name("other"), tmp_path)
+    exported.close()

@@ -58,7 +58,7 @@ class Consumer:
         self._handler = handler.function
         self.is_async = handler.is_async
         """Whether its handler is a coroutine function."""
-        system = _system(manager.resource(self.settings.resource).url)
+        system = manager.resource(self.settings.resource).system
         self._statistics = Statistics(queue, manager.recorder, system=system)
         self.job = Job(manager, self.settings, handler, self._statistics)
         """What its workers share."""
@@ -213,11 +213,3 @@ class Consumer:
                 "%s: %d workers did not finish in time; their transactions are rolled back", self.settings.queue, left,
                 extra=about(queue=self.settings.queue),
             )  # fmt: skip
-
-
-def _system(url: str) -> str:
-    """The kind of a broker, as the semantic conventions for messaging call it, or by the scheme of its URL."""
-    scheme = url.partition("://")[0]
-    if scheme.startswith("openwire"):
-        return "activemq"
-    return "amqp" if "amqp" in scheme else scheme

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from random import random
-from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
+from tm.options import Choice, Errors, Option, Seconds, Share, Text, Whole, check, misfit
 from tm.resources import ConfigurationError
 
 if TYPE_CHECKING:
@@ -16,10 +15,32 @@ if TYPE_CHECKING:
 
 Takes = Literal["message", "batch"]
 RetryWaits = Literal["worker", "broker"]
-Errors = type[BaseException] | tuple[type[BaseException], ...]
+ErrorClasses = type[BaseException] | tuple[type[BaseException], ...]
 MAX_WORKERS: Final = 1000
 MAX_BATCH: Final = 500
 """A resource manager for messages need not keep the outcomes of more open."""
+
+
+QUEUE: Final = Text('the name of a queue, as in consumer("orders")')
+OPTIONS: Final[dict[str, Option]] = {
+    "resource": Text("the name of a resource"),
+    "workers": Whole(1, MAX_WORKERS),
+    "batch": Whole(1, MAX_BATCH),
+    "takes": Choice("message", "batch"),
+    "max_deliveries": Whole(1, 1_000_000),
+    "retry_first_s": Seconds(),
+    "retry_most_s": Seconds(),
+    "idle_s": Seconds(),
+    "timeout_s": Seconds(optional=True),
+    "shutdown_s": Seconds(),
+    "dead_letter": Text("the name of a queue", optional=True, may_be_empty=True),
+    "retry_on": Errors(),
+    "dead_on": Errors(),
+    "retry_jitter": Share(),
+    "retry_waits": Choice("worker", "broker"),
+    "retry_for_s": Seconds(optional=True),
+}
+"""What each setting but the queue may be."""
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -36,8 +57,8 @@ class ConsumerOptions(TypedDict, total=False):
     timeout_s: float | None
     shutdown_s: float
     dead_letter: str | None
-    retry_on: Errors
-    dead_on: Errors
+    retry_on: ErrorClasses
+    dead_on: ErrorClasses
     retry_jitter: float
     retry_waits: RetryWaits
     retry_for_s: float | None
@@ -72,62 +93,35 @@ class ConsumerSettings:
     timeout_s: float | None = None
     shutdown_s: float = 30.0
     dead_letter: str | None = None
-    retry_on: Errors = ()
-    dead_on: Errors = ()
+    retry_on: ErrorClasses = ()
+    dead_on: ErrorClasses = ()
     retry_jitter: float = 0.2
     retry_waits: RetryWaits = "worker"
     retry_for_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name, most in (("workers", MAX_WORKERS), ("batch", MAX_BATCH), ("max_deliveries", 1_000_000)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-                raise ConfigurationError(f"consumer of {self.queue}: {name} is {value!r}: expected 1 to {most}")
-        for name in ("retry_first_s", "retry_most_s", "idle_s", "shutdown_s", "timeout_s", "retry_for_s"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < TIMEOUT_MAX:
-                raise ConfigurationError(f"consumer of {self.queue}: {name} is {value!r}: expected seconds above 0")
-        if self.takes not in ("message", "batch"):
-            raise ConfigurationError(
-                f'consumer of {self.queue}: takes is {self.takes!r}, neither "message" nor "batch"'
-            )
-        if self.retry_waits not in ("worker", "broker"):
-            raise ConfigurationError(
-                f'consumer of {self.queue}: retry_waits is {self.retry_waits!r}, neither "worker" nor "broker"'
-            )
-        if not 0 <= self.retry_jitter <= 1:
-            raise ConfigurationError(
-                f"consumer of {self.queue}: retry_jitter is {self.retry_jitter!r}: expected 0 to 1"
-            )
-        for name in ("retry_on", "dead_on"):
-            self._check_errors(name)
-        if self.queue and self.dead_letter == self.queue:
-            raise ConfigurationError(f"consumer of {self.queue}: dead_letter is the queue itself: name another one")
-        if not self.queue:
-            raise ConfigurationError("a consumer needs the name of a queue")
+        if not QUEUE.fits(self.queue):
+            raise ConfigurationError(f"a consumer: {misfit('queue', QUEUE, self.queue)}")
+        check(self._whose, OPTIONS, {name: getattr(self, name) for name in OPTIONS})
+        if self.dead_letter == self.queue:
+            raise ConfigurationError(f"{self._whose}: dead_letter is the queue itself: name another one")
 
     @classmethod
     def of(cls, queue: str, **options: Unpack[ConsumerOptions]) -> Self:
         """Those that were given; ConfigurationError for one that there is not, with the name that was meant."""
         given: dict[str, Any] = {**options}
-        for name in given.keys() - ConsumerOptions.__annotations__.keys():
-            close = get_close_matches(name, ConsumerOptions.__annotations__, 1)
-            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(ConsumerOptions.__annotations__)}"
-            raise ConfigurationError(f"consumer of {queue}: {name}: there is no such setting; {meant}")
+        if QUEUE.fits(queue):
+            check(f"consumer of {queue}", OPTIONS, given)
         return cls(queue, **given)
+
+    @property
+    def _whose(self) -> str:
+        return f"consumer of {self.queue}"
 
     @property
     def dead_letters(self) -> str:
         """The queue that messages are sent to which were delivered too often; empty: the broker decides."""
         return f"{self.queue}.dead" if self.dead_letter is None else self.dead_letter
-
-    def _check_errors(self, name: str) -> None:
-        given = getattr(self, name)
-        for one in given if isinstance(given, tuple) else (given,):
-            if not (isinstance(one, type) and issubclass(one, BaseException)):
-                raise ConfigurationError(
-                    f"consumer of {self.queue}: {name} is {given!r}: expected classes of exceptions"
-                )
 
     def pause_s(self, failures: int, dice: Callable[[], float] = random) -> float:
         """How long to wait after so many failures. Chance takes away up to `retry_jitter` of it, so that messages which

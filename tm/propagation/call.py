@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from tm.errors import ProtocolMisuse, RolledBack
+from tm.options import Errors, Member, Option, Seconds, Whole, check
 from tm.outcome import Verdict
 from tm.two_phase.states import GlobalState
 
@@ -86,6 +87,14 @@ class TransactionalCall:
             met.set_rollback_only(f"{type(error).__name__}: {error}")
 
 
+OPTIONS: Final[dict[str, Option]] = {
+    "propagation": Member(Propagation),
+    "rollback_on": Errors(),
+    "timeout_s": Seconds(optional=True),
+    "retries": Whole(0, 1_000_000),
+}
+
+
 class Settings:
     """The settings of a decorated function."""
 
@@ -98,6 +107,8 @@ class Settings:
         timeout_s: float | None,
         retries: int,
     ) -> None:
+        given = {"propagation": propagation, "rollback_on": rollback_on, "timeout_s": timeout_s, "retries": retries}
+        check("transactional", OPTIONS, given)
         self.propagation = propagation
         self.rollback_on = rollback_on
         self.timeout_s = timeout_s

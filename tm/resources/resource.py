@@ -14,7 +14,8 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard
 from weakref import WeakSet
 
@@ -113,7 +114,7 @@ def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
         except LookupError as error:
             why = f"; {error}"
     if found is None:
-        known = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP))) or "none"
+        known = ", ".join(sorted(entry.name for entry in _installed())) or "none"
         if config.mode != "decider" and _can_decide(name, scheme):
             why = '; as the one that decides it can take part: mode = "decider"'
         raise ConfigurationError(
@@ -136,7 +137,10 @@ def _can_decide(name: str, scheme: str) -> bool:
 
 def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
     """The factory that is registered for a scheme, passed through `then`; None if nothing is registered."""
-    entries = entry_points(group=GROUP, name=scheme)
+    entries = _installed().select(name=scheme)
+    if not entries:  # a package may have been installed since
+        _installed.cache_clear()
+        entries = _installed().select(name=scheme)
     if not entries:
         return None
     try:
@@ -146,6 +150,12 @@ def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda foun
         raise ConfigurationError(
             f"resources.{name}.url: the resource manager registered for {scheme}:// can't be loaded: {error}{mend}"
         ) from error
+
+
+@cache
+def _installed() -> EntryPoints:
+    """The resource managers that packages register, as they were found: finding them reads a file of every package."""
+    return entry_points(group=GROUP)
 
 
 def is_decider(manager: ResourceManager) -> TypeGuard[DecidingResource]:
@@ -188,6 +198,7 @@ class Resource:
         "routines",
         "state",
         "suspect",
+        "system",
         "url",
         "why",
     )
@@ -210,10 +221,12 @@ class Resource:
         self.name = name
         self.rmid = rmid
         self.url = config.url
+        self.system = _system(config.url)
+        """The kind of the server, as telemetry calls it."""
         self.bqual = bqual
         self.rm = find_factory(name, config)(registrar)
         if recorder is not None:
-            self.rm = recorder.resource(name, self.rm)
+            self.rm = recorder.resource(name, self.rm, self.system)
         self.routines: dict[Verb, Callable[[Xid, int, int], Code | Handle]] = {
             verb: getattr(self.rm, routine) for verb, routine in _ROUTINE.items()
         }
@@ -333,3 +346,11 @@ class Resource:
     def _move(self, verb: ResourceVerb) -> None:
         self.state = advance(RESOURCE, self.state, verb)
         self.suspect = self.state is not ResourceState.OPEN or bool(self._lost)
+
+
+def _system(url: str) -> str:
+    """The kind of a broker, as the semantic conventions for messaging call it, or by the scheme of its URL."""
+    scheme = url.partition("://")[0]
+    if scheme.startswith("openwire"):
+        return "activemq"
+    return "amqp" if "amqp" in scheme else scheme

@@ -33,17 +33,21 @@ _PHASES: Final = {
 }
 
 
-def observed(name: str, rm: ResourceManager, recorder: Recording) -> ResourceManager:
-    """`rm`, under the name `name`, with its verbs measured."""
-    return MeasuredDecider(name, rm, recorder) if is_decider(rm) else MeasuredResource(name, rm, recorder)
+def observed(name: str, rm: ResourceManager, system: str, recorder: Recording) -> ResourceManager:
+    """`rm`, under the name `name`, with its verbs measured, and its messages traced; `system` is the kind of
+    its server."""
+    if is_decider(rm):
+        return MeasuredDecider(name, rm, system, recorder)
+    return MeasuredResource(name, rm, system, recorder)
 
 
 class MeasuredResource:
     """An `xa.ResourceManager` that measures another one. What the other offers beyond the contract is there too."""
 
-    def __init__(self, name: str, rm: ResourceManager, recorder: Recording) -> None:
+    def __init__(self, name: str, rm: ResourceManager, system: str, recorder: Recording) -> None:
         self._name = name
         self._rm = rm
+        self._system = system
         self._recorder = recorder
         self._sent: dict[Handle, tuple[str, float, Xid | None]] = {}
 
@@ -103,10 +107,7 @@ class MeasuredResource:
         return completion
 
     def session(self, rmid: int) -> Any:
-        session = self._rm.session(rmid)
-        if hasattr(session, "__dict__") and "message_headers" in vars(session):
-            session.message_headers = self._recorder.headers
-        return session
+        return self._recorder.session(self._rm.session(rmid), self._system)
 
     def _asked(self, verb: str, xid: Xid | None, call: Callable[..., Code | Handle], *arguments: Any) -> Code | Handle:
         began = perf_counter()

@@ -1,11 +1,12 @@
 """Telemetry: the instruments in OpenTelemetry; Recorder: what one manager records with them.
 
 Spans: one per transaction, from begin to outcome, a child of what is current in the context of begin, and current
-itself while the transaction is; under it one per branch, from its first verb to the transaction's outcome, with every
-verb after as an event. The transaction of a consumer has a span for its messages above it, which is a child of the span
-in which the one message was sent, or has links to those in which the messages of a batch were. A message has the
-context of its sending, `traceparent`, in its application properties; so it stays with it when it is put off or
-dead-lettered.
+itself while the transaction is; under it one per branch, from its first verb to the transaction's outcome; under that
+one for each verb that completes the branch, while other verbs are its events. The transaction of a consumer has a span
+for its messages above it, which is a child of the span in which the one message was sent, or has links to those in
+which the messages of a batch were. A message has the context of its sending, `traceparent`, in its application
+properties; so it stays with it when it is put off or dead-lettered. `tm.telemetry.message_spans` has the spans of sends
+and receives.
 """
 
 from __future__ import annotations
@@ -17,13 +18,22 @@ from time import perf_counter, time_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakSet, ref
 
-from opentelemetry import context, metrics, propagate, trace
+from opentelemetry import context, metrics, trace
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from tm.outcome import Verdict, named
 from tm.recovery import Action
 from tm.telemetry import metrics as table
 from tm.telemetry.gauges import POINTS
+from tm.telemetry.message_spans import (
+    BATCH,
+    OPERATION_TYPE,
+    MessageSpans,
+    TracedSession,
+    carried,
+    carried_spans,
+    is_for_messages,
+)
 from tm.telemetry.proxies import RAISED, MeasuredPorts, observed
 from tm.two_phase.return_codes import MEANING, Meaning, Verb
 from xa import Code
@@ -71,7 +81,6 @@ _BRANCH_OUTCOMES: Final[dict[tuple[Verb, Meaning], str]] = {
 
 PROCESS: Final = "process"
 """The operation of a consumer, by the semantic conventions for messaging."""
-BATCH: Final = "messaging.batch.message_count"
 
 
 class Telemetry:
@@ -122,14 +131,6 @@ class Telemetry:
         ]
 
 
-def _headers_of(message: Any) -> dict[str, str]:
-    """The properties of a message that can be headers of a trace."""
-    properties = getattr(message, "properties", None)
-    if not isinstance(properties, dict):
-        return {}
-    return {name: value for name, value in properties.items() if isinstance(name, str) and isinstance(value, str)}
-
-
 def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[..., None]:
     """Records with two instruments."""
 
@@ -173,6 +174,8 @@ class Recorder:
         self._record = telemetry.instruments
         self._node = {table.NODE: node}
         self._asked: dict[tuple[str, str], dict[str, str]] = {}
+        self._spans: dict[str, MessageSpans] = {}
+        """By the kind of the broker."""
         self._traces: dict[bytes, _Trace] = {}
         self._left: dict[bytes, tuple[float, frozenset[str]]] = {}
         self._undone: frozenset[bytes] = frozenset()
@@ -184,9 +187,23 @@ class Recorder:
 
     # --- set up ---------------------------------------------------------------------------------------------
 
-    def resource(self, name: str, rm: ResourceManager) -> ResourceManager:
+    def resource(self, name: str, rm: ResourceManager, system: str) -> ResourceManager:
         """`rm` with its verbs measured."""
-        return observed(name, rm, self)
+        return observed(name, rm, system, self)
+
+    def session(self, session: Any, system: str) -> Any:
+        """`session` of a resource of this kind, with its messages traced, if it is one for messages."""
+        if not is_for_messages(session):
+            return session
+        spans = self._spans.get(system)
+        if spans is None:
+            spans = self._spans[system] = MessageSpans(self._tracer, system, self._node, self._is_waiting)
+        return TracedSession(session, spans)
+
+    def _is_waiting(self) -> bool:
+        manager = self._manager()
+        transaction = manager.current_or_none() if manager is not None else None
+        return transaction is not None and transaction.waits
 
     def ports(self, ports: Ports) -> Ports:
         """`ports` with their phases and forces measured."""
@@ -233,29 +250,23 @@ class Recorder:
         if trace.get_current_span() is entered.span:
             context.attach(entered.outer)  # with a token this would work in the context of `enter` only
 
-    def headers(self) -> Mapping[str, str]:
-        """What goes with a message that is sent now."""
-        headers: dict[str, str] = {}
-        propagate.inject(headers)
-        return headers
-
     def _process_span(self, received: Received) -> Span:
         system, queue, messages = received
-        parents = [propagate.extract(_headers_of(message), context.Context()) for message in messages]
-        sent = [one for one in map(trace.get_current_span, parents) if one.get_span_context().is_valid]
+        sent = carried_spans(messages)
         attributes: dict[str, Any] = {
             **self._node,
             table.SYSTEM: system,
             table.OPERATION: PROCESS,
+            OPERATION_TYPE: PROCESS,
             QUEUE: queue,
             BATCH: len(messages),
         }
         return self._tracer.start_span(
             f"{PROCESS} {queue}",
-            parents[0] if len(messages) == 1 and sent else None,
+            carried(messages[0]) if len(messages) == 1 and sent else None,
             SpanKind.CONSUMER,
             attributes,
-            [Link(one.get_span_context()) for one in sent] if len(messages) > 1 else (),
+            list(map(Link, sent)) if len(messages) > 1 else (),
         )
 
     def completed(self, outcome: Outcome) -> None:
@@ -312,8 +323,11 @@ class Recorder:
         branch = found.branches.get(resource)
         if branch is None:
             branch = found.branches[resource] = _Branch(self._branch_span(found.span, resource, xid, took_s))
-        branch.span.add_event(verb, {table.CODE: said, "xabridge.duration": took_s})
         asked = _VERBS.get(verb)
+        if asked is None:
+            branch.span.add_event(verb, {table.CODE: said, "xabridge.duration": took_s})
+        else:
+            self._verb_span(branch.span, attributes, took_s, code)
         if asked is not None and code is not None:
             branch.outcome = _BRANCH_OUTCOMES.get((asked, MEANING[asked][code]), branch.outcome)
 
@@ -325,6 +339,20 @@ class Recorder:
             attributes=attributes,
             start_time=time_ns() - int(took_s * 1e9),
         )
+
+    def _verb_span(self, parent: Span, attributes: Mapping[str, str], took_s: float, code: Code | None) -> None:
+        """The span of a verb that has come to its end."""
+        said = RAISED if code is None else code.name
+        span = self._tracer.start_span(
+            f"{attributes[table.VERB]} {attributes[table.RESOURCE]}",
+            trace.set_span_in_context(parent),
+            SpanKind.CLIENT,
+            {**attributes, table.CODE: said},
+            start_time=time_ns() - int(took_s * 1e9),
+        )
+        if code not in _AS_ASKED:
+            span.set_status(Status(StatusCode.ERROR, said))
+        span.end()
 
     def phase(self, phase: str, began: float) -> None:
         """A phase that began at `began` is over for every branch."""

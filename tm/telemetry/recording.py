@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from tm.manager import TransactionManager
     from tm.outcome import Outcome
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 class Recording(Protocol):
     """Called from any thread. Nothing of it may raise."""
 
-    def resource(self, name: str, rm: ResourceManager) -> ResourceManager:
+    def resource(self, name: str, rm: ResourceManager, system: str) -> ResourceManager:
         """`rm` with its verbs measured."""
+        ...
+
+    def session(self, session: Any, system: str) -> Any:
+        """`session` of a resource of this kind, with its messages traced, if it is one for messages."""
         ...
 
     def ports(self, ports: Ports) -> Ports:
@@ -47,10 +51,6 @@ class Recording(Protocol):
 
     def leave(self, entered: Any) -> None:
         """What was before `enter` is so again."""
-        ...
-
-    def headers(self) -> Mapping[str, str]:
-        """What goes with a message that is sent now."""
         ...
 
     def completed(self, outcome: Outcome) -> None:

@@ -122,8 +122,11 @@ class Timelines:
 
     # --- the recording ----------------------------------------------------------------------------------------
 
-    def resource(self, name: str, rm: ResourceManager) -> ResourceManager:
-        return observed(name, rm, self)
+    def resource(self, name: str, rm: ResourceManager, system: str) -> ResourceManager:
+        return observed(name, rm, system, self)
+
+    def session(self, session: Any, system: str) -> Any:
+        return session if self._also is None else self._also.session(session, system)
 
     def ports(self, ports: Ports) -> Ports:
         return MeasuredPorts(ports, self)
@@ -147,9 +150,6 @@ class Timelines:
     def leave(self, entered: Any) -> None:
         if self._also is not None:
             self._also.leave(entered)
-
-    def headers(self) -> Mapping[str, str]:
-        return {} if self._also is None else self._also.headers()
 
     def completed(self, outcome: Outcome) -> None:
         if self._also is not None:

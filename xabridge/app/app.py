@@ -19,30 +19,81 @@ import asyncio
 import functools
 import inspect
 import threading
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from tm import ConfigurationError, ConsumerSettings, Propagation, ProtocolMisuse, Transaction, TransactionManager
+from tm import (
+    Configuration,
+    ConfigurationError,
+    ConsumerSettings,
+    Propagation,
+    ProtocolMisuse,
+    Transaction,
+    TransactionManager,
+)
 from tm.consumer.signals import Stopper
+from tm.options import check
+from tm.propagation.call import OPTIONS as TRANSACTIONAL
 from xabridge.app.codec import Codecs
 from xabridge.app.declared import DeclaredConsumer
-from xabridge.app.schedule import DeclaredSchedule
+from xabridge.app.schedule import DeclaredSchedule, ScheduleSettings
 from xabridge.app.tx import Tx
 from xabridge.app.typed_handler import Surroundings, TypedHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
-    from tm import Configuration, Consumer, Health
+    from tm import Consumer, Health
     from tm.consumer.settings import ConsumerOptions
+    from tm.options import Option
     from xabridge.app.codec import Codec
+    from xabridge.app.schedule import ScheduleOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class AppOptions(TypedDict, total=False):
+    """The keyword arguments of an App."""
+
+    codecs: Mapping[str, Codec] | None
+
+
+class _ConfigurationOption:
+    """A configuration, or where it stands."""
+
+    expected = "the path of a file, or a Configuration"
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, str | Path | Configuration) and value != ""
+
+    def meant(self, value: Any) -> Any:
+        return value.decode(errors="replace") if isinstance(value, bytes) else None
+
+
+class _CodecsOption:
+    """Codecs of an application's own."""
+
+    expected = 'a dict of codecs by their content types, as in {"text/plain": Lines()}'
+
+    def fits(self, value: Any) -> bool:
+        return value is None or (
+            isinstance(value, Mapping)
+            and all(isinstance(kind, str) for kind in value)
+            and all(hasattr(codec, "encode") and hasattr(codec, "decode") for codec in value.values())
+            and not any(isinstance(codec, str | type) for codec in value.values())
+        )
+
+    def meant(self, value: Any) -> None:
+        del value
+
+
+OPTIONS: Final[dict[str, Option]] = {"configuration": _ConfigurationOption(), "codecs": _CodecsOption()}
 
 
 class App:
@@ -50,13 +101,11 @@ class App:
     content types to codecs of your own."""
 
     def __init__(
-        self,
-        configuration: str | Path | Configuration = "xabridge.toml",
-        *,
-        codecs: Mapping[str, Codec] | None = None,
+        self, configuration: str | Path | Configuration = "xabridge.toml", **settings: Unpack[AppOptions]
     ) -> None:
+        check("App", OPTIONS, {"configuration": configuration, **settings})
         self.configuration = configuration
-        self.codecs = Codecs(codecs)
+        self.codecs = Codecs(settings.get("codecs"))
         self.consumers: list[DeclaredConsumer[..., Any]] = []
         """What `consumer` has declared."""
         self.schedules: list[DeclaredSchedule[..., Any]] = []
@@ -83,6 +132,7 @@ class App:
         local = _locals_of_caller()
 
         def declare(function: Callable[P, R]) -> DeclaredConsumer[P, R]:
+            _check_function(f"consumer of {queue}", function)
             handler = TypedHandler(function, checked.takes, self.codecs, self._surroundings, local)
             for kind in handler.transactions:
                 self._types[kind] = None
@@ -93,20 +143,23 @@ class App:
         return declare
 
     def schedule(
-        self, expression: str, *, timezone: str = "UTC", resource: str | None = None
+        self, expression: str, **settings: Unpack[ScheduleOptions]
     ) -> Callable[[Callable[P, R]], DeclaredSchedule[P, R]]:
         """Declares a function that runs at the times of a cron expression, in a transaction, once over all processes of
-        the application. Its parameters are those of a dependency, and a datetime: when it is due. `resource` is the
-        database that keeps the times, where there is more than one. It needs the extra `schedule`."""
+        the application. Its parameters are those of a dependency, and a datetime: when it is due. `timezone` is that of
+        the expression, UTC unless it is given; `resource` is the database that keeps the times, where there is more
+        than one. It needs the extra `schedule`."""
+        checked = ScheduleSettings.of(expression, **settings)
         local = _locals_of_caller()
 
         def declare(function: Callable[P, R]) -> DeclaredSchedule[P, R]:
+            _check_function("schedule", function)
             surroundings = Surroundings()  # middlewares are around handlers of messages
             surroundings.overrides = self._surroundings.overrides
             handler = TypedHandler(function, "message", self.codecs, surroundings, local)
             for kind in handler.transactions:
                 self._types[kind] = None
-            declared = DeclaredSchedule(function, handler, expression, timezone, resource)
+            declared = DeclaredSchedule(function, handler, checked)
             self.schedules.append(declared)
             return declared
 
@@ -129,8 +182,10 @@ class App:
     def transactional(self, function: Callable[..., Any] | None = None, **settings: Any) -> Any:
         """Declares a function that runs in a transaction, as `TransactionManager.transactional` does; it needs the App
         to run when it is called."""
+        check("transactional", TRANSACTIONAL, settings)
         if function is None:
             return lambda function: self.transactional(function, **settings)
+        _check_function("transactional", function)
         return _Transactional(self, function, settings).wrapped()
 
     def middleware(self, function: F) -> F:
@@ -211,15 +266,17 @@ class App:
     # --- running ----------------------------------------------------------------------------------------------
 
     def connect(
-        self, configuration: str | Path | Configuration | None = None, transaction: type[Transaction] | None = None
+        self, make: Callable[[type[Transaction]], TransactionManager[Any]] | None = None
     ) -> TransactionManager[Any]:
-        """Opens the transaction manager, and starts no consumer. `configuration` is used instead of the App's own, and
-        `transaction` instead of the class that its handlers declare."""
+        """Opens the transaction manager, and starts no consumer. `make` makes it for the class of transactions that the
+        handlers declare; otherwise the configuration says what it is."""
         with self._lock:
             if self._manager is not None:
                 raise ProtocolMisuse("the App runs already")
-            told = self.configuration if configuration is None else configuration
-            self._manager = TransactionManager.from_config(told, transaction=transaction or self.transaction)
+            if make is not None:
+                self._manager = make(self.transaction)
+            else:
+                self._manager = TransactionManager.from_config(self.configuration, transaction=self.transaction)
             return self._manager
 
     def disconnect(self) -> None:
@@ -365,6 +422,12 @@ class App:
         self._note_failure(running)
         started, self._astarted = self._astarted, AsyncExitStack()
         await started.aclose()
+
+
+def _check_function(whose: str, function: Any) -> None:
+    """ConfigurationError: what is decorated can't be called."""
+    if not callable(function):
+        raise ConfigurationError(f"{whose}: {function!r} is no function: write the decorator above one")
 
 
 def _locals_of_caller() -> dict[str, Any]:

@@ -6,19 +6,72 @@ def announce(tx: Shop, due: datetime) -> None: ...
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from tm import ConfigurationError
+from tm.options import Text, check, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Self
 
+    from tm.options import Option
     from xabridge.app.typed_handler import TypedHandler
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+EXPRESSION: Final = Text('a cron expression, as in schedule("*/5 * * * *")')
+
+
+class _Timezone(Text):
+    """The name of a time zone."""
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, str) and _zone(value) is not None
+
+    def meant(self, value: Any) -> Any:
+        if isinstance(value, ZoneInfo):
+            return value.key
+        if value is UTC:
+            return "UTC"
+        close = get_close_matches(str(value), available_timezones(), 1, cutoff=0.8)
+        return close[0] if close else None
+
+
+OPTIONS: Final[dict[str, Option]] = {
+    "timezone": _Timezone('the name of a time zone, as "Europe/Berlin"'),
+    "resource": Text("the name of a database among the resources", optional=True),
+}
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """The keyword arguments of `App.schedule`: what `ScheduleSettings` has but for `expression`."""
+
+    timezone: str
+    resource: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSettings:
+    """When a schedule is due, and which database keeps that."""
+
+    expression: str
+    timezone: str = "UTC"
+    resource: str | None = None
+
+    @classmethod
+    def of(cls, expression: str, **options: Unpack[ScheduleOptions]) -> Self:
+        """Those that were given; ConfigurationError for one that there is not, or that does not fit."""
+        if not EXPRESSION.fits(expression):
+            raise ConfigurationError(f"schedule: {misfit('expression', EXPRESSION, expression)}")
+        check(f"schedule {expression!r}", OPTIONS, options)
+        return cls(expression, **options)
 
 
 class DeclaredSchedule(Generic[P, R]):
@@ -28,17 +81,15 @@ class DeclaredSchedule(Generic[P, R]):
         self,
         function: Callable[P, R],
         handler: TypedHandler,
-        expression: str,
-        timezone: str,
-        resource: str | None,
+        settings: ScheduleSettings,
     ) -> None:
         self.function = function
         self.handler = handler
-        self.expression = expression
-        self.timezone = timezone
-        self.resource = resource
+        self.expression = settings.expression
+        self.timezone = settings.timezone
+        self.resource = settings.resource
         self.name = f"{function.__module__}.{function.__qualname__}"
-        self._zone = _zone(timezone, self.name)
+        self._zone = ZoneInfo(settings.timezone)
         body = handler.signature.body
         if any(one.messages for one in handler.signatures) or (body is not None and body[1] is not datetime):
             raise ConfigurationError(
@@ -66,8 +117,9 @@ class DeclaredSchedule(Generic[P, R]):
             raise ConfigurationError(f"{self.name}: {self.expression!r} is no cron expression: {error}") from error
 
 
-def _zone(name: str, whose: str) -> ZoneInfo:
+def _zone(name: str) -> ZoneInfo | None:
+    """The time zone of this name."""
     try:
         return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError) as error:
-        raise ConfigurationError(f"{whose}: timezone {name!r}: {error}") from error
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return None

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tm import Transaction, Verdict
 from xabridge.app.codec import JSON, Codecs
+from xabridge.app.sends import Sends
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from tm import Outcome
 
@@ -26,6 +27,8 @@ class Tx(Transaction):
 
     codecs: ClassVar[Codecs] = Codecs()
     """How bodies are written and read; an App with codecs of its own has those here."""
+    _sends: Sends | None = None
+    """Where it sends with `asend`: what is not sent yet."""
 
     def send(
         self, address: str, value: Any, *, resource: str = "broker", content_type: str = JSON, **more: Any
@@ -34,10 +37,18 @@ class Tx(Transaction):
         transaction commits. `more` are fields of the message: `id="o-7", priority=9`."""
         self[resource].send(address, self.codecs.message(value, content_type, **more))
 
-    async def asend(
+    def asend(
         self, address: str, value: Any, *, resource: str = "broker", content_type: str = JSON, **more: Any
-    ) -> None:
-        """`send` for tasks."""
+    ) -> Coroutine[Any, Any, None]:
+        """`send` for tasks, which await it. A transaction with one that nobody awaits, or that is not done at the
+        commit, is rolled back."""
+        if self._sends is None:
+            sends = Sends()
+            self.register_synchronization(before=sends.check)
+            self._sends = sends
+        return self._sends.add(address, self._asend(address, value, resource, content_type, more))
+
+    async def _asend(self, address: str, value: Any, resource: str, content_type: str, more: dict[str, Any]) -> None:
         session = await self.aenlist(resource)
         await session.aio.send(address, self.codecs.message(value, content_type, **more))
 

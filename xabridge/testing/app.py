@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import create_engine, make_url
 
 from rm_amqp.message import read
-from tm import Configuration, ConfigurationError, ResourceConfig, configuration_from
+from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager, configuration_from
 from tm.consumer.failures import Failures
 from tm.consumer.one_pass import one_pass
 from tm.consumer.worker import TaskCalls, ThreadCalls, Worker
+from tm.log.factory import open_log
 from tm.resources import find_factory
 from xa.coroutines import drive
 from xabridge.app.scheduler import Scheduler
-from xabridge.testing.faults import Faults, Killed, failing
+from xabridge.testing.faults import FailingLog, Faults, Killed, failing
 from xabridge.testing.in_process import TestBroker
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
     from rm_amqp import Message
-    from tm import Consumer, TransactionManager
+    from tm import Consumer, Transaction
     from tm.consumer.one_pass import OnePass
     from xabridge.app import App
     from xabridge.app.schedule import DeclaredSchedule
@@ -235,24 +236,31 @@ class TestApp:
     # --- life ---------------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        manager = self.app.connect(self._configuration, self._noting())
+        manager = self.app.connect(self._make_manager)
         self._live = {}
         for declared in self.app.consumers:
             declared.handler.check_middlewares()
             live = self._live[declared.settings.queue] = declared.connect(manager)
             live.job.failures = Failures(lambda: self.broker.clock.wall_ms() / 1000)
 
-    def _noting(self) -> type[Any]:
-        """The class of the App's transactions, which notes the types of what is sent."""
-        types, base = self._types, self.app.transaction
+    def _make_manager(self, transaction: type[Transaction]) -> TransactionManager[Any]:
+        told = self._configuration
+        log = None if told.log is None else FailingLog(open_log(told.log, told.node), self._faults)
+        return TransactionManager(
+            told.node, log, told.resources, transaction=self._noting(transaction), timeout_s=told.timeout_s
+        )
 
-        class Noting(base):  # type: ignore[valid-type,misc]  # it is the application's
+    def _noting(self, base: type[Any]) -> type[Any]:
+        """The class of the App's transactions, which notes the types of what is sent."""
+        types = self._types
+
+        class Noting(base):  # type: ignore[misc]  # it is the application's
             def send(self, address: str, value: Any, **more: Any) -> None:
                 super().send(address, value, **more)
                 types[address] = type(value)
 
-            async def asend(self, address: str, value: Any, **more: Any) -> None:
-                await super().asend(address, value, **more)
+            async def _asend(self, address: str, value: Any, *more: Any) -> None:
+                await super()._asend(address, value, *more)
                 types[address] = type(value)
 
         return Noting

@@ -14,16 +14,19 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from tm.log import LogStopped
 from xa import TMNOFLAGS, TMONEPHASE, TMUSEASYNC, Code, XaError, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tm.log import Decision, DecisionLog
     from xa import Owner, ResourceFactory, ResourceManager, Xid
 
 At = Literal["start", "prepare", "commit"]
 KilledAt = Literal["before the decision", "after the decision"]
 PLACES: Final = ("start", "prepare", "commit")
+KILLS: Final = ("before the decision", "after the decision")
 
 
 class Killed(BaseException):
@@ -50,6 +53,8 @@ class Faults:
 
     def want_kill(self, at: KilledAt) -> None:
         """The next transaction that commits is killed there."""
+        if at not in KILLS:
+            raise ValueError(f"at={at!r}: expected {' or '.join(map(repr, KILLS))}")
         self._kill = at
 
     def take(self, resource: str, at: At) -> bool:
@@ -179,6 +184,24 @@ class FailingDecider(FailingResource):
     def settle(self, gtrid: bytes, rmid: int) -> Any:
         self._faults.check_alive()
         return self._rm.settle(gtrid, rmid)
+
+
+class FailingLog:
+    """A log whose process may be killed before the decision. Everything else is the wrapped one's."""
+
+    def __init__(self, log: DecisionLog, faults: Faults) -> None:
+        self._log: Any = log
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def decide(self, decision: Decision) -> None:
+        try:
+            self._faults.passes("before the decision")
+        except XaError as error:  # whether a decision is there is for the next process to find out
+            raise LogStopped(str(error)) from error
+        self._log.decide(decision)
 
 
 def failing(name: str, factory: ResourceFactory, faults: Faults) -> ResourceFactory:

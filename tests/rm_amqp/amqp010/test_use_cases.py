@@ -11,6 +11,8 @@ import pytest
 from rm_amqp import Message
 from tests.rm_amqp.amqp010.client import QpidClient
 from tests.rm_amqp.client import RMID, new_xid
+from tests.tm.telemetry.test_telemetry import Exported
+from tests.tm.telemetry.traced import check_messages_are_traced
 from tm import RolledBack, TransactionManager
 from tm.resources import ResourceConfig
 from xa import TMRESUME, TMSUSPEND, Code, ThreadOfControl, entered
@@ -122,3 +124,9 @@ def test_recovery(client: QpidClient, broker_j: BrokerJ, queue: str) -> None:
 
 def number_text(number: int) -> str:
     return f"{number}"
+
+
+def test_messages_carry_the_trace(broker_j: BrokerJ, queue: str, tmp_path: Path) -> None:
+    exported = Exported()
+    check_messages_are_traced(exported, broker_j.url, queue, f"{queue}-other", tmp_path)
+    exported.close()

@@ -285,8 +285,18 @@ def test_spans_of_a_commit(both: TwoResources, exported: Exported) -> None:
         assert span.context is not None
         assert branch.parent.span_id == span.context.span_id
         assert branch.context.trace_id == request.get_span_context().trace_id
-        assert [event.name for event in branch.events] == ["start", "end", "prepare", "commit"]
+        assert [event.name for event in branch.events] == ["start", "end"]
         assert {dict(event.attributes or {})["xabridge.code"] for event in branch.events} == {"XA_OK"}
+        verbs = [one for one in exported.exporter.get_finished_spans() if one.parent == branch.context]
+        resource = attributes(branch)["xabridge.resource"]
+        assert [verb.name for verb in verbs] == [f"prepare {resource}", f"commit {resource}"]
+        assert {attributes(verb)["xabridge.code"] for verb in verbs} == {"XA_OK"}
+        times = [
+            branch.start_time or 0,
+            *(time or 0 for verb in verbs for time in (verb.start_time, verb.end_time)),
+            branch.end_time or 0,
+        ]
+        assert times == sorted(times)
         assert attributes(branch)["xabridge.outcome"] == "committed"
         assert attributes(branch)["xabridge.node"] == "node-1"
     assert len({attributes(branch)["xabridge.xid"] for branch in branches}) == 2
@@ -310,6 +320,10 @@ def test_outcomes_of_branches(
     one, two = sorted(exported.spans("branch"), key=lambda span: attributes(span)["xabridge.resource"])
     assert (attributes(one)["xabridge.outcome"], attributes(two)["xabridge.outcome"]) == outcomes
     assert (two.status.status_code is StatusCode.ERROR) == failed
+    refused = [one for one in exported.exporter.get_finished_spans() if one.name == f"{verb} two"]
+    assert {one.status.status_code for one in refused} == {StatusCode.ERROR}
+    if code is not None:
+        assert [attributes(one)["xabridge.code"] for one in refused] == [code.name]
     (span,) = exported.spans("transaction")
     assert (span.status.status_code is StatusCode.ERROR) == failed
 

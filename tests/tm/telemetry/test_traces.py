@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,17 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.trace import StatusCode
 
-from rm_amqp import Message
+from rm_amqp import Message, NoMessage
 from tests.tm.telemetry.test_telemetry import Exported, attributes
+from tests.tm.telemetry.traced import carried, ids, links, named, parent
 from tests.tm.two_resources import TwoResources
 from tm import ResourceConfig, RolledBack, TransactionManager
+from xa import XaMisuse
 from xabridge.testing import TestBroker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from opentelemetry.sdk.trace import ReadableSpan
+    from tests.postgres import Postgres
 
 ROOT = Path(__file__).parents[3]
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -47,22 +51,9 @@ def manager(broker: TestBroker, exported: Exported, tmp_path: Path) -> Iterator[
         yield manager
 
 
-def ids(span: ReadableSpan) -> tuple[int, int]:
-    assert span.context is not None
-    return span.context.trace_id, span.context.span_id
-
-
-def parent(span: ReadableSpan) -> tuple[int, int] | None:
-    return None if span.parent is None else (span.parent.trace_id, span.parent.span_id)
-
-
 def current() -> tuple[int, int]:
     context = trace.get_current_span().get_span_context()
     return context.trace_id, context.span_id
-
-
-def named(exported: Exported, name: str) -> list[ReadableSpan]:
-    return [span for span in exported.exporter.get_finished_spans() if span.name == name]
 
 
 def test_a_transaction_is_the_current_span(exported: Exported) -> None:
@@ -90,16 +81,68 @@ def test_a_transaction_is_the_current_span(exported: Exported) -> None:
 def test_a_message_carries_the_trace(exported: Exported, manager: TransactionManager[Any]) -> None:
     with manager.begin() as tx:
         sender = current()
-        tx["broker"].send("q", Message("a", properties={"kind": 1}))
-        tx["broker"].send_batch("q", [Message("b"), Message("c", properties={"traceparent": GIVEN})])
+        tx["broker"].send("q", Message("a", id="m-1", properties={"kind": 1}))
+        assert current() == sender
+        given = Message("b", properties={"traceparent": GIVEN})
+        tx["broker"].send("q", given)
+        tx["broker"].send_batch("q", [Message("c"), Message("d"), given])
     with manager.begin() as tx:
-        first, second, third = tx["broker"].receive_batch("q", 3, 5)
-    told = f"00-{sender[0]:032x}-{sender[1]:016x}"
-    assert first.properties.pop("traceparent")[:-3] == told
-    assert first.properties == {"kind": 1}
-    assert second.properties["traceparent"][:-3] == told
-    assert third.properties == {"traceparent": GIVEN}
+        receiver = current()
+        first, second = tx["broker"].receive("q", 5), tx["broker"].receive("q", 5)
+        rest = tx["broker"].receive_batch("q", 5, 5)
+        with pytest.raises(NoMessage):
+            tx["broker"].receive("q", 0)
+    assert first.properties == {"kind": 1, "traceparent": first.properties["traceparent"]}
+    assert [one.properties for one in (second, rest[2])] == [{"traceparent": GIVEN}] * 2
+    alone, again, batch = named(exported, "send q")
+    created = named(exported, "create q")
+    assert list(map(ids, (alone, *created))) == list(map(carried, (first, *rest[:2])))
+    assert {parent(one) for one in (alone, again, batch, *created)} == {sender}
+    assert (links(alone), links(again)) == ([], [carried(given)])
+    assert links(batch) == list(map(carried, rest))
+    kinds = [one.kind.name for one in (alone, again, batch, *created)]
+    assert kinds == ["PRODUCER", "CLIENT", "CLIENT", "PRODUCER", "PRODUCER"]
+    here = {"xabridge.node": "n", "messaging.system": "amqp", "messaging.destination.name": "q"}
+    operation = {
+        name: {**here, "messaging.operation.name": name, "messaging.operation.type": name}
+        for name in ("send", "create", "receive")
+    }
+    assert attributes(alone) == {**operation["send"], "messaging.message.id": "m-1"}
+    assert attributes(batch) == {**operation["send"], "messaging.batch.message_count": 3}
+    assert attributes(created[0]) == operation["create"]
+    received = named(exported, "receive q")
+    assert {(parent(one), one.kind.name) for one in received} == {(receiver, "CLIENT")}
+    assert list(map(links, received)) == [[carried(first)], [carried(second)], list(map(carried, rest))]
+    assert attributes(received[0]) == {**operation["receive"], "messaging.message.id": "m-1"}
+    assert attributes(received[2]) == {**operation["receive"], "messaging.batch.message_count": 3}
     assert len(exported.spans("transaction")) == 2
+
+
+def test_messages_in_the_event_loop_carry_the_trace(exported: Exported, manager: TransactionManager[Any]) -> None:
+    async def work() -> list[Message]:
+        async with manager.begin() as tx:
+            session = (await tx.aenlist("broker")).aio
+            await session.send("q", Message("a"))
+            await session.send_batch("q", [Message("b"), Message("c")])
+        async with manager.begin() as tx:
+            session = (await tx.aenlist("broker")).aio
+            return [await session.receive("q", 5), *await session.receive_batch("q", 5, 5)]
+
+    messages = asyncio.run(work())
+    alone, batch = named(exported, "send q")
+    assert [ids(alone), *links(batch)] == list(map(carried, messages))
+    assert list(map(links, named(exported, "receive q"))) == [[ids(alone)], links(batch)]
+
+
+def test_a_send_that_fails_is_told(exported: Exported, manager: TransactionManager[Any]) -> None:
+    with pytest.raises(XaMisuse), manager.begin() as tx:
+        tx["broker"].send("q", Message(object()))
+    (span,) = named(exported, "send q")
+    assert span.status.status_code is StatusCode.ERROR
+    assert [event.name for event in span.events] == ["exception"]
+    with pytest.raises(XaMisuse), manager.begin() as tx:
+        tx["broker"].receive("$management/none", 0)
+    assert [one.status.status_code for one in exported.exporter.get_finished_spans() if one.name.startswith("receive")]
 
 
 def test_a_handler_continues_the_trace_of_its_message(exported: Exported, manager: TransactionManager[Any]) -> None:
@@ -116,14 +159,17 @@ def test_a_handler_continues_the_trace_of_its_message(exported: Exported, manage
 
     handler.run()
     (process,) = named(exported, "process q")
+    (send,) = named(exported, "send q")
     sending, handling = exported.spans("transaction")[:2]
     assert (ids(sending), ids(handling)) == (sender, seen[0])
-    assert (parent(process), parent(handling)) == (sender, ids(process))
+    assert (parent(send), parent(process), parent(handling)) == (sender, ids(send), ids(process))
+    assert named(exported, "receive q") == [], "a consumer's messages have their span process"
     assert process.kind is trace.SpanKind.CONSUMER
     assert attributes(process) == {
         "xabridge.node": "n",
         "messaging.system": "amqp",
         "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
         "messaging.destination.name": "q",
         "messaging.batch.message_count": 1,
         "xabridge.outcome": "committed",
@@ -134,10 +180,8 @@ def test_a_handler_continues_the_trace_of_its_message(exported: Exported, manage
 
 
 def test_a_batch_has_links(exported: Exported, manager: TransactionManager[Any]) -> None:
-    senders = []
     for body in "ab":
         with manager.begin() as tx:
-            senders.append(current())
             tx["broker"].send("q", Message(body))
 
     @manager.consumer("q", idle_s=0.05, batch=2, takes="batch")
@@ -148,7 +192,7 @@ def test_a_batch_has_links(exported: Exported, manager: TransactionManager[Any])
     handler.run()
     (process,) = named(exported, "process q")
     assert process.parent is None
-    assert [(link.context.trace_id, link.context.span_id) for link in process.links] == senders
+    assert links(process) == list(map(ids, named(exported, "send q")))
 
 
 @pytest.mark.parametrize("waits", ["worker", "broker"])
@@ -156,8 +200,8 @@ def test_what_comes_again_and_what_is_dead_stays_in_its_trace(
     exported: Exported, manager: TransactionManager[Any], waits: Any
 ) -> None:
     with manager.begin() as tx:
-        sender = current()
         tx["broker"].send("q", Message("a"))
+    (sender,) = map(ids, named(exported, "send q"))
     tries = []
 
     @manager.consumer("q", idle_s=0.02, max_deliveries=2, retry_waits=waits, retry_first_s=0.01)
@@ -172,7 +216,7 @@ def test_what_comes_again_and_what_is_dead_stays_in_its_trace(
     assert {parent(process) for process in processes} == {sender}
     outcomes = [attributes(process)["xabridge.outcome"] for process in processes]
     assert (outcomes.count("rolled_back"), outcomes[-1]) == (2, "committed")
-    assert letter.properties["traceparent"].split("-")[1:3] == [f"{sender[0]:032x}", f"{sender[1]:016x}"]
+    assert carried(letter) == sender
 
 
 def test_a_transaction_that_is_marked_leaves_its_span(exported: Exported) -> None:
@@ -192,10 +236,12 @@ CONSUMER = """
     exporter, tracers = InMemorySpanExporter(), TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
     telemetry = opentelemetry(tracer_provider=tracers)
-    with TransactionManager("other", sys.argv[1], {"broker": sys.argv[2]}, telemetry=telemetry) as manager:
+    resources = {"broker": sys.argv[2], "shop": sys.argv[3]}
+    with TransactionManager("other", sys.argv[1], resources, telemetry=telemetry) as manager:
         @manager.consumer("q", idle_s=0.05)
         def handler(message, tx):
             with tracers.get_tracer("application").start_as_current_span("database"):
+                tx["shop"].exec_driver_sql("CREATE TABLE traced (number integer)")
                 tx["broker"].send("next", Message("b"))
             handler.ask_to_stop()
 
@@ -209,18 +255,29 @@ CONSUMER = """
 
 @pytest.mark.slow
 def test_a_trace_goes_on_in_another_process(
-    exported: Exported, manager: TransactionManager[Any], broker: TestBroker, tmp_path: Path
+    exported: Exported, manager: TransactionManager[Any], broker: TestBroker, postgres: Postgres, tmp_path: Path
 ) -> None:
     with exported.tracers.get_tracer("application").start_as_current_span("request"), manager.begin() as tx:
-        trace_id, sender = current()
         tx["broker"].send("q", Message("a"))
+    ((trace_id, sender),) = map(ids, named(exported, "send q"))
     program = [sys.executable, "-c", textwrap.dedent(CONSUMER), f"file://{tmp_path}/other", broker.url]
+    program.append(postgres.create_database())
     done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr
-    spans = {name: (trace_id, span, parent) for name, trace_id, span, parent in json.loads(done.stdout)}
+    told = json.loads(done.stdout)
+    spans = {name: (trace_id, span, parent) for name, trace_id, span, parent in told}
     assert {one for one, *_ in spans.values()} == {trace_id}
     process, transaction, database = spans["process q"], spans["xabridge.transaction"], spans["database"]
     assert (process[2], transaction[2], database[2]) == (sender, process[1], transaction[1])
-    assert spans["xabridge.branch"][2] == transaction[1]
+    branches = {span for name, _, span, above in told if name == "xabridge.branch" and above == transaction[1]}
+    assert {(name, above in branches) for name, *_, above in told if name.endswith((" broker", " shop"))} == {
+        ("prepare broker", True),
+        ("commit broker", True),
+        ("prepare shop", True),
+        ("commit shop", True),
+    }
+    assert spans["send next"][2] == database[1]
     with manager.begin() as tx:
-        assert tx["broker"].receive("next", 5).properties["traceparent"].split("-")[2] == f"{database[1]:016x}"
+        assert carried(tx["broker"].receive("next", 5)) == spans["send next"][:2]
+    (receive,) = named(exported, "receive next")
+    assert links(receive) == [spans["send next"][:2]]

@@ -223,7 +223,7 @@ def a_body(app: App) -> Any:
     ("declare", "told"),
     [
         (no_expression, "'every five minutes' is no cron expression"),
-        (no_zone, "timezone 'Europe/Nowhere'"),
+        (no_zone, "timezone is 'Europe/Nowhere': expected the name of a time zone, as .Europe/Berlin., a str$"),
         (a_message, "it gets the transaction, dependencies, and a datetime"),
         (a_body, "it gets the transaction, dependencies, and a datetime"),
     ],

@@ -1,17 +1,20 @@
-"""These tests check that no message is lost by a function that was called and has not run: a generator function, or a
-coroutine that nobody awaits, as behind a decorator that knows only plain functions.
+"""These tests check that no message is lost by a function that was called and has not run: a generator function, a
+coroutine that nobody awaits, as behind a decorator that knows only plain functions, or a send that nobody awaits.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from tm import ConfigurationError, ProtocolMisuse
 from tm.consumer.handler import Handler
-from xabridge import App, Configuration, ResourceConfig, Tx
+from xabridge import App, Configuration, ResourceConfig, RolledBack, Tx
+from xabridge.app.sends import Sends
 from xabridge.testing import TestApp
 
 NOWHERE = Configuration("app-1", None, {"broker": "amqp://nowhere.invalid", "shop": ResourceConfig("sqlite:///x")})
@@ -83,3 +86,65 @@ def test_what_was_called_and_has_not_run_is_a_failure(function: Any, has_middlew
         with pytest.raises(ProtocolMisuse, match=r"has returned a (coroutine|generator), which nobody runs"):
             test.deliver("orders", 7)
         assert (test.waiting("orders"), test.sent("done")) == (1, [])
+
+
+# --- a send that nobody awaits
+async def forgets(number: int, tx: Tx) -> None:
+    await tx.asend("done", number)
+    tx.asend("also done", number)  # type: ignore[unused-coroutine]
+
+
+async def leaves_a_task(number: int, tx: Tx) -> None:
+    TASKS.append(asyncio.create_task(tx.asend("done", number)))
+
+
+async def awaits_in_its_own_ways(number: int, tx: Tx) -> None:
+    first = tx.asend("done", number)
+    await asyncio.gather(first, asyncio.create_task(tx.asend("done", number + 1)))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(tx.asend("done", number + 2))
+    await asyncio.wait_for(tx.asend("done", number + 3), 5)
+    given_up = asyncio.create_task(tx.asend("never", number))
+    given_up.cancel()
+    with suppress(asyncio.CancelledError):
+        await given_up
+    tx.asend("never", number).close()
+    with pytest.raises(TypeError, match="object"):
+        await tx.asend("never", object())
+
+
+TASKS: list[asyncio.Task[None]] = []
+
+
+@pytest.mark.parametrize("function", [forgets, leaves_a_task])
+def test_a_send_that_nobody_awaits_is_a_failure(function: Any) -> None:
+    app = App(NOWHERE)
+    app.consumer("orders", max_deliveries=2)(function)
+    told = r"asend to '(also )?done' (was not awaited: write `await tx.asend|is not done: await its task)"
+    with TestApp(app) as test:
+        for _ in range(2):
+            with pytest.raises(RolledBack, match=told):
+                test.deliver("orders", *([] if test.waiting("orders") else [7]))
+            assert (test.waiting("orders"), test.sent("done"), test.sent("also done")) == (1, [], [])
+        test.deliver("orders")
+        assert "ProtocolMisuse: asend to" in test.dead("orders")[0]
+
+
+def test_a_send_that_is_not_done_at_the_commit_is_a_failure() -> None:
+    sends = Sends()
+    sending = sends.add("done", asyncio.sleep(0))
+    sending.send(None)
+    with pytest.raises(ProtocolMisuse, match="asend to 'done' is not done: await its task before the transaction ends"):
+        sends.check()
+    with pytest.raises(StopIteration):
+        sending.send(None)
+    sends.check()
+
+
+def test_a_send_may_be_awaited_in_a_task() -> None:
+    app = App(NOWHERE)
+    app.consumer("orders")(awaits_in_its_own_ways)
+    with TestApp(app) as test:
+        test.deliver("orders", 7)
+        assert sorted(test.sent("done")) == [7, 8, 9, 10]
+        assert test.sent("never") == []

@@ -261,3 +261,19 @@ def test_an_app_that_is_not_found(told: str, expected: str, tmp_path: Path, monk
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigurationError, match=expected):
         find_app(told)
+
+
+def test_the_first_one_loads_no_driver_that_it_does_not_need(tmp_path: Path) -> None:
+    """psycopg takes longer to load than all of the rest takes to start."""
+    program = """
+import sys
+from xabridge import App, Configuration
+from xabridge.testing import TestApp
+resources = {"broker": "amqp://nowhere.invalid", "shop": "postgresql://nowhere.invalid/shop"}
+with TestApp(App(Configuration("shop-1", None, resources))) as test, test.manager.begin() as tx:
+    tx["shop"].exec_driver_sql("SELECT 1")
+    tx.send("orders", 1)
+print(sorted(name for name in ("psycopg", "pymysql", "opentelemetry", "cronsim", "pydantic") if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stdout + done.stderr

@@ -1,0 +1,66 @@
+"""PostgresBackend: a deciding PostgreSQL, through psycopg.
+
+The work is a `PostgresTransaction`, the same class that `PostgresResource` prepares, and the decision is sent in one
+message with the commit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import URL
+
+from rm_db.address import DECIDER_PREFIX, Address
+from rm_db.decider.decision_table import DECIDED, DecisionTable
+from rm_db.decider.engine import TABLE_CONNECTIONS, make_engine
+from rm_db.postgres.database import PostgresDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rm_db.postgres.transaction import PostgresTransaction
+    from xa import Code
+    from xa.connection_usage import Connections
+    from xa.driver import Pending
+
+
+class PostgresBackend:
+    """The `DeciderBackend` of PostgreSQL."""
+
+    def __init__(self, address: Address) -> None:
+        url = address.url.removeprefix(DECIDER_PREFIX)
+        plain = Address(url, address.pool_size, address.pool_wait_s, address.reply_s, address.pooled)
+        self._database = PostgresDatabase(plain)
+        self.table = DecisionTable(
+            make_engine(
+                URL.create("postgresql+psycopg"), TABLE_CONNECTIONS, address.pool_wait_s, creator=self._database.connect
+            )
+        )
+        self.begin = self._database.begin
+        self._into = b""
+
+    def reach(self) -> None:
+        self._database.probe()
+
+    def begins_at_once(self) -> bool:
+        return self._database.pool.is_idle
+
+    def connections(self) -> Connections | None:
+        return self._database.pool.usage
+
+    def decide(self, unit: PostgresTransaction, gtrid: bytes, record: bytes) -> Code:
+        if not self._into:
+            self._into = self.table.insert_into().encode()
+        # a literal: calling decode() costs the server as much as the rest of the insertion
+        values = f" VALUES ('{gtrid.hex()}', '{DECIDED}', E'\\\\x{record.hex()}')"
+        return unit.decide(self._into + values.encode("ascii"))
+
+    def first(self, outstanding: Sequence[Any]) -> Pending:
+        return self._database.outstanding.first(outstanding)
+
+    def break_off(self) -> None:
+        self._database.break_off()
+
+    def close(self) -> None:
+        self.table.close()
+        self._database.close()

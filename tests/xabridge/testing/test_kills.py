@@ -1,0 +1,133 @@
+"""These tests kill an application under test at each point that docs/testing.md names, in each mode: a database
+decides, a log decides over two brokers, and a broker alone is all that there is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import text
+
+from tests.xabridge.testing.test_app_under_test import Invoice, Order, Shop
+from xabridge import App, Broker, Configuration, Message, OutcomeUnknown, RolledBack, TransactionError, Tx
+from xabridge.testing import Killed, TestApp, TestBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+POINTS = ("before the decision", "after the decision")
+
+
+class Over(Tx):
+    """A transaction over two brokers."""
+
+    broker: Broker
+    other: Broker
+
+
+class Alone(Tx):
+    """A transaction at one broker."""
+
+    broker: Broker
+
+
+class Running:
+    """An application under test, and what it has done."""
+
+    def __init__(self, test: TestApp, *, has_database: bool, other: TestBroker | None) -> None:
+        self.test = test
+        self._has_database = has_database
+        self._other = other
+        self.second = "shop" if has_database else "other" if other is not None else "broker"
+        """The resource that it uses last."""
+
+    def done(self) -> int:
+        """How many orders are done; half of one is none of the answers."""
+        invoices = self.test.sent("invoices")
+        assert len(invoices) + self.test.waiting("orders") == self.sent
+        if self._has_database:
+            with self.test.engine("shop").begin() as connection:
+                rows = list(connection.execute(text("SELECT number FROM orders")).scalars())
+            assert len(rows) == len(invoices)
+        if self._other is not None:
+            assert self._other.waiting("copies") == len(invoices)
+        return len(invoices)
+
+    sent = 1
+
+
+@pytest.fixture(params=["database", "log", "alone"])
+def tested(request: pytest.FixtureRequest) -> Iterator[Running]:
+    broker = "amqp://nowhere.invalid"
+    resources = {"database": {"shop": "postgresql://nowhere.invalid/shop"}, "log": {"other": broker}}
+    names = {"broker": broker, **resources.get(request.param, {})}
+    app = App(Configuration("shop-1", "file:///nowhere", names))
+    if request.param == "database":
+
+        @app.consumer("orders")
+        def handle(order: Order, tx: Shop) -> None:
+            tx.send("invoices", Invoice(order.number))
+            tx.shop.execute(text("INSERT INTO orders VALUES (:number)"), {"number": order.number})
+
+    elif request.param == "log":
+
+        @app.consumer("orders")
+        def handle_over(order: Order, tx: Over) -> None:
+            tx.send("invoices", Invoice(order.number))
+            tx.other.send("copies", Message("copy"))
+
+    else:
+
+        @app.consumer("orders")
+        def handle_alone(order: Order, tx: Alone) -> None:
+            tx.send("invoices", Invoice(order.number))
+
+    with TestBroker() as other:
+        given = {"other": other.url} if request.param == "log" else {}
+        with TestApp(app, resources=given) as test:
+            if request.param == "database":
+                with test.engine("shop").begin() as connection:
+                    connection.execute(text("CREATE TABLE orders (number integer PRIMARY KEY)"))
+            yield Running(test, has_database=request.param == "database", other=other if given else None)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_fires_at_its_point_and_leaves_nothing_half_done(tested: Running, point: str) -> None:
+    tested.test.kill(point)  # type: ignore[arg-type]
+    with pytest.raises(Killed):
+        tested.test.deliver("orders", Order(1))
+    assert tested.done() == POINTS.index(point)
+    tested.test.deliver("orders")
+    assert tested.done() == 1
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_in_a_transaction_of_the_test_ends_with_a_restart(tested: Running, point: str) -> None:
+    test = tested.test
+    test.kill(point)  # type: ignore[arg-type]
+    with pytest.raises((TransactionError, Killed)), test.manager.begin() as tx:
+        test.app.consumers[0](Order(1), tx)
+    test.restart()
+    assert len(test.sent("invoices")) == POINTS.index(point)
+    test.deliver("orders", Order(2))
+    assert len(test.sent("invoices")) == POINTS.index(point) + 1
+
+
+def test_a_vote_of_no_and_an_unknown_outcome(tested: Running) -> None:
+    test = tested.test
+    test.fail(tested.second, at="prepare")
+    with pytest.raises(RolledBack):
+        test.deliver("orders", Order(1))
+    assert tested.done() == 0
+    test.fail(tested.second, at="commit")
+    with pytest.raises(OutcomeUnknown):
+        test.deliver("orders")
+    test.recover()
+    test.deliver("orders")
+    assert tested.done() == 1
+
+
+def test_a_point_that_there_is_not_is_told(tested: Running) -> None:
+    with pytest.raises(ValueError, match=r"at='after': expected 'before the decision' or 'after the decision'"):
+        tested.test.kill("after")  # type: ignore[arg-type]
