@@ -6,6 +6,7 @@
     telemetry = true
     http = "127.0.0.1:9464"
     http_token_env = "NODE_TOKEN"
+    http_act_token_env = "NODE_ACT_TOKEN"
 
     [resources]
     broker = "amqps://orders-svc@broker:5671"
@@ -44,6 +45,7 @@ _KEYS: Final = {
     "telemetry",
     "http",
     "http_token_env",
+    "http_act_token_env",
     "log_format",
 }
 _RESOURCE_KEYS: Final = {"url", "mode"}
@@ -66,6 +68,9 @@ class Configuration:
     """Where a manager answers probes and Prometheus."""
     http_token_env: str | None = None
     """The environment variable with what opens the page `/node` there. Only a manager needs its value."""
+    http_act_token_env: str | None = None
+    """The environment variable with what lets somebody finish transactions there by hand. Only a manager needs its
+    value."""
     log_format: str = "text"
     """How commands of this configuration write log lines."""
 
@@ -119,6 +124,7 @@ class _Reader:
             self._flag(table, "telemetry"),
             self._http(table),
             self._http_token_env(table),
+            self._http_act_token_env(table),
             self._log_format(table),
         )
 
@@ -168,6 +174,14 @@ class _Reader:
         name = self._text(table, "http_token_env")
         if name is not None and "http" not in table:
             raise self._wrong("http_token_env", 'it is for a page of http, which is missing: http = "127.0.0.1:9464"')
+        return name
+
+    def _http_act_token_env(self, table: Mapping[str, Any]) -> str | None:
+        name = self._text(table, "http_act_token_env")
+        if name is not None and "http_token_env" not in table:
+            raise self._wrong(
+                "http_act_token_env", 'who acts has to see first: http_token_env = "NODE_TOKEN" is missing'
+            )
         return name
 
     def _log_format(self, table: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from tm.consumer import Consumer
 from tm.errors import ManagerUnusable, ProtocolMisuse, TransactionError
 from tm.log import LogError
 from tm.log.factory import open_log
+from tm.operations import operations_of
 from tm.options import SECONDS, misfit
 from tm.outcome import named
 from tm.propagation import Propagation, transactional
@@ -42,7 +43,7 @@ from tm.two_phase.states import FINAL
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.gtrid import incarnation_prefix
 from xa.telemetry.address import host_and_port
-from xa.telemetry.endpoint import TOKEN_OCTETS, AddressTaken, EndpointThread, Private
+from xa.telemetry.endpoint import TOKEN_OCTETS, Acts, AddressTaken, EndpointThread, Private
 from xa.telemetry.exposition import Exposition
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
     from tm.consumer.settings import ConsumerOptions
     from tm.log import DecisionLog
+    from tm.operations import Operations
     from tm.recovery import Report
     from tm.recovery.ownership import Ownership
     from tm.telemetry.received import Received
@@ -85,7 +87,8 @@ class TransactionManager(Generic[Tx_co]):
     `tm.telemetry.opentelemetry()` makes. `transaction` is a subclass of Transaction that has the types of the
     resources; `begin` gives one of it. `http` ("127.0.0.1:9464") says where `/live`, `/ready` and `/metrics` are
     answered, for as long as the manager is open. With `http_token` there is `/node`, too, for whoever sends it: live
-    transactions, timelines of the last ones, and consumers.
+    transactions, timelines of the last ones, consumers, and what is in doubt. Whoever sends `http_act_token` can finish
+    by hand there what is in doubt, as with `xabridge recover`.
     """
 
     @overload
@@ -104,6 +107,7 @@ class TransactionManager(Generic[Tx_co]):
         telemetry: Telemetry | None = None,
         http: str | None = None,
         http_token: str | None = None,
+        http_act_token: str | None = None,
     ) -> None: ...
 
     @overload
@@ -123,6 +127,7 @@ class TransactionManager(Generic[Tx_co]):
         telemetry: Telemetry | None = None,
         http: str | None = None,
         http_token: str | None = None,
+        http_act_token: str | None = None,
     ) -> None: ...
 
     def __init__(
@@ -141,6 +146,7 @@ class TransactionManager(Generic[Tx_co]):
         telemetry: Telemetry | None = None,
         http: str | None = None,
         http_token: str | None = None,
+        http_act_token: str | None = None,
     ) -> None:
         self.node = _configured(check_node, node)
         for what, seconds in (("timeout_s", timeout_s), ("recovery_interval_s", recovery_interval_s)):
@@ -149,7 +155,9 @@ class TransactionManager(Generic[Tx_co]):
         self._endpoint: EndpointThread | None = None
         self.exposition = exposition() if http is not None else None
         """The metrics that `http` shows, or why it shows none."""
-        self._recorder, self._private = self._make_recorder(telemetry, _checked_token(http, http_token), clock)
+        tokens = _checked_tokens(http, http_token, http_act_token)
+        self._operations: Operations | None = None
+        self._recorder, self._private = self._make_recorder(telemetry, tokens, clock)
         self.timeout_s = timeout_s
         self._clock = clock
         self._live: dict[bytes, Transaction] = {}
@@ -228,7 +236,8 @@ class TransactionManager(Generic[Tx_co]):
                 recovery_interval_s=configuration.recovery_interval_s,
                 telemetry=opentelemetry() if configuration.telemetry else None,
                 http=configuration.http,
-                http_token=_token_in(configuration.http_token_env),
+                http_token=_token_in("http_token_env", configuration.http_token_env),
+                http_act_token=_token_in("http_act_token_env", configuration.http_act_token_env),
             )
         except ConfigurationError as error:
             raise error if path is configuration else ConfigurationError(f"{path}: {error}") from error
@@ -243,23 +252,31 @@ class TransactionManager(Generic[Tx_co]):
             raise ConfigurationError(str(error)) from error
 
     def _make_recorder(
-        self, telemetry: Telemetry | None, token: str | None, clock: Callable[[], float]
+        self, telemetry: Telemetry | None, tokens: tuple[str | None, str | None], clock: Callable[[], float]
     ) -> tuple[Recording | None, Private | None]:
         """The recorder, where there is telemetry; it is shown to Prometheus, too, where that is configured. And the
-        page for whoever has the token, for which timelines are kept."""
+        pages for whoever has the tokens, for which timelines are kept."""
         if isinstance(self.exposition, Exposition):
             if telemetry is None:
                 telemetry = opentelemetry(self.exposition.provider)
             else:
                 telemetry.show(self.exposition.provider)
         recorder = telemetry.recorder(self.node) if telemetry is not None else None
+        token, act_token = tokens
         if token is None:
             return recorder, None
         from tm.telemetry.node_page import node_page  # noqa: PLC0415 — only where somebody can ask for it
         from tm.telemetry.timelines import Timelines  # noqa: PLC0415 — as above
 
         timelines = Timelines(recorder)
-        return timelines, Private(token, {"/node": node_page(self, timelines, clock)})
+        pages = {"/node": node_page(self, timelines, clock)}
+        self._operations = operations = operations_of(self, acting=act_token is not None)
+        if operations is None:
+            if act_token is not None:
+                raise ConfigurationError("http_act_token: what it is for is not installed: pip install xabridge again")
+            return timelines, Private(token, pages)
+        acts = None if act_token is None else Acts(act_token, operations.acts)
+        return timelines, Private(token, {**pages, **operations.pages}, acts)
 
     def _configure(
         self, resources: Mapping[str, str | ResourceConfig], clock: Callable[[], float]
@@ -568,6 +585,11 @@ class TransactionManager(Generic[Tx_co]):
         """The runner for code that no signal handler may interrupt."""
         return self._uninterrupted
 
+    @property
+    def recovery(self) -> RecoveryService:
+        """What makes the recovery passes."""
+        return self._recovery
+
     def wait_for_completions(self) -> None:
         """Waits for the end of the rollbacks that go on in the background, of blocks in generators that were closed."""
         self._uninterrupted.wait()
@@ -629,6 +651,8 @@ class TransactionManager(Generic[Tx_co]):
         idle = threading.Event()
         while self._live and time.monotonic() < deadline:
             idle.wait(0.01)
+        if self._operations is not None:
+            self._operations.close()
         self.executor.stop()
         self._recovery.stop()
         for transaction in list(self._live.values()):
@@ -671,23 +695,26 @@ def _configured(check: Callable[..., _T], *arguments: Any) -> _T:
         raise ConfigurationError(str(error)) from error
 
 
-def _token_in(variable: str | None) -> str | None:
+def _token_in(key: str, variable: str | None) -> str | None:
     """The token in an environment variable."""
     if variable is None:
         return None
     token = os.environ.get(variable)
     if not token:
-        raise ConfigurationError(
-            f"http_token_env: the environment variable {variable} is not set; set it for this process"
-        )
+        raise ConfigurationError(f"{key}: the environment variable {variable} is not set; set it for this process")
     return token
 
 
-def _checked_token(http: str | None, token: str | None) -> str | None:
+def _checked_tokens(http: str | None, token: str | None, act_token: str | None) -> tuple[str | None, str | None]:
     if token is not None and http is None:
         raise ConfigurationError(
             'http_token: it is for a page of http, which is not configured: http = "127.0.0.1:9464"'
         )
-    if token is not None and not (len(token) >= TOKEN_OCTETS and token.isascii() and token.isprintable()):
-        raise ConfigurationError(f"http_token: expected at least {TOKEN_OCTETS} printable ASCII characters")
-    return token
+    for name, one in (("http_token", token), ("http_act_token", act_token)):
+        if one is not None and not (len(one) >= TOKEN_OCTETS and one.isascii() and one.isprintable()):
+            raise ConfigurationError(f"{name}: expected at least {TOKEN_OCTETS} printable ASCII characters")
+    if act_token is not None and token is None:
+        raise ConfigurationError("http_act_token: who acts has to see first: http_token is not configured")
+    if act_token is not None and act_token == token:
+        raise ConfigurationError("http_act_token: it is the same as http_token, so that whoever may look may act")
+    return token, act_token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +22,7 @@ from xa import Code, ThreadOfControl, XaError, entered
 from xa.coroutines import drive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from tm.log import DecisionLog
     from tm.recovery.blocking import PassProgress
@@ -70,7 +70,7 @@ class RecoveryService:
         self._ports = BlockingRecoveryPorts(resources, log, ports, live, ownership, self._messages, progress)
         self._control = ThreadOfControl()
         self.unfinished = UnfinishedTransactions(resources, log, self._ports)
-        self._one_at_a_time = threading.Lock()
+        self._one_at_a_time = threading.RLock()
         self._wanted = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -89,6 +89,18 @@ class RecoveryService:
         self._wanted.set()
         if self._thread is not None:
             self._thread.join()
+
+    @property
+    def ownership(self) -> Ownership:
+        """Whose branches this manager may resolve, as of now."""
+        return self._ownership()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While it lasts, no pass runs but those of the calling thread: what an operator does by hand and what recovery
+        does don't meet at one branch."""
+        with self._one_at_a_time:
+            yield
 
     def wake(self) -> None:
         """Asks for a pass soon: a completion left something behind."""

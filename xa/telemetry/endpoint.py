@@ -1,4 +1,4 @@
-"""Endpoint: a small HTTP server for probes and scrapes: GET of a few pages, and nothing else.
+"""Endpoint: a small HTTP server for probes and scrapes: GET of a few pages, and POST where a page has a token for it.
 
     endpoint = Endpoint({"/live": live, "/ready": ready, "/metrics": metrics})
     await endpoint.start("127.0.0.1", 9464)           # in an event loop that runs already
@@ -8,6 +8,10 @@ Whoever asks is a stranger, so all that one can take is bounded: OPEN connection
 waited longest for its own request goes when another one comes; REQUEST_OCTETS of a request, which has to be there
 within READ_S; one new connection in PACE_S; one request on each. A page that is asked for while it is being made is
 made once for all who wait. A private page is answered only to a request that has its token (`Authorization: Bearer …`).
+
+What can be posted to has a token of its own. The body is JSON (`Content-Type: application/json`) with at most
+BODY_OCTETS; a stranger's is read and thrown away. A page of somebody else's in a browser can send neither the token nor
+that type to another address without asking first, and nobody answers that question here.
 """
 
 from __future__ import annotations
@@ -26,11 +30,14 @@ if TYPE_CHECKING:
     from typing import Self, TypeAlias
 
     Page: TypeAlias = Callable[[], Awaitable["Answer"]]
+    Act: TypeAlias = Callable[[bytes], Awaitable["Answer"]]
 
 LOG: Final = logging.getLogger("xabridge.http")
 
 OPEN: Final = 16
 REQUEST_OCTETS: Final = 4096
+BODY_OCTETS: Final = 64 << 10
+"""Of what is posted."""
 READ_S: Final = 5.0
 WRITE_S: Final = 10.0
 PACE_S: Final = 0.02
@@ -46,6 +53,11 @@ _REASONS: Final = {
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    409: "Conflict",
+    410: "Gone",
+    411: "Length Required",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     501: "Not Implemented",
@@ -77,16 +89,33 @@ def told(status: int, text: str) -> Answer:
     return Answer(status, text.encode() + b"\n")
 
 
+class Acts(NamedTuple):
+    """What can be posted to by whoever has the token: path → what makes of a body an answer."""
+
+    token: str
+    by_path: Mapping[str, Act]
+
+
 class Private(NamedTuple):
-    """Pages for whoever has the token."""
+    """Pages for whoever has the token, and what can be posted to with the token of `acts`."""
 
     token: str
     pages: Mapping[str, Page]
+    acts: Acts | None = None
 
-    def opened_by(self, authorization: str) -> bool:
-        """Whether the request's field has the token. It takes as long, whatever it has."""
-        kind, _, token = authorization.partition(" ")
-        return hmac.compare_digest(token.strip().encode(), self.token.encode()) and kind.lower() == "bearer"
+
+class Request(NamedTuple):
+    """The head of a request, and what of the body has come with it."""
+
+    method: str
+    path: str
+    fields: Mapping[str, str]
+    body: bytes = b""
+
+    def has(self, token: str) -> bool:
+        """Whether its field Authorization has the token. It takes as long, whatever it has."""
+        kind, _, sent = self.fields.get("authorization", "").partition(" ")
+        return hmac.compare_digest(sent.strip().encode(), token.encode()) and kind.lower() == "bearer"
 
 
 class AddressTaken(OSError):
@@ -177,7 +206,7 @@ class Endpoint:
         with peer, contextlib.suppress(OSError):
             try:
                 async with asyncio.timeout(READ_S):
-                    request = await _request(loop, peer)
+                    request = await self._asked(loop, peer)
             except TimeoutError:
                 request = told(408, "the request did not come in time")
             if request is None:
@@ -186,17 +215,39 @@ class Endpoint:
             if task is not None:
                 self._asking.pop(task, None)
                 self._answering.add(task)
-            octets = request.octets() if isinstance(request, Answer) else await self._answered(*request)
+            octets = request.octets() if isinstance(request, Answer) else await self._answered(request)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WRITE_S):
                     await loop.sock_sendall(peer, octets)
                     peer.shutdown(socket.SHUT_WR)
 
-    async def _answered(self, method: str, path: str, authorization: str) -> bytes:
+    @property
+    def _acts(self) -> Mapping[str, Act]:
+        private = self._private
+        return private.acts.by_path if private is not None and private.acts is not None else {}
+
+    async def _asked(self, loop: asyncio.AbstractEventLoop, peer: socket.socket) -> Request | Answer | None:
+        """A request, with its body where there may be one. Nothing is answered before that is there, because the answer
+        could be lost with the connection."""
+        request = await _request(loop, peer)
+        if not isinstance(request, Request) or request.method != "POST" or request.path not in self._acts:
+            return request
+        length = request.fields.get("content-length", "")
+        if not (length.isascii() and length.isdecimal() and len(length) < 10):
+            return told(411, "say how long it is: Content-Length")
+        if int(length) > BODY_OCTETS:
+            return told(413, f"what is posted here has at most {BODY_OCTETS} octets")
+        body = await _body(loop, peer, request.body, int(length))
+        return request._replace(body=body) if len(body) == int(length) else None
+
+    async def _answered(self, request: Request) -> bytes:
+        method, path = request.method, request.path
         page = self._pages.get(path)
         private = self._private
+        if private is not None and private.acts is not None and path in private.acts.by_path:
+            return (await self._acted(request, private.acts)).octets(with_body=method != "HEAD")
         if page is None and private is not None and path in private.pages:
-            if not private.opened_by(authorization):
+            if not request.has(private.token):
                 return told(401, "this page needs the token of http_token_env").octets(with_body=method != "HEAD")
             page = private.pages[path]
         if page is None:
@@ -205,6 +256,20 @@ class Endpoint:
         if method not in {"GET", "HEAD"}:
             return told(405, "GET only").octets()
         return (await self._one(path, page)).octets(with_body=method != "HEAD")
+
+    async def _acted(self, request: Request, acts: Acts) -> Answer:
+        """Has it carried out, if it has the token."""
+        if not request.has(acts.token):
+            return told(401, "this needs the token of http_act_token_env")
+        if request.method != "POST":
+            return told(405, "POST only")
+        if request.fields.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+            return told(415, f"what is posted here is {JSON}")
+        try:
+            return await acts.by_path[request.path](request.body)
+        except Exception:
+            LOG.exception("%s could not be answered", request.path)
+            return told(500, "the log says why")
 
     async def _one(self, path: str, page: Page) -> Answer:
         """The page, made once for all who ask at the same time."""
@@ -223,9 +288,19 @@ class Endpoint:
             del self._made[path]
 
 
-async def _request(loop: asyncio.AbstractEventLoop, peer: socket.socket) -> tuple[str, str, str] | Answer | None:
-    """Method, path and the field Authorization of a request; an answer to one that is none; None where the peer has
-    gone."""
+async def _body(loop: asyncio.AbstractEventLoop, peer: socket.socket, begun: bytes, length: int) -> bytes:
+    """So many octets, or less if no more come."""
+    octets = begun
+    while len(octets) < length:
+        more = await loop.sock_recv(peer, length - len(octets))
+        if not more:
+            break
+        octets += more
+    return octets
+
+
+async def _request(loop: asyncio.AbstractEventLoop, peer: socket.socket) -> Request | Answer | None:
+    """The head of a request; an answer to one that is none; None where the peer has gone."""
     octets = b""
     while b"\r\n\r\n" not in octets:
         if len(octets) > REQUEST_OCTETS:
@@ -234,14 +309,16 @@ async def _request(loop: asyncio.AbstractEventLoop, peer: socket.socket) -> tupl
         if not more:
             return None
         octets += more
-    line, *fields = octets.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    head, _, body = octets.partition(b"\r\n\r\n")
+    line, *fields = head.split(b"\r\n")
     parts = line.split(b" ")
     if len(parts) != 3 or not parts[2].startswith(b"HTTP/1."):
         return told(400, "this is HTTP/1.1")
     method, target, _ = (part.decode("latin-1") for part in parts)
-    sent = (field.partition(b":") for field in fields)
-    authorization = next((value for name, _, value in sent if name.lower() == b"authorization"), b"")
-    return method, target.partition("?")[0], authorization.decode("latin-1").strip()
+    sent: dict[str, str] = {}
+    for name, _, value in (field.decode("latin-1").partition(":") for field in fields):
+        sent.setdefault(name.lower(), value.strip())
+    return Request(method, target.partition("?")[0], sent, body)
 
 
 class EndpointThread:

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.log import LogError
-from tm.two_phase.blocking import BlockingPorts
 from xa import XaError
 from xabridge.cli import as_json
 from xabridge.cli.completing import Changed, Hand, Plan, explained, needs_the_log, plan, refusal
@@ -49,8 +48,7 @@ def act(site: Site, arguments: Namespace, progress: Progress) -> Exit:
         return _nothing_done(arguments, plans, "not confirmed")
     needs_log = any(needs_the_log(planned) for planned in plans)
     with site.holding_the_log() if needs_log else nullcontext() as log:
-        hand = Hand(site, log, BlockingPorts(site.resources, log))
-        return _carry_out(hand, plans, arguments, progress)
+        return _carry_out(Hand(site, log), plans, arguments, progress)
 
 
 def _plans(found: Survey, arguments: Namespace) -> Iterator[Plan]:

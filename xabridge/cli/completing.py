@@ -21,8 +21,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from tm.log import Branch, Heuristic
-from tm.recovery.ownership import ownership_of
-from tm.recovery.service import RecoveryService
+from tm.two_phase.blocking import BlockingPorts
 from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, XaError
@@ -34,9 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tm.log import DecisionLog
-    from tm.two_phase.blocking import BlockingPorts
     from tm.two_phase.ports import Answer
-    from xabridge.cli.site import Site
+    from xabridge.cli.site import Place
 
 
 class Act(Enum):
@@ -220,13 +218,11 @@ def refusal(plans: Sequence[Plan], *, heuristic: bool, anyway: str) -> str | Non
 class Hand:
     """Carries plans out, with the log in hand where one is configured and the plan needs it."""
 
-    def __init__(self, site: Site, log: DecisionLog | None, ports: BlockingPorts) -> None:
-        self._site = site
+    def __init__(self, place: Place, log: DecisionLog | None) -> None:
+        self._resources = place.resources
         self._log = log
-        self._ports = ports
-        self._recovery = RecoveryService(
-            site.resources, log, ports, (), lambda: ownership_of(site.configuration.node, log, site.resources)
-        )
+        self._ports = BlockingPorts(place.resources, log)
+        self._recovery = place.recovery(log)
 
     def carry_out(self, planned: Plan) -> list[Done]:
         """Returns the result of each branch. Changed: nothing was done. LogError: the log failed meanwhile."""
@@ -250,7 +246,7 @@ class Hand:
             )
 
     def _final_word(self, decider: str, gtrid: bytes) -> Known:
-        resource = self._site.resources[decider]
+        resource = self._resources[decider]
         resource.reopen(now=True)
         return Known.NONE if resource.decider.settle(gtrid, resource.rmid) is None else Known.COMMIT
 
@@ -298,7 +294,7 @@ class Hand:
         return f"not done: {said}"
 
     def _forget(self, view: BranchView) -> Done:
-        resource = self._site.resources.get(view.resource)
+        resource = self._resources.get(view.resource)
         if resource is None:
             return self._drop_note(view)
         try:

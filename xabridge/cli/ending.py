@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tm.log import Branch, Decision
     from tm.recovery import Report
     from xabridge.cli.progress import Progress
-    from xabridge.cli.site import Seen, Site
+    from xabridge.cli.site import Place, Seen, Site
 
 
 _NOT_WRITTEN: Final = "everything was carried out, but the end of the decision could not be written: try again"
@@ -72,7 +72,7 @@ def end(site: Site, arguments: Namespace, progress: Progress) -> Exit:
         for line in (str(error), *troubles(found)):
             print(line, file=sys.stderr)
         return Exit.FAILED if found.complete else Exit.INCOMPLETE
-    ending = _ending(view, seen, found, frozenset(arguments.gone))
+    ending = planned_end(view, seen, found, frozenset(arguments.gone))
     _explain(ending)
     if ending.refused is not None:
         return _nothing_done(arguments, ending, ending.refused)
@@ -82,13 +82,14 @@ def end(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     without = listed([printable(name) for name in sorted(ending.gone)])
     if not arguments.yes and not confirmed(f"end {view.name} without {without}"):
         return _nothing_done(arguments, ending, "not confirmed")
-    result = _carry_out(site, ending, progress)
+    result = carry_out(site, ending, progress)
     _tell(arguments, ending, result)
     return Exit.DONE if result.ended else Exit.FAILED
 
 
 # --- step 1 -----------------------------------------------------------------------------------------------------------
-def _ending(view: TransactionView, seen: Seen, found: Survey, gone: frozenset[str]) -> Ending:
+def planned_end(view: TransactionView, seen: Seen, found: Survey, gone: frozenset[str]) -> Ending:
+    """What ending the decision without the resources `gone` would mean."""
     decision = _decision(view, seen)
     if decision is None:
         refused = f"no decision of it is known here ({view.decision.value}): there is none to end"
@@ -124,10 +125,17 @@ def _refusal(
     return None
 
 
-def _explain(ending: Ending) -> None:
+def explained_end(ending: Ending) -> list[str]:
+    """The explanation, a paragraph each; of what is refused, only the first."""
     view = ending.view
-    print(*paragraph(f"{view.name}: decision {view.decision.value}: {view.why}"), sep="\n", file=sys.stderr)
-    for step in _steps(ending) if ending.refused is None else ():
+    steps = _steps(ending) if ending.refused is None else ()
+    return [f"{view.name}: decision {view.decision.value}: {view.why}", *steps]
+
+
+def _explain(ending: Ending) -> None:
+    first, *steps = explained_end(ending)
+    print(*paragraph(first), sep="\n", file=sys.stderr)
+    for step in steps:
         print(*paragraph(step, "  - ", "    "), sep="\n", file=sys.stderr)
 
 
@@ -148,22 +156,23 @@ def _step(branch: Branch, found_on: str | None) -> str:
 
 
 # --- steps 2 to 5 -----------------------------------------------------------------------------------------------------
-def _carry_out(site: Site, ending: Ending, progress: Progress) -> Result:
-    with site.holding_the_log() as log:
-        recovery = recovery_of(site, log, progress)
+def carry_out(place: Place, ending: Ending, progress: Progress) -> Result:
+    """Ends it, unless it can't be any more. LogError: the log can't be opened, so nothing was done."""
+    with place.holding_the_log() as log:
+        recovery = recovery_of(place, log, progress)
         try:
             with progress.step("recovering", 1):
                 report = recovery.end_decision(ending.view.gtrid, ending.gone)
         except (TransactionError, LogError) as error:
             return Result(recovery.last_report, str(error))
-    return Result(report, None if _is_written(site, ending.view) else _NOT_WRITTEN)
+    return Result(report, None if _is_written(place, ending.view) else _NOT_WRITTEN)
 
 
-def _is_written(site: Site, view: TransactionView) -> bool:
+def _is_written(place: Place, view: TransactionView) -> bool:
     """Whether the log that is closed now says so too: an end is written without a force, and may be lost."""
     if view.decider is not None:
         return True
-    log = site.read_log()
+    log = place.read_log()
     return log is None or not (isinstance(log, LogError) or any(view.gtrid == left.gtrid for left in log.decisions))
 
 
@@ -177,15 +186,20 @@ def _tell(arguments: Namespace, ending: Ending, result: Result) -> None:
     if arguments.json:
         as_json.write(_value(ending, result))
         return
-    if result.report is not None:
-        for line in report_lines(result.report):
-            print(line)
-    for branch in _untold(ending, result):
-        print(f"{ending.view.name} on {printable(branch.resource)}: ended without it (xid {branch.xid})")
-    if result.ended:
-        print(f"{ending.view.name}: the decision is ended")
+    for line in result_lines(ending, result):
+        print(line)
     if result.trouble is not None:
         print(*paragraph(printable(result.trouble)), sep="\n", file=sys.stderr)
+
+
+def result_lines(ending: Ending, result: Result, most: int | None = None) -> Iterator[str]:
+    """What was done; of the pass, the first `most` transactions one by one."""
+    if result.report is not None:
+        yield from report_lines(result.report, most)
+    for branch in _untold(ending, result):
+        yield f"{ending.view.name} on {printable(branch.resource)}: ended without it (xid {branch.xid})"
+    if result.ended:
+        yield f"{ending.view.name}: the decision is ended"
 
 
 def _untold(ending: Ending, result: Result) -> Iterator[Branch]:

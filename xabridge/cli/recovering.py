@@ -11,9 +11,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from tm.recovery import Action, Report
-from tm.recovery.ownership import ownership_of
-from tm.recovery.service import RecoveryService
-from tm.two_phase.blocking import BlockingPorts
 from tm.two_phase.return_codes import Verb
 from xabridge.cli.exits import Exit
 from xabridge.cli.survey import Known, Survey
@@ -25,8 +22,9 @@ if TYPE_CHECKING:
 
     from tm.log import DecisionLog
     from tm.recovery import Finding
+    from tm.recovery.service import RecoveryService
     from xabridge.cli.progress import Progress
-    from xabridge.cli.site import Site
+    from xabridge.cli.site import Place
     from xabridge.cli.survey import TransactionView
 
 _WIDTH: Final = 20
@@ -34,21 +32,14 @@ _UNSOLVED: Final = frozenset({Action.PENDING, Action.HEURISTIC})
 _DOING: Final = {Verb.COMMIT_AGAIN: "committed", Verb.ROLLBACK: "rolled back"}
 
 
-def one_pass(site: Site, log: DecisionLog | None, progress: Progress) -> Report:
+def one_pass(place: Place, log: DecisionLog | None, progress: Progress) -> Report:
     """One pass with the log in hand."""
-    return recovery_of(site, log, progress).run_once(now=True)
+    return recovery_of(place, log, progress).run_once(now=True)
 
 
-def recovery_of(site: Site, log: DecisionLog | None, progress: Progress) -> RecoveryService:
+def recovery_of(place: Place, log: DecisionLog | None, progress: Progress) -> RecoveryService:
     """The service that makes the pass."""
-    return RecoveryService(
-        site.resources,
-        log,
-        BlockingPorts(site.resources, log),
-        (),
-        lambda: ownership_of(site.configuration.node, log, site.resources),
-        progress=_PassProgress(progress),
-    )
+    return place.recovery(log, _PassProgress(progress))
 
 
 class _PassProgress:

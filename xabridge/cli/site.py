@@ -12,12 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from tm.log import LogError, LogMissing
 from tm.log.factory import look_at_log, open_log
 from tm.recovery.blocking import PAGE, at_work_in, decisions_in
+from tm.recovery.ownership import ownership_of
+from tm.recovery.service import RecoveryService
 from tm.resources import ConfigurationError, Resource, ResourceConfig
+from tm.two_phase.blocking import BlockingPorts
 from xa import NULL_XID, TMNOFLAGS, TMSTARTRSCAN, AxCode, ThreadOfControl, XaError, entered
 from xa.holdings import HoldingsReporting, InDoubtBranch
 from xa.secrets import masked
@@ -25,11 +28,13 @@ from xabridge.cli.origins import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import Self
 
     from tm.config import Configuration
     from tm.log import Decision, DecisionLog, LogImage
+    from tm.recovery.blocking import PassProgress
     from tm.recovery.ownership import AtWork
     from xa import Xid
     from xabridge.cli.origins import Describe
@@ -67,7 +72,7 @@ class Seen:
     read; `deciding` are the resources that decide, `deciders` maps the id of each that was reached to its name,
     `decided` that name to its decisions; `unreachable` maps a resource's name to what kept it from being asked;
     `origins` know of branches that no application's transaction manager made; `at_work` are the other processes of this
-    node, at each decider."""
+    node, at each decider; `own` is the incarnation under which who looks begins transactions at a decider, if any."""
 
     node: str
     configured: tuple[str, ...]
@@ -79,6 +84,103 @@ class Seen:
     unreachable: Mapping[str, str]
     origins: tuple[Describe, ...] = ()
     at_work: AtWork = field(default_factory=lambda: MappingProxyType({}))
+    own: bytes = b""
+
+
+class Place(Protocol):
+    """Where an operator looks and acts: a Site, or a transaction manager that runs (`xabridge.node`)."""
+
+    @property
+    def node(self) -> str:
+        """The node."""
+        ...
+
+    @property
+    def resources(self) -> Mapping[str, Resource]:
+        """Its resources by name."""
+        ...
+
+    @property
+    def has_the_log(self) -> bool:
+        """Whether the log is open here all the time, so that nothing is done without it."""
+        ...
+
+    def look(self) -> Seen:
+        """Reads the branches in doubt and the decisions."""
+        ...
+
+    def read_log(self) -> LogImage | LogError | None:
+        """The log as it is now; None where there is none, the error where it can't be read."""
+        ...
+
+    def holding_the_log(self) -> AbstractContextManager[DecisionLog | None]:
+        """The log, in which nobody else decides about what is in doubt while the block lasts. None where a resource
+        decides. LogError: it can't be had."""
+        ...
+
+    def recovery(self, log: DecisionLog | None, progress: PassProgress | None = None) -> RecoveryService:
+        """What makes recovery passes, with the log in hand."""
+        ...
+
+    def close(self) -> None:
+        """Closes what was opened for looking."""
+        ...
+
+
+class Scanner:
+    """Asks all of `resources`, each in a thread; their threads of control last as long as the scanner."""
+
+    def __init__(self, node: str, resources: Mapping[str, Resource], progress: Progress, *, now: bool = True) -> None:
+        self._node = node
+        self._resources = resources
+        self._progress = progress
+        self._now = now
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="xabridge-site")
+        self._controls = {name: ThreadOfControl() for name in resources}
+
+    def at_once(self, question: Callable[[Resource], T]) -> Iterator[T]:
+        """The answers of the resource managers to `question`, in their order; all are asked at once."""
+
+        def asked(resource: Resource) -> T:
+            with entered(self._controls[resource.name]):
+                return question(resource)
+
+        return self._threads.map(asked, list(self._resources.values()))
+
+    def look(self, read_log: Callable[[], LogImage | LogError | None], own: bytes = b"") -> Seen:
+        """What is in doubt; the log is read after the scan."""
+        scanned: dict[str, Scanned] = {}
+        decided: dict[str, dict[bytes, Decision]] = {}
+        unreachable: dict[str, str] = {}
+        asked = list(self._resources.values())
+        with self._progress.step("asking", len(asked)) as done:
+            answers = self.at_once(lambda resource: _scan(resource, now=self._now))
+            for resource, answer in zip(asked, answers, strict=True):
+                done(resource.name)
+                if isinstance(answer, XaError):
+                    unreachable[resource.name] = answer.message
+                elif answer is not None:
+                    scanned[resource.name] = answer
+        reached = [resource for resource in asked if resource.decides and resource.name not in unreachable]
+        at_work = {resource.name: at_work_in(resource, self._node) for resource in reached}
+        log = read_log()
+        for resource in reached:
+            told = _decided(resource, self._node)
+            if isinstance(told, str):
+                unreachable[resource.name] = told
+            else:
+                decided[resource.name] = told
+                scanned[resource.name] = Scanned((), tells=True)
+        deciders = {self._resources[name].decider.decider_id: name for name in decided}
+        deciding = tuple(resource.name for resource in asked if resource.decides)
+        return Seen(
+            self._node, tuple(self._resources), log, scanned, deciding, deciders, decided, unreachable, installed(),
+            at_work, own,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._threads.shutdown()
 
 
 class Site:
@@ -93,7 +195,7 @@ class Site:
             wanted = ResourceConfig(config) if isinstance(config, str) else config
             self.resources[name] = Resource(name, rmid, wanted, registrar)
         # kept for as long as the site: what a resource manager has for each thread, its connections say, ends with it
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="xabridge-site")
+        self._scanner = Scanner(configuration.node, self.resources, progress)
 
     def __enter__(self) -> Self:
         return self
@@ -101,45 +203,44 @@ class Site:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the resource managers."""
         for resource in self.resources.values():
             if resource.identity is not None:
                 with entered(ThreadOfControl()):
                     resource.close()
-        self._threads.shutdown()
+        self._scanner.close()
+
+    @property
+    def node(self) -> str:
+        """The node of the configuration."""
+        return self.configuration.node
+
+    @property
+    def has_the_log(self) -> bool:
+        """It is opened for what needs it."""
+        return False
 
     def look(self) -> Seen:
         """Reads the branches in doubt and the decisions."""
-        scanned: dict[str, Scanned] = {}
-        decided: dict[str, dict[bytes, Decision]] = {}
-        unreachable: dict[str, str] = {}
-        asked = list(self.resources.values())
-        with self._progress.step("asking", len(asked)) as done:
-            for resource, answer in zip(asked, self.at_once(_scan), strict=True):
-                done(resource.name)
-                if isinstance(answer, XaError):
-                    unreachable[resource.name] = answer.message
-                elif answer is not None:
-                    scanned[resource.name] = answer
-        node = self.configuration.node
-        reached = [resource for resource in asked if resource.decides and resource.name not in unreachable]
-        at_work = {resource.name: at_work_in(resource, node) for resource in reached}
-        log = self.read_log()
-        for resource in reached:
-            told = _decided(resource, node)
-            if isinstance(told, str):
-                unreachable[resource.name] = told
-            else:
-                decided[resource.name] = told
-                scanned[resource.name] = Scanned((), tells=True)
-        deciders = {self.resources[name].decider.decider_id: name for name in decided}
-        deciding = tuple(resource.name for resource in asked if resource.decides)
-        return Seen(
-            node, tuple(self.resources), log, scanned, deciding, deciders, decided, unreachable, installed(), at_work,
-        )  # fmt: skip
+        return self._scanner.look(self.read_log)
 
     def at_once(self, question: Callable[[Resource], T]) -> Iterator[T]:
         """The answers of the resource managers to `question`, in their order; all are asked at once."""
-        return self._threads.map(question, list(self.resources.values()))
+        return self._scanner.at_once(question)
+
+    def recovery(self, log: DecisionLog | None, progress: PassProgress | None = None) -> RecoveryService:
+        """What makes recovery passes, with the log in hand."""
+        return RecoveryService(
+            self.resources,
+            log,
+            BlockingPorts(self.resources, log),
+            (),
+            lambda: ownership_of(self.node, log, self.resources),
+            progress=progress,
+        )
 
     def read_log(self) -> LogImage | LogError | None:
         """The log as it stands on disk now; None where there is none, the error where it can't be read."""
@@ -184,10 +285,11 @@ def _checked(check: Callable[[str, str], T], url: str, node: str) -> T:
         raise ConfigurationError(str(error)) from error
 
 
-def _scan(resource: Resource) -> Scanned | XaError | None:
-    """The branches in doubt there; None for a decider, where nothing ever is. Runs in a thread of its own."""
+def _scan(resource: Resource, *, now: bool) -> Scanned | XaError | None:
+    """The branches in doubt there; None for a decider, where nothing ever is. Runs in a thread of its own. `now`: it is
+    tried whether its back-off has passed or not."""
     try:
-        resource.reopen(now=True)
+        resource.reopen(now=now)
         if resource.decides:
             return None
         rm = resource.rm

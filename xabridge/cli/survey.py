@@ -181,6 +181,7 @@ class _Surveyor:
             image.log_id if image is not None else b"",
             image.incarnations if image is not None else Incarnations(),
             seen.deciders,
+            seen.own,
         )
 
     def survey(self) -> Survey:

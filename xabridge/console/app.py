@@ -26,7 +26,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from xabridge.console.brokers import Away, BrokerLink, Refused, Trouble
+from xabridge.console.brokers import Away, BrokerLink, Refused, Trouble, Unknown
 from xabridge.console.drawing.picture import picture
 from xabridge.console.drawing.sparkline import sparkline
 from xabridge.console.history import History
@@ -193,6 +193,8 @@ class Console:
                 status = 403
             where = request.path_params.get("broker", "")
             title = {403: "Not permitted", 503: "Away"}.get(status, "Not done")
+            if isinstance(trouble, Unknown):
+                title = "Not known"
             return View("trouble.html", {"title": title, "trouble": trouble, "where": where, "kind": status}, status)
 
     def _live(self, page: Page) -> Callable[[Request], Awaitable[Response]]:

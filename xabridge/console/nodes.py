@@ -1,8 +1,12 @@
-"""NodeLink: what one node tells on its page `/node` (docs/operations.md), asked over HTTP with its token.
+"""NodeLink: what one node tells on its pages (docs/operations.md), asked over HTTP with its token, and what is finished
+through it by hand with the other one.
 
 However many pages show it, the node is asked once in KEPT_S. One that is away costs a page nothing: what failed last is
 told at once, and the next attempt goes on behind the page. What a node says is checked before it is shown, because any
 process could listen at that address.
+
+What is done through a node is asked for with a ticket that serves once. So if an answer is lost, it is asked for again
+with the same ticket: a node that lives answers with what came of it. Of one that does not, it is unknown.
 """
 
 from __future__ import annotations
@@ -15,22 +19,35 @@ from contextlib import closing
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from anyio.to_thread import run_sync
 
-from xabridge.console.brokers import Away
+from xabridge.console.brokers import Away, Refused, Trouble, Unknown
+from xabridge.node import survey_json
+from xabridge.node.operations import Choice
+from xabridge.node.pages import said_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from xabridge.cli.survey import Survey
     from xabridge.console.settings import WatchedNode
+    from xabridge.node.operations import Said, Wanted
 
+T = TypeVar("T")
 KEPT_S: Final = 1.5
 ANSWER_S: Final = 3.0
 PATIENCE_S: Final = 1.5
 MOST_OCTETS: Final = 16 << 20
+POST_S: Final = 15.0
+"""How long a node may take for an answer to what is done through it."""
+DOING_S: Final = 40.0
+"""How long what it does is waited for."""
+LOST_S: Final = 6.0
+"""After an answer was lost, how long it is asked for again."""
+AGAIN_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,70 +113,255 @@ class Node:
     consumers: tuple[Consumer, ...]
 
 
-class NodeLink:
-    """One node. `look` is called on the event loop."""
+@dataclass(frozen=True, slots=True)
+class InDoubt:
+    """What is in doubt at a node, as it sees that: its survey, the transactions that are under way there, by gtrid, and
+    whether it may be acted through."""
 
-    def __init__(self, watched: WatchedNode, clock: Callable[[], float] = time.monotonic) -> None:
-        self.name = watched.name
-        self._watched = watched
+    pid: int
+    acting: bool
+    survey: Survey
+    live: frozenset[bytes]
+
+
+class _Page(Generic[T]):
+    """One page of a node: the latest of it, and the next attempt. `look` is called on the event loop."""
+
+    def __init__(self, name: str, ask: Callable[[], T], clock: Callable[[], float]) -> None:
+        self._name = name
+        self._ask = ask
         self._clock = clock
-        self._latest: tuple[float, Node | Away] | None = None
-        self._asking: asyncio.Task[None] | None = None
+        self._latest: tuple[float, T | Away] | None = None
+        self.asking: asyncio.Task[None] | None = None
 
-    async def look(self) -> Node:
-        """What it tells. Away: it can't be reached, or what it says is no page of a node."""
+    async def look(self) -> T:
         latest = self._latest
         if latest is None or self._clock() - latest[0] >= KEPT_S:
-            if self._asking is None:
-                self._asking = asyncio.create_task(self._ask())
-            if latest is None or isinstance(latest[1], Node):
-                await asyncio.wait({self._asking}, timeout=PATIENCE_S)
+            if self.asking is None:
+                self.asking = asyncio.create_task(self._asked())
+            if latest is None or not isinstance(latest[1], Away):
+                await asyncio.wait({self.asking}, timeout=PATIENCE_S)
         latest = self._latest
         if latest is None:
-            raise Away(f"{self.name} has not answered yet")
+            raise Away(f"{self._name} has not answered yet")
         if isinstance(latest[1], Away):
             raise latest[1]
         if self._clock() - latest[0] >= KEPT_S + PATIENCE_S + ANSWER_S:
-            raise Away(f"{self.name} does not answer")
+            raise Away(f"{self._name} does not answer")
         return latest[1]
 
-    async def _ask(self) -> None:
+    def forget(self) -> None:
+        """What it told is not so any more."""
+        self._latest = None
+
+    async def _asked(self) -> None:
         try:
-            found: Node | Away = await run_sync(self._asked, abandon_on_cancel=True)
+            found: T | Away = await run_sync(self._ask, abandon_on_cancel=True)
         except Away as away:
             found = away
         finally:
-            self._asking = None
+            self.asking = None
         self._latest = self._clock(), found
 
-    def _asked(self) -> Node:
-        parts = urlsplit(self._watched.url)
-        secure = parts.scheme == "https"
-        host, port = parts.hostname or "", parts.port or (443 if secure else 80)
-        connection: HTTPConnection
-        if secure:
-            connection = HTTPSConnection(host, port, timeout=ANSWER_S, context=ssl.create_default_context())
-        else:
-            connection = HTTPConnection(host, port, timeout=ANSWER_S)
+
+class NodeLink:
+    """One node."""
+
+    def __init__(self, watched: WatchedNode, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = watched.name
+        self.watched = watched
+        self.page: _Page[Node] = _Page(self.name, self._node, clock)
+        self._in_doubt: _Page[InDoubt | None] = _Page(self.name, self._asked_in_doubt, clock)
+
+    async def look(self) -> Node:
+        """What it tells. Away: it can't be reached, or what it says is no page of a node."""
+        return await self.page.look()
+
+    async def in_doubt(self) -> InDoubt | None:
+        """What is in doubt there; None: it has no such page. Away."""
+        return await self._in_doubt.look()
+
+    @property
+    def may_act(self) -> bool:
+        """Whether the console has what lets it act there."""
+        return bool(self.watched.act_token)
+
+    async def choose(self, wanted: Wanted) -> tuple[Choice, str]:
+        """What it would do there now, and the ticket with which it is done. Away: nothing came; Refused."""
+        return await run_sync(self._choose, wanted)
+
+    async def carry_out(self, ticket: str, *, heuristic: bool, who: str) -> tuple[Said, ...]:
+        """Does what was shown. Away, Refused: nothing was done. Unknown: it may have been done."""
         try:
-            with closing(connection):
-                path = f"{parts.path.rstrip('/')}/node"
-                connection.request("GET", path, headers={"Authorization": f"Bearer {self._watched.token}"})
+            return await run_sync(self._carry_out, {"ticket": ticket, "heuristic": heuristic, "who": who})
+        finally:
+            self._in_doubt.forget()
+
+    # -- in a thread
+    def _node(self) -> Node:
+        status, body = self._get("/node")
+        if status == 404:
+            raise Away(f"{self.name} has no page /node: set http_token_env there")
+        if status != 200 or len(body) > MOST_OCTETS:
+            raise Away(f"{self.name} does not answer as a node does: status {status}, {len(body)} octets")
+        return self._read(body, node_of)
+
+    def _asked_in_doubt(self) -> InDoubt | None:
+        status, body = self._get("/node/in-doubt")
+        if status == 404:
+            return None
+        if status == 503:
+            raise Away(f"{self.name} can't tell what is in doubt: {self._read(body, _why)}")
+        if status != 200 or len(body) > MOST_OCTETS:
+            raise Away(f"{self.name} does not answer as a node does: status {status}, {len(body)} octets")
+        return self._read(body, _in_doubt_of)
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        try:
+            with closing(self._connection(ANSWER_S)) as connection:
+                connection.request("GET", self._path(path), headers={"Authorization": f"Bearer {self.watched.token}"})
                 response = connection.getresponse()
                 body = response.read(MOST_OCTETS + 1)
         except (OSError, HTTPException, ValueError) as error:
-            told = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise Away(f"{self.name} can't be reached: {told}") from None
+            raise Away(f"{self.name} can't be reached: {_told(error)}") from None
         if response.status == 401:
             raise Away(f"{self.name} has another token")
-        if response.status == 404:
-            raise Away(f"{self.name} has no page /node: set http_token_env there")
-        if response.status != 200 or len(body) > MOST_OCTETS:
-            raise Away(f"{self.name} does not answer as a node does: status {response.status}, {len(body)} octets")
+        return response.status, body
+
+    def _choose(self, wanted: Wanted) -> tuple[Choice, str]:
+        asked = {"doing": wanted.doing, "name": wanted.name, "on": list(wanted.on), "gone": list(wanted.gone)}
         try:
-            return node_of(json.loads(body))
+            told = self._post("/node/preview", asked)
+        except _Lost as lost:
+            raise Away(f"{self.name} does not answer: {lost}") from None
+        return self._read_told(told, _choice_of)
+
+    def _carry_out(self, asked: Mapping[str, Any]) -> tuple[Said, ...]:
+        until = time.monotonic() + DOING_S
+        sent = False
+        why = "it takes long"
+        while True:
+            try:
+                told = self._post("/node/act", asked)
+                came = str(told["state"])
+                said = said_of(told["said"]) if came == "done" else ()
+                why = str(told["why"]) if came in {"refused", "failed"} else why
+            except (Away, Refused, _NoTicket) as trouble:  # nothing was done by this request
+                if not sent and isinstance(trouble, _NoTicket):
+                    raise Refused(str(trouble)) from None
+                if not sent:
+                    raise
+                if not isinstance(trouble, Away):
+                    raise self._unknown("it was started anew meanwhile") from None
+                came = ""
+            except (_Lost, ValueError, KeyError, TypeError, AttributeError) as trouble:
+                sent, came, why = True, "", str(trouble)
+                until = min(until, time.monotonic() + LOST_S)
+            sent = True
+            if came == "done":
+                return said
+            if came == "refused":
+                raise Refused(why)
+            if came == "failed":
+                raise Trouble(why)
+            if time.monotonic() >= until:
+                raise self._unknown(why)
+            time.sleep(AGAIN_S)
+
+    def _unknown(self, why: str) -> Unknown:
+        return Unknown(f"it is unknown whether this was done by {self.name}: {why}. Look again")
+
+    def _post(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Away, Refused: it was not taken. _NoTicket. _Lost: unknown."""
+        body = json.dumps(asked).encode()
+        headers = {"Authorization": f"Bearer {self.watched.act_token}", "Content-Type": "application/json"}
+        with closing(self._connection(POST_S)) as connection:
+            try:
+                connection.connect()
+            except (OSError, HTTPException, ValueError) as error:
+                raise Away(f"nothing was done: {self.name} can't be reached: {_told(error)}") from None
+            try:
+                connection.request("POST", self._path(path), body=body, headers=headers)
+                response = connection.getresponse()
+                answer = response.read(MOST_OCTETS + 1)
+            except (OSError, HTTPException, ValueError) as error:
+                raise _Lost(_told(error)) from None
+        if response.status == 401:
+            raise Refused(f"nothing was done: {self.name} has another token for acting", right=True)
+        if response.status == 404:
+            raise Refused(f"nothing was done: {self.name} can't be acted through: set http_act_token_env there")
+        if response.status == 410:
+            raise _NoTicket(self._read(answer, _why))
+        if response.status in {400, 409}:
+            raise Refused(self._read(answer, _why))
+        if response.status != 200:
+            raise _Lost(f"status {response.status}")
+        try:
+            told = json.loads(answer)
+        except (ValueError, RecursionError):
+            raise _Lost("it does not answer as a node does") from None
+        if not isinstance(told, dict):
+            raise _Lost("it does not answer as a node does")
+        return told
+
+    def _connection(self, patience_s: float) -> HTTPConnection:
+        parts = urlsplit(self.watched.url)
+        host = parts.hostname or ""
+        if parts.scheme == "https":
+            return HTTPSConnection(host, parts.port or 443, timeout=patience_s, context=ssl.create_default_context())
+        return HTTPConnection(host, parts.port or 80, timeout=patience_s)
+
+    def _path(self, path: str) -> str:
+        return f"{urlsplit(self.watched.url).path.rstrip('/')}{path}"
+
+    def _read(self, body: bytes, read: Callable[[Any], T]) -> T:
+        try:
+            told = json.loads(body)
+        except (ValueError, RecursionError):
+            raise Away(f"{self.name} does not answer as a node does") from None
+        return self._read_told(told, read)
+
+    def _read_told(self, told: Any, read: Callable[[Any], T]) -> T:
+        try:
+            return read(told)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise Away(f"{self.name} does not answer as a node does") from None
+
+
+class _Lost(Exception):
+    """The request was sent, and no answer came."""
+
+
+class _NoTicket(Exception):
+    """The node does not know the ticket."""
+
+
+def _told(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _why(told: Any) -> str:
+    return str(told["why"])
+
+
+def _in_doubt_of(told: Any) -> InDoubt:
+    return InDoubt(
+        int(told["pid"]),
+        told["acting"] is True,
+        survey_json.survey_of(told["survey"]),
+        frozenset(bytes.fromhex(one) for one in told["live"]),
+    )
+
+
+def _choice_of(told: Any) -> tuple[Choice, str]:
+    refused, view = told["refused"], told["view"]
+    choice = Choice(
+        _texts(told["told"]),
+        None if refused is None else str(refused),
+        told["needs_heuristic"] is True,
+        None if view is None else survey_json.transaction_of(view),
+    )
+    return choice, str(told["ticket"])
 
 
 def node_of(told: Mapping[str, Any]) -> Node:

@@ -11,7 +11,7 @@ A broker's URL is an open string. With a user in it, the console watches that br
 signed in; pages never use that user. Without `[console.brokers]` the brokers are those of `[resources]`.
 
     [console.nodes]
-    orders-1 = { url = "http://orders-1:9464", token_env = "NODE_TOKEN" }
+    orders-1 = { url = "http://orders-1:9464", token_env = "NODE_TOKEN", act_token_env = "NODE_ACT_TOKEN" }
 """
 
 from __future__ import annotations
@@ -63,11 +63,13 @@ class WatchedBroker:
 
 @dataclass(frozen=True, slots=True)
 class WatchedNode:
-    """A node by its name: where its `http` answers, and what opens its page `/node`."""
+    """A node by its name: where its `http` answers, what opens its page `/node`, and what lets the console act there;
+    without `act_token` it only looks."""
 
     name: str
     url: str
     token: str = field(repr=False)
+    act_token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +219,13 @@ def _node(name: str, told: object, environment: Mapping[str, str]) -> WatchedNod
     where = f"console.nodes.{name}"
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"{where}: a node's name has up to 40 letters, digits and . _ -")
-    if not isinstance(told, dict) or set(told) != {"url", "token_env"} or not all(map(_is_text, told.values())):
-        raise ConfigurationError(f'{where}: expected {{ url = "http://host:9464", token_env = "NODE_TOKEN" }}')
-    url, variable = told["url"], told["token_env"]
+    keys = {"url", "token_env"}
+    if not isinstance(told, dict) or set(told) - {"act_token_env"} != keys or not all(map(_is_text, told.values())):
+        raise ConfigurationError(
+            f'{where}: expected {{ url = "http://host:9464", token_env = "NODE_TOKEN" }}, and act_token_env = "…" for '
+            "a node through which the console may act"
+        )
+    url = told["url"]
     try:
         parts = urlsplit(url)
         good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0 and url.isascii()
@@ -229,12 +235,18 @@ def _node(name: str, told: object, environment: Mapping[str, str]) -> WatchedNod
         raise ConfigurationError(
             f"{where}: expected a URL of http or https with host and port alone, like http://host:9464"
         )
+    token = _token(where, told["token_env"], environment)
+    act_token = _token(where, told["act_token_env"], environment) if "act_token_env" in told else ""
+    return WatchedNode(name, url, token, act_token)
+
+
+def _token(where: str, variable: str, environment: Mapping[str, str]) -> str:
     token = environment.get(variable, "")
     if not token:
         raise ConfigurationError(f"{where}: the environment variable {variable} is not set")
     if not (token.isascii() and token.isprintable()):
         raise ConfigurationError(f"{where}: the token in {variable} is not printable ASCII")
-    return WatchedNode(name, url, token)
+    return token
 
 
 def _is_text(value: object) -> bool:

@@ -81,20 +81,20 @@ def test_a_node_that_does_not_answer_costs_nothing_and_is_asked_again(clock: Clo
             link = NodeLink(away(), clock)
             with pytest.raises(Away, match="can't be reached"):
                 await link.look()
-            link._watched = one
+            link.watched = one
             clock.now += KEPT_S
             with pytest.raises(Away):  # what failed last, at once
                 await link.look()
-            assert link._asking is not None
-            await link._asking
+            assert link.page.asking is not None
+            await link.page.asking
             assert (await link.look()).node == "node-1"
         clock.now += 100
-        link._asking = asyncio.create_task(asyncio.sleep(60))
+        link.page.asking = asyncio.create_task(asyncio.sleep(60))
         began = time.monotonic()
         with pytest.raises(Away, match="does not answer"):
             await link.look()
         assert time.monotonic() - began < ANSWER_S + 10
-        link._asking.cancel()
+        link.page.asking.cancel()
 
     asyncio.run(looks())
 

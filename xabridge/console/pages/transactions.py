@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.exceptions import HTTPException
@@ -10,29 +11,58 @@ from starlette.responses import RedirectResponse, Response
 from xabridge.cli.completing import Act
 from xabridge.cli.names import NotFound, find
 from xabridge.cli.recovering import would
-from xabridge.cli.survey import State, Survey
+from xabridge.cli.survey import Known, State
 from xabridge.cli.tables import advice, state_of
 from xabridge.console.app import View
-from xabridge.console.brokers import Refused
-from xabridge.console.pages.asking import checked_form, of_each, page_of
-from xabridge.console.site_watch import finished
+from xabridge.console.brokers import Refused, Trouble, Unknown
+from xabridge.console.doubts import HERE, together
+from xabridge.console.pages.asking import Answer, checked_form, of_each, page_of
+from xabridge.node.operations import END, RECOVER, Wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.requests import Request
 
-    from xabridge.cli.survey import TransactionView
+    from xabridge.cli.survey import Survey, TransactionView
     from xabridge.console.app import Console
     from xabridge.console.brokers import BrokerLink
+    from xabridge.console.doubts import Doubts
+    from xabridge.console.nodes import InDoubt, NodeLink
     from xabridge.console.sessions import Session
+    from xabridge.node.operations import Choice, Said
 
 PAGE: Final = 20
 _PREPARED: Final = "S3 prepared"
-_VERBS: Final = {Act.COMMIT: "Commit", Act.ROLLBACK: "Roll back", Act.FORGET: "Forget"}
+VERBS: Final = {
+    Act.COMMIT.value: "Commit",
+    Act.ROLLBACK.value: "Roll back",
+    Act.FORGET.value: "Forget",
+    END: "End the decision of",
+}
 
 
 async def survey_for(console: Console, session: Session) -> Survey:
     """What is in doubt, as far as this user may see it. Refused: nothing of it."""
-    if console.site.can_act:
+    return (await doubts_for(console, session)).survey
+
+
+async def doubts_for(console: Console, session: Session) -> Doubts:
+    """The same, and as whose each transaction is shown."""
+    own, answers = await asyncio.gather(_own(console, session), asyncio.gather(*map(_of_node, console.nodes)))
+    nodes = {answer.broker: answer.told for answer in answers if answer.told is not None}
+    return together(own, nodes, {answer.broker: answer.trouble for answer in answers if answer.trouble})
+
+
+async def _of_node(link: NodeLink) -> Answer[InDoubt]:
+    try:
+        return Answer(link.name, await link.in_doubt())
+    except Trouble as trouble:
+        return Answer(link.name, None, str(trouble))
+
+
+async def _own(console: Console, session: Session) -> Survey:
+    if console.site.can_act or console.nodes:
         await _first(session).rights()
     beside = [link for name, link in session.links.items() if name not in console.site.resources]
     answers = await of_each(beside, _branches)
@@ -52,20 +82,32 @@ def _first(session: Session) -> BrokerLink:
     return next(iter(session.links.values()))
 
 
-async def may_act(console: Console, session: Session) -> str:
-    """Why this user can't finish transactions here; "" if the user can."""
-    if not console.site.can_act:
+async def may_act(console: Console, session: Session, place: str = HERE) -> str:
+    """Why this user can't finish transactions of `place`; "" if the user can."""
+    if place == HERE and not console.site.can_act:
         return "This console has no node of its own: use xabridge recover where the node runs."
-    link = _first(session)
-    rights = await link.rights()
+    if place != HERE:
+        link = _node(console, place)
+        if not link.may_act:
+            return f"This console only looks at {place}: act_token_env in [console.nodes] lets it act there."
+    first = _first(session)
+    rights = await first.rights()
     if rights.manage and rights.coordinate_all:
         return ""
-    return f"Finishing a transaction needs the permissions manage and coordinate = all at {link.name}."
+    return f"Finishing a transaction needs the permissions manage and coordinate = all at {first.name}."
+
+
+def _node(console: Console, name: str) -> NodeLink:
+    found = next((link for link in console.nodes if link.name == name), None)
+    if found is None:
+        raise HTTPException(404, "There is no node of this name here.")
+    return found
 
 
 async def transactions(console: Console, request: Request, session: Session) -> View:
     """All that are in doubt, the oldest first; and work that brokers have not prepared yet."""
-    found = await survey_for(console, session)
+    doubts = await doubts_for(console, session)
+    found = doubts.survey
     number, pages = page_of(request, len(found.transactions), PAGE)
     context = {
         "title": "Transactions",
@@ -74,11 +116,19 @@ async def transactions(console: Console, request: Request, session: Session) -> 
         "page": number,
         "pages": pages,
         "node": console.site.node,
+        "doubts": doubts,
+        "places": await _places(console, session, doubts),
         "may_not": await may_act(console, session),
         "working": await of_each(list(session.links.values()), _working),
         "live": True,
     }
     return View("transactions.html", context)
+
+
+async def _places(console: Console, session: Session, doubts: Doubts) -> list[str]:
+    """Where this user may have a recovery pass made."""
+    places = [HERE, *(name for name, node in doubts.nodes.items() if node.acting)]
+    return [place for place in places if not await may_act(console, session, place)]
 
 
 async def _working(link: BrokerLink) -> dict[str, Any]:
@@ -89,8 +139,10 @@ async def _working(link: BrokerLink) -> dict[str, Any]:
 
 async def transaction(console: Console, request: Request, session: Session) -> View:
     """One transaction with everything that is known of it."""
-    found = await survey_for(console, session)
+    doubts = await doubts_for(console, session)
+    found = doubts.survey
     view = _view(found, request.query_params.get("name", ""))
+    place = doubts.place_of(view)
     context = {
         "title": view.name,
         "view": view,
@@ -99,7 +151,11 @@ async def transaction(console: Console, request: Request, session: Session) -> V
         "advice": advice(view),
         "state_of": state_of,
         "acts": _acts(view),
-        "may_not": await may_act(console, session),
+        "verbs": VERBS,
+        "gone": _gone(view),
+        "at": place,
+        "shown_by": doubts.nodes.get(place),
+        "may_not": await may_act(console, session, place),
         "live": True,
     }
     return View("transaction.html", context)
@@ -112,44 +168,64 @@ def _view(found: Survey, name: str) -> TransactionView:
         raise Refused(f"{name} is not in doubt any more") from None
 
 
-def _acts(view: TransactionView) -> list[Act]:
+def _acts(view: TransactionView) -> list[str]:
     """The acts that can come into question."""
     states = {branch.state for branch in view.branches}
     acts = [Act.COMMIT, Act.ROLLBACK] if states & {State.PREPARED, State.IN_DOUBT} else []
     noted = any(branch.noted is not None for branch in view.branches)
-    return [*acts, *([Act.FORGET] if State.HEURISTIC in states or noted else [])]
+    return [act.value for act in (*acts, *([Act.FORGET] if State.HEURISTIC in states or noted else []))]
+
+
+def _gone(view: TransactionView) -> tuple[str, ...]:
+    """The resources without which its decision can be ended: those that it names and that are not configured."""
+    if view.decision is not Known.COMMIT:
+        return ()
+    return tuple(dict.fromkeys(branch.resource for branch in view.in_doubt if not branch.configured))
 
 
 async def choice(console: Console, request: Request, session: Session) -> View:
     """What an act would do."""
-    return await _choice(console, session, request.query_params.get("act", ""), request.query_params, "")
+    asked = request.query_params
+    place, doing, name, on = (asked.get(key, "") for key in ("at", "act", "name", "on"))
+    gone: tuple[str, ...] = ()
+    if doing == END:
+        await _check_right(console, session, place)
+        gone = _gone(_view(await survey_for(console, session), name))
+    return await _choice(console, session, place, _wanted(doing, name, on, gone), "")
 
 
-async def _choice(console: Console, session: Session, wanted: str, about: Any, why: str) -> View:
-    await _check_right(console, session)
-    act, name, on = _act(wanted), about.get("name", ""), about.get("on", "")
-    chosen = await console.site.choose(act, name, [on] if on else [])
+def _wanted(doing: str, name: str, on: str, gone: tuple[str, ...]) -> Wanted:
+    if doing not in VERBS:
+        raise HTTPException(404, "There is no such act.")
+    return Wanted(doing, name, (on,) if on else (), gone)
+
+
+async def _choice(console: Console, session: Session, place: str, wanted: Wanted, why: str) -> View:
+    await _check_right(console, session, place)
+    chosen, ticket = await _chosen(console, place, wanted)
+    if chosen.view is None:
+        raise Refused("nothing was done: there is nothing to show")
     context = {
-        "title": f"{_VERBS[act]} {chosen.planned.view.name}",
-        "act": act.value,
-        "name": name,
-        "on": on,
+        "title": f"{VERBS[wanted.doing]} {chosen.view.name}",
+        "verb": VERBS[wanted.doing],
+        "wanted": wanted,
+        "at": place,
+        "ticket": ticket,
         "choice": chosen,
-        "view": chosen.planned.view,
+        "view": chosen.view,
         "why": why,
     }
     return View("choice.html", context)
 
 
-def _act(text: str) -> Act:
-    try:
-        return Act(text)
-    except ValueError:
-        raise HTTPException(404, "There is no such act.") from None
+async def _chosen(console: Console, place: str, wanted: Wanted) -> tuple[Choice, str]:
+    if place == HERE:
+        return await console.site.choose(wanted), ""
+    return await _node(console, place).choose(wanted)
 
 
-async def _check_right(console: Console, session: Session) -> None:
-    why = await may_act(console, session)
+async def _check_right(console: Console, session: Session, place: str) -> None:
+    why = await may_act(console, session, place)
     if why:
         raise Refused(why, right=True)
 
@@ -157,34 +233,61 @@ async def _check_right(console: Console, session: Session) -> None:
 async def act(console: Console, request: Request, session: Session) -> View | Response:
     """Does it, if it is still what was shown."""
     fields = await checked_form(request, session)
-    await _check_right(console, session)
-    wanted, name, on = _act(fields.get("act", "")), fields.get("name", ""), fields.get("on", "")
-    told = fields.get("told", "").replace("\r\n", "\n").split("\n")
-    heuristic = fields.get("heuristic") == "yes"
-    asked = {"act": wanted.value, "transaction": name, "on": on, "heuristic": heuristic, "node": console.site.node}
-    console.audit(session, "finish", **asked)
+    place = fields.get("at", HERE)
+    await _check_right(console, session, place)
+    gone = tuple(one for one in _lines(fields.get("gone", "")) if one)
+    wanted = _wanted(fields.get("act", ""), fields.get("name", ""), fields.get("on", ""), gone)
     try:
-        done = await console.site.carry_out(wanted, name, [on] if on else [], told, heuristic=heuristic)
+        said = await _carried_out(console, session, place, wanted, fields)
     except Refused as refused:
-        console.audit(session, "refused", **asked, why=str(refused))
-        return await _choice(console, session, wanted.value, fields, str(refused))
-    for one in done:
-        console.audit(session, "finished", **asked, resource=one.branch.resource, ok=one.ok, said=one.said)
-        session.told.append(("good" if one.ok else "bad", finished(one)))
+        return await _choice(console, session, place, wanted, str(refused))
+    session.told += [("good" if one.ok else "bad", one.text) for one in said]
     return RedirectResponse("/transactions", 303)
 
 
-async def expected(console: Console, _request: Request, session: Session) -> View:
+def _lines(text: str) -> tuple[str, ...]:
+    return tuple(text.replace("\r\n", "\n").split("\n"))
+
+
+async def _carried_out(
+    console: Console, session: Session, place: str, wanted: Wanted, fields: Mapping[str, str]
+) -> tuple[Said, ...]:
+    """Does it there, with a line in the log before and after."""
+    heuristic = fields.get("heuristic") == "yes"
+    asked: dict[str, Any] = {"act": wanted.doing, "node": place or console.site.node}
+    if wanted.doing != RECOVER:
+        asked |= {"transaction": wanted.name, "on": "".join(wanted.on), "heuristic": heuristic}
+    if wanted.gone:
+        asked["gone"] = list(wanted.gone)
+    console.audit(session, "finish", **asked)
+    try:
+        if place == HERE:
+            said = await console.site.carry_out(wanted, _lines(fields.get("told", "")), heuristic=heuristic)
+        else:
+            who = f"{session.shown}, by the console"
+            said = await _node(console, place).carry_out(fields.get("ticket", ""), heuristic=heuristic, who=who)
+    except Trouble as trouble:
+        came = "refused" if isinstance(trouble, Refused) else "unknown" if isinstance(trouble, Unknown) else "failed"
+        console.audit(session, came, **asked, why=str(trouble))
+        raise
+    console.audit(session, "finished", **asked, ok=all(one.ok for one in said), said=[one.text for one in said])
+    return said
+
+
+async def expected(console: Console, request: Request, session: Session) -> View:
     """What a recovery pass would do."""
-    await _check_right(console, session)
-    return View("recover.html", {"title": "Recovery pass", "lines": await console.site.expected(), "done": False})
+    place = request.query_params.get("at", HERE)
+    await _check_right(console, session, place)
+    chosen, ticket = await _chosen(console, place, Wanted(RECOVER))
+    context = {"title": "Recovery pass", "lines": chosen.told, "done": False, "at": place, "ticket": ticket}
+    return View("recover.html", context)
 
 
 async def recover(console: Console, request: Request, session: Session) -> View:
     """Makes a recovery pass."""
-    await checked_form(request, session)
-    await _check_right(console, session)
-    console.audit(session, "recover", node=console.site.node)
-    lines = await console.site.recover()
-    console.audit(session, "recovered", node=console.site.node, lines=lines)
-    return View("recover.html", {"title": "Recovery pass", "lines": lines, "done": True})
+    fields = await checked_form(request, session)
+    place = fields.get("at", HERE)
+    await _check_right(console, session, place)
+    said = await _carried_out(console, session, place, Wanted(RECOVER), fields)
+    lines = [one.text for one in said]
+    return View("recover.html", {"title": "Recovery pass", "lines": lines, "done": True, "at": place, "ticket": ""})

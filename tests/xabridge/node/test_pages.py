@@ -1,0 +1,243 @@
+"""What a node that runs shows and does for whoever has its tokens, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.xabridge.cli.field import OTHER_LOG, OTHERS, xid_of
+from tests.tm.two_resources import Clock, TwoResources
+from tests.xabridge.node.conftest import ACT_TOKEN, TOKEN
+from tm import ConfigurationError, TransactionManager
+from tm.log import read_log
+from xa import Code
+from xabridge.node.pages import TICKET_S
+from xabridge.testing.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.xabridge.cli.field import Field
+    from tests.xabridge.node.conftest import Asker
+
+    Running = Callable[..., tuple[TransactionManager, Asker]]
+
+NAME = "orders-1·3fa91c·1"
+
+
+def undecided(field: Field) -> bytes:
+    """Prepared on both, and nothing is decided."""
+    gtrid = field.gtrid(1)
+    for store in ("broker", "shop"):
+        field.prepare(store, gtrid, "key")
+    return gtrid
+
+
+def test_a_node_tells_what_its_log_knows(field: Field, running: Running) -> None:
+    decided = field.gtrid(8)
+    field.decide(decided, "broker", "shop")
+    manager, asker = running()
+    field.prepare("shop", decided, "key")  # after the pass at the start
+    other = field.gtrid(5, incarnation=OTHERS, node="orders-2", log_id=OTHER_LOG)
+    field.prepare("shop", other, "another")
+    told = asker.in_doubt()
+    by_decision = {view["decision"]: view for view in told["survey"]["transactions"]}
+    assert set(by_decision) == {"none", "unknown"}, "the pass at the start has ended the decision"
+    assert "another node's" in by_decision["unknown"]["why"]
+    assert told["acting"] is True
+    manager.recover()
+    assert field.stores["shop"].data == {}
+
+
+def test_what_is_under_way_is_not_in_doubt(field: Field, running: Running) -> None:
+    manager, asker = running()
+    transaction = manager.begin()
+    manager["broker"].write("a", 1)
+    field.prepare("shop", transaction.gtrid, "as if its completion had begun")
+    told = asker.in_doubt()
+    assert told["survey"]["transactions"] == []
+    assert told["live"] == [transaction.gtrid.hex()]
+    status, said = asker.preview("rollback", str(transaction))
+    assert status == 409
+    assert "no such transaction is in doubt" in said["why"]
+    transaction.rollback()
+    assert len(asker.preview("rollback", str(transaction))[1]["told"]) == 2, "it is now"
+
+
+def test_it_commits_and_rolls_back_as_recover_does(
+    field: Field, running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, asker = running()
+    gtrid = undecided(field)
+    status, told = asker.preview("rollback", NAME)
+    assert status == 200
+    assert told["refused"] is None
+    assert told["told"][1] == "rolls back the branch on broker: as recovery would"
+    assert told["view"]["gtrid"] == gtrid.hex()
+    caplog.set_level(logging.WARNING, "xabridge.node.audit")
+    status, came = asker.act(told["ticket"])
+    assert came["state"] == "done"
+    assert [ok for ok, _ in came["said"]] == [True, True]
+    assert not field.stores["broker"].data
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "xabridge.node.audit"]
+    assert [(line["who"], line["came"], line["what"], line["transaction"]) for line in lines] == [
+        ("anna", "asked", "rollback", NAME),
+        ("anna", "done", "rollback", NAME),
+    ]
+
+
+def test_against_the_log_it_needs_consent_and_is_noted_first(field: Field, running: Running) -> None:
+    manager, asker = running()
+    gtrid = undecided(field)
+    assert asker.do("commit", NAME, on=["shop"])["state"] == "refused"
+    assert asker.in_doubt()["survey"]["transactions"]
+    status, told = asker.preview("commit", NAME, on=["shop"])
+    assert told["needs_heuristic"]
+    assert "this splits the transaction" in told["told"][1]
+    status, came = asker.act(told["ticket"], heuristic=True)
+    assert (status, came["state"]) == (200, "done"), came
+    assert field.stores["shop"].data == {"key": True}
+    (noted,) = read_log(field.log_folder).heuristics
+    assert (noted.branch.xid, noted.code) == (xid_of(gtrid, "shop"), Code.XA_HEURCOM)
+    manager.recover()
+    assert not field.stores["broker"].data, "which has no decision"
+    forgotten = asker.do("forget", NAME)
+    assert forgotten["state"] == "done", forgotten
+    assert not read_log(field.log_folder).heuristics
+
+
+def test_a_ticket_serves_once(field: Field, running: Running) -> None:
+    manager, asker = running()
+    undecided(field)
+    told = asker.preview("commit", NAME, on=["shop"])[1]
+    first = asker.act(told["ticket"], heuristic=True)
+    recorded = asker.act(told["ticket"], heuristic=True)
+    assert first == recorded, "what came of it is told again"
+    assert len(read_log(field.log_folder).heuristics) == 1
+    manager.recover()
+    field.prepare("broker", field.gtrid(2), "again")
+    assert asker.act(told["ticket"], heuristic=True) == first
+    assert asker.act("x" * 32)[0] == 410
+
+
+def test_of_two_operators_one_does_it(field: Field, running: Running) -> None:
+    _, asker = running()
+    undecided(field)
+    commit, rollback = (asker.preview(doing, NAME)[1]["ticket"] for doing in ("commit", "rollback"))
+    came: dict[str, Any] = {}
+    threads = [
+        threading.Thread(target=lambda doing=doing, ticket=ticket: came.update({doing: asker.act(ticket, heuristic=True)[1]}))
+        for doing, ticket in (("commit", commit), ("rollback", rollback))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(one["state"] for one in came.values()) == ["done", "refused"]
+    both = [bool(field.stores[name].data) for name in ("broker", "shop")]
+    assert both == [came["commit"]["state"] == "done"] * 2, "not split"
+    (lost,) = (one for one in came.values() if one["state"] == "refused")
+    assert lost["why"].startswith("nothing was done")
+
+
+def test_what_has_changed_since_is_not_done(field: Field, running: Running) -> None:
+    manager, asker = running()
+    undecided(field)
+    told = asker.preview("commit", NAME)[1]
+    manager.recover()
+    status, came = asker.act(told["ticket"], heuristic=True)
+    assert (status, came["state"]) == (200, "refused")
+    assert not field.stores["shop"].data
+
+
+def test_a_ticket_expires(field: Field, running: Running) -> None:
+    manager, asker = running()
+    clock = Clock()
+    manager._operations._clock = clock  # type: ignore[union-attr]
+    undecided(field)
+    told = asker.preview("rollback", NAME)[1]
+    clock.now += TICKET_S + 1
+    assert asker.act(told["ticket"])[0] == 410
+    assert asker.in_doubt()["survey"]["transactions"]
+
+
+def test_a_pass_is_made_now(field: Field, running: Running) -> None:
+    _, asker = running()
+    undecided(field)
+    status, told = asker.preview("recover")
+    assert status == 200
+    assert " ".join(" ".join(told["told"]).split()) == (
+        f"{NAME} would be rolled back on broker and shop, unless it is decided before"
+    )
+    came = asker.act(told["ticket"])[1]
+    assert came["said"] == [[True, f"{NAME}    rolled back on broker, shop"]]
+    assert asker.preview("recover")[1]["told"] == ["nothing found in doubt"]
+
+
+def test_a_decision_is_ended_without_what_is_gone(field: Field, running: Running) -> None:
+    gtrid = field.gtrid(1)
+    field.decide(gtrid, "broker", "shop")
+    field.prepare("broker", gtrid, "order")
+    manager, asker = running("broker")
+    refused = asker.preview("end", NAME, gone=["broker"])[1]
+    assert refused["refused"] == "broker is configured: recovery commits its branch"
+    status, told = asker.preview("end", NAME, gone=["shop"])
+    assert (status, told["refused"]) == (200, None)
+    assert "ends the decision without shop" in " ".join(told["told"])
+    came = asker.act(told["ticket"])[1]
+    assert came["said"][-1] == [True, f"{NAME}: the decision is ended"]
+    assert field.stores["broker"].data == {"order": True}
+    assert manager.log is not None
+    assert not manager.log.decisions()
+
+
+def test_without_its_token_nothing_can_be_posted(field: Field, running: Running) -> None:
+    _, asker = running()
+    undecided(field)
+    wanted = {"doing": "rollback", "name": NAME, "on": [], "gone": []}
+    for wrong in (TOKEN, "", ACT_TOKEN + "x"):
+        assert asker.send("/node/preview", wanted, token=wrong)[0] == 401
+        assert asker.send("/node/act", {"ticket": "x", "heuristic": True, "who": ""}, token=wrong)[0] == 401
+    assert asker.send("/node/in-doubt", token=ACT_TOKEN)[0] == 401
+    assert asker.send("/node/preview", token=ACT_TOKEN)[0] == 405
+    kind = {"Content-Type": "text/plain"}
+    assert asker.send("/node/preview", wanted, token=ACT_TOKEN, **kind)[0] == 415
+    assert asker.send("/node/preview", b"x" * 65537, token=ACT_TOKEN)[0] == 413
+    for told in (b"", b"[]", b"{}", b"[" * 60000, {**wanted, "doing": "purge"}, {**wanted, "on": [1]}):
+        assert asker.send("/node/preview", told, token=ACT_TOKEN)[0] == 400, told
+    for told in ({}, {"ticket": [], "heuristic": True, "who": "x"}):
+        assert asker.send("/node/act", told, token=ACT_TOKEN)[0] == 400
+    assert not field.stores["shop"].data
+
+
+def test_it_is_off_unless_configured(running: Running) -> None:
+    _, asker = running(http_act_token=None)
+    assert asker.in_doubt()["acting"] is False
+    assert asker.preview("recover")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("tokens", "why"),
+    [
+        ({"http_token": TOKEN, "http_act_token": TOKEN}, "the same as http_token"),
+        ({"http_token": TOKEN, "http_act_token": "short"}, "at least 16 printable ASCII characters"),
+        ({"http_act_token": ACT_TOKEN}, "has to see first"),
+    ],
+)
+def test_wrong_tokens_are_refused(tokens: dict[str, str], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        TwoResources(http=f"127.0.0.1:{free_port()}", **tokens)
+
+
+def test_a_resource_manager_that_is_away_is_told(field: Field, running: Running) -> None:
+    _, asker = running()
+    gtrid = undecided(field)
+    field.stores["shop"].reachable = False
+    told = asker.in_doubt()
+    assert set(told["survey"]["unreachable"]) == {"shop"}
+    assert [one["resource"] for one in told["survey"]["transactions"][0]["branches"]] == ["broker"]
+    assert asker.preview("rollback", str(xid_of(gtrid, "broker")))[0] == 200

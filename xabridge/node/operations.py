@@ -1,0 +1,225 @@
+"""Operations: what an operator can do about the transactions in doubt at a place. Each choice is shown before it is
+made, and made only if it is still what was shown.
+
+    choice = await operations.choose(Wanted("commit", "orders-1·3fa91c·8231"))
+    said = await operations.carry_out(Wanted(…), choice.told, heuristic=False)
+
+Everything is done by one thread, one thing after the other: of two operators who want something of one branch, the
+second one is told that it has changed. Looking is shared: however many ask, the resource managers are asked once in a
+few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from tm.log import LogError, LogLocked
+from tm.resources import ConfigurationError
+from xa import ThreadOfControl, XaError, entered
+from xabridge.cli import ending
+from xabridge.cli.completing import Act, Changed, Hand, explained, needs_the_log, plan, refusal
+from xabridge.cli.names import NotFound, find, only_on
+from xabridge.cli.progress import Progress
+from xabridge.cli.recovering import expected, one_pass, report_lines
+from xabridge.cli.survey import survey
+from xabridge.cli.text import printable, transaction_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xabridge.cli.completing import Plan
+    from xabridge.cli.ending import Ending
+    from xabridge.cli.site import Place, Seen
+    from xabridge.cli.survey import TransactionView
+
+T = TypeVar("T")
+KEPT_S: Final = 3.0
+"""What was seen serves everybody for so long."""
+PATIENCE_S: Final = 2.5
+CLOSE_S: Final = 3.0
+TOLD: Final = 50
+"""Transactions of a pass that are told one by one."""
+ANYWAY: Final = "tick the box that says so"
+END: Final = "end"
+RECOVER: Final = "recover"
+DOING: Final = frozenset({*(act.value for act in Act), END, RECOVER})
+"""What can be wanted."""
+
+
+class NotDone(Exception):
+    """Nothing was done. The text says why."""
+
+
+class NotTold(Exception):
+    """It can't be told now; of what was to be done, some may be done. The text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One of DOING; of the transaction `name`, its branches `on` these resources only; to end a decision, without the
+    resources `gone`."""
+
+    doing: str
+    name: str = ""
+    on: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What it would do, in words: that is what is agreed to. `refused` says why it can't be done as it is;
+    `needs_heuristic`: it can, with consent. A pass has no transaction to show."""
+
+    told: tuple[str, ...]
+    refused: str | None = None
+    needs_heuristic: bool = False
+    view: TransactionView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A result in words."""
+
+    ok: bool
+    text: str
+
+
+class Operations:
+    """The operations at `place`; its methods are called on one event loop."""
+
+    def __init__(self, place: Place, clock: Callable[[], float] = time.monotonic) -> None:
+        self.place = place
+        self._clock = clock
+        self._control = ThreadOfControl()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="xabridge-operations")
+        self._seen: tuple[float, Seen] | None = None
+        self._looking: asyncio.Future[Seen] | None = None
+
+    async def look(self) -> Seen:
+        """What is in doubt, as of a few seconds ago at most, unless the resource managers are slower. NotTold: they
+        have not answered yet, or can't be asked."""
+        if self._seen is not None and self._clock() - self._seen[0] < KEPT_S:
+            return self._seen[1]
+        if self._looking is None:
+            self._looking = self._begun(self.place.look)
+            self._looking.add_done_callback(self._looked)
+        done, _ = await asyncio.wait({self._looking}, timeout=PATIENCE_S)
+        if done:
+            try:
+                return done.pop().result()
+            except (ConfigurationError, LogError, XaError) as error:
+                raise NotTold(str(error)) from None
+        if self._seen is not None:
+            return self._seen[1]
+        raise NotTold("the resource managers have not answered yet")
+
+    async def choose(self, wanted: Wanted) -> Choice:
+        """What it would do now. NotDone: there is nothing to do it with."""
+        return await self._in_thread(lambda: self._choice(wanted, heuristic=False)[0])
+
+    async def carry_out(self, wanted: Wanted, told: tuple[str, ...], *, heuristic: bool) -> tuple[Said, ...]:
+        """Does what was shown as `told`. Of a pass, what it finds may be something else by now; it does what recovery
+        does in any case. NotDone; NotTold."""
+        return await self._in_thread(lambda: self._carried_out(wanted, told, heuristic=heuristic))
+
+    def close(self) -> None:
+        """Ends the thread after what is under way, and what was opened for looking."""
+        with suppress(TimeoutError, RuntimeError):  # a resource manager that hangs; it is closed already
+            self._thread.submit(self.place.close).result(CLOSE_S)
+        self._thread.shutdown(wait=False)
+
+    # -- on the loop
+    def _looked(self, looking: asyncio.Future[Seen]) -> None:
+        self._looking = None
+        if not looking.cancelled() and looking.exception() is None:
+            self._seen = (self._clock(), looking.result())
+
+    def _begun(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        def worked() -> T:
+            with entered(self._control):
+                return work()
+
+        try:
+            return asyncio.get_running_loop().run_in_executor(self._thread, worked)
+        except RuntimeError:  # it is closed
+            raise NotDone("nothing was done: this process is ending") from None
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        def worked() -> T:
+            try:
+                return work()
+            except LogLocked as error:
+                held = "The transaction manager that holds it recovers by itself; stop it to do it by hand"
+                raise NotDone(f"nothing was done: {error}. {held}") from None
+            except (Changed, NotFound, ConfigurationError) as error:
+                raise NotDone(f"nothing was done: {error}") from None
+            except LogError as error:
+                raise NotTold(str(error)) from None
+            except XaError as error:
+                raise NotTold(f"nothing was done: {error.message}") from None
+
+        self._seen = None
+        try:
+            return await asyncio.shield(self._begun(worked))
+        finally:
+            self._seen = None
+
+    # -- in the thread
+    def _choice(self, wanted: Wanted, *, heuristic: bool) -> tuple[Choice, Plan | Ending | None]:
+        seen = self.place.look()
+        found = survey(seen)
+        if wanted.doing == RECOVER:
+            return Choice(tuple(expected(found, TOLD))), None
+        view, branches = find(wanted.name, found.transactions)
+        if wanted.doing == END:
+            end = ending.planned_end(view, seen, found, frozenset(wanted.gone))
+            return Choice(tuple(ending.explained_end(end)), end.refused, view=view), end
+        planned = plan(Act(wanted.doing), view, only_on(branches, wanted.on, wanted.name), complete=found.complete)
+        if not planned.steps:
+            raise NotFound(f"{view.name}: these branches are finished already")
+        refused = refusal([planned], heuristic=heuristic, anyway=ANYWAY)
+        needs = planned.needs_heuristic and not planned.refused
+        return Choice(tuple(explained(planned)), refused, needs, view), planned
+
+    def _carried_out(self, wanted: Wanted, told: tuple[str, ...], *, heuristic: bool) -> tuple[Said, ...]:
+        if wanted.doing == RECOVER:
+            return tuple(self._passed())
+        choice, planned = self._choice(wanted, heuristic=heuristic)
+        if choice.told != told:
+            raise NotDone("nothing was done: what it would do has changed since it was shown. Look again")
+        if choice.refused is not None:
+            raise NotDone(f"nothing was done: {choice.refused}")
+        if isinstance(planned, ending.Ending):
+            result = ending.carry_out(self.place, planned, silent())
+            lines = tuple(Said(True, line) for line in ending.result_lines(planned, result, TOLD))
+            return lines if result.trouble is None else (*lines, Said(False, printable(result.trouble)))
+        assert planned is not None  # noqa: S101 — there is none for a pass only
+        hold = self.place.has_the_log or needs_the_log(planned)
+        with self.place.holding_the_log() if hold else nullcontext() as log:
+            done = Hand(self.place, log).carry_out(planned)
+        return tuple(
+            Said(
+                one.ok, f"{transaction_name(one.branch.xid)} on {printable(one.branch.resource)}: {printable(one.said)}"
+            )
+            for one in done
+        )
+
+    def _passed(self) -> list[Said]:
+        with self.place.holding_the_log() as log:
+            report = one_pass(self.place, log, silent())
+        away = [
+            Said(False, f"{printable(name)} could not be reached: {printable(why)}")
+            for name, why in report.unreachable.items()
+        ]
+        return [*(Said(True, line) for line in report_lines(report, TOLD)), *away]
+
+
+def silent() -> Progress:
+    """The progress of what nobody watches."""
+    return Progress(io.StringIO(), quiet=True)

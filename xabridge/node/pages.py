@@ -1,0 +1,196 @@
+"""NodePages: what a running manager shows and does for whoever finishes transactions by hand (docs/operations.md,
+"Acting through a node").
+
+    GET  /node/in-doubt   with http_token       what is in doubt, as `recover list` shows it
+    POST /node/preview    with http_act_token   {"doing", "name", "on", "gone"}: what it would do, and a ticket
+    POST /node/act        with http_act_token   {"ticket", "heuristic", "who"}: does it, and says what came of it
+
+What is done is what a ticket was given for, and nothing else: whoever has the ticket has seen the words. It is drawn by
+this process, serves once, and for TICKET_S. So a request that is sent again, by a proxy or by somebody who has recorded
+it, does nothing: it is answered with what came of the first one. After a restart no ticket of before is known (410).
+Then it is not known here what came of it, and the asker looks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from xa.telemetry.endpoint import JSON, Answer
+from xabridge.cli.survey import survey
+from xabridge.node import survey_json
+from xabridge.node.operations import DOING, RECOVER, NotDone, NotTold, Operations, Said, Wanted, silent
+from xabridge.node.running import RunningNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tm.manager import TransactionManager
+    from tm.transaction import Transaction
+    from xa.telemetry.endpoint import Act, Page
+
+LOG: Final = logging.getLogger("xabridge.node")
+AUDIT: Final = logging.getLogger("xabridge.node.audit")
+TICKET_S: Final = 900.0
+TICKETS: Final = 1000
+ANSWER_S: Final = 8.0
+"""How long who asked waits for what is done; then it is told that it goes on."""
+LIVE: Final = 500
+_LONGEST: Final = 1000
+_MANY: Final = 50
+
+
+class NodePages:
+    """The `tm.operations.Operations` of a manager."""
+
+    def __init__(
+        self,
+        manager: TransactionManager[Transaction],
+        *,
+        acting: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._acting = acting
+        self._clock = clock
+        self._operations: Operations | None = None
+        self._tickets: dict[str, _Ticket] = {}
+
+    @property
+    def pages(self) -> Mapping[str, Page]:
+        return {"/node/in-doubt": self._in_doubt}
+
+    @property
+    def acts(self) -> Mapping[str, Act]:
+        return {"/node/preview": self._preview, "/node/act": self._act}
+
+    def close(self) -> None:
+        if self._operations is not None:
+            self._operations.close()
+
+    @property
+    def operations(self) -> Operations:
+        """What is done it with; made when somebody asks first, because the manager is not complete before."""
+        if self._operations is None:
+            self._operations = Operations(RunningNode(self._manager, silent()), self._clock)
+        return self._operations
+
+    # -- the pages
+    async def _in_doubt(self) -> Answer:
+        try:
+            found = survey(await self.operations.look())
+        except (NotDone, NotTold) as error:
+            return _answer(503, {"why": str(error)})
+        live = [one.gtrid.hex() for one in self._manager.live if not one.waits][:LIVE]
+        return _answer(
+            200, {"pid": os.getpid(), "acting": self._acting, "survey": survey_json.told(found), "live": live}
+        )
+
+    async def _preview(self, body: bytes) -> Answer:
+        try:
+            wanted = _wanted(json.loads(body))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return _answer(400, {"why": f"this asks for nothing that can be done: {error}"})
+        try:
+            choice = await self.operations.choose(wanted)
+        except (NotDone, NotTold) as error:
+            return _answer(409, {"why": str(error)})
+        ticket = self._ticket_for(wanted, choice.told)
+        view = None if choice.view is None else survey_json.transaction_told(choice.view)
+        told = {"told": choice.told, "refused": choice.refused, "needs_heuristic": choice.needs_heuristic, "view": view}
+        return _answer(200, {"ticket": ticket, **told})
+
+    async def _act(self, body: bytes) -> Answer:
+        try:
+            told = json.loads(body)
+            number, heuristic, who = told["ticket"], told["heuristic"] is True, str(told["who"])[:_LONGEST]
+            ticket = self._tickets.get(number)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            return _answer(400, {"why": f"this asks for nothing that can be done: {error}"})
+        if ticket is None or (ticket.doing is None and self._clock() - ticket.since > TICKET_S):
+            why = "nothing was done now: it is not known here what was shown. Look again"
+            return _answer(410, {"why": why})
+        if ticket.doing is None:
+            ticket.doing = asyncio.get_running_loop().create_task(self._carried_out(ticket, who, heuristic=heuristic))
+        await asyncio.wait({ticket.doing}, timeout=ANSWER_S)
+        if not ticket.doing.done():
+            return _answer(200, {"state": "running"})
+        return _answer(200, ticket.doing.result())
+
+    # -- tickets
+    def _ticket_for(self, wanted: Wanted, told: tuple[str, ...]) -> str:
+        while len(self._tickets) >= TICKETS:
+            oldest = next((name for name, one in self._tickets.items() if one.is_over), next(iter(self._tickets)))
+            del self._tickets[oldest]
+        number = secrets.token_urlsafe(24)
+        self._tickets[number] = _Ticket(wanted, told, self._clock())
+        return number
+
+    async def _carried_out(self, ticket: _Ticket, who: str, *, heuristic: bool) -> dict[str, Any]:
+        wanted = ticket.wanted
+        about = {"node": self._manager.node, "what": wanted.doing, "heuristic": heuristic}
+        if wanted.doing != RECOVER:
+            about |= {"transaction": wanted.name, "on": list(wanted.on), "gone": list(wanted.gone)}
+        _audit(who, "asked", about, told=list(ticket.told))
+        try:
+            said = await self.operations.carry_out(wanted, ticket.told, heuristic=heuristic)
+        except NotDone as error:
+            _audit(who, "refused", about, why=str(error))
+            return {"state": "refused", "why": str(error)}
+        except NotTold as error:
+            _audit(who, "failed", about, why=str(error))
+            return {"state": "failed", "why": str(error)}
+        except Exception as error:
+            LOG.exception("what was asked for by hand has failed")
+            _audit(who, "failed", about, why=type(error).__name__)
+            return {
+                "state": "failed",
+                "why": "it is unknown whether this was done: the node's log says why. Look again",
+            }
+        _audit(who, "done", about, said=[one.text for one in said], ok=all(one.ok for one in said))
+        return {"state": "done", "said": [[one.ok, one.text] for one in said]}
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """What was shown, and what came of it."""
+
+    wanted: Wanted
+    told: tuple[str, ...]
+    since: float
+    doing: asyncio.Task[dict[str, Any]] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.doing is not None and self.doing.done()
+
+
+def _wanted(told: Any) -> Wanted:
+    doing, name = told["doing"], told["name"]
+    on, gone = told["on"], told["gone"]
+    texts = [name, *on, *gone]
+    if doing not in DOING:
+        raise ValueError(f"doing is one of {', '.join(sorted(DOING))}")
+    if len(texts) > _MANY or not all(isinstance(one, str) and len(one) <= _LONGEST for one in texts):
+        raise ValueError("names are texts")
+    return Wanted(doing, name, tuple(on), tuple(gone))
+
+
+def said_of(told: Any) -> tuple[Said, ...]:
+    """The results again, where they are read."""
+    return tuple(Said(ok is True, str(text)) for ok, text in told)
+
+
+def _answer(status: int, told: Mapping[str, Any]) -> Answer:
+    return Answer(status, json.dumps(told).encode() + b"\n", JSON)
+
+
+def _audit(who: str, came: str, about: Mapping[str, Any], **more: Any) -> None:
+    """A line about what is done by hand. As a warning, because it is to be read also where logging is not set up."""
+    AUDIT.warning("%s", json.dumps({"who": who, "came": came, **about, **more}, ensure_ascii=True))
