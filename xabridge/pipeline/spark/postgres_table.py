@@ -117,8 +117,9 @@ def _make_staging(target: TableTarget, url: str) -> None:
         ) from error
 
 
-def check_rows(target: TableTarget, table: PostgresTable, rows: Mapping[str, str]) -> None:
-    """PipelineError: rows with these columns (name → Spark type) can't be written to `target`."""
+def check_rows(target: TableTarget, table: PostgresTable, rows: Mapping[str, str], option: str = "columns") -> None:
+    """PipelineError: rows with these columns (name → Spark type) can't be written to `target`. `option` is the one that
+    names them."""
     where = f"table {target.resource}:{target.table}"
     known = {column.name: column for column in table.columns}
     for name, type_ in rows.items():
@@ -127,7 +128,7 @@ def check_rows(target: TableTarget, table: PostgresTable, rows: Mapping[str, str
             meant = f" (did you mean {close[0]}?)" if close else ""
             raise PipelineError(
                 f"{where}: it has no column {name!r}{meant}; it has {', '.join(known)}. Select what belongs there, or "
-                "name it in the option columns"
+                f"name it in the option {option}"
             )
         if known[name].made:
             raise PipelineError(f"{where}: PostgreSQL makes the column {name} itself; leave it out")
