@@ -25,7 +25,7 @@ from base64 import b64encode
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, LiteralString, cast
 
 import psycopg
 from psycopg import sql
@@ -144,12 +144,18 @@ class RowsGone(Exception):
     """Rows that were reported are not staged any more: the server has crashed, or the batch was aborted."""
 
 
+def in_order(staged: Sequence[StagedRows]) -> list[StagedRows]:
+    """The rows as they are to be written: table by table, and in each of them in the order of the tasks."""
+    ordered = sorted(staged, key=lambda one: one.place)
+    tables = list(dict.fromkeys(one.target.table for one in ordered))
+    return sorted(ordered, key=lambda one: tables.index(one.target.table))
+
+
 def upsert(connection: Any, gtrid: bytes, staged: Sequence[StagedRows], pipeline: bytes) -> None:
     """Upserts what was staged, under the branch of `connection`, and deletes what gtrids that begin with `pipeline`
     have staged. psycopg.Error, RowsGone; PipelineError: the target has no such column."""
     cursor = connection.cursor()
-    ordered = sorted(staged, key=lambda one: one.place)
-    for (target, columns), group in groupby(ordered, key=lambda one: (one.target, one.columns)):
+    for (target, columns), group in groupby(in_order(staged), key=lambda one: (one.target, one.columns)):
         some = list(group)
         _Upsert(cursor, gtrid, target, columns, some).run()
     # Rows that another branch is about to delete are skipped: it is decided, and not committed yet.
@@ -170,7 +176,7 @@ class _Upsert:
         self._target = target
         self._columns = columns
         self._rows = sum(one.rows for one in staged)
-        self._name = sql.Identifier(*target.table.split("."))
+        self._name = sql.SQL(cast("LiteralString", target.table))  # options have checked that it is a name
         attempts = [one.attempt for one in staged]
         self._where = sql.SQL("gtrid = {} AND attempt = ANY ({})").format(gtrid, attempts)
 
@@ -251,7 +257,7 @@ class _Upsert:
         self._cursor.execute(
             "SELECT attname, format_type(atttypid, -1) FROM pg_attribute "
             "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
-            [self._name.as_string()],
+            [self._target.table],
         )
         known = dict(self._cursor.fetchall())
         missing = [name for name in self._columns if name not in known]
