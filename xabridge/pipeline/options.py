@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from xa import check_node
 from xabridge.pipeline.core import AddressTarget, PipelineError, Settings, Source, TableTarget
+from xabridge.pipeline.core.task.databases import SCHEMES, scheme_of
 from xabridge.pipeline.core.user_functions import function_named
 from xabridge.pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
 from xabridge.pipeline.json_schema import ddl_of
@@ -29,7 +30,6 @@ PARTITIONS: Final = 2
 MAX_PARTITIONS: Final = 1000
 LOCK_TIMEOUT_S: Final = 10.0
 BROKERS: Final = ("amqp", "amqps")
-DATABASES: Final = ("postgresql",)
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NAME: Final = re.compile(r'[A-Za-z_][\w$]*|"(?:[^"]|"")+"')
 _BETWEEN_COMMAS: Final = re.compile(r'(?:[^",]|"(?:[^"]|"")*"?)+')
@@ -192,7 +192,7 @@ def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] =
 def _tables(given: _Given, settings: Settings) -> Routing[TableRows]:
     """The tables, and which rows go into each of them."""
     texts = given.targets("table")
-    named = [_placed(given, settings, "table", text, DATABASES) for text in texts]
+    named = [_placed(given, settings, "table", text, SCHEMES) for text in texts]
     for _, table in named:
         parts = _NAME.findall(table)
         if ".".join(parts) == table and 1 <= len(parts) <= 2:
@@ -254,7 +254,7 @@ def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: 
 
 def _chosen(given: _Given, settings: Settings, option: str, name: str, schemes: Sequence[str]) -> str:
     """The resource `name`, or the only one with one of `schemes`."""
-    fitting = [one for one, url in settings.resources if url.partition("://")[0] in schemes]
+    fitting = [one for one, url in settings.resources if scheme_of(url) in schemes]
     if not name:
         if len(fitting) == 1:
             return fitting[0]

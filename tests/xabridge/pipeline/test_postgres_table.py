@@ -16,7 +16,8 @@ from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import TableTarget
 from xabridge.pipeline.core.task.table_writer import csv_rows
 from xabridge.pipeline.options import sink_options
-from xabridge.pipeline.spark.postgres_table import check_rows, csv_of, look_up
+from xabridge.pipeline.spark.database_table import check_rows, look_up
+from xabridge.pipeline.spark.postgres_table import csv_of
 from xabridge.pipeline.spark.task_writer import layout
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def test_every_type_arrives_as_it_was(database: str) -> None:
         ({"id": "bigint"}, (), "text_ must have a value, and the query gives none"),
         ({"id": "double", "text_": "string"}, (), "the column id is int8, and can't hold every double; cast it"),
         ({"id": "bigint", "text_": "binary"}, (), "the column text_ is text, and can't hold every binary"),
-        ({"id": "bigint", "text_": "string", "twice": "bigint"}, (), "PostgreSQL makes the column twice itself"),
+        ({"id": "bigint", "text_": "string", "twice": "bigint"}, (), "the database makes the column twice itself"),
         ({"id": "bigint", "text_": "string"}, ("small",), "the query has no column small, which is in the key"),
         ({"id": "bigint", "text_": "string"}, ("text_",), r"no unique constraint has exactly .* id; small, text_"),
     ],

@@ -30,7 +30,12 @@ def test_each_target_gets_its_rows_in_their_order() -> None:
 def test_rows_that_name_no_target_go_by_the_default_or_are_refused() -> None:
     assert _split(LENIENT, [None, "orders", "unknown", None]) == {"r": [0, 2, 3], "o": [1]}
     assert _split(LENIENT, [None, None]) == {"r": [0, 1]}
-    for kinds, told in ((["orders", "unknown"], "'unknown'"), (["orders", None], "null"), ([None], "null")):
+    refused: list[tuple[list[str | None], str]] = [
+        (["orders", "unknown"], "'unknown'"),
+        (["orders", None], "null"),
+        ([None], "null"),
+    ]
+    for kinds, told in refused:
         with pytest.raises(
             BatchRefused, match=rf"column kind is {told}, and names none .*\(orders, returns, "
         ) as error:

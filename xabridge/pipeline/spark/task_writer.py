@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from xabridge.pipeline.core import Attempt, BatchRefused, PipelineError, SinkReport
 from xabridge.pipeline.core.retry import Backoff
+from xabridge.pipeline.core.task.databases import MARIADB, scheme_of
 from xabridge.pipeline.options import TableRows
 from xabridge.pipeline.spark.message_rows import COLUMNS, RECEIVED, SENT, messages_of, with_body
 
@@ -61,7 +62,7 @@ def _check_route(option: str, column: str, rows: Mapping[str, str]) -> None:
 
 
 def _table(options: SinkOptions, one: TableRows, rows: Mapping[str, str], routes: Sequence[str]) -> TableRows:
-    from xabridge.pipeline.spark.postgres_table import check_rows, look_up  # noqa: PLC0415 — loads psycopg
+    from xabridge.pipeline.spark.database_table import check_rows, look_up  # noqa: PLC0415 — loads pyarrow
 
     target = one.target
     named = f"columns.{target.table}" if options.tables.column else "columns"
@@ -168,9 +169,17 @@ class TaskWriter:
         from xabridge.pipeline.spark.routed_rows import split  # noqa: PLC0415 — planners don't write
 
         for table, rows in split(self.layout.tables, batch, "table"):
-            from xabridge.pipeline.spark.postgres_table import csv_of  # noqa: PLC0415 — loads psycopg
-
-            task.write_csv(table.target, table.columns, csv_of(rows, table.columns), len(rows))
+            self._write_table(task, table, rows)
         if self.layout.addresses:
             for address, rows in split(self.layout.addresses, with_body(batch), "address"):
                 task.send(address, messages_of(rows))
+
+    def _write_table(self, task: SinkTask, table: TableRows, rows: pa.RecordBatch) -> None:
+        if scheme_of(self.plan.url(table.target.resource)) in MARIADB:
+            from xabridge.pipeline.spark.mariadb_table import rows_of  # noqa: PLC0415 — loads PyMySQL
+
+            task.write_rows(table.target, table.columns, rows_of(rows, table.columns))
+        else:
+            from xabridge.pipeline.spark.postgres_table import csv_of  # noqa: PLC0415 — loads psycopg
+
+            task.write_csv(table.target, table.columns, csv_of(rows, table.columns), len(rows))

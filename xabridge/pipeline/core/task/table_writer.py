@@ -9,7 +9,7 @@ back, and the write is repeated.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, LiteralString, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 from psycopg import sql
@@ -42,7 +42,7 @@ class TableWriter:
         self._connection = connection
         self._target = target
         self._orphans = orphans
-        self._name = sql.SQL(cast("LiteralString", target.table))  # options have checked that it is a name
+        self._name = sql.SQL(target.table)  # options have checked that it is a name
         self._execute(sql.SQL("SET LOCAL lock_timeout = {}").format(round(target.lock_timeout_s * 1000)))
 
     def csv(self, columns: Sequence[str], octets: bytes) -> None:
