@@ -149,9 +149,7 @@ class TransactionManager(Generic[Tx_co]):
         http_act_token: str | None = None,
     ) -> None:
         self.node = _configured(check_node, node)
-        for what, seconds in (("timeout_s", timeout_s), ("recovery_interval_s", recovery_interval_s)):
-            if not SECONDS.fits(seconds):
-                raise ConfigurationError(misfit(what, SECONDS, seconds))
+        _check_seconds(timeout_s=timeout_s, recovery_interval_s=recovery_interval_s)
         self._endpoint: EndpointThread | None = None
         self.exposition = exposition() if http is not None else None
         """The metrics that `http` shows, or why it shows none."""
@@ -166,9 +164,7 @@ class TransactionManager(Generic[Tx_co]):
         self._resources = self._configure(resources or {}, clock)
         self._transaction = self._check_annotated(transaction)
         self._decider = self._choose_decider(decider, log)
-        self._log: DecisionLog | None = _configured(open_log, log, node) if isinstance(log, str) else log
-        if self._log is not None and self._log.node != node:
-            raise ConfigurationError(f"log: it is that of node {self._log.node}, not of {node}: name one of its own")
+        self._log = _opened(log, node)
         self._closed = False
         self._consumers: WeakSet[Consumer] = WeakSet()
         self._unusable: str | None = None
@@ -703,6 +699,20 @@ def _token_in(key: str, variable: str | None) -> str | None:
     if not token:
         raise ConfigurationError(f"{key}: the environment variable {variable} is not set; set it for this process")
     return token
+
+
+def _opened(log: str | DecisionLog | None, node: str) -> DecisionLog | None:
+    opened: DecisionLog | None = _configured(open_log, log, node) if isinstance(log, str) else log
+    if opened is not None and opened.node != node:
+        raise ConfigurationError(f"log: it is that of node {opened.node}, not of {node}: name one of its own")
+    return opened
+
+
+def _check_seconds(**told: float) -> None:
+    """ConfigurationError: one of these settings is not a number of seconds."""
+    for setting, seconds in told.items():
+        if not SECONDS.fits(seconds):
+            raise ConfigurationError(misfit(setting, SECONDS, seconds))
 
 
 def _checked_tokens(http: str | None, token: str | None, act_token: str | None) -> tuple[str | None, str | None]:

@@ -55,6 +55,13 @@ class ParkedBranches:
             return None
         return connection
 
+    def let_go(self, xid: Xid) -> None:
+        """Ends the session that is kept for the branch: any other session can complete it then."""
+        with self._lock:
+            connection = self._parked.pop(xid, None)
+        if connection is not None:
+            self._end(connection)
+
     def give_up(self, xid: Xid) -> None:
         """The connection was lost over XA PREPARE, which its session may still carry out."""
         with self._lock:

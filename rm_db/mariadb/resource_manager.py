@@ -109,6 +109,13 @@ class MariaResource(Switch[Part[MariaTransaction]]):
         database = self._mariadb.database
         return None if database is None else database.pool.usage
 
+    def let_go(self, xid: Xid) -> None:
+        """For a branch that this process has prepared, and that another one will complete: ends the session that is
+        kept for it. Otherwise the other process would have to end it."""
+        database = self._mariadb.database
+        if database is not None:
+            database.parked.let_go(xid)
+
     def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
         return self.page("in_doubt", self._mariadb.reports, rmid, flags, count)
 

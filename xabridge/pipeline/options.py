@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from xa import check_node
 from xabridge.pipeline.core import AddressTarget, PipelineError, Settings, Source, TableTarget
+from xabridge.pipeline.core.task.databases import SCHEMES, scheme_of
 from xabridge.pipeline.core.user_functions import function_named
 from xabridge.pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
 from xabridge.pipeline.json_schema import ddl_of
+from xabridge.pipeline.routing import Routing, places_of
 from xabridge.pipeline.settings import settings_from
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
 Body = Literal["binary", "text"]
 
@@ -28,10 +30,9 @@ PARTITIONS: Final = 2
 MAX_PARTITIONS: Final = 1000
 LOCK_TIMEOUT_S: Final = 10.0
 BROKERS: Final = ("amqp", "amqps")
-DATABASES: Final = ("postgresql",)
-_RESOURCE: Final = "resource."
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NAME: Final = re.compile(r'[A-Za-z_][\w$]*|"(?:[^"]|"")+"')
+_BETWEEN_COMMAS: Final = re.compile(r'(?:[^",]|"(?:[^"]|"")*"?)+')
 
 SHARED: Final[Mapping[str, str]] = {
     "pipeline": "the pipeline's name, which must not change; no other pipeline of this log may have it",
@@ -56,12 +57,21 @@ SOURCE: Final[Mapping[str, str]] = {
 }
 SINK: Final[Mapping[str, str]] = {
     **SHARED,
-    "table": "where rows go: shop:public.revenue, or public.revenue if there is one database",
+    "table": "where rows go: shop:public.revenue, or public.revenue if there is one database; with table_column "
+    "several, with commas between them",
+    "table_column": "the column that says which of the tables a row goes into, by its name",
+    "table_default": "the table for rows whose table_column is null or names none (default: such a row is an error)",
     "columns": "the columns that go into the table (default: all; with an address, all but those of messages)",
     "key": "columns of a unique constraint: rows are upserted",
     "update": "SET clause for rows that exist (default: every other column is replaced)",
+    "columns.TABLE": "columns of one of several tables",
+    "key.TABLE": "key of one of several tables",
+    "update.TABLE": "update of one of several tables",
     "lockTimeout": f"seconds to wait for a row that another transaction has locked (default {LOCK_TIMEOUT_S:g})",
-    "address": "where messages go: broker:alerts, or alerts if there is one broker",
+    "address": "where messages go: broker:alerts, or alerts if there is one broker; with address_column several, with "
+    "commas between them",
+    "address_column": "the column that says which of the addresses a row's message is sent to, by its name",
+    "address_default": "the address for rows whose address_column is null or names none (default: an error)",
 }
 OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
 """Options that Spark reads itself and passes on."""
@@ -79,13 +89,20 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class TableRows:
+    """Rows for a table: its columns that they have. In options these are empty for the default."""
+
+    target: TableTarget
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The options of the format `xa`: a table, an address or both. `columns` is empty for the default."""
+    """The options of the format `xa`: tables, addresses or both."""
 
     settings: Settings
-    table: TableTarget | None
-    address: AddressTarget | None
-    columns: tuple[str, ...]
+    tables: Routing[TableRows]
+    addresses: Routing[AddressTarget]
 
 
 def source_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SourceOptions:
@@ -156,22 +173,15 @@ def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os
     """The options of a sink; PipelineError for what can't be used."""
     given = _Given("xa", SINK, options)
     settings = given.settings(environment)
-    table, address = given.text("table"), given.text("address")
-    if table is None and address is None:
-        raise given.wrong("table", "missing, and so is address; name a table, an address or both")
-    if table is None:
-        for name in ("key", "update", "columns", "lockTimeout"):
-            if given.text(name) is not None:
-                raise given.wrong(name, "needs a table, and there is none: set the option table")
-    key, update = given.names("key"), given.text("update") or ""
-    if update and not key:
-        raise given.wrong("update", "changes rows that exist; set the option key too, which finds them")
-    return SinkOptions(
-        settings,
-        None if table is None else _table(given, settings, table, key, update),
-        None if address is None else AddressTarget(*_placed(given, settings, "address", address, BROKERS)),
-        given.names("columns"),
-    )
+    if given.text("table") is None:
+        if given.text("address") is None:
+            raise given.wrong("table", "missing, and so is address; name a table, an address or both")
+        for name in given.present("table_column", "table_default", "key", "update", "columns", "lockTimeout"):
+            raise given.wrong(name, "needs a table, and there is none: set the option table")
+    if given.text("address") is None:
+        for name in given.present("address_column", "address_default"):
+            raise given.wrong(name, "needs an address, and there is none: set the option address")
+    return SinkOptions(settings, _tables(given, settings), _addresses(given, settings))
 
 
 def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> Settings:
@@ -179,12 +189,57 @@ def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] =
     return _Given("xa", SHARED, options).settings(environment)
 
 
-def _table(given: _Given, settings: Settings, text: str, key: tuple[str, ...], update: str) -> TableTarget:
-    resource, table = _placed(given, settings, "table", text, DATABASES)
-    parts = _NAME.findall(table)
-    if ".".join(parts) != table or not 1 <= len(parts) <= 2:
-        raise given.wrong("table", f'{table!r} is not a table name; write revenue, public.revenue or "Sales"."Revenue"')
-    return TableTarget(resource, table, key, update, given.seconds("lockTimeout", LOCK_TIMEOUT_S))
+def _tables(given: _Given, settings: Settings) -> Routing[TableRows]:
+    """The tables, and which rows go into each of them."""
+    texts = given.targets("table")
+    named = [_placed(given, settings, "table", text, SCHEMES) for text in texts]
+    for _, table in named:
+        parts = _NAME.findall(table)
+        if ".".join(parts) == table and 1 <= len(parts) <= 2:
+            continue
+        what = f'{table!r} is not a table name; write revenue, public.revenue or "Sales"."Revenue"'
+        several = "" if given.text("table_column") else ". For several tables set table_column too"
+        raise given.wrong("table", what + (several if "," in table else ""))
+    routing = _routed(given, "table", texts, named)
+    given.check_tables({name.lower() for name, _ in routing.places})
+    of_each = [tuple(name for name, at in routing.places if at == place) for place in range(len(named))]
+    return routing.with_targets(
+        [_table(given, resource, table, names) for (resource, table), names in zip(named, of_each, strict=True)]
+    )
+
+
+def _table(given: _Given, resource: str, table: str, names: Sequence[str]) -> TableRows:
+    key, update = given.of_table("key", names), given.of_table("update", names)
+    keys = given.names(key)
+    if given.text(update) is not None and not keys:
+        raise given.wrong(update, "changes rows that exist; set the option key too, which finds them")
+    timeout_s = given.seconds("lockTimeout", LOCK_TIMEOUT_S)
+    target = TableTarget(resource, table, keys, given.text(update) or "", timeout_s)
+    return TableRows(target, given.names(given.of_table("columns", names)))
+
+
+def _addresses(given: _Given, settings: Settings) -> Routing[AddressTarget]:
+    """The addresses, and which messages are sent to each of them."""
+    texts = given.targets("address")
+    named = [_placed(given, settings, "address", text, BROKERS) for text in texts]
+    return _routed(given, "address", texts, named).with_targets([AddressTarget(*one) for one in named])
+
+
+def _routed(
+    given: _Given, option: str, texts: Sequence[str], named: Sequence[tuple[str, str]]
+) -> Routing[tuple[str, str]]:
+    """The targets `named`, and the column that says which of them a row goes to. `texts` are their names as given."""
+    column, default = given.text(f"{option}_column") or "", given.text(f"{option}_default")
+    if not column:
+        if default is not None:
+            raise given.wrong(f"{option}_default", f"needs the option {option}_column")
+        return Routing(tuple(named))
+    if len(set(named)) < len(named):
+        raise given.wrong(option, f"{', '.join(texts)}: one is named twice")
+    places = {**places_of(named), **{text: place for place, text in enumerate(texts)}}
+    if default is not None and default not in places:
+        raise given.wrong(f"{option}_default", f"{default!r} is not one of {', '.join(texts)}")
+    return Routing(tuple(named), column, tuple(places.items()), None if default is None else places[default])
 
 
 def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: Sequence[str]) -> tuple[str, str]:
@@ -199,7 +254,7 @@ def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: 
 
 def _chosen(given: _Given, settings: Settings, option: str, name: str, schemes: Sequence[str]) -> str:
     """The resource `name`, or the only one with one of `schemes`."""
-    fitting = [one for one, url in settings.resources if url.partition("://")[0] in schemes]
+    fitting = [one for one, url in settings.resources if scheme_of(url) in schemes]
     if not name:
         if len(fitting) == 1:
             return fitting[0]
@@ -223,9 +278,10 @@ class _Given:
     def __init__(self, format_: str, known: Mapping[str, str], options: Mapping[str, str]) -> None:
         self._format = format_
         self._options = {name.lower(): value for name, value in options.items()}
-        names = {name.lower(): name for name in known if name != "resource.NAME"}
+        names = {name.lower(): name for name in known if "." not in name}
+        self._prefixes = tuple(f"{name.partition('.')[0]}." for name in known if "." in name)
         for name in self._options:
-            if name in names or name in OF_SPARK or (name.startswith(_RESOURCE) and name != _RESOURCE):
+            if name in names or name in OF_SPARK or (name.startswith(self._prefixes) and not name.endswith(".")):
                 continue
             close = get_close_matches(name, names, 1)
             meant = f" (did you mean {names[close[0]]}?)" if close else ""
@@ -244,9 +300,7 @@ class _Given:
             check_node(pipeline)
         except ValueError as error:
             raise self.wrong("pipeline", str(error)) from error
-        resources = {
-            name.removeprefix(_RESOURCE): url for name, url in self._options.items() if name.startswith(_RESOURCE)
-        }
+        resources = {name.partition(".")[2]: url for name, url in self._options.items() if name.startswith("resource.")}
         settings = settings_from(pipeline, self.text("log"), resources, self.text("config"), environment)
         return replace(settings, adopt=self.text("adopt") or "", outage_s=self.seconds("outage_timeout", OUTAGE_S))
 
@@ -257,6 +311,43 @@ class _Given:
         if not value.strip():
             raise self.wrong(option, "is empty; omit it")
         return value.strip()
+
+    def present(self, *options: str) -> Iterator[str]:
+        """Those of the options that are given, also for one of several tables."""
+        for option in options:
+            for name in self._options:
+                if name == option.lower() or name.startswith(f"{option.lower()}."):
+                    yield name
+
+    def targets(self, option: str) -> tuple[str, ...]:
+        """The names of tables or addresses: several where a column says which one a row goes to."""
+        text = self.text(option)
+        if text is None:
+            return ()
+        if self.text(f"{option}_column") is None:
+            return (text,)
+        names = tuple(name.strip() for name in _BETWEEN_COMMAS.findall(text))
+        if not all(names) or len(names) != len(_BETWEEN_COMMAS.sub("", text)) + 1:
+            raise self.wrong(option, f"{text!r}: a name is missing beside a comma")
+        return names
+
+    def of_table(self, option: str, names: Sequence[str]) -> str:
+        """The option for the table with these names, which counts before the option for all tables."""
+        found = sorted({f"{option}.{name}".lower() for name in names} & self._options.keys())
+        if len(found) > 1:
+            raise self.wrong(found[0], f"the same table is named by {found[1]}")
+        return found[0] if found else option
+
+    def check_tables(self, names: Collection[str]) -> None:
+        """PipelineError: an option is for a table that there is not. `names` are those of several, in lower case."""
+        for name in self._options:
+            prefix, dot, table = name.partition(".")
+            if not dot or prefix == "resource" or not name.startswith(self._prefixes):
+                continue
+            if not names:
+                raise self.wrong(name, f"there is one table: write {prefix}, or name several with table_column")
+            if table not in names:
+                raise self.wrong(name, f"there is no table {table}; there are {', '.join(sorted(names))}")
 
     def names(self, option: str) -> tuple[str, ...]:
         text = self.text(option)

@@ -31,7 +31,7 @@ from xa import Code, XaError, Xid, log_prefix, xa_error
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
 from xabridge.pipeline.core.protocol import batch_decision, epoch_plan, ownership, partition_read, recovery
 from xabridge.pipeline.core.protocol.epoch_plan import Origin
-from xabridge.pipeline.core.task.staging_table import StagedRows
+from xabridge.pipeline.core.task.staged_rows import StagedRows
 from xabridge.pipeline.core.values import Batch, Query, SinkPlan, SinkReport, SourcePartition, TableTarget
 from xabridge.pipeline.core.xids import Incarnation, excuse_xid, sink_xid, upsert_xid
 

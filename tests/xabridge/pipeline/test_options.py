@@ -9,7 +9,8 @@ import pytest
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import AddressTarget, Source, TableTarget
 from xabridge.pipeline.core.secrets import expanded
-from xabridge.pipeline.options import sink_options, source_options
+from xabridge.pipeline.options import TableRows, sink_options, source_options
+from xabridge.pipeline.routing import Routing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,13 +51,66 @@ def test_a_source_has_limits_in_octets_and_a_minimum() -> None:
 
 def test_a_sink_takes_a_table_an_address_or_both() -> None:
     both = sink_options({**BASE, "table": "shop:public.revenue", "address": "alerts"})
-    assert both.table == TableTarget("shop", "public.revenue")
-    assert both.address == AddressTarget("broker", "alerts")
-    assert sink_options({**BASE, "table": '"Sales"."Re.venue"'}).table == TableTarget("shop", '"Sales"."Re.venue"')
+    assert both.tables == Routing((TableRows(TableTarget("shop", "public.revenue")),))
+    assert both.addresses == Routing((AddressTarget("broker", "alerts"),))
+    quoted = sink_options({**BASE, "table": '"Sales"."Re,ven.ue"'})
+    assert quoted.tables.targets[0].target == TableTarget("shop", '"Sales"."Re,ven.ue"')
     upsert = {"table": "t", "key": "a,b", "update": "n = t.n + excluded.n", "columns": "a,b,n", "locktimeout": "2.5"}
     options = sink_options({**BASE, **upsert})
-    assert options.table == TableTarget("shop", "t", ("a", "b"), "n = t.n + excluded.n", 2.5)
-    assert options.columns == ("a", "b", "n")
+    target = TableTarget("shop", "t", ("a", "b"), "n = t.n + excluded.n", 2.5)
+    assert options.tables == Routing((TableRows(target, ("a", "b", "n")),))
+
+
+def test_a_sink_takes_several_tables_and_addresses() -> None:
+    tables = {"table": 'shop:orders, public.Returns,"a,b"', "table_column": "kind", "table_default": "orders"}
+    own = {"key.orders": "id", "update.shop:orders": "n = 1", "columns.public.returns": "x,y", "locktimeout": "3"}
+    addresses = {"address": "broker:a,b", "address_column": "to"}
+    options = sink_options({**BASE, **tables, **own, **addresses})
+    assert options.tables.targets == (
+        TableRows(TableTarget("shop", "orders", ("id",), "n = 1", 3.0)),
+        TableRows(TableTarget("shop", "public.Returns", lock_timeout_s=3.0), ("x", "y")),
+        TableRows(TableTarget("shop", '"a,b"', lock_timeout_s=3.0)),
+    )
+    assert (options.tables.column, options.tables.default) == ("kind", 0)
+    assert dict(options.tables.places)["public.Returns"] == dict(options.tables.places)["shop:public.Returns"] == 1
+    assert dict(options.addresses.places) == {"a": 0, "broker:a": 0, "b": 1, "broker:b": 1}
+    everywhere = sink_options({**BASE, "table": "t,u", "table_column": "kind", "key": "id", "key.u": "nr"})
+    assert [one.target.key for one in everywhere.tables.targets] == [("id",), ("nr",)]
+
+
+def test_a_name_that_two_databases_have_needs_its_resource() -> None:
+    two = {**BASE, "resource.old": "postgresql://z/old", "table": "shop:t, old:t", "table_column": "kind"}
+    assert dict(sink_options(two).tables.places) == {"shop:t": 0, "old:t": 1}
+    with pytest.raises(PipelineError, match=r"there is no table t; there are old:t, shop:t"):
+        sink_options({**two, "key.t": "id"})
+
+
+SEVERAL = {"table": "t, u", "table_column": "kind"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"table": "t, u"}, "'t, u' is not a table name; .* For several tables set table_column too"),
+        ({**SEVERAL, "table": "t,,u"}, "option table: 't,,u': a name is missing beside a comma"),
+        ({**SEVERAL, "table": "t,u,"}, "a name is missing beside a comma"),
+        ({**SEVERAL, "table": "t, shop:t"}, "t, shop:t: one is named twice"),
+        ({**SEVERAL, "table_default": "v"}, "option table_default: 'v' is not one of t, u"),
+        ({"table": "t", "table_default": "t"}, "table_default: needs the option table_column"),
+        ({"table": "t", "key.t": "id"}, r"option key\.t: there is one table: write key"),
+        ({**SEVERAL, "key.v": "id"}, r"option key\.v: there is no table v; there are shop:t, shop:u, t, u"),
+        ({**SEVERAL, "key.": "id"}, r"option key\.: unknown"),
+        ({**SEVERAL, "kye.t": "id"}, r"option kye\.t: unknown"),
+        ({**SEVERAL, "key.t": "id", "key.shop:t": "nr"}, r"the same table is named by key\.t"),
+        ({**SEVERAL, "update.t": "n = 1"}, r"option update\.t: changes rows that exist; set the option key too"),
+        ({"address": "a", "key.t": "id"}, r"option key\.t: needs a table, and there is none"),
+        ({"address": "a", "table_column": "kind"}, "option table_column: needs a table"),
+        ({"table": "t", "address_column": "to"}, "option address_column: needs an address"),
+    ],
+)
+def test_what_a_sink_with_several_targets_refuses(options: dict[str, str], message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        sink_options({**BASE, **options}, NOTHING)
 
 
 @pytest.mark.parametrize(

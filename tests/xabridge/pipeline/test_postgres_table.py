@@ -16,7 +16,8 @@ from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import TableTarget
 from xabridge.pipeline.core.task.table_writer import csv_rows
 from xabridge.pipeline.options import sink_options
-from xabridge.pipeline.spark.postgres_table import check_rows, csv_of, look_up
+from xabridge.pipeline.spark.database_table import check_rows, look_up
+from xabridge.pipeline.spark.postgres_table import csv_of
 from xabridge.pipeline.spark.task_writer import layout
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def test_every_type_arrives_as_it_was(database: str) -> None:
         ({"id": "bigint"}, (), "text_ must have a value, and the query gives none"),
         ({"id": "double", "text_": "string"}, (), "the column id is int8, and can't hold every double; cast it"),
         ({"id": "bigint", "text_": "binary"}, (), "the column text_ is text, and can't hold every binary"),
-        ({"id": "bigint", "text_": "string", "twice": "bigint"}, (), "PostgreSQL makes the column twice itself"),
+        ({"id": "bigint", "text_": "string", "twice": "bigint"}, (), "the database makes the column twice itself"),
         ({"id": "bigint", "text_": "string"}, ("small",), "the query has no column small, which is in the key"),
         ({"id": "bigint", "text_": "string"}, ("text_",), r"no unique constraint has exactly .* id; small, text_"),
     ],
@@ -127,9 +128,9 @@ def test_columns_of_messages_stay_out_of_the_table(database: str) -> None:
     given = {"pipeline": "p", "log": database, "resource.shop": database, "resource.broker": "amqp://x/"}
     rows = {"id": "bigint", "text_": "string", "body": "string", "subject": "string"}
     both = layout(sink_options({**given, "table": "wide", "address": "a"}), rows)
-    assert both.columns == ("id", "text_")
+    assert both.tables.targets[0].columns == ("id", "text_")
     chosen = layout(sink_options({**given, "table": "wide", "address": "a", "columns": "id,text_"}), rows)
-    assert chosen.columns == ("id", "text_")
+    assert chosen.tables.targets[0].columns == ("id", "text_")
     with pytest.raises(PipelineError, match="it has no column 'body'"):
         layout(sink_options({**given, "table": "wide"}), rows)
     with pytest.raises(PipelineError, match="a message has no id; drop the column, or make it an application property"):
@@ -138,3 +139,41 @@ def test_columns_of_messages_stay_out_of_the_table(database: str) -> None:
         layout(sink_options({**given, "address": "a"}), {"subject": "string"})
     with pytest.raises(PipelineError, match="the column subject has to be string, not int"):
         layout(sink_options({**given, "address": "a"}), {"body": "binary", "subject": "int"})
+
+
+MANY = {
+    "table": "shop:orders, shop:returns",
+    "table_column": "kind",
+    "key.returns": "id",
+    "address": "broker:out, broker:audit",
+    "address_column": "to",
+}
+
+
+@pytest.fixture
+def several(database: str) -> dict[str, str]:
+    """The options of a sink with two tables and two addresses."""
+    with psycopg.connect(database) as connection:
+        connection.execute("CREATE TABLE orders (id bigint, kind text)")
+        connection.execute("CREATE TABLE returns (id bigint PRIMARY KEY, why text)")
+    given = {"pipeline": "p", "log": database, "resource.shop": database, "resource.broker": "amqp://x/"}
+    return {**given, **MANY, "columns.orders": "id,kind"}
+
+
+def test_each_table_is_checked_with_its_columns_and_key(several: dict[str, str]) -> None:
+    """A routing column goes into the tables that have it."""
+    rows = {"id": "bigint", "why": "string", "kind": "string", "to": "string", "body": "string"}
+    orders, returns = layout(sink_options(several), rows).tables.targets
+    assert (orders.columns, orders.target.key) == (("id", "kind"), ())
+    assert (returns.columns, returns.target.key) == (("id", "why"), ("id",))
+    without = {name: value for name, value in several.items() if name != "columns.orders"}
+    wrong: list[tuple[dict[str, str], dict[str, str], str]] = [
+        (without, rows, "table shop:orders: it has no column 'why'.* name it in the option columns.orders"),
+        (several, {**rows, "kind": "int"}, "option table_column: the column kind has to be string, not int"),
+        ({**several, "table_column": "kynd"}, rows, "option table_column: the query has no column 'kynd'"),
+        ({**several, "key.returns": "why"}, rows, "table shop:returns: no unique constraint has exactly"),
+        ({**several, "columns.returns": "nr"}, rows, r"option columns\.returns: the query has no column 'nr'"),
+    ]
+    for options, columns, message in wrong:
+        with pytest.raises(PipelineError, match=message):
+            layout(sink_options(options), columns)

@@ -10,7 +10,6 @@ import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import rm_amqp
-import rm_db
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.two_phase.blocking import BlockingPorts
 from xa import NULL_XID, TMENDRSCAN, TMSTARTRSCAN, AxCode, Code, XaError, Xid
@@ -18,12 +17,12 @@ from xa.coroutines import drive
 from xa.secrets import masked
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.secrets import expanded
+from xabridge.pipeline.core.task.databases import SCHEMES, scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rm_amqp import AmqpResource
-    from rm_db import PostgresResource
     from tm.log import Branch
     from tm.two_phase.ports import Answer
     from tm.two_phase.return_codes import Verb
@@ -85,10 +84,10 @@ def _made(name: str, url: str) -> Resource:
         resource = Resource(name, RMID, ResourceConfig(expanded(f"resources.{name}", url)), _NoRegistrar())
     except ConfigurationError as error:
         raise PipelineError(str(error)) from error
-    if not (isinstance(resource.rm, rm_amqp.AmqpResource) or isinstance(resource.rm, rm_db.PostgresResource)):  # noqa: SIM101 — a broker does not load rm_db
+    if not isinstance(resource.rm, rm_amqp.AmqpResource) and scheme_of(url) not in SCHEMES:
         raise PipelineError(
-            f"resources.{name}: a pipeline works with AMQP brokers (amqp://, amqps://) and PostgreSQL (postgresql://) "
-            f"in two phases, and {masked(url)} is a resource of {resource.rm.name}"
+            f"resources.{name}: a pipeline works with AMQP brokers (amqp://, amqps://), PostgreSQL (postgresql://) and "
+            f"MariaDB (mariadb://, mysql://) in two phases, and {masked(url)} is a resource of {resource.rm.name}"
         )
     return resource
 
@@ -98,13 +97,6 @@ def broker(resource: Resource) -> AmqpResource:
     if isinstance(resource.rm, rm_amqp.AmqpResource):
         return resource.rm
     raise PipelineError(f"resources.{resource.name}: messages need an AMQP broker, and this is {resource.rm.name}")
-
-
-def database(resource: Resource) -> PostgresResource:
-    """The resource as a database; PipelineError where it is none."""
-    if isinstance(resource.rm, rm_db.PostgresResource):
-        return resource.rm
-    raise PipelineError(f"resources.{resource.name}: tables need PostgreSQL, and this is {resource.rm.name}")
 
 
 def prepared_branches(resource: Resource, prefix: bytes) -> frozenset[Xid]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tm.log import Branch
     from xa import Xid
-    from xabridge.pipeline.core.task.staging_table import StagedRows
+    from xabridge.pipeline.core.task.staged_rows import StagedRows
 
 ROWS_PER_BATCH: Final = 100_000
 OUTAGE_S: Final = 120.0

@@ -97,11 +97,15 @@ def _bodies(messages: Messages, *, as_text: bool) -> Sequence[object]:
         ) from error
 
 
+def with_body(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows of `batch` that have a body."""
+    bodies = batch.column("body")
+    return batch.filter(bodies.is_valid()) if bodies.null_count else batch
+
+
 def messages_of(batch: pa.RecordBatch) -> Messages:
     """The rows of `batch` as messages. A row whose body is null is left out."""
-    bodies = batch.column("body")
-    if bodies.null_count:
-        batch = batch.filter(bodies.is_valid())
+    batch = with_body(batch)
     columns = {name: _values(batch.column(name)) for name in SENT if name in batch.schema.names}
     if "creation_time" in columns:
         columns["creation_time_ms"] = columns.pop("creation_time")

@@ -1,17 +1,10 @@
-"""PostgresTable: a table as the target of a sink, the check whether the columns of a query fit it, and rows as CSV.
-
-The check is made when the query starts. What can't be stored, or would be refused at the first row, is an error that
-names the column and says what to do.
-"""
+"""PostgresTable: a table of PostgreSQL as the target of a sink, and rows as CSV."""
 
 from __future__ import annotations
 
 import io
-import json
-from base64 import b64encode
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 import pyarrow as pa
@@ -21,6 +14,7 @@ from rm_db.address import Address
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.staging_table import DDL, make_table
+from xabridge.pipeline.spark.database_table import Column, as_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,22 +58,22 @@ GROUP BY i.indexrelid"""
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column: the name of its type; whether a row needs a value for it; whether PostgreSQL makes the value itself."""
-
-    name: str
-    type: str
-    needed: bool
-    made: bool
-
-
-@dataclass(frozen=True, slots=True)
 class PostgresTable:
     """A table as PostgreSQL describes it. `keys` are the columns of each unique constraint or index, sorted."""
 
     name: str
     columns: tuple[Column, ...]
     keys: tuple[tuple[str, ...], ...]
+
+    def holds(self, column: Column, spark: str) -> bool:
+        kind = spark.partition("(")[0].partition("<")[0]
+        if kind == "string" or (column.type in _TEXT and kind != "binary"):
+            return True
+        return column.type in TYPES.get(kind, frozenset())
+
+    def check_key(self, key: Sequence[str], rows: Mapping[str, str]) -> str:
+        del key, rows  # ON CONFLICT names the constraint that counts
+        return ""
 
 
 def look_up(target: TableTarget, url: str) -> PostgresTable:
@@ -117,46 +111,6 @@ def _make_staging(target: TableTarget, url: str) -> None:
         ) from error
 
 
-def check_rows(target: TableTarget, table: PostgresTable, rows: Mapping[str, str]) -> None:
-    """PipelineError: rows with these columns (name → Spark type) can't be written to `target`."""
-    where = f"table {target.resource}:{target.table}"
-    known = {column.name: column for column in table.columns}
-    for name, type_ in rows.items():
-        if name not in known:
-            close = get_close_matches(name, known, 1)
-            meant = f" (did you mean {close[0]}?)" if close else ""
-            raise PipelineError(
-                f"{where}: it has no column {name!r}{meant}; it has {', '.join(known)}. Select what belongs there, or "
-                "name it in the option columns"
-            )
-        if known[name].made:
-            raise PipelineError(f"{where}: PostgreSQL makes the column {name} itself; leave it out")
-        if not _fits(type_, known[name].type):
-            raise PipelineError(
-                f"{where}: the column {name} is {known[name].type}, and can't hold every {type_}; cast it"
-            )
-    missing = [column.name for column in table.columns if column.needed and column.name not in rows]
-    if missing:
-        raise PipelineError(f"{where}: {', '.join(missing)} must have a value, and the query gives none")
-    if not target.key:
-        return
-    for name in target.key:
-        if name not in rows:
-            raise PipelineError(f"{where}: the query has no column {name}, which is in the key: {', '.join(rows)}")
-    if tuple(sorted(target.key)) not in table.keys:
-        keys = "; ".join(", ".join(key) for key in table.keys) or "none"
-        raise PipelineError(
-            f"{where}: no unique constraint has exactly the columns of key, {', '.join(target.key)} (there are: {keys})"
-        )
-
-
-def _fits(spark: str, postgres: str) -> bool:
-    kind = spark.partition("(")[0].partition("<")[0]
-    if kind == "string" or (postgres in _TEXT and kind != "binary"):
-        return True
-    return postgres in TYPES.get(kind, frozenset())
-
-
 def csv_of(batch: pa.RecordBatch, columns: Sequence[str]) -> bytes:
     """The rows of `batch` as PostgreSQL reads them (COPY … FORMAT csv): text is quoted, null is empty."""
     chosen = pa.RecordBatch.from_arrays([_printable(batch.column(name)) for name in columns], names=list(columns))
@@ -172,24 +126,5 @@ def _printable(array: pa.Array) -> pa.Array:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.array([None if value is None else f"\\x{value.hex()}" for value in array.to_pylist()], pa.string())
     if pa.types.is_nested(kind):
-        return pa.array([None if value is None else _json(value, kind) for value in array.to_pylist()], pa.string())
+        return pa.array([None if value is None else as_json(value, kind) for value in array.to_pylist()], pa.string())
     return array
-
-
-def _json(value: Any, kind: pa.DataType) -> str:
-    return json.dumps(_plain(value, kind), default=str, ensure_ascii=False)  # dates, decimals
-
-
-def _plain(value: Any, kind: pa.DataType) -> Any:
-    """The value in types that JSON has. Arrow's maps are pairs."""
-    if value is None:
-        return None
-    if pa.types.is_map(kind):
-        return {str(_plain(key, kind.key_type)): _plain(one, kind.item_type) for key, one in value}
-    if pa.types.is_struct(kind):
-        return {field.name: _plain(value[field.name], field.type) for field in kind}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_plain(one, kind.value_type) for one in value]
-    if isinstance(value, bytes):  # as Spark's to_json has it
-        return b64encode(value).decode("ascii")
-    return value

@@ -120,22 +120,23 @@ def check(rows: DataFrame, asked: WriteRequest) -> None:
     options = sink_options(asked.options)
     fitting = layout(options, {field.name: field.dataType.simpleString() for field in rows.schema.fields})
     check_mode(options, asked.mode)
-    if fitting.table is not None and not fitting.table.key:
-        _check_prepares(options, fitting, tasks_of(rows))
+    _check_prepares(options, fitting, tasks_of(rows))
 
 
 def check_mode(options: SinkOptions, mode: str) -> None:
     """PipelineError: the output mode repeats rows that the table has already, and no key tells which ones."""
-    if mode in {UPDATE, COMPLETE} and options.table is not None and not options.table.key:
-        which = "every row again with each micro-batch" if mode == COMPLETE else "a row again whenever it has changed"
+    if mode not in {UPDATE, COMPLETE}:
+        return
+    which = "every row again with each micro-batch" if mode == COMPLETE else "a row again whenever it has changed"
+    for target in (one.target for one in options.tables.targets if not one.target.key):
         raise PipelineError(
-            f"table {options.table.resource}:{options.table.table}: output mode {mode.lower()} gives {which}; name the "
+            f"table {target.resource}:{target.table}: output mode {mode.lower()} gives {which}; name the "
             "columns that identify a row by the option key, or use another mode"
         )
 
 
 def _check_prepares(options: SinkOptions, fitting: Layout, tasks: int) -> None:
-    used = [one.resource for one in (fitting.table, fitting.address) if one is not None]
+    used = {one.target.resource for one in fitting.tables.targets if not one.target.key}
     urls = tuple((name, url) for name, url in options.settings.resources if name in used)
     resources = Resources()
     try:

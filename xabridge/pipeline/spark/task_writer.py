@@ -1,4 +1,4 @@
-"""TaskWriter: writes the rows of a task into the table, as messages to the address, or both.
+"""TaskWriter: writes the rows of a task into tables, as messages to addresses, or both.
 
 A `Layout` says which column goes where; it is made, and checked, when the query starts. A `TaskWriter` with its layout
 is pickled to the tasks. It writes the rows of one attempt under branches of its own, which are prepared when it
@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Final
 
 from xabridge.pipeline.core import Attempt, BatchRefused, PipelineError, SinkReport
 from xabridge.pipeline.core.retry import Backoff
-from xabridge.pipeline.spark.message_rows import COLUMNS, RECEIVED, SENT, messages_of
+from xabridge.pipeline.core.task.databases import MARIADB, scheme_of
+from xabridge.pipeline.options import TableRows
+from xabridge.pipeline.spark.message_rows import COLUMNS, RECEIVED, SENT, messages_of, with_body
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
-    from xabridge.pipeline.core import AddressTarget, SinkPlan, TableTarget
+    from xabridge.pipeline.core import AddressTarget, SinkPlan
     from xabridge.pipeline.core.task.sink_task import SinkTask
     from xabridge.pipeline.options import SinkOptions
-    from xabridge.pipeline.spark.postgres_table import PostgresTable
-
+    from xabridge.pipeline.routing import Routing
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -34,44 +35,60 @@ KEPT: Final = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the rows go. `columns` are those of the table; without an address no messages are sent."""
+    """Where the rows go. Without addresses no messages are sent."""
 
-    table: TableTarget | None
-    columns: tuple[str, ...]
-    address: AddressTarget | None
-
-
-def layout(options: SinkOptions, rows: Mapping[str, str], *, table: PostgresTable | None = None) -> Layout:
-    """The layout of rows with these columns (name → Spark type). `table` is what the database says of the table, which
-    is looked up otherwise. PipelineError: the rows don't fit."""
-    columns: tuple[str, ...] = ()
-    if options.address is not None:
-        _check_messages(options.address, rows, alone=options.table is None)
-    if options.table is not None:
-        from xabridge.pipeline.spark.postgres_table import check_rows, look_up  # noqa: PLC0415 — loads psycopg
-
-        columns = options.columns or tuple(name for name in rows if options.address is None or name not in COLUMNS)
-        for name in columns:
-            if name not in rows:
-                raise PipelineError(
-                    f"format xa, option columns: the query has no column {name!r}; it has {_list(rows)}"
-                )
-        if not columns:
-            raise PipelineError(
-                "format xa: every column of the query belongs to the message; set the option columns for the table"
-            )
-        table = table or look_up(options.table, options.settings.url(options.table.resource))
-        check_rows(options.table, table, {name: rows[name] for name in columns})
-    return Layout(options.table, columns, options.address)
+    tables: Routing[TableRows]
+    addresses: Routing[AddressTarget]
 
 
-def _check_messages(target: AddressTarget, rows: Mapping[str, str], *, alone: bool) -> None:
+def layout(options: SinkOptions, rows: Mapping[str, str]) -> Layout:
+    """The layout of rows with these columns (name → Spark type). PipelineError: they don't fit."""
+    routes = []
+    for option, column in (("table", options.tables.column), ("address", options.addresses.column)):
+        if column:
+            _check_route(f"{option}_column", column, rows)
+            routes.append(column)
+    for address in options.addresses.targets:
+        _check_messages(address, rows, routes, alone=not options.tables)
+    tables = [_table(options, one, rows, routes) for one in options.tables.targets]
+    return Layout(options.tables.with_targets(tables), options.addresses)
+
+
+def _check_route(option: str, column: str, rows: Mapping[str, str]) -> None:
+    if column not in rows:
+        raise PipelineError(f"format xa, option {option}: the query has no column {column!r}; it has {_list(rows)}")
+    if not rows[column].startswith(("string", "varchar", "char")):
+        raise PipelineError(f"format xa, option {option}: the column {column} has to be string, not {rows[column]}")
+
+
+def _table(options: SinkOptions, one: TableRows, rows: Mapping[str, str], routes: Sequence[str]) -> TableRows:
+    from xabridge.pipeline.spark.database_table import check_rows, look_up  # noqa: PLC0415 — loads pyarrow
+
+    target = one.target
+    named = f"columns.{target.table}" if options.tables.column else "columns"
+    for name in one.columns:
+        if name not in rows:
+            raise PipelineError(f"format xa, option {named}: the query has no column {name!r}; it has {_list(rows)}")
+    table = look_up(target, options.settings.url(target.resource))
+    has = {column.name for column in table.columns}
+    columns = one.columns or tuple(
+        name for name in rows if (name in has if name in routes else not options.addresses or name not in COLUMNS)
+    )
+    if not columns:
+        raise PipelineError(
+            f"format xa: every column of the query belongs to the message; set the option {named} for the table"
+        )
+    check_rows(target, table, {name: rows[name] for name in columns}, named)
+    return TableRows(target, columns)
+
+
+def _check_messages(target: AddressTarget, rows: Mapping[str, str], routes: Sequence[str], *, alone: bool) -> None:
     where = f"address {target.resource}:{target.address}"
     if "body" not in rows:
         raise PipelineError(f"{where}: the query has no column body for the messages (it has {_list(rows)})")
     for name, type_ in rows.items():
         if name not in COLUMNS:
-            if alone:
+            if alone and name not in routes:
                 raise PipelineError(
                     f"{where}: a message has no {name}; drop the column, or make it an application property: "
                     f"map('{name}', {name}) as application_properties. There are {', '.join(SENT)}"
@@ -149,12 +166,20 @@ class TaskWriter:
                 logger.warning("writing partition %d again: %s", attempt.partition, error)
 
     def _write(self, task: SinkTask, batch: pa.RecordBatch) -> None:
-        if self.layout.table is not None:
+        from xabridge.pipeline.spark.routed_rows import split  # noqa: PLC0415 — planners don't write
+
+        for table, rows in split(self.layout.tables, batch, "table"):
+            self._write_table(task, table, rows)
+        if self.layout.addresses:
+            for address, rows in split(self.layout.addresses, with_body(batch), "address"):
+                task.send(address, messages_of(rows))
+
+    def _write_table(self, task: SinkTask, table: TableRows, rows: pa.RecordBatch) -> None:
+        if scheme_of(self.plan.url(table.target.resource)) in MARIADB:
+            from xabridge.pipeline.spark.mariadb_table import rows_of  # noqa: PLC0415 — loads PyMySQL
+
+            task.write_rows(table.target, table.columns, rows_of(rows, table.columns))
+        else:
             from xabridge.pipeline.spark.postgres_table import csv_of  # noqa: PLC0415 — loads psycopg
 
-            octets = csv_of(batch, self.layout.columns)
-            task.write_csv(self.layout.table, self.layout.columns, octets, len(batch))
-        if self.layout.address is not None:
-            messages = messages_of(batch)
-            if len(messages):
-                task.send(self.layout.address, messages)
+            task.write_csv(table.target, table.columns, csv_of(rows, table.columns), len(rows))

@@ -12,6 +12,8 @@ import pytest
 from xabridge.pipeline.core import AddressTarget, Attempt, Batch, BatchRefused, Offset, PipelineError, TableTarget
 from xabridge.pipeline.core.resources import PROCESS
 from xabridge.pipeline.core.retry import Backoff, pauses
+from xabridge.pipeline.options import TableRows
+from xabridge.pipeline.routing import Routing
 from xabridge.pipeline.spark.task_writer import Layout, TaskWriter
 
 if TYPE_CHECKING:
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
 
 ROWS = [f"{number}" for number in range(10)]
-LAYOUT = Layout(TableTarget("shop", "orders"), ("body",), AddressTarget("broker", "alerts"))
-KEYED = Layout(TableTarget("shop", "totals", ("product",)), ("product",), None)
+LAYOUT = Layout(
+    Routing((TableRows(TableTarget("shop", "orders"), ("body",)),)), Routing((AddressTarget("broker", "alerts"),))
+)
+KEYED = Layout(Routing((TableRows(TableTarget("shop", "totals", ("product",)), ("product",)),)), Routing())
 
 
 @pytest.fixture(autouse=True)

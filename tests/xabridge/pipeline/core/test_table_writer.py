@@ -114,6 +114,37 @@ def test_keys_are_one_where_the_index_says_so_and_nulls_are_none(env: CoreEnviro
         _written(env, _plan(env), (sizes, ("size", "name"), [("2", "long")]))
 
 
+def test_a_name_means_what_it_means_in_sql(env: CoreEnvironment) -> None:
+    """Without quotes it is folded to lower case, with them it may have a dot."""
+    with psycopg.connect(env.database) as connection:
+        connection.execute('CREATE TABLE "Odd.Name" (product text PRIMARY KEY, total bigint)')
+    for key in ((), ("product",)):
+        odd = TableTarget("shop", 'public."Odd.Name"', key)
+        folded = TableTarget("shop", "PUBLIC.Totals", key)
+        row = (f"tea{len(key)}", 1)
+        _written(env, _plan(env), (odd, ("product", "total"), [row]), (folded, ("product", "total"), [row]))
+    assert _rows(env, 'SELECT * FROM "Odd.Name" ORDER BY product') == [("tea0", 1), ("tea1", 1)]
+    assert _rows(env, "SELECT product FROM totals ORDER BY product") == [("tea0",), ("tea1",)]
+
+
+def test_rows_by_key_of_several_tables_are_written_by_a_statement_for_each(env: CoreEnvironment) -> None:
+    with psycopg.connect(env.database) as connection:
+        connection.execute("CREATE TABLE others (product text PRIMARY KEY, total bigint)")
+    others = TableTarget("shop", "others", ("product",), "total = others.total + excluded.total")
+    plan = _plan(env)
+    reports = []
+    for index in range(3):
+        with SinkTask(plan, Attempt(index, index), resources=env.resources) as task:
+            task.write_rows(ADDED, ("product", "total"), [("tea", 1)])
+            task.write_rows(others, ("product", "total"), [("tea", 10), ("jam", index)])
+            task.write_rows(TOTALS, ("product", "note"), [("tea", f"of {index}")])
+            reports.append(task.prepare())
+    env.writer().commit(plan, None, reports)
+    assert _rows(env, "SELECT product, total, note FROM totals") == [("tea", 3, "of 2")]
+    assert _rows(env, "SELECT product, total FROM others ORDER BY product") == [("jam", 3), ("tea", 30)]
+    assert env.prepared() == []
+
+
 def test_rows_by_key_of_attempts_that_were_not_taken_are_nowhere(env: CoreEnvironment) -> None:
     """Neither do they keep anybody waiting: the attempt that was taken, a later batch, other pipelines."""
     plan = _plan(env)

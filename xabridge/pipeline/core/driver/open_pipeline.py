@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tm.two_phase.ports import Answer
     from xa import Xid
     from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger
-    from xabridge.pipeline.core.task.staging_table import StagedRows
+    from xabridge.pipeline.core.task.staged_rows import StagedRows
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 

@@ -7,32 +7,26 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
-import psycopg
-
 from tm.log import Branch
 from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused
-from xabridge.pipeline.core.resources import ask_branches, call_resource, database, prepared_branches
-from xabridge.pipeline.core.task.staging_table import RowsGone, is_connection_loss, is_row_error, upsert
+from xabridge.pipeline.core.resources import ask_branches, call_resource, prepared_branches
+from xabridge.pipeline.core.retry import is_outage
+from xabridge.pipeline.core.task.databases import RowsGone, database_of
 from xabridge.pipeline.core.xids import is_upsert, upsert_xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tm.resources import Resource
-    from xabridge.pipeline.core.task.staging_table import StagedRows
+    from xabridge.pipeline.core.task.staged_rows import StagedRows
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
 PAUSES_S: Final = (0.1, 0.5, 2.0)
 """How long to wait before each further try, if another transaction blocks the rows."""
-_IN_THE_WAY: Final = (
-    psycopg.errors.LockNotAvailable,
-    psycopg.errors.DeadlockDetected,
-    psycopg.errors.SerializationFailure,
-)
 
 
 def upsert_staged_rows(
@@ -50,7 +44,7 @@ def upsert_staged_rows(
         branch = Branch(resource.name, upsert_xid(gtrid, entropy(8)))
         try:
             return _prepared(resource, branch, staged, pipeline)
-        except _IN_THE_WAY as error:
+        except _InTheWay as error:
             if pause_s is None:
                 table = ", ".join(sorted({one.target.table for one in staged}))
                 raise BatchRefused(f"a transaction outside of this pipeline has locked {table}: {error}") from error
@@ -59,31 +53,41 @@ def upsert_staged_rows(
     raise AssertionError("unreachable: the last pause is None")
 
 
+class _InTheWay(Exception):
+    """Another transaction blocks the rows."""
+
+
 def _prepared(resource: Resource, branch: Branch, staged: Sequence[StagedRows], pipeline: bytes) -> Branch | None:
-    rm, xid = database(resource), branch.xid
+    rm, xid = resource.rm, branch.xid
+    database = database_of(resource.name, resource.url)
     mine = {resource.name: resource}
     try:
         earlier = [one for one in prepared_branches(resource, xid.gtrid) if one.gtrid == xid.gtrid and is_upsert(one)]
         if earlier:  # a try whose connection was lost has prepared one: it has the locks that this one needs
             ask_branches(mine, Verb.ROLLBACK, [Branch(resource.name, one) for one in earlier])
+        database.before_upsert(resource, resource.url, xid.gtrid, pipeline)
         call_resource(resource, "start", lambda: rm.start(xid, resource.rmid))
     except XaError as error:
         raise BatchRefused(f"{resource.name}: rows by key can't be written now: {error}", outage=True) from error
+    except database.errors as error:
+        outage = database.fault(error).outage
+        raise BatchRefused(f"{resource.name}: rows by key can't be written: {error}", outage=outage) from error
     try:
-        upsert(rm.session(resource.rmid).psycopg, xid.gtrid, staged, pipeline)
+        database.upsert(resource, xid.gtrid, staged, pipeline)
         vote = _vote(mine, branch)
     except BaseException as error:
         ask_branches(mine, Verb.END, [branch], TMFAIL)
         ask_branches(mine, Verb.ROLLBACK, [branch])
         if isinstance(error, XaError):
             resource.failed(error)
-        if isinstance(error, (psycopg.Error, XaError, RowsGone)) and not isinstance(error, _IN_THE_WAY):
-            of_rows = is_row_error(error) if isinstance(error, psycopg.Error) else _is_integrity(error)
-            raise BatchRefused(
-                f"{resource.name}: rows by key can't be written: {error}",
-                of_rows=of_rows,
-                outage=is_connection_loss(error),
-            ) from error
+        told = f"{resource.name}: rows by key can't be written: {error}"
+        if isinstance(error, database.errors):
+            fault = database.fault(error)
+            if fault.in_the_way:
+                raise _InTheWay(str(error)) from error
+            raise BatchRefused(told, of_rows=fault.of_rows, outage=fault.outage) from error
+        if isinstance(error, XaError | RowsGone):
+            raise BatchRefused(told, of_rows=_is_integrity(error), outage=is_outage(error)) from error
         raise
     return None if vote is Code.XA_RDONLY else branch
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from xabridge.pipeline.core.errors import BatchRefused
     from xabridge.pipeline.core.ledger.rows import BatchRow, EpochRow, PipelineOwnership, PipelineRow, PlannedEpochs
     from xabridge.pipeline.core.protocol.isolation import Isolation
-    from xabridge.pipeline.core.task.staging_table import StagedRows
+    from xabridge.pipeline.core.task.staged_rows import StagedRows
 
 T = TypeVar("T")
 

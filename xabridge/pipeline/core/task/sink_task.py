@@ -7,21 +7,21 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Final, Self
-
-import psycopg
+from functools import partial
+from typing import TYPE_CHECKING, Final, Self, cast
 
 from tm.log import Branch
 from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
-from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call_resource, database, prepared_branches
+from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call_resource, prepared_branches
+from xabridge.pipeline.core.retry import is_outage
 from xabridge.pipeline.core.secrets import expanded
+from xabridge.pipeline.core.task.databases import SCHEMES, database_of, scheme_of
 from xabridge.pipeline.core.task.excuse import excuse
 from xabridge.pipeline.core.task.message_encoder import encode_messages
-from xabridge.pipeline.core.task.staging_table import StagingTable, is_connection_loss, is_row_error
-from xabridge.pipeline.core.task.table_writer import TableWriter, csv_rows
+from xabridge.pipeline.core.task.table_writer import csv_rows
 from xabridge.pipeline.core.values import SinkReport
 from xabridge.pipeline.core.xids import sink_prefix, sink_xid
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from xa import Xid
     from xabridge.pipeline.core.messages import Messages
     from xabridge.pipeline.core.resources import Resources
+    from xabridge.pipeline.core.task.databases import CsvWriter, Database, RowWriter, StagingTable
+    from xabridge.pipeline.core.task.staged_rows import StagedRows
     from xabridge.pipeline.core.values import AddressTarget, Attempt, SinkPlan, TableTarget
 
 logger: Final = logging.getLogger("xabridge.pipeline")
@@ -54,9 +56,11 @@ class SinkTask:
         self._plan = plan
         self._attempt = attempt
         self._resources = resources
+        self._entropy = entropy
         self._random = entropy(8)
         self._used: dict[str, Resource] = {}
-        self._tables: dict[TableTarget, TableWriter] = {}
+        self._xids: dict[str, Xid] = {}
+        self._tables: dict[TableTarget, RowWriter] = {}
         self._staged: dict[str, StagingTable] = {}
         self._ended = False
         self._rows = 0
@@ -73,7 +77,7 @@ class SinkTask:
             self.write_rows(target, columns, csv_rows(octets.decode("utf-8")))
             self._octets += len(octets)
             return
-        self._write(target, rows, lambda: self._table(target).csv(columns, octets))
+        self._write(target, rows, lambda: cast("CsvWriter", self._table(target)).csv(columns, octets))
         self._octets += len(octets)
 
     def write_rows(self, target: TableTarget, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -81,6 +85,9 @@ class SinkTask:
         if self._plan.decided:
             return
         kept = list(rows)
+        missing = [name for name in target.key if name not in columns]
+        if missing:
+            raise PipelineError(f"{target.table}: the rows have no column {', '.join(missing)}, which is in the key")
         if target.key:
             self._write(target, len(kept), lambda: self._stage(target.resource).add(target, columns, kept))
         else:
@@ -92,29 +99,32 @@ class SinkTask:
         staged = self._staged.get(name)
         if staged is None:
             url = expanded(f"resources.{name}", self._plan.url(name))
-            staged = StagingTable(url, self._plan.gtrid, self._attempt.partition, self._random.hex())
+            kind = database_of(name, url)
+            staged = kind.staging(url, self._plan.gtrid, self._attempt.partition, self._random.hex())
             self._staged[name] = staged
         return staged
 
     def _write(self, target: TableTarget, rows: int, write: Callable[[], None]) -> None:
+        kind = self._kind(target.resource)
         try:
             write()
-        except psycopg.Error as error:
-            raise BatchRefused(
-                f"{target.table}: {error}", of_rows=is_row_error(error), outage=is_connection_loss(error)
-            ) from error
+        except kind.errors as error:
+            fault = kind.fault(error)
+            raise BatchRefused(f"{target.table}: {error}", of_rows=fault.of_rows, outage=fault.outage) from error
         except XaError as error:
             raise self._refusal(target.resource, error) from error
         self._rows += rows
 
-    def _table(self, target: TableTarget) -> TableWriter:
+    def _table(self, target: TableTarget) -> RowWriter:
         table = self._tables.get(target)
         if table is None:
             resource = self._branch(target.resource)
-            rm = database(resource)
-            connection = rm.session(resource.rmid).psycopg
-            table = self._tables[target] = TableWriter(connection, target, lambda: self._roll_back_orphans(resource))
+            orphans = partial(self._roll_back_orphans, resource)
+            table = self._tables[target] = self._kind(target.resource).writer(resource, target, orphans)
         return table
+
+    def _kind(self, name: str) -> Database:
+        return database_of(name, self._plan.url(name))
 
     def send(self, target: AddressTarget, messages: Messages) -> None:
         """Sends messages."""
@@ -133,11 +143,8 @@ class SinkTask:
         """Prepares every branch, durably. BatchRefused: the batch was aborted in the meantime, or the work can't be
         prepared."""
         began = time.perf_counter()
-        branches = tuple(Branch(name, self._xid) for name in self._used)
-        try:
-            staged = tuple(one for rows in self._staged.values() for one in rows.commit())
-        except psycopg.Error as error:
-            raise BatchRefused(f"rows by key can't be staged: {error}", outage=is_connection_loss(error)) from error
+        branches = self._branches()
+        staged = self._commit_staged()
         self._ended = True
         answers = ask_branches(self._used, Verb.END, branches, TMSUCCESS)
         if not any(isinstance(answer, XaError) for answer in answers):
@@ -147,16 +154,35 @@ class SinkTask:
             ask_branches(self._used, Verb.ROLLBACK, branches)
             told = "; ".join(error.message for error in wrong)
             of_rows = any(error.code is Code.XA_RBINTEGRITY for error in wrong)
-            outage = any(map(is_connection_loss, wrong))
+            outage = any(map(is_outage, wrong))
             raise BatchRefused(f"the attempt could not be prepared: {told}", of_rows=of_rows, outage=outage)
         kept = tuple(
             branch for branch, answer in zip(branches, answers, strict=True) if code_of(answer) is not Code.XA_RDONLY
         )
+        for branch in kept:
+            resource = self._used[branch.resource]
+            if scheme_of(resource.url) in SCHEMES:
+                self._kind(branch.resource).prepared(resource, branch.xid)
         seconds = time.perf_counter() - began
         attempt, plan = self._attempt, self._plan
         return SinkReport(
             attempt.partition, attempt.task, plan.gtrid, kept, self._rows, self._messages, seconds, staged, self._octets
         )
+
+    def _commit_staged(self) -> tuple[StagedRows, ...]:
+        """Makes staged rows durable, and returns what was staged."""
+        staged: list[StagedRows] = []
+        for name, rows in self._staged.items():
+            kind = self._kind(name)
+            try:
+                staged += rows.commit()
+            except kind.errors as error:
+                outage = kind.fault(error).outage
+                raise BatchRefused(f"{name}: rows can't be staged: {error}", outage=outage) from error
+        return tuple(staged)
+
+    def _branches(self) -> tuple[Branch, ...]:
+        return tuple(Branch(name, self._xids[name]) for name in self._used)
 
     def rollback(self) -> None:
         """Rolls back what is not prepared."""
@@ -165,7 +191,7 @@ class SinkTask:
         self._ended = True
         for staged in self._staged.values():
             staged.close()
-        branches = tuple(Branch(name, self._xid) for name in self._used)
+        branches = self._branches()
         ask_branches(self._used, Verb.END, branches, TMFAIL)
         ask_branches(self._used, Verb.ROLLBACK, branches)
 
@@ -177,10 +203,6 @@ class SinkTask:
         if isinstance(error, PipelineError) and not (isinstance(error, BatchRefused) and error.of_rows):
             excuse(self._plan.resources, self._plan.gtrid, self._resources)
 
-    @property
-    def _xid(self) -> Xid:
-        return sink_xid(self._plan.gtrid, self._attempt.partition, self._attempt.task, self._random)
-
     def _branch(self, name: str) -> Resource:
         """The resource, with the attempt's branch begun."""
         resource = self._used.get(name)
@@ -188,8 +210,10 @@ class SinkTask:
             if self._ended:
                 raise self._ended_error()
             resource = self._resources.get(name, self._plan.url(name))
-            call_resource(resource, "start", lambda: resource.rm.start(self._xid, resource.rmid))
-            self._used[name] = resource
+            attempt = self._attempt  # a random part for each resource, because two of them may be one server's
+            xid = sink_xid(self._plan.gtrid, attempt.partition, attempt.task, self._entropy(8))
+            call_resource(resource, "start", lambda: resource.rm.start(xid, resource.rmid))
+            self._used[name], self._xids[name] = resource, xid
         return resource
 
     @staticmethod
@@ -200,7 +224,7 @@ class SinkTask:
         if name in self._used:
             self._used[name].failed(error)
         too_long = error.code is Code.XAER_INVAL
-        return BatchRefused(f"{name}: {error}", of_rows=too_long, outage=is_connection_loss(error))
+        return BatchRefused(f"{name}: {error}", of_rows=too_long, outage=is_outage(error))
 
     def _roll_back_orphans(self, resource: Resource) -> int:
         """Rolls back what earlier attempts at this task have prepared and Spark did not accept, and returns how many
@@ -208,12 +232,15 @@ class SinkTask:
         branch missing, and the batch is run again."""
         mine = sink_prefix(self._attempt.partition)
         gtrid = self._plan.gtrid
+        own = self._xids.values()
         orphans = [
             Branch(resource.name, xid)
             for xid in prepared_branches(resource, gtrid)
-            if xid.gtrid == gtrid and xid.bqual.startswith(mine) and xid != self._xid
+            if xid.gtrid == gtrid and xid.bqual.startswith(mine) and xid not in own
         ]
         if orphans:
-            logger.warning("rolling back %d branches of earlier attempts at %s", len(orphans), self._xid)
+            logger.warning(
+                "rolling back %d branches of earlier attempts at %s", len(orphans), self._xids[resource.name]
+            )
             ask_branches({resource.name: resource}, Verb.ROLLBACK, orphans)
         return len(orphans)

@@ -1,5 +1,5 @@
-"""The staging table: rows by key are staged by the tasks and upserted by the driver, as if they were written one after
-the other.
+"""The staging table in PostgreSQL: rows by key are staged by the tasks and upserted by the driver, as if they were
+written one after the other.
 
 Tasks can't upsert the same key under branches of their own: the second task would wait for the row lock of the first,
 whose branch is prepared and keeps the lock until the decision. So no task upserts:
@@ -23,7 +23,6 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,13 +30,14 @@ import psycopg
 from psycopg import sql
 
 from rm_db.address import Address
-from xa import XaError
 from xabridge.pipeline.core.errors import PipelineError
-from xabridge.pipeline.core.retry import OUTAGE_CODES
+from xabridge.pipeline.core.task.databases import RowsGone
+from xabridge.pipeline.core.task.staged_rows import StagedCounts, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from xabridge.pipeline.core.task.staged_rows import StagedRows
     from xabridge.pipeline.core.values import TableTarget
 
 NAME: Final = "xabridge_staged"
@@ -51,17 +51,6 @@ _LOCK: Final = 0x78616272
 """The advisory lock under which the table is made, so that several processes that make it at once don't fail."""
 
 
-@dataclass(frozen=True, slots=True)
-class StagedRows:
-    """The rows that an attempt has staged for one target: so many rows with these columns."""
-
-    target: TableTarget
-    columns: tuple[str, ...]
-    attempt: str
-    place: int
-    rows: int
-
-
 def make_table(url: str) -> None:
     """Makes the table for staged rows where it is missing. psycopg.Error."""
     with psycopg.connect(Address.parse(url).url, autocommit=True) as connection:
@@ -72,32 +61,24 @@ def make_table(url: str) -> None:
         connection.execute(DDL)
 
 
-class StagingTable:
+class PostgresStaging:
     """The rows that one attempt stages in one database."""
 
     def __init__(self, url: str, gtrid: bytes, place: int, attempt: str) -> None:
         self._url = url
         self._gtrid = gtrid
         self._place = place
-        self._attempt = attempt
+        self._counts = StagedCounts(place, attempt)
         self._connection: psycopg.Connection[Any] | None = None
-        self._counts: dict[tuple[TableTarget, tuple[str, ...]], int] = {}
 
     def add(self, target: TableTarget, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """More rows for `target`. psycopg.Error; PipelineError: they have not every column of the key."""
-        missing = [name for name in target.key if name not in columns]
-        if missing:
-            raise PipelineError(f"{target.table}: the rows have no column {', '.join(missing)}, which is in the key")
-        kind = target, tuple(columns)
-        kinds = list(self._counts)
-        attempt = f"{self._attempt}/{kinds.index(kind) if kind in self._counts else len(kinds)}"
-        number = self._counts.get(kind, 0)
+        attempt, number = self._counts.begin(target, columns)
         statement = sql.SQL("COPY {} (gtrid, attempt, place, number, cells) FROM STDIN").format(sql.Identifier(NAME))
         with self._opened().cursor().copy(statement) as copying:
             for row in rows:
                 copying.write_row((self._gtrid, attempt, self._place, number, list(map(_text, row))))
                 number += 1
-        self._counts[kind] = number
+        self._counts.set(target, columns, number)
 
     def _opened(self) -> psycopg.Connection[Any]:
         if self._connection is None:
@@ -106,17 +87,12 @@ class StagingTable:
         return self._connection
 
     def commit(self) -> tuple[StagedRows, ...]:
-        """Makes the rows durable, and returns what was staged. psycopg.Error."""
         if self._connection is not None:
             self._connection.commit()
         self.close()
-        return tuple(
-            StagedRows(target, columns, f"{self._attempt}/{number}", self._place, rows)
-            for number, ((target, columns), rows) in enumerate(self._counts.items())
-        )
+        return self._counts.staged()
 
     def close(self) -> None:
-        """Closes the connection. Uncommitted work is lost."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(psycopg.Error):
@@ -124,32 +100,11 @@ class StagingTable:
 
 
 # --- the driver's side ------------------------------------------------------------------------------------------------
-def is_row_error(error: psycopg.Error) -> bool:
-    """Whether a row can never be written: a value does not fit its column, or a constraint refuses it."""
-    state = error.sqlstate or ""
-    return state[:2] in {"22", "23", "44"} or state == "P0001"
-
-
-def is_connection_loss(error: Exception) -> bool:
-    """Whether the database could not be reached, or the connection was lost."""
-    if isinstance(error, XaError):
-        return error.code in OUTAGE_CODES
-    if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return False
-    state = error.sqlstate
-    return state is None or state[:2] in {"08", "53"} or state[:3] == "57P"
-
-
-class RowsGone(Exception):
-    """Rows that were reported are not staged any more: the server has crashed, or the batch was aborted."""
-
-
 def upsert(connection: Any, gtrid: bytes, staged: Sequence[StagedRows], pipeline: bytes) -> None:
     """Upserts what was staged, under the branch of `connection`, and deletes what gtrids that begin with `pipeline`
     have staged. psycopg.Error, RowsGone; PipelineError: the target has no such column."""
     cursor = connection.cursor()
-    ordered = sorted(staged, key=lambda one: one.place)
-    for (target, columns), group in groupby(ordered, key=lambda one: (one.target, one.columns)):
+    for (target, columns), group in groupby(in_order(staged), key=lambda one: (one.target, one.columns)):
         some = list(group)
         _Upsert(cursor, gtrid, target, columns, some).run()
     # Rows that another branch is about to delete are skipped: it is decided, and not committed yet.
@@ -170,7 +125,7 @@ class _Upsert:
         self._target = target
         self._columns = columns
         self._rows = sum(one.rows for one in staged)
-        self._name = sql.Identifier(*target.table.split("."))
+        self._name = sql.SQL(target.table)  # options have checked that it is a name
         attempts = [one.attempt for one in staged]
         self._where = sql.SQL("gtrid = {} AND attempt = ANY ({})").format(gtrid, attempts)
 
@@ -251,7 +206,7 @@ class _Upsert:
         self._cursor.execute(
             "SELECT attname, format_type(atttypid, -1) FROM pg_attribute "
             "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
-            [self._name.as_string()],
+            [self._target.table],
         )
         known = dict(self._cursor.fetchall())
         missing = [name for name in self._columns if name not in known]

@@ -42,7 +42,7 @@ class TableWriter:
         self._connection = connection
         self._target = target
         self._orphans = orphans
-        self._name = sql.Identifier(*target.table.split("."))
+        self._name = sql.SQL(target.table)  # options have checked that it is a name
         self._execute(sql.SQL("SET LOCAL lock_timeout = {}").format(round(target.lock_timeout_s * 1000)))
 
     def csv(self, columns: Sequence[str], octets: bytes) -> None:

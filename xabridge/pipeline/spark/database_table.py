@@ -1,0 +1,124 @@
+"""A table as the target of a sink: the check whether the columns of a query fit it.
+
+The check is made when the query starts. What can't be stored, or would be refused at the first row, is an error that
+names the column and says what to do.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from xabridge.pipeline.core import PipelineError
+from xabridge.pipeline.core.task.databases import MARIADB, scheme_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xabridge.pipeline.core import TableTarget
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its type as people know it; whether a row needs a value for it; whether the database makes the value
+    itself."""
+
+    name: str
+    type: str
+    needed: bool
+    made: bool
+
+
+class DatabaseTable(Protocol):
+    """A table as its database describes it."""
+
+    @property
+    def columns(self) -> Sequence[Column]:
+        """Its columns."""
+        ...
+
+    @property
+    def keys(self) -> Sequence[tuple[str, ...]]:
+        """The columns of each unique constraint or index, sorted."""
+        ...
+
+    def holds(self, column: Column, spark: str) -> bool:
+        """Whether the column holds every value of this Spark type."""
+        ...
+
+    def check_key(self, key: Sequence[str], rows: Mapping[str, str]) -> str:
+        """Why rows with these columns can't be upserted by this key, which is one of `keys`; "": they can."""
+        ...
+
+
+def look_up(target: TableTarget, url: str) -> DatabaseTable:
+    """The table of `target`; PipelineError: it is not there, or the server can't take part."""
+    if scheme_of(url) in MARIADB:
+        from xabridge.pipeline.spark import mariadb_table  # noqa: PLC0415 — loads PyMySQL
+
+        return mariadb_table.look_up(target, url)
+    from xabridge.pipeline.spark import postgres_table  # noqa: PLC0415 — loads psycopg
+
+    return postgres_table.look_up(target, url)
+
+
+def check_rows(target: TableTarget, table: DatabaseTable, rows: Mapping[str, str], option: str = "columns") -> None:
+    """PipelineError: rows with these columns (name → Spark type) can't be written to `target`. `option` is the one that
+    names them."""
+    where = f"table {target.resource}:{target.table}"
+    known = {column.name: column for column in table.columns}
+    for name, type_ in rows.items():
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            meant = f" (did you mean {close[0]}?)" if close else ""
+            raise PipelineError(
+                f"{where}: it has no column {name!r}{meant}; it has {', '.join(known)}. Select what belongs there, or "
+                f"name it in the option {option}"
+            )
+        if known[name].made:
+            raise PipelineError(f"{where}: the database makes the column {name} itself; leave it out")
+        if not table.holds(known[name], type_):
+            raise PipelineError(
+                f"{where}: the column {name} is {known[name].type}, and can't hold every {type_}; cast it"
+            )
+    missing = [column.name for column in table.columns if column.needed and column.name not in rows]
+    if missing:
+        raise PipelineError(f"{where}: {', '.join(missing)} must have a value, and the query gives none")
+    if not target.key:
+        return
+    for name in target.key:
+        if name not in rows:
+            raise PipelineError(f"{where}: the query has no column {name}, which is in the key: {', '.join(rows)}")
+    if tuple(sorted(target.key)) not in table.keys:
+        keys = "; ".join(", ".join(key) for key in table.keys) or "none"
+        raise PipelineError(
+            f"{where}: no unique constraint has exactly the columns of key, {', '.join(target.key)} (there are: {keys})"
+        )
+    refused = table.check_key(target.key, rows)
+    if refused:
+        raise PipelineError(f"{where}: {refused}")
+
+
+def as_json(value: Any, kind: pa.DataType) -> str:
+    """A nested value as JSON."""
+    return json.dumps(_plain(value, kind), default=str, ensure_ascii=False)  # dates, decimals
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """The value in types that JSON has. Arrow's maps are pairs."""
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        return {str(_plain(key, kind.key_type)): _plain(one, kind.item_type) for key, one in value}
+    if pa.types.is_struct(kind):
+        return {field.name: _plain(value[field.name], field.type) for field in kind}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [_plain(one, kind.value_type) for one in value]
+    if isinstance(value, bytes):  # as Spark's to_json has it
+        return b64encode(value).decode("ascii")
+    return value
