@@ -14,7 +14,7 @@ A manifest is written in full elsewhere, forced, and then renamed to its place; 
 
     prepared       the branch is prepared. It can be committed and rolled back by any process
     committing     the transaction manager has said commit: no rollback any more. Its tables are being written
-    committed      the same after a one-phase commit, of which nobody will ask again: whoever opens the lake completes it
+    committed      the same after a one-phase commit. Nobody will ask again: whoever opens the lake completes it
     rolled-back    it is rolled back; its files are being removed
 
 Every step after the rename can be repeated, by several processes at once, and is repeated until the manifest is gone:
@@ -55,6 +55,7 @@ from rm_delta.forced import force, make_folder, write_file
 from rm_delta.parquet_files import TableFiles, WrittenFile
 from rm_delta.table import TableDescription, describe, open_table
 from xa import Xid
+from xa.holdings import MAX_HOLDINGS, Holding, InDoubtBranch, Relation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -237,7 +238,6 @@ class Lake:
         return {
             "table": work.table.name,
             "id": work.table.id,
-            "version": work.table.version,
             "schema": work.table.schema,
             "partitions": list(work.table.partitions),
             "number": (table.transaction_version(application) or 0) + 1,
@@ -263,6 +263,26 @@ class Lake:
         """The branches that are prepared, or that are being committed. LakeUnavailable."""
         with _available("the prepared branches can't be read"), self._locked():
             return [one.xid for one in self._manifests() if one.state in {PREPARED, COMMITTING}]
+
+    def in_doubt(self) -> list[InDoubtBranch]:
+        """The same branches, with the rows that they append. LakeUnavailable."""
+        with _available("the prepared branches can't be read"), self._locked():
+            return [
+                self._report(manifest) for manifest in self._manifests() if manifest.state in {PREPARED, COMMITTING}
+            ]
+
+    def _report(self, manifest: _Manifest) -> InDoubtBranch:
+        path = self._branches / manifest.name
+        tables = [_work_of(one) for one in json.loads(path.read_bytes())["tables"]]
+        holdings = [
+            Holding(Relation.TO, work.table.name, "row", sum(file.rows for file in work.files)) for work in tables
+        ]
+        return InDoubtBranch(
+            manifest.xid,
+            max(0.0, time.time() - path.stat().st_mtime),
+            holdings=tuple(holdings[:MAX_HOLDINGS]),
+            omitted=max(len(holdings) - MAX_HOLDINGS, 0),
+        )
 
     def commit(self, xid: Xid) -> bool:
         """Commits a prepared branch. False: there is none. Held: it can't be committed now. LakeUnavailable."""
@@ -300,9 +320,7 @@ class Lake:
                     try:
                         self._complete(manifest)
                     except (TableRefused, DeltaError, OSError) as error:
-                        logger.warning(
-                            "%s is %s, and can't be completed now: %s", manifest.xid, manifest.state, error
-                        )
+                        logger.warning("%s is %s, and can't be completed now: %s", manifest.xid, manifest.state, error)
 
     def _manifests(self) -> Iterator[_Manifest]:
         for name in sorted(os.listdir(self._branches)):  # noqa: PTH208 — names alone
@@ -344,7 +362,7 @@ class Lake:
         log = self.root / name / "_delta_log"
         for left in reversed(range(TRIES)):
             table = open_table(self.root, name)
-            now = describe(name, table)
+            now, first = describe(name, table), table.version() + 1
             if now.id == work.table.id and (table.transaction_version(application) or 0) >= number:
                 os.sync()  # whoever wrote it may have died before the log was forced
                 return
@@ -358,7 +376,7 @@ class Lake:
                 logger.info("%s: another writer was faster, and the version is written again: %s", name, error)
                 time.sleep(0.01 * (TRIES - left))
                 continue
-            for version in range(now.version + 1, open_table(self.root, name).version() + 1):
+            for version in range(first, open_table(self.root, name).version() + 1):
                 with suppress(FileNotFoundError):
                     force(log / f"{version:020}.json")
             force(log)
@@ -379,9 +397,7 @@ class Lake:
 
 
 def _work_of(stored: Mapping[str, Any]) -> TableWork:
-    table = TableDescription(
-        stored["table"], stored["id"], stored["version"], stored["schema"], tuple(stored["partitions"])
-    )
+    table = TableDescription(stored["table"], stored["id"], stored["schema"], tuple(stored["partitions"]))
     return TableWork(table, tuple(map(WrittenFile.from_json, stored["files"])))
 
 

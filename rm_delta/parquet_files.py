@@ -64,9 +64,7 @@ class WrittenFile:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """As it was stored."""
-        return cls(
-            stored["path"], stored["size"], stored["rows"], tuple(stored["partition"].items()), stored["stats"]
-        )
+        return cls(stored["path"], stored["size"], stored["rows"], tuple(stored["partition"].items()), stored["stats"])
 
 
 class TableFiles:

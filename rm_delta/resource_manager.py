@@ -21,10 +21,11 @@ from xa.branches import Branches, Part, Unit, UnitDriver
 from xa.switch import Switch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from xa import Registrar, Xid
     from xa.driver import Pending
+    from xa.holdings import InDoubtBranch
 
 
 class DeltaUnit(Unit):
@@ -33,7 +34,7 @@ class DeltaUnit(Unit):
     def __init__(self, driver: DeltaDriver, xid: Xid) -> None:
         self._driver = driver
         self._xid = xid
-        self._work = BranchWork(driver.opened, xid, uuid4().hex, lambda: driver.opened)
+        self._work = BranchWork(driver.opened, xid, uuid4().hex)
         self._session: DeltaSession | None = None
 
     def session(self, context: object) -> DeltaSession:
@@ -155,6 +156,12 @@ class DeltaDriver(UnitDriver[DeltaUnit]):
             lake.tidy()
             return iter(lake.prepared())
 
+    def reports(self, page: int) -> Iterator[InDoubtBranch]:
+        """The same branches, with what they hold."""
+        del page
+        with _answers("in_doubt", None):
+            return iter(self.opened.in_doubt())
+
 
 class DeltaResource(Switch[Part[DeltaUnit]]):
     """The tables in one folder. Open string: `delta:///srv/lake`."""
@@ -162,6 +169,9 @@ class DeltaResource(Switch[Part[DeltaUnit]]):
     def __init__(self, registrar: Registrar | None = None) -> None:
         self._delta = DeltaDriver()
         super().__init__(Branches(self._delta), registrar)
+
+    def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
+        return self.page("in_doubt", self._delta.reports, rmid, flags, count)
 
     @property
     def lake(self) -> Lake:

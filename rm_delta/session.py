@@ -13,14 +13,15 @@ from rm_delta.table import arrow_schema, open_table
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import TypeAlias
 
     from rm_delta.lake import Lake
     from rm_delta.parquet_files import TableFiles, WrittenFile
     from rm_delta.table import TableDescription
     from xa import Xid
 
-    Rows = pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]
+    Rows: TypeAlias = pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]
 
 
 class DeltaSession:
@@ -63,7 +64,6 @@ class DeltaSession:
     def _check(self) -> None:
         if self._ended:
             raise xa_error(Code.XAER_PROTO, "work: the association has ended")
-        self._work.check()
 
 
 def _table_of(table: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
@@ -80,11 +80,10 @@ def _table_of(table: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) 
 class BranchWork:
     """What one branch has written before it is prepared."""
 
-    def __init__(self, lake: Lake, xid: Xid, folder: str, check: Callable[[], object]) -> None:
+    def __init__(self, lake: Lake, xid: Xid, folder: str) -> None:
         self.lake = lake
         self.xid = xid
         self.folder = folder
-        self.check = check
         self.lock = threading.RLock()
         """The transaction manager may roll back while the application writes."""
         self.added: list[TableWork] = []

@@ -49,11 +49,10 @@ _PARTITIONS: Final = ("string", "byte", "short", "integer", "long", "date", "boo
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """A table at one version. `schema` is its JSON in the log, `id` stays the same until the table is made anew."""
+    """A table as it is at some moment. `schema` is its JSON in the log, `id` stays the same until the table is made anew."""
 
     name: str
     id: str
-    version: int
     schema: str
     partitions: tuple[str, ...]
 
@@ -69,7 +68,7 @@ class TableDescription:
         if now.id != self.id:
             raise TableRefused(f"{self.name}: the table was replaced by another one after the rows were written")
         if now.partitions != self.partitions:
-            raise TableRefused(f"{self.name}: the table is partitioned by other columns than when the rows were written")
+            raise TableRefused(f"{self.name}: its partition columns were changed after the rows were written")
         before = {field["name"]: field for field in self.fields}
         after = {field["name"]: field for field in now.fields}
         gone = ", ".join(name for name in before if name not in after)
@@ -97,12 +96,13 @@ def check_name(name: str) -> str:
 def open_table(root: Path, name: str) -> DeltaTable:
     """The table of the library. TableRefused: there is none."""
     folder = root / check_name(name)
+    missing = f"{name}: there is no Delta table in {folder}; make it before"
+    if not folder.is_dir():  # the library would make the folder
+        raise TableRefused(missing)
     try:
-        if not folder.is_dir():  # the library would make the folder
-            raise TableNotFoundError
         return DeltaTable(folder)
     except TableNotFoundError as error:
-        raise TableRefused(f"{name}: there is no Delta table in {folder}; make it before") from error
+        raise TableRefused(missing) from error
     except DeltaError as error:
         raise TableRefused(f"{name}: the table can't be read: {error}") from error
 
@@ -121,8 +121,8 @@ def describe(name: str, table: DeltaTable) -> TableDescription:
         raise TableRefused(f"{name}: the table has constraints ({constraints}), which are not checked here")
     if _EXPIRY in configuration:
         raise TableRefused(
-            f"{name}: the table has {_EXPIRY}, so that it may forget that a transaction is committed, and a commit that "
-            "is repeated after a crash would append the rows twice: remove the property"
+            f"{name}: the table has {_EXPIRY}, so that it may forget that a transaction is committed, and a "
+            "commit that is repeated after a crash would append the rows twice: remove the property"
         )
     for field in json.loads(schema)["fields"]:
         special = [key for key in field["metadata"] if key.startswith(_OF_COLUMNS)]
@@ -133,7 +133,7 @@ def describe(name: str, table: DeltaTable) -> TableDescription:
                 f"{name}: the table is partitioned by {field['name']}, which is {field['type']}; partition columns may "
                 f"be {', '.join(_PARTITIONS)}"
             )
-    return TableDescription(name, metadata.id, table.version(), schema, tuple(metadata.partition_columns))
+    return TableDescription(name, metadata.id, schema, tuple(metadata.partition_columns))
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:

@@ -10,7 +10,9 @@ from delta_kernel_rust_sharing_wrapper import PythonInterface, ScanBuilder, Tabl
 from deltalake import DeltaTable
 
 from rm_delta import DeltaResource
-from xabridge.testing.contract import *
+from xa.branches import Branches
+from xabridge.testing.contract import Capabilities, Harness
+from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite: pytest finds its classes here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +67,12 @@ class DeltaHarness(Harness):
 
     def leaks(self) -> list[str]:
         manifests = sorted(path.name for path in (self.folder / "_xabridge" / "branches").glob("*"))
-        return manifests + [f"{len(rm.driver)} branches" for rm in self.clients if len(rm.driver)]
+        return manifests + [f"{branches} branches" for branches in map(_branches, self.clients) if branches]
+
+
+def _branches(rm: DeltaResource) -> int:
+    assert isinstance(rm.driver, Branches)
+    return len(rm.driver)
 
 
 @pytest.fixture
