@@ -49,7 +49,7 @@ _PARTITIONS: Final = ("string", "byte", "short", "integer", "long", "date", "boo
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """A table as it is at some moment. `schema` is its JSON in the log, `id` stays the same until the table is made anew."""
+    """A table as it is at some moment. `schema` is its JSON in the log; a table that is made anew has another `id`."""
 
     name: str
     id: str
@@ -133,7 +133,7 @@ def describe(name: str, table: DeltaTable) -> TableDescription:
                 f"{name}: the table is partitioned by {field['name']}, which is {field['type']}; partition columns may "
                 f"be {', '.join(_PARTITIONS)}"
             )
-    return TableDescription(name, metadata.id, schema, tuple(metadata.partition_columns))
+    return TableDescription(name, str(metadata.id), schema, tuple(metadata.partition_columns))
 
 
 def arrow_schema(table: DeltaTable) -> pa.Schema:
