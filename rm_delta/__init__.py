@@ -1,0 +1,35 @@
+"""The resource manager of Delta Lake tables: rows are appended to tables in one folder, in two phases.
+
+A name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rm_delta.resource_manager import DeltaResource
+    from rm_delta.session import DeltaSession
+
+__all__ = ["DeltaResource", "DeltaSession"]
+
+_HOME: Final = {
+    "DeltaResource": "rm_delta.resource_manager",
+    "DeltaSession": "rm_delta.session",
+}
+"""Name → the module that has it."""
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(home), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
