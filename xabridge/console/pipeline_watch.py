@@ -20,11 +20,11 @@ from xabridge.console.brokers import Away, Trouble
 from xabridge.console.places import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from xabridge.console.pipeline_questions import PipelineQuestions
     from xabridge.console.settings import WatchedPipelines
     from xabridge.pipeline.core.ledger.status import PipelineStatus, Scanned
-    from xabridge.pipeline.core.resources import Resources
 
 LOG: Final = logging.getLogger("xabridge.console")
 KEPT_S: Final = 2.5
@@ -55,9 +55,13 @@ class PipelineWatch:
     def __init__(self, watched: WatchedPipelines | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._watched = watched
         self._clock = clock
+        self._questions: PipelineQuestions | None = None
+        if watched is not None and not watched.trouble:
+            from xabridge.console.pipeline_questions import PipelineQuestions  # noqa: PLC0415 — loads SQLAlchemy
+
+            self._questions = PipelineQuestions(watched, SHOWN)
         self._log = Place("pipelines")
         self._resources = {name: Place(f"pipelines-{name}") for name, _ in watched.resources} if watched else {}
-        self._opened: dict[str, Resources] = {}
         self._latest: tuple[float, tuple[PipelineStatus, ...] | Trouble] | None = None
         self._asking: asyncio.Task[None] | None = None
 
@@ -88,9 +92,11 @@ class PipelineWatch:
 
     def close(self) -> None:
         """Closes the resource managers, as far as they answer."""
+        questions = self._questions
+        if questions is None:
+            return
         for name, place in self._resources.items():
-            opened = self._opened.pop(name, None)
-            place.close(opened.close if opened is not None else lambda: None)
+            place.close(partial(questions.close, name))
         self._log.close(lambda: None)
         until = time.monotonic() + CLOSE_S
         for place in (*self._resources.values(), self._log):
@@ -111,57 +117,21 @@ class PipelineWatch:
         self._latest = self._clock(), found
 
     async def _asked(self) -> tuple[PipelineStatus, ...]:
-        if self._watched is None:
+        questions = self._questions
+        if questions is None:
             return ()
-        url = self._watched.log
         try:
-            known = await self._log.ask(partial(_prefixes, url), LOG_S)
-            asked = (self._scanned(name, place, known) for name, place in self._watched.resources)
+            known = await self._log.ask(questions.prefixes, LOG_S)
+            if not known:
+                return ()
+            asked = (self._scanned(name, partial(questions.prepared_at, name, known)) for name in self._resources)
             scanned = dict(await asyncio.gather(*asked))
-            return await self._log.ask(partial(_statuses, url, known, scanned), LOG_S)
+            return await self._log.ask(partial(questions.statuses, known, scanned), LOG_S)
         except Away as away:
             raise Away(f"the decision log of the pipelines can't be read: {away}") from None
 
-    async def _scanned(self, name: str, url: str, known: Mapping[str, bytes]) -> tuple[str, Scanned | str]:
+    async def _scanned(self, name: str, question: Callable[[], Scanned]) -> tuple[str, Scanned | str]:
         try:
-            return name, await self._resources[name].ask(lambda: self._scan(name, url, known), RESOURCE_S)
+            return name, await self._resources[name].ask(question, RESOURCE_S)
         except Trouble as trouble:
             return name, str(trouble)
-
-    def _scan(self, name: str, url: str, known: Mapping[str, bytes]) -> Scanned:
-        """In the resource's thread."""
-        from xa import XaError  # noqa: PLC0415 — a console without pipelines needs none of this
-        from xabridge.pipeline.core import PipelineError  # noqa: PLC0415 — as above
-        from xabridge.pipeline.core.ledger.status import prepared_at  # noqa: PLC0415 — as above
-        from xabridge.pipeline.core.resources import Resources  # noqa: PLC0415 — as above
-
-        opened = self._opened.setdefault(name, Resources())
-        try:
-            return prepared_at(opened.get(name, url), known)
-        except XaError as error:
-            raise Away(error.message) from None
-        except PipelineError as error:
-            raise Away(str(error)) from None
-
-
-# -- in the log's thread
-def _prefixes(log: str) -> dict[str, bytes]:
-    from tm.log import LogError, LogMissing  # noqa: PLC0415 — as above
-    from xabridge.pipeline.core.ledger.status import prefixes  # noqa: PLC0415 — as above
-
-    try:
-        return prefixes(log)
-    except LogMissing:  # no pipeline has run yet
-        return {}
-    except (LogError, ValueError) as error:
-        raise Trouble(str(error)) from None
-
-
-def _statuses(log: str, known: Mapping[str, bytes], scanned: Mapping[str, Scanned | str]) -> tuple[PipelineStatus, ...]:
-    from tm.log import LogError  # noqa: PLC0415 — as above
-    from xabridge.pipeline.core.ledger.status import statuses  # noqa: PLC0415 — as above
-
-    try:
-        return statuses(log, known, scanned, last=SHOWN) if known else ()
-    except (LogError, ValueError) as error:
-        raise Trouble(str(error)) from None

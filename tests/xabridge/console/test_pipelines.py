@@ -16,7 +16,8 @@ from sqlalchemy import create_engine, text
 from tests.xabridge.console.batches import Pipeline, pipeline
 from tests.xabridge.console.test_pages import text_of
 from xabridge.console.brokers import Away, Trouble
-from xabridge.console.pipeline_watch import KEPT_S, PATIENCE_S, PipelineWatch
+from xabridge.console.pipeline_questions import PipelineQuestions
+from xabridge.console.pipeline_watch import KEPT_S, PATIENCE_S, SHOWN, PipelineWatch
 from xabridge.console.places import Place
 from xabridge.console.settings import WatchedPipelines, console_settings
 from xabridge.testing.ports import free_port
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tests.rm_amqp.embedded import EmbeddedBroker
     from tests.xabridge.console.conftest import Clock, Visitor
 
+pytestmark = pytest.mark.slow
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
@@ -155,7 +157,7 @@ def test_a_log_that_is_away_is_told_at_once_and_asked_again(
     visitor.sign_in("viewer")
     assert "connection refused" in text_of(visitor.get("/pipelines")).lower()
     assert "Pipelines" in text_of(visitor.get("/"))
-    visitor.console.pipelines._watched = made.watched
+    visitor.console.pipelines._questions = PipelineQuestions(made.watched, SHOWN)
     clock.now += KEPT_S
     visitor.client.get("/pipelines")
     deadline = time.monotonic() + 20
@@ -195,7 +197,7 @@ def test_a_defect_is_logged_and_told_and_costs_the_overview_nothing(
 ) -> None:
     visitor = visit(here, pipelines=made.watched)
     visitor.sign_in("viewer")
-    visitor.console.pipelines._resources.clear()
+    visitor.console.pipelines._questions._opened.clear()  # type: ignore[union-attr]
     clock.now += KEPT_S
     assert "a defect of the console" in text_of(visitor.get("/"))
     assert "KeyError" in caplog.text
