@@ -32,6 +32,7 @@ from xabridge.console.drawing.sparkline import sparkline
 from xabridge.console.history import History
 from xabridge.console.live import events
 from xabridge.console.nodes import NodeLink
+from xabridge.console.pipeline_watch import PipelineWatch
 from xabridge.console.security import Guard
 from xabridge.console.sessions import Session, Sessions
 from xabridge.console.site_watch import SiteWatch, key_of
@@ -82,6 +83,7 @@ class Console:
         self.histories = {broker.name: History(clock) for broker in settings.brokers}
         self.site = SiteWatch(configuration, clock)
         self.nodes = tuple(NodeLink(node, clock) for node in settings.nodes)
+        self.pipelines = PipelineWatch(settings.pipelines, clock)
         self.stopping = asyncio.Event()
         self.signing_in = asyncio.Semaphore(SIGNING_IN)
         self.waiting: Counter[str] = Counter()
@@ -239,6 +241,7 @@ class Console:
             if closing:
                 await asyncio.wait(closing, timeout=CLOSE_S)
             await run_sync(self.site.close)
+            await run_sync(self.pipelines.close)
 
     def stop(self) -> None:
         """Ends the streams, so that the server can end."""

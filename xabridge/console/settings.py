@@ -12,6 +12,8 @@ signed in; pages never use that user. Without `[console.brokers]` the brokers ar
 
     [console.nodes]
     orders-1 = { url = "http://orders-1:9464", token_env = "NODE_TOKEN", act_token_env = "NODE_ACT_TOKEN" }
+
+Its pipelines are those of `[pipeline] log` in the same file (`xabridge.pipeline.settings`).
 """
 
 from __future__ import annotations
@@ -73,6 +75,16 @@ class WatchedNode:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchedPipelines:
+    """The pipelines of the configuration: the log that decides them, and its resource managers. `trouble`: why they
+    can't be asked."""
+
+    log: str = field(repr=False)
+    resources: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ConsoleSettings:
     """The settings. Times in seconds."""
 
@@ -86,6 +98,7 @@ class ConsoleSettings:
     sessions: int = 100
     brokers: tuple[WatchedBroker, ...] = field(default=(WatchedBroker("broker", DEFAULT_BROKER),))
     nodes: tuple[WatchedNode, ...] = ()
+    pipelines: WatchedPipelines | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -106,7 +119,8 @@ class ConsoleSettings:
         return frozenset({"127.0.0.1", "localhost", "::1", *own, *self.hosts})
 
 
-_PLAIN: Final = {one.name: one.type for one in fields(ConsoleSettings) if one.name not in {"brokers", "nodes"}}
+_TABLES: Final = frozenset({"brokers", "nodes"})
+_PLAIN: Final = {one.name: one.type for one in fields(ConsoleSettings) if one.name not in {*_TABLES, "pipelines"}}
 
 
 def console_settings(
@@ -139,6 +153,8 @@ def console_settings(
     told["hosts"] = tuple(told.get("hosts", ()))
     if found:
         told["brokers"] = found
+    if path is not None:
+        told["pipelines"] = _pipelines(path, table, environment)
     made = ConsoleSettings(**told)
     _check_listening(made)
     return made
@@ -148,7 +164,7 @@ def _check(name: str, value: object) -> None:
     where = f"console.{name}"
     expected = _PLAIN.get(name)
     if expected is None:
-        raise ConfigurationError(f"{where}: unknown; known are {', '.join(sorted([*_PLAIN, 'brokers', 'nodes']))}")
+        raise ConfigurationError(f"{where}: unknown; known are {', '.join(sorted([*_PLAIN, *_TABLES]))}")
     if name == "hosts":
         good = isinstance(value, list) and all(isinstance(one, str) for one in value)
         words = "a list of names"
@@ -247,6 +263,24 @@ def _token(where: str, variable: str, environment: Mapping[str, str]) -> str:
     if not (token.isascii() and token.isprintable()):
         raise ConfigurationError(f"{where}: the token in {variable} is not printable ASCII")
     return token
+
+
+def _pipelines(path: Path, table: dict[str, Any], environment: Mapping[str, str]) -> WatchedPipelines | None:
+    """The pipelines that keep their decisions in `[pipeline] log`, or in the node's own log if that is a database."""
+    section, node_log = table.get("pipeline", {}), table.get("log")
+    own = section.get("log") if isinstance(section, dict) else None
+    if own is None and node_log is None:
+        return None
+    from xabridge.pipeline.core import PipelineError  # noqa: PLC0415 — only where there may be pipelines
+    from xabridge.pipeline.settings import DATABASE, settings_from  # noqa: PLC0415 — as above
+
+    if own is None and not (isinstance(node_log, str) and DATABASE.match(node_log)):
+        return None
+    try:
+        settings = settings_from("status", None, {}, str(path), environment)
+    except PipelineError as error:  # which does not concern the brokers
+        return WatchedPipelines("", trouble=str(error))
+    return WatchedPipelines(settings.log, settings.resources)
 
 
 def _is_text(value: object) -> bool:

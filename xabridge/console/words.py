@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xa import Xid
 from xabridge.cli.broker.tables import amount, octets
-from xabridge.cli.text import age, held, printable, several, transaction_name
+from xabridge.cli.text import age, held, printable, several, took, transaction_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,6 +70,7 @@ FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "amount": amount,
     "octets": octets,
     "age": age,
+    "took": took,
     "several": several,
     "held": held,
     "branch": branch,

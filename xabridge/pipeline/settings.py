@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FILE: Final = "xabridge.toml"
-_DATABASE: Final = re.compile(r"(postgresql|sqlite)(\+\w+)?:")
+DATABASE: Final = re.compile(r"(postgresql|sqlite)(\+\w+)?:")
+"""The URL of a log that can decide pipelines."""
 
 
 def settings_from(
@@ -47,7 +48,7 @@ def settings_from(
             f'database that every driver of this pipeline reaches, or [pipeline] log = "…" in {config or FILE}'
         )
     url = expanded("log", url, environment)
-    if not _DATABASE.match(url):
+    if not DATABASE.match(url):
         raise PipelineError(
             f"pipeline {pipeline}: log: {url.partition(':')[0]}: is not a database; several processes decide a "
             "pipeline, so its log has to be postgresql://… (or sqlite:///… if all drivers run on one host)"
@@ -66,7 +67,7 @@ def _configured(config: str | None) -> tuple[str | None, dict[str, str]]:
         raise PipelineError(str(error)) from error
     table = tomllib.loads(path.read_text(encoding="utf-8")).get("pipeline", {})
     log = table.get("log") if isinstance(table, dict) else None
-    if log is None and configuration.log is not None and _DATABASE.match(configuration.log):
+    if log is None and configuration.log is not None and DATABASE.match(configuration.log):
         log = configuration.log
     resources: dict[str, str] = {}
     for name, resource in configuration.resources.items():

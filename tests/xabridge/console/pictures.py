@@ -25,9 +25,9 @@ QUEUES: Final = (("orders", 5), ("invoices", 2), ("parcels", 3), ("orders.dead",
 
 def an_hour(history: History) -> None:
     """An hour of traffic that nobody waited for, in place of what was seen until now."""
-    chance, now = random.Random(1), time.monotonic()
+    chance, now = random.Random(1), time.monotonic() + SLOT_S * SLOTS  # a machine may have started a minute ago
     made = History()
-    history._rings = made._rings
+    history._rings, history._clock = made._rings, lambda: time.monotonic() + SLOT_S * SLOTS
     for slot in range(SLOTS):
         made._clock = lambda at=now - (SLOTS - 1 - slot) * SLOT_S: at  # type: ignore[misc]
         wave = 10 + 8 * math.sin(slot / 9) + chance.random() * 3

@@ -160,7 +160,9 @@ def node() -> Iterator[WatchedNode]:
 
 @contextlib.contextmanager
 def scene(folder: Path) -> Iterator[tuple[EmbeddedBroker, Field, Server]]:
-    """Everything together; and a second broker that is away."""
+    """Everything together, with a pipeline in the middle of a batch; and a second broker that is away."""
+    from tests.xabridge.console.batches import pipeline  # noqa: PLC0415 — it uses this module
+
     with ExitStack() as stack:
         broker = broker_with_users(folder / "main")
         stack.callback(broker.stop)
@@ -170,10 +172,14 @@ def scene(folder: Path) -> Iterator[tuple[EmbeddedBroker, Field, Server]]:
         field.configure(urls=[(name, field.url(name, scheme="shown-test")) for name in ("broker", "shop")])
         doubts(field)
         nodes = (stack.enter_context(node()), WatchedNode("away", f"http://127.0.0.1:{free_port()}", TOKEN))
+        made = stack.enter_context(pipeline(broker, folder))
         away = f"amqp://127.0.0.1:{free_port()}/?connect_timeout=2&timeout=5"
         server = stack.enter_context(
             console(
-                [("main", f"amqp://{broker.address}/?connect_timeout=2&timeout=5"), ("depot", away)], field, nodes=nodes
+                [("main", f"amqp://{broker.address}/?connect_timeout=2&timeout=5"), ("depot", away)],
+                field,
+                nodes=nodes,
+                pipelines=made.watched,
             )
         )
         yield broker, field, server

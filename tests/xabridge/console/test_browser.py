@@ -118,7 +118,7 @@ def pages() -> list[str]:
     return [
         "/", "/queues", "/queues?q=%3Cscript%3E", "/dead", "/transactions",
         f"/transactions/one?name={quote(DECIDED)}", f"/transactions/act?act=rollback&name={quote(DECIDED)}",
-        "/transactions/recover", "/nodes", "/nodes?show=last", "/connections", "/users", "/audit",
+        "/transactions/recover", "/nodes", "/nodes?show=last", "/pipelines", "/connections", "/users", "/audit",
         "/b/main/user", "/b/main/user?name=orders-svc",
         "/b/main/queue?name=orders.dead", f"/b/main/queue?name={hostile}", f"/b/main/queue?name={hostile}.dead",
         "/b/main/change/purge?queue=orders", "/b/main/change/retry?queue=orders.dead",

@@ -13,6 +13,7 @@ from xabridge.console.pages import (
     messages,
     nodes,
     overview,
+    pipelines,
     queues,
     signing,
     transactions,
@@ -49,6 +50,7 @@ PAGES: Final[list[tuple[str, list[str], Page]]] = [
     ("/transactions/recover", _GET, transactions.expected),
     ("/transactions/recover", _POST, transactions.recover),
     ("/nodes", _GET, nodes.nodes),
+    ("/pipelines", _GET, pipelines.pipelines),
     ("/connections", _GET, connections.connections),
     ("/users", _GET, users.users),
     ("/audit", _GET, audit.audit),
@@ -74,6 +76,7 @@ LIVE: Final = {
     transactions.transactions,
     transactions.transaction,
     nodes.nodes,
+    pipelines.pipelines,
     connections.connections,
     changes.job,
 }

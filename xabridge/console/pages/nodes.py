@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from xabridge.cli.text import took
@@ -22,12 +23,45 @@ SHOWN: Final = 20
 LIVE: Final = 20
 
 
+@dataclass(frozen=True, slots=True)
+class NodeLine:
+    """A node in a line. Rates are those of the last minute, and of all its consumers together; `told` is None if it is
+    away, and `trouble` says why."""
+
+    name: str
+    told: Node | None
+    trouble: str
+
+    @property
+    def handled(self) -> float:
+        """Messages per second whose transactions were committed."""
+        return self._rate("handled")
+
+    @property
+    def failed(self) -> float:
+        """Messages per second that were rolled back, and come again."""
+        return self._rate("failed")
+
+    @property
+    def oldest_s(self) -> float | None:
+        """The age of the oldest transaction that is under way."""
+        return max((one.age_s for one in self.told.live), default=None) if self.told is not None else None
+
+    @property
+    def stuck(self) -> tuple[str, ...]:
+        """What keeps the node, or one of its consumers, from its work."""
+        if self.told is None:
+            return ()
+        return (*self.told.trouble, *(why for one in self.told.consumers for why in one.trouble))
+
+    def _rate(self, outcome: str) -> float:
+        return sum(one.rates.get(outcome, 0.0) for one in self.told.consumers) if self.told is not None else 0.0
+
+
 async def nodes(console: Console, request: Request, session: Session) -> View:
     """All configured nodes. Who may look at the first broker may see them."""
-    if console.nodes:
-        await next(iter(session.links.values())).rights()
     wanted = request.query_params.get("show", "")
-    answers = await asyncio.gather(*(_answer(link) for link in console.nodes))
+    answers = await _answers(console, session)
     context = {
         "title": "Nodes",
         "answers": answers,
@@ -40,6 +74,17 @@ async def nodes(console: Console, request: Request, session: Session) -> View:
         "live": bool(console.nodes),
     }
     return View("nodes.html", context)
+
+
+async def node_lines(console: Console, session: Session) -> list[NodeLine]:
+    """Each node in a line, for who may see them. Refused: this user may not."""
+    return [NodeLine(one.broker, one.told, one.trouble) for one in await _answers(console, session)]
+
+
+async def _answers(console: Console, session: Session) -> list[Answer[Node]]:
+    if console.nodes:
+        await next(iter(session.links.values())).rights()
+    return list(await asyncio.gather(*(_answer(link) for link in console.nodes)))
 
 
 async def _answer(link: NodeLink) -> Answer[Node]:

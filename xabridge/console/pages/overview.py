@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from xabridge.cli.survey import Known
 from xabridge.console.app import View
 from xabridge.console.brokers import Trouble
 from xabridge.console.pages.asking import of_each
 from xabridge.console.pages.dead_letters import groups_of
+from xabridge.console.pages.nodes import node_lines
+from xabridge.console.pages.pipelines import batches_under_way, seen_by, views_of
 from xabridge.console.pages.transactions import survey_for
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from starlette.requests import Request
 
-    from xabridge.cli.survey import TransactionView
+    from xabridge.cli.survey import Survey, TransactionView
     from xabridge.console.app import Console
     from xabridge.console.brokers import BrokerLink
+    from xabridge.console.pages.pipelines import PipelineView
     from xabridge.console.sessions import Session
 
+T = TypeVar("T")
 QUEUES: Final = 12
 DOUBTS: Final = 3
 GROUPS: Final = 8
+PIPELINES: Final = 12
 UNDER_WAY_S: Final = 10.0
 """What is in doubt for less is most likely a transaction that is under way."""
 
@@ -40,25 +48,56 @@ class Flow:
     rate_out: float
 
 
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """What is in doubt. `batches`: so many transactions are batches of pipelines that are under way, and left out."""
+
+    found: Survey | None
+    transactions: tuple[TransactionView, ...] = ()
+    batches: int = 0
+    why: str = ""
+
+    @property
+    def waits(self) -> int:
+        """Those that nobody here can decide."""
+        return sum(view.decision in (Known.UNKNOWN, Known.ENDED) for view in self.transactions)
+
+    @property
+    def stuck(self) -> int:
+        """Those that are most likely not just under way."""
+        return sum(_oldest_s(view) >= UNDER_WAY_S for view in self.transactions)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(Generic[T]):
+    """The nodes or the pipelines; `why` says why nothing is known of them."""
+
+    found: list[T] = field(default_factory=list)
+    why: str = ""
+
+
 async def overview(console: Console, _request: Request, session: Session) -> View:
-    """Asks every broker at once; one that is away costs the others nothing."""
+    """Asks everybody at once; one that is away costs the others nothing."""
     links = list(session.links.values())
-    flows = await of_each(links, _flow)
-    dead = await of_each(links, lambda link: groups_of(link, most=GROUPS))
-    try:
-        found = await survey_for(console, session)
-        doubt: dict[str, Any] = {"found": found, "views": found.transactions[:DOUBTS], "why": ""}
-        doubt["waits"] = sum(view.decision in (Known.UNKNOWN, Known.ENDED) for view in found.transactions)
-        doubt["stuck"] = sum(_oldest_s(view) >= UNDER_WAY_S for view in found.transactions)
-    except Trouble as trouble:
-        doubt = {"found": None, "views": (), "why": str(trouble), "waits": 0, "stuck": 0}
+    flows, dead, survey, nodes, pipelines = await asyncio.gather(
+        of_each(links, _flow),
+        of_each(links, lambda link: groups_of(link, most=GROUPS)),
+        _survey(console, session),
+        _listed(node_lines(console, session)),
+        _listed(_pipelines(console, session)),
+    )
     letters = [(answer.broker, group) for answer in dead for group in (answer.told.groups if answer.told else ())]
     letters.sort(key=lambda one: -one[1].count)
     context = {
         "title": "Overview",
         "flows": flows,
         "histories": console.histories,
-        "doubt": doubt,
+        "nodes": nodes,
+        "has_nodes": bool(console.nodes),
+        "pipelines": pipelines,
+        "has_pipelines": console.pipelines.configured,
+        "doubt": _doubt(survey, pipelines.found),
+        "most_doubts": DOUBTS,
         "letters": letters[:GROUPS],
         "more_letters": max(len(letters) - GROUPS, 0),
         "dead": sum(answer.told.total for answer in dead if answer.told),
@@ -66,6 +105,33 @@ async def overview(console: Console, _request: Request, session: Session) -> Vie
         "live": True,
     }
     return View("overview.html", context)
+
+
+async def _survey(console: Console, session: Session) -> Survey | Trouble:
+    try:
+        return await survey_for(console, session)
+    except Trouble as trouble:
+        return trouble
+
+
+def _doubt(survey: Survey | Trouble, pipelines: list[PipelineView]) -> Doubt:
+    if isinstance(survey, Trouble):
+        return Doubt(None, why=str(survey))
+    batches = batches_under_way(pipelines)
+    others = tuple(view for view in survey.transactions if view.gtrid not in batches)
+    return Doubt(survey, others, len(survey.transactions) - len(others))
+
+
+async def _listed(asked: Awaitable[list[T]]) -> Listed[T]:
+    try:
+        return Listed(await asked)
+    except Trouble as trouble:
+        return Listed(why=str(trouble))
+
+
+async def _pipelines(console: Console, session: Session) -> list[PipelineView]:
+    seen = await seen_by(console, session)
+    return await views_of(console, session, seen.found[:PIPELINES])
 
 
 def _oldest_s(view: TransactionView) -> float:

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -147,11 +147,12 @@ def look(
 def prefixes(log: str) -> dict[str, bytes]:
     """The pipelines that keep their decisions in `log`, and how their gtrids begin. LogMissing: there is none."""
     names = select(PIPELINE.c.pipeline, NODE.c.log_id).join(NODE, NODE.c.node == PIPELINE.c.pipeline)
+    found: dict[str, bytes] = {}
     with _looking(log) as database, database.engine.connect() as connection:
-        return {
-            row.pipeline: log_prefix(row.pipeline, bytes(row.log_id))
-            for row in connection.execute(names.order_by(PIPELINE.c.pipeline))
-        }
+        for row in connection.execute(names.order_by(PIPELINE.c.pipeline)):
+            with suppress(ValueError):  # a name that no pipeline can have
+                found[row.pipeline] = log_prefix(row.pipeline, bytes(row.log_id))
+    return found
 
 
 def prepared_at(resource: Resource, known: Mapping[str, bytes]) -> Scanned:
@@ -181,7 +182,9 @@ def _looking(log: str) -> Iterator[Database]:
             raise LogMissing(f"{database}: no pipeline has its decisions in this log")
         yield database
     except SQLAlchemyError as error:
-        raise LogError(f"{database}: the decision log can't be read: {error}") from error
+        raise LogError(
+            f"{database}: the decision log can't be read: {getattr(error, 'orig', None) or error}"
+        ) from error
     finally:
         database.engine.dispose()
 

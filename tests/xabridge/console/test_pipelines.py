@@ -1,0 +1,264 @@
+"""What the page of pipelines shows: batches in every state, what waits, orphans, a log that is away or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from tests.xabridge.console.batches import Pipeline, pipeline
+from tests.xabridge.console.test_pages import text_of
+from xabridge.console.brokers import Away, Trouble
+from xabridge.console.pipeline_questions import PipelineQuestions
+from xabridge.console.pipeline_watch import KEPT_S, PATIENCE_S, SHOWN, PipelineWatch
+from xabridge.console.places import Place
+from xabridge.console.settings import WatchedPipelines, console_settings
+from xabridge.testing.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.rm_amqp.embedded import EmbeddedBroker
+    from tests.xabridge.console.conftest import Clock, Visitor
+
+pytestmark = pytest.mark.slow
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def here(broker: EmbeddedBroker) -> str:
+    """The broker, for a console."""
+    return f"amqp://{broker.address}/?connect_timeout=5&timeout=20"
+
+
+@pytest.fixture
+def made(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Pipeline]:
+    """A pipeline in the middle of a batch."""
+    with pipeline(broker, tmp_path, query=HOSTILE) as one:
+        yield one
+
+
+def test_the_page_shows_batches_and_what_waits(made: Pipeline, here: str, visit: Callable[..., Visitor]) -> None:
+    visitor = visit(here, pipelines=made.watched)
+    visitor.sign_in("viewer")
+    page = visitor.get("/pipelines")
+    said = text_of(page)
+    assert "Pipelines 1 " in said
+    assert "Driver alive" in said
+    assert "Last epoch 5 active Decided 4 Logged by Spark 4" in said
+    assert "Waiting 5 the oldest" in said
+    assert HOSTILE not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+    assert "4 branches in doubt on main" in said
+    assert "Orphans" not in said
+    assert page.count('class="phases"') == 4
+    assert "5 active" in said
+    assert "4 done" in said
+    assert f'href="/b/main/queue?name={made.queue}"' in page
+
+
+def test_orphans_are_told_in_the_words_of_the_command(
+    made: Pipeline, here: str, visit: Callable[..., Visitor], clock: Clock
+) -> None:
+    made.give_up()
+    visitor = visit(here, pipelines=made.watched)
+    visitor.sign_in("viewer")
+    said = text_of(visitor.get("/pipelines"))
+    assert "of them are orphans of abandoned attempts: the next micro-batch rolls them back" in said
+    made.batch()
+    clock.now += KEPT_S
+    assert "orphans" not in text_of(visitor.get("/pipelines"))
+
+
+def test_a_driver_that_is_gone_while_messages_wait_stands_still(
+    made: Pipeline, here: str, visit: Callable[..., Visitor]
+) -> None:
+    engine = create_engine(made.watched.log)
+    with engine.begin() as connection:
+        gone = f"{socket.gethostname()}/1/1"
+        connection.execute(text("UPDATE xabridge_pipeline SET driver = :gone"), {"gone": gone})
+    engine.dispose()
+    visitor = visit(here, pipelines=made.watched)
+    visitor.sign_in("viewer")
+    said = text_of(visitor.get("/pipelines"))
+    assert "Driver gone" in said
+    assert "stands still" in said
+    assert "revenue stands still: 5 messages wait" in text_of(visitor.get("/"))
+
+
+@pytest.mark.parametrize("changes", [
+    (
+        "xabridge_pipeline SET driver = :text", "xabridge_pipeline_query SET query = :text",
+        "xabridge_pipeline_source SET source = 'main: ' || :text", "xabridge_gtrid SET state = substr(:text, 1, 9)",
+    ),
+    ("xabridge_pipeline_source SET source = :text", "xabridge_pipeline SET pipeline = :text"),
+    ("xabridge_gtrid SET gtrid = :text || gtrid",),
+])  # fmt: skip
+def test_whatever_stands_in_the_log_is_text(
+    changes: tuple[str, ...], made: Pipeline, here: str, visit: Callable[..., Visitor]
+) -> None:
+    engine = create_engine(made.watched.log)
+    with engine.begin() as connection:
+        for change in changes:
+            connection.execute(text(f"UPDATE {change}"), {"text": f"{HOSTILE}\u202e"})
+    engine.dispose()
+    visitor = visit(here, pipelines=made.watched)
+    visitor.sign_in("viewer")
+    for path in ("/pipelines", "/"):
+        page = visitor.get(path)
+        assert "<img" not in page.replace('<img src="/static', "")
+        assert "\u202e" not in page
+
+
+def test_who_may_not_look_at_the_broker_sees_no_pipeline(
+    made: Pipeline, here: str, visit: Callable[..., Visitor]
+) -> None:
+    visitor = visit(here, pipelines=made.watched)
+    visitor.sign_in("orders-svc")
+    assert "revenue" not in visitor.get("/pipelines", status=403)
+    assert "revenue" not in visitor.get("/")
+
+
+def test_without_a_log_the_page_says_how_to_have_pipelines(visitor: Visitor) -> None:
+    visitor.sign_in()
+    assert "No pipeline is configured: [pipeline] log" in text_of(visitor.get("/pipelines"))
+
+
+def test_a_broker_that_the_console_does_not_watch(made: Pipeline, here: str, visit: Callable[..., Visitor]) -> None:
+    """By another name it is known by its address; elsewhere, what waits is not known."""
+    other = WatchedPipelines(made.watched.log, (("main", "amqp://user@127.0.0.1:1/"),))
+    for named, pipelines in (("second", made.watched), ("second", other)):
+        visitor = visit(here, pipelines=pipelines)
+        visitor.sign_in("viewer")
+        session = next(iter(visitor.console.sessions._by_key.values()))
+        session.links[named] = session.links.pop("main")
+        said = text_of(visitor.get("/pipelines"))
+        if pipelines is other:
+            assert "Waiting not known" in said
+            assert "this console has no broker that is resource main" in said
+            assert "main could not be asked" in said
+        else:
+            assert "Waiting 5" in said
+
+
+def test_a_log_that_is_away_is_told_at_once_and_asked_again(
+    made: Pipeline, here: str, visit: Callable[..., Visitor], clock: Clock
+) -> None:
+    port = free_port()
+    visitor = visit(here, pipelines=replace(made.watched, log=f"postgresql://127.0.0.1:{port}/nowhere"))
+    visitor.sign_in("viewer")
+    assert "connection refused" in text_of(visitor.get("/pipelines")).lower()
+    assert "Pipelines" in text_of(visitor.get("/"))
+    visitor.console.pipelines._questions = PipelineQuestions(made.watched, SHOWN)
+    clock.now += KEPT_S
+    visitor.client.get("/pipelines")
+    deadline = time.monotonic() + 20
+    while "Last epoch 5" not in text_of(visitor.client.get("/pipelines").text):
+        assert time.monotonic() < deadline
+        clock.now += KEPT_S
+
+
+def test_a_log_that_hangs_costs_other_pages_nothing(here: str, visit: Callable[..., Visitor]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        log = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/log"
+        visitor = visit(here, pipelines=WatchedPipelines(log))
+        visitor.sign_in("viewer")
+        for path, most_s in (("/queues", 1.5), ("/pipelines", PATIENCE_S + 1.5), ("/", PATIENCE_S + 1.5)):
+            began = time.monotonic()
+            visitor.client.get(path)
+            assert time.monotonic() - began < most_s, path
+        assert re.search("log of the pipelines .*has not answered", text_of(visitor.get("/pipelines")))
+
+
+def test_a_resource_that_hangs_hides_nothing_of_the_log(
+    made: Pipeline, here: str, visit: Callable[..., Visitor]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hangs = ("shop", f"postgresql://127.0.0.1:{silent.getsockname()[1]}/shop")
+        visitor = visit(here, pipelines=WatchedPipelines(made.watched.log, (*made.watched.resources, hangs)))
+        visitor.sign_in("viewer")
+        visitor.client.get("/pipelines")
+        time.sleep(3.5)  # as long as a resource manager may take
+        said = text_of(visitor.get("/pipelines"))
+    assert "4 branches in doubt on main" in said
+    assert "shop could not be asked: it has not answered within 3 s" in said
+
+
+def test_a_defect_is_logged_and_told_and_costs_the_overview_nothing(
+    made: Pipeline, here: str, visit: Callable[..., Visitor], clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    visitor = visit(here, pipelines=made.watched)
+    visitor.sign_in("viewer")
+    visitor.console.pipelines._questions._opened.clear()  # type: ignore[union-attr]
+    clock.now += KEPT_S
+    assert "a defect of the console" in text_of(visitor.get("/"))
+    assert "KeyError" in caplog.text
+
+
+def test_a_place_that_hangs_is_asked_nothing_else_and_ends_with_the_process() -> None:
+    async def asks() -> None:
+        place, released = Place("test"), threading.Event()
+        with pytest.raises(Away, match="within"):
+            await place.ask(lambda: released.wait(30), 0.05)
+        with pytest.raises(Away, match="not answered yet"):
+            await place.ask(lambda: 1, 0.05)
+        assert place._asked is not None
+        released.set()
+        assert await asyncio.wrap_future(place._asked)
+        assert await place.ask(lambda: 2, 5.0) == 2
+        with pytest.raises(ZeroDivisionError):
+            await place.ask(lambda: 1 / 0, 5.0)
+        assert place._thread is not None
+        assert place._thread.daemon
+        place.close(lambda: None)
+        place.join(5.0)
+        assert not place._thread.is_alive()
+
+    asyncio.run(asks())
+
+
+def test_the_log_is_the_one_of_the_file(tmp_path: Path) -> None:
+    def told(words: str) -> Any:
+        file = tmp_path / "xabridge.toml"
+        file.write_text(words, encoding="utf-8")
+        return console_settings(file, {"PW": "p@ss"}).pipelines
+
+    resources = (
+        '[resources]\nshop = "postgresql://u@h/shop"\nb = "amqp://h"\n'
+        'd = { url = "postgresql://h/d", mode = "decider" }\n'
+    )
+    assert told(resources) is None
+    assert told('node = "n"\nlog = "file:///tmp/log"\n' + resources) is None
+    of_the_node = told('node = "n"\nlog = "postgresql://u:${PW}@h/log"\n' + resources)
+    assert of_the_node.log == "postgresql://u:p%40ss@h/log"
+    assert [name for name, _ in of_the_node.resources] == ["shop", "b"]
+    own = told('node = "n"\nlog = "file:///tmp/log"\n' + resources + '[pipeline]\nlog = "sqlite:////tmp/p.db"\n')
+    assert own.log == "sqlite:////tmp/p.db"
+    assert "p%40ss" not in repr(of_the_node)
+    assert "GONE is not set" in told('node = "n"\n[pipeline]\nlog = "postgresql://u:${GONE}@h/log"\n').trouble
+
+
+def test_what_is_wrong_with_the_settings_is_said_on_the_page(here: str, visit: Callable[..., Visitor]) -> None:
+    visitor = visit(here, pipelines=WatchedPipelines("", trouble="the environment variable GONE is not set"))
+    visitor.sign_in("viewer")
+    assert "GONE is not set" in text_of(visitor.get("/pipelines"))
+    assert "GONE is not set" in text_of(visitor.get("/"))
+
+
+def test_a_watch_without_a_log_asks_nobody() -> None:
+    async def looks() -> None:
+        watch = PipelineWatch(None)
+        assert (await watch.look()).found == ()
+        watch.close()
+
+    asyncio.run(looks())
+    with pytest.raises(Trouble):
+        asyncio.run(PipelineWatch(WatchedPipelines("", trouble="why")).look())
