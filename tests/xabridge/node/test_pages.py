@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.xabridge.cli.field import OTHER_LOG, OTHERS, xid_of
 from tests.tm.two_resources import Clock, TwoResources
-from tests.xabridge.node.conftest import ACT_TOKEN, TOKEN
-from tm import ConfigurationError, TransactionManager
+from tests.xabridge.cli.field import OTHER_LOG, OTHERS, xid_of
+from tests.xabridge.node.conftest import ACT_TOKEN, TOKEN, Asker
+from tm import ConfigurationError, ResourceConfig, TransactionManager
 from tm.log import read_log
 from xa import Code
 from xabridge.node.pages import TICKET_S
@@ -20,9 +20,9 @@ from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.xabridge.cli.field import Field
-    from tests.xabridge.node.conftest import Asker
 
     Running = Callable[..., tuple[TransactionManager, Asker]]
 
@@ -130,7 +130,9 @@ def test_of_two_operators_one_does_it(field: Field, running: Running) -> None:
     commit, rollback = (asker.preview(doing, NAME)[1]["ticket"] for doing in ("commit", "rollback"))
     came: dict[str, Any] = {}
     threads = [
-        threading.Thread(target=lambda doing=doing, ticket=ticket: came.update({doing: asker.act(ticket, heuristic=True)[1]}))
+        threading.Thread(
+            target=lambda doing=doing, ticket=ticket: came.update({doing: asker.act(ticket, heuristic=True)[1]})
+        )
         for doing, ticket in (("commit", commit), ("rollback", rollback))
     ]
     for thread in threads:
@@ -241,3 +243,26 @@ def test_a_resource_manager_that_is_away_is_told(field: Field, running: Running)
     assert set(told["survey"]["unreachable"]) == {"shop"}
     assert [one["resource"] for one in told["survey"]["transactions"][0]["branches"]] == ["broker"]
     assert asker.preview("rollback", str(xid_of(gtrid, "broker")))[0] == 200
+
+
+def test_where_a_resource_decides_it_is_settled_first(field: Field, tmp_path: Path) -> None:
+    port = free_port()
+    resources: dict[str, str | ResourceConfig] = {
+        "broker": field.url("broker"),
+        "shop": ResourceConfig(f"sqlite:///{tmp_path}/shop.db", "decider"),
+    }
+    with TransactionManager(
+        "orders-1", None, resources, http=f"127.0.0.1:{port}", http_token=TOKEN, http_act_token=ACT_TOKEN,
+        background=False,
+    ) as manager:  # fmt: skip
+        asker = Asker(port)
+        transaction = manager.begin()
+        transaction.rollback()
+        field.prepare("broker", transaction.gtrid, "order")
+        (view,) = asker.in_doubt()["survey"]["transactions"]
+        assert (view["decision"], view["decider"], view["at_work"]) == ("none", "shop", False), "it is its own"
+        told = asker.preview("commit", str(transaction))[1]
+        assert told["needs_heuristic"]
+        assert asker.act(told["ticket"])[1]["state"] == "refused"
+        assert asker.do("rollback", str(transaction))["said"][0][0] is True
+        assert not asker.in_doubt()["survey"]["transactions"]
