@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -200,7 +201,7 @@ def test_a_decision_is_ended_without_what_is_gone(field: Field, running: Running
 def test_without_its_token_nothing_can_be_posted(field: Field, running: Running) -> None:
     _, asker = running()
     undecided(field)
-    wanted = {"doing": "rollback", "name": NAME, "on": [], "gone": []}
+    wanted: dict[str, Any] = {"doing": "rollback", "name": NAME, "on": [], "gone": []}
     for wrong in (TOKEN, "", ACT_TOKEN + "x"):
         assert asker.send("/node/preview", wanted, token=wrong)[0] == 401
         assert asker.send("/node/act", {"ticket": "x", "heuristic": True, "who": ""}, token=wrong)[0] == 401
@@ -208,11 +209,15 @@ def test_without_its_token_nothing_can_be_posted(field: Field, running: Running)
     assert asker.send("/node/preview", token=ACT_TOKEN)[0] == 405
     kind = {"Content-Type": "text/plain"}
     assert asker.send("/node/preview", wanted, token=ACT_TOKEN, **kind)[0] == 415
-    assert asker.send("/node/preview", b"x" * 65537, token=ACT_TOKEN)[0] == 413
+    for length, status in (("65537", b"413"), ("x", b"411"), ("-1", b"411"), ("1" * 5000, b"431")):
+        with socket.create_connection(("127.0.0.1", asker.port), timeout=30) as connection:
+            connection.sendall(f"POST /node/preview HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
+            assert connection.recv(100).split(b" ")[1] == status
     for told in (b"", b"[]", b"{}", b"[" * 60000, {**wanted, "doing": "purge"}, {**wanted, "on": [1]}):
         assert asker.send("/node/preview", told, token=ACT_TOKEN)[0] == 400, told
-    for told in ({}, {"ticket": [], "heuristic": True, "who": "x"}):
-        assert asker.send("/node/act", told, token=ACT_TOKEN)[0] == 400
+    acts: list[dict[str, Any]] = [{}, {"ticket": [], "heuristic": True, "who": "x"}]
+    for act in acts:
+        assert asker.send("/node/act", act, token=ACT_TOKEN)[0] == 400
     assert not field.stores["shop"].data
 
 
@@ -230,7 +235,7 @@ def test_it_is_off_unless_configured(running: Running) -> None:
         ({"http_act_token": ACT_TOKEN}, "has to see first"),
     ],
 )
-def test_wrong_tokens_are_refused(tokens: dict[str, str], why: str) -> None:
+def test_wrong_tokens_are_refused(tokens: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         TwoResources(http=f"127.0.0.1:{free_port()}", **tokens)
 
