@@ -153,9 +153,9 @@ class TransactionManager(Generic[Tx_co]):
         self._endpoint: EndpointThread | None = None
         self.exposition = exposition() if http is not None else None
         """The metrics that `http` shows, or why it shows none."""
-        tokens = _checked_tokens(http, http_token, http_act_token)
-        self._operations: Operations | None = None
-        self._recorder, self._private = self._make_recorder(telemetry, tokens, clock)
+        self._recorder, self._private, self._operations = self._make_recorder(
+            telemetry, _checked_tokens(http, http_token, http_act_token), clock
+        )
         self.timeout_s = timeout_s
         self._clock = clock
         self._live: dict[bytes, Transaction] = {}
@@ -249,7 +249,7 @@ class TransactionManager(Generic[Tx_co]):
 
     def _make_recorder(
         self, telemetry: Telemetry | None, tokens: tuple[str | None, str | None], clock: Callable[[], float]
-    ) -> tuple[Recording | None, Private | None]:
+    ) -> tuple[Recording | None, Private | None, Operations | None]:
         """The recorder, where there is telemetry; it is shown to Prometheus, too, where that is configured. And the
         pages for whoever has the tokens, for which timelines are kept."""
         if isinstance(self.exposition, Exposition):
@@ -260,19 +260,19 @@ class TransactionManager(Generic[Tx_co]):
         recorder = telemetry.recorder(self.node) if telemetry is not None else None
         token, act_token = tokens
         if token is None:
-            return recorder, None
+            return recorder, None, None
         from tm.telemetry.node_page import node_page  # noqa: PLC0415 — only where somebody can ask for it
         from tm.telemetry.timelines import Timelines  # noqa: PLC0415 — as above
 
         timelines = Timelines(recorder)
         pages = {"/node": node_page(self, timelines, clock)}
-        self._operations = operations = operations_of(self, acting=act_token is not None)
+        operations = operations_of(self, acting=act_token is not None)
         if operations is None:
             if act_token is not None:
                 raise ConfigurationError("http_act_token: what it is for is not installed: pip install xabridge again")
-            return timelines, Private(token, pages)
+            return timelines, Private(token, pages), None
         acts = None if act_token is None else Acts(act_token, operations.acts)
-        return timelines, Private(token, {**pages, **operations.pages}, acts)
+        return timelines, Private(token, {**pages, **operations.pages}, acts), operations
 
     def _configure(
         self, resources: Mapping[str, str | ResourceConfig], clock: Callable[[], float]

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from anyio.to_thread import run_sync
 
 from dtx.amqp.conditions import Condition
-from dtx.amqp.sasl.scram import ScramError
 from dtx.protocol.conditions import RefusedError
 from rm_amqp.management import ManagementClient
 from xa import Code, XaError
@@ -132,23 +131,28 @@ class BrokerLink:
         return self._rights[1]
 
     async def change(self, operation: str, **arguments: Any) -> Any:
-        """Has the broker change something. Refused: nothing was done. Unknown: it may have been done."""
+        """Has the broker change something, after it has answered a question over the same connection. Away, Refused:
+        nothing was done. Unknown: it may have been done."""
         self._queues = None
         if self._failed is not None:
             self._try_again()
             raise self._failed[1]
 
         def changed() -> Any:
-            client = self._connected()  # what fails here was not asked for
+            self._answer(lambda client: client.ask("rights"))  # what fails here was not asked for
+            client = self._connected()
             try:
                 return client.ask(operation, **arguments)
-            except XaError as error:
+            except XaError as error:  # it was sent
                 self._drop()
-                if error.code is Code.XAER_RMFAIL:
-                    raise Unknown(f"it is unknown whether this was done: {error.message}. Look again") from None
-                raise Away(error.message) from None
+                raise Unknown(f"it is unknown whether this was done: {error.message}. Look again") from None
 
         return await self._lasting(self._in_turn(changed))
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session is over."""
+        return self._closed
 
     def close(self) -> asyncio.Task[Any]:
         """Closes the connection, as soon as nobody uses it."""
@@ -252,8 +256,6 @@ def _translated(work: Callable[[], Any]) -> Any:
         refusal = error.refusal
         said = refusal.description or str(refusal.condition)
         raise Refused(said, right=refusal.condition == Condition.UNAUTHORIZED) from None
-    except ScramError as error:  # a name or password that nobody can have
-        raise Refused(str(error), right=True) from None
     except XaError as error:
         said = error.message.removeprefix("open: ")
         if error.code is Code.XAER_RMERR:  # reached, and not usable: credentials, or no management

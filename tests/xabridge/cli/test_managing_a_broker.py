@@ -387,3 +387,20 @@ def test_wide_names_keep_the_columns() -> None:
     letters = [{"id": "1000000001d", "state": "available", "octets": 104, "since": 0, "queue": f"{'队' * 12}.dead",
                 "from": "orders", "why": "rejected"}]  # fmt: skip
     assert tables.dead(letters, 0)[2] == f"    in {'队' * 12}.dead"
+
+
+@pytest.mark.parametrize(
+    ("who", "why"), [("operator:@", "is empty"), ("operator:%07@", "a character that is not allowed")]
+)
+def test_a_password_that_nobody_can_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], who: str, why: str
+) -> None:
+    set_password(tmp_path / "users", "operator", "secret")
+    broker = EmbeddedBroker(tmp_path, users=tmp_path / "users", plain_without_tls=True)
+    try:
+        shell = Shell(f"amqp://{who}{broker.address}/?timeout=20", capsys)
+        assert shell.run("queues")[0] == 5
+        assert why in shell.error
+        assert shell.error.startswith("xabridge broker queues: ")
+    finally:
+        broker.stop()

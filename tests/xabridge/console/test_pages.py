@@ -22,7 +22,8 @@ from tests.xabridge.console.conftest import HOST
 from tests.xabridge.console.scene import Traffic, broker_with_users, url
 from xa import TMSUCCESS, Code, Xid
 from xabridge.console.app import Console
-from xabridge.console.changes.job import Job, Selection
+from xabridge.console.brokers import Away, BrokerLink, Unknown
+from xabridge.console.changes.job import Job, Progress, Selection
 from xabridge.console.history import SLOT_S, known
 from xabridge.console.pages.messages import content_of
 from xabridge.console.settings import ConsoleSettings, WatchedBroker
@@ -321,6 +322,8 @@ class TwoAtOnce:
         self.full = full
         self.asked = 0
 
+    closed = False
+
     async def queue(self, _: str) -> dict[str, Any]:
         return {"depth": 60}
 
@@ -352,6 +355,108 @@ def test_what_somebody_else_works_with_ends_no_change(monkeypatch: pytest.Monkey
     job = Job("2", full, "retry", Selection("orders.dead"), {}, "retry", 100)
     asyncio.run(job.run())
     assert (job.done, full.asked, job.rest, job.same) == (0, 2, 80, True)
+
+
+class Silent(TwoAtOnce):
+    """A broker that answers every other question only; it does what it is asked for, but the answer to the change
+    number `loses` is lost. `moved` is what was done, one by one."""
+
+    def __init__(self, loses: int = 0) -> None:
+        super().__init__()
+        self.loses = loses
+        self.questions = 0
+        self.moved: list[str] = []
+
+    def _answers(self) -> None:
+        self.questions += 1
+        if self.questions % 2:
+            raise Away("it has not answered yet")
+
+    async def queue(self, name: str) -> dict[str, Any]:
+        self._answers()
+        return await super().queue(name)
+
+    async def ask(self, operation: str, after: str = "", **more: Any) -> list[dict[str, Any]]:
+        self._answers()
+        return await super().ask(operation, after, **more)
+
+    async def change(self, _: str, *, ids: str = "", most: int = 0, **__: Any) -> dict[str, Any]:
+        self._answers()
+        if most:
+            return {"done": 0, "left": {"held by a consumer or a transaction": most}}
+        self.asked += 1
+        self.moved += ids.split(",")
+        if self.asked == self.loses:
+            raise Unknown("it is unknown whether this was done")
+        return {"done": len(ids.split(",")), "left": {}}
+
+
+def test_a_change_waits_for_a_broker_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xabridge.console.changes.job.PAGE", 20)
+    monkeypatch.setattr("xabridge.console.changes.job.AGAIN_S", 0.01)
+    broker: Any = Silent()
+    job = Job("1", broker, "retry", Selection("orders.dead"), {}, "retry", 60)
+    asyncio.run(job.run())
+    assert (job.progress, job.done, job.waiting) == (Progress.DONE, 60, "")
+    assert sorted(broker.moved) == sorted({f"{one:x}" for one in range(60)}), "each once"
+    lost: Any = Silent(loses=2)
+    job = Job("2", lost, "retry", Selection("orders.dead"), {}, "retry", 60)
+    asyncio.run(job.run())
+    assert (job.progress, job.done, len(lost.moved)) == (Progress.UNKNOWN, 20, 40), "what is unknown is not repeated"
+
+
+def test_a_change_waits_for_so_long_and_can_be_stopped(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xabridge.console.changes.job.AGAIN_S", 0.0)
+
+    class Gone(TwoAtOnce):
+        stops = False
+
+        async def change(self, *_: Any, **__: Any) -> dict[str, Any]:
+            clock.now += 10
+            self.asked += 1
+            if self.asked == 5:
+                job.stopping = self.stops
+            raise Away("it is away")
+
+    for stops, came, asked in ((False, "failed", 30), (True, "stopped", 5)):
+        gone: Any = Gone()
+        gone.stops = stops
+        job = Job("1", gone, "purge", Selection("orders"), {}, "purge", 60, clock=clock)
+        asyncio.run(job.run())
+        assert (job.progress.value, gone.asked, job.said) == (came, asked, "the broker is away: it is away")
+
+
+def test_a_change_goes_on_after_a_restart_of_the_broker(
+    broker: EmbeddedBroker, visitor: Visitor, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xabridge.console.changes.job.CHUNK", 10)
+    monkeypatch.setattr("xabridge.console.changes.job.AGAIN_S", 0.05)
+    traffic = Traffic(broker)
+    traffic.post("many", *(Message(number) for number in range(100)))
+    traffic.post("others", Message("there before"))
+    traffic.close()
+    visitor.sign_in()
+    really = BrokerLink.change
+    changes: list[str] = []
+
+    async def restarts(self: BrokerLink, operation: str, **told: Any) -> Any:
+        changes.append(operation)
+        if len(changes) == 4:
+            await asyncio.to_thread(broker.stop)
+        if len(changes) == 8:
+            await asyncio.to_thread(broker.start)
+        clock.now += 5
+        return await really(self, operation, **told)
+
+    monkeypatch.setattr(BrokerLink, "change", restarts)
+    visitor.change("/b/main/change/move?queue=many", {"to": "others"})
+    assert visitor.latest is not None
+    deadline = time.monotonic() + 60
+    while "<h1>Under way" in (page := visitor.get(visitor.latest.url.path)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "100 messages done of 100" in page, text_of(page)
+    assert depths(broker) == {"many": 0, "others": 101}
 
 
 def test_a_form_that_is_sent_twice_does_it_once(filled: EmbeddedBroker, visitor: Visitor) -> None:

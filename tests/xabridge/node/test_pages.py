@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.xabridge.cli.field import OTHER_LOG, OTHERS, xid_of
 from tests.tm.two_resources import Clock, TwoResources
-from tests.xabridge.node.conftest import ACT_TOKEN, TOKEN
-from tm import ConfigurationError, TransactionManager
+from tests.xabridge.cli.field import OTHER_LOG, OTHERS, xid_of
+from tests.xabridge.node.conftest import ACT_TOKEN, TOKEN, Asker
+from tm import ConfigurationError, ResourceConfig, TransactionManager
 from tm.log import read_log
 from xa import Code
 from xabridge.node.pages import TICKET_S
@@ -20,9 +21,9 @@ from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.xabridge.cli.field import Field
-    from tests.xabridge.node.conftest import Asker
 
     Running = Callable[..., tuple[TransactionManager, Asker]]
 
@@ -130,7 +131,9 @@ def test_of_two_operators_one_does_it(field: Field, running: Running) -> None:
     commit, rollback = (asker.preview(doing, NAME)[1]["ticket"] for doing in ("commit", "rollback"))
     came: dict[str, Any] = {}
     threads = [
-        threading.Thread(target=lambda doing=doing, ticket=ticket: came.update({doing: asker.act(ticket, heuristic=True)[1]}))
+        threading.Thread(
+            target=lambda doing=doing, ticket=ticket: came.update({doing: asker.act(ticket, heuristic=True)[1]})
+        )
         for doing, ticket in (("commit", commit), ("rollback", rollback))
     ]
     for thread in threads:
@@ -198,7 +201,7 @@ def test_a_decision_is_ended_without_what_is_gone(field: Field, running: Running
 def test_without_its_token_nothing_can_be_posted(field: Field, running: Running) -> None:
     _, asker = running()
     undecided(field)
-    wanted = {"doing": "rollback", "name": NAME, "on": [], "gone": []}
+    wanted: dict[str, Any] = {"doing": "rollback", "name": NAME, "on": [], "gone": []}
     for wrong in (TOKEN, "", ACT_TOKEN + "x"):
         assert asker.send("/node/preview", wanted, token=wrong)[0] == 401
         assert asker.send("/node/act", {"ticket": "x", "heuristic": True, "who": ""}, token=wrong)[0] == 401
@@ -206,11 +209,15 @@ def test_without_its_token_nothing_can_be_posted(field: Field, running: Running)
     assert asker.send("/node/preview", token=ACT_TOKEN)[0] == 405
     kind = {"Content-Type": "text/plain"}
     assert asker.send("/node/preview", wanted, token=ACT_TOKEN, **kind)[0] == 415
-    assert asker.send("/node/preview", b"x" * 65537, token=ACT_TOKEN)[0] == 413
+    for length, status in (("65537", b"413"), ("x", b"411"), ("-1", b"411"), ("1" * 5000, b"431")):
+        with socket.create_connection(("127.0.0.1", asker.port), timeout=30) as connection:
+            connection.sendall(f"POST /node/preview HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
+            assert connection.recv(100).split(b" ")[1] == status
     for told in (b"", b"[]", b"{}", b"[" * 60000, {**wanted, "doing": "purge"}, {**wanted, "on": [1]}):
         assert asker.send("/node/preview", told, token=ACT_TOKEN)[0] == 400, told
-    for told in ({}, {"ticket": [], "heuristic": True, "who": "x"}):
-        assert asker.send("/node/act", told, token=ACT_TOKEN)[0] == 400
+    acts: list[dict[str, Any]] = [{}, {"ticket": [], "heuristic": True, "who": "x"}]
+    for act in acts:
+        assert asker.send("/node/act", act, token=ACT_TOKEN)[0] == 400
     assert not field.stores["shop"].data
 
 
@@ -228,7 +235,7 @@ def test_it_is_off_unless_configured(running: Running) -> None:
         ({"http_act_token": ACT_TOKEN}, "has to see first"),
     ],
 )
-def test_wrong_tokens_are_refused(tokens: dict[str, str], why: str) -> None:
+def test_wrong_tokens_are_refused(tokens: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         TwoResources(http=f"127.0.0.1:{free_port()}", **tokens)
 
@@ -241,3 +248,26 @@ def test_a_resource_manager_that_is_away_is_told(field: Field, running: Running)
     assert set(told["survey"]["unreachable"]) == {"shop"}
     assert [one["resource"] for one in told["survey"]["transactions"][0]["branches"]] == ["broker"]
     assert asker.preview("rollback", str(xid_of(gtrid, "broker")))[0] == 200
+
+
+def test_where_a_resource_decides_it_is_settled_first(field: Field, tmp_path: Path) -> None:
+    port = free_port()
+    resources: dict[str, str | ResourceConfig] = {
+        "broker": field.url("broker"),
+        "shop": ResourceConfig(f"sqlite:///{tmp_path}/shop.db", "decider"),
+    }
+    with TransactionManager(
+        "orders-1", None, resources, http=f"127.0.0.1:{port}", http_token=TOKEN, http_act_token=ACT_TOKEN,
+        background=False,
+    ) as manager:  # fmt: skip
+        asker = Asker(port)
+        transaction = manager.begin()
+        transaction.rollback()
+        field.prepare("broker", transaction.gtrid, "order")
+        (view,) = asker.in_doubt()["survey"]["transactions"]
+        assert (view["decision"], view["decider"], view["at_work"]) == ("none", "shop", False), "it is its own"
+        told = asker.preview("commit", str(transaction))[1]
+        assert told["needs_heuristic"]
+        assert asker.act(told["ticket"])[1]["state"] == "refused"
+        assert asker.do("rollback", str(transaction))["said"][0][0] is True
+        assert not asker.in_doubt()["survey"]["transactions"]

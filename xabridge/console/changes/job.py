@@ -6,20 +6,26 @@
    not touched.
 
 Each request is one change for the broker, with its own line in the broker's audit log. If the job ends early, what is
-done is done, and it says how much that is. A request whose answer is lost is not repeated.
+done is done, and it says how much that is.
+
+While the broker is away, or takes long for an answer, the job waits for up to WAIT_S and asks again: for what changes
+nothing, and for a change that was not sent. A change whose answer is lost is not repeated; the job ends there, because
+it is unknown whether it was made.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from xabridge.console.brokers import PAGE, Away, Trouble, Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from xabridge.console.brokers import BrokerLink
 
@@ -27,8 +33,14 @@ CHUNK: Final = 2000
 HELD: Final = "held by a consumer or a transaction"
 PASSING: Final = frozenset({HELD, "not in the queue"})
 """Why the broker leaves a message that say nothing about the next one: somebody else works with these."""
+WAIT_S: Final = 300.0
+"""How long a job waits for a broker that is away."""
+AGAIN_S: Final = 1.0
 LOOKED_AT: Final = 50_000
 """Messages that a preview looks at, to count those of a group."""
+
+
+T = TypeVar("T")
 
 
 class Progress(Enum):
@@ -71,7 +83,7 @@ async def count(link: BrokerLink, selection: Selection) -> tuple[Counter[str], b
         return Counter(one["state"] for one in found), True
     counted: Counter[str] = Counter()
     looked = 0
-    async for page in _pages(link, selection.queue):
+    async for page in _pages(lambda after: _page(link, selection.queue, after)):
         counted.update(one["state"] for one in page if selection.takes(one))
         looked += len(page)
         if looked >= LOOKED_AT:
@@ -79,10 +91,15 @@ async def count(link: BrokerLink, selection: Selection) -> tuple[Counter[str], b
     return counted, True
 
 
-async def _pages(link: BrokerLink, queue: str) -> AsyncIterator[list[dict[str, Any]]]:
+async def _page(link: BrokerLink, queue: str, after: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = await link.ask("messages", queue=queue, after=after, count=PAGE)
+    return found
+
+
+async def _pages(page_after: Callable[[str], Awaitable[list[dict[str, Any]]]]) -> AsyncIterator[list[dict[str, Any]]]:
     after = ""
     while True:
-        page = await link.ask("messages", queue=queue, after=after, count=PAGE)
+        page = await page_after(after)
         if page:
             yield page
         if len(page) < PAGE:
@@ -106,6 +123,9 @@ class Job:
     progress: Progress = Progress.RUNNING
     said: str = ""
     stopping: bool = False
+    waiting: str = ""
+    """Why it waits for the broker."""
+    clock: Callable[[], float] = time.monotonic
     same: bool = False
     """It has ended before the end of the queue, because what is left would stay for the same reason."""
 
@@ -123,7 +143,9 @@ class Job:
         except Unknown as why:
             self.progress, self.said = Progress.UNKNOWN, str(why)
         except Trouble as why:
-            self.progress, self.said = Progress.FAILED, str(why)
+            self.progress, self.said = (Progress.STOPPED if self.stopping else Progress.FAILED), str(why)
+        finally:
+            self.waiting = ""
 
     async def _carry_out(self) -> None:
         if self.selection.ids:
@@ -142,9 +164,10 @@ class Job:
         await self._through_the_pages()
 
     async def _through_the_pages(self) -> None:
-        told = await self.link.queue(self.selection.queue)
+        queue = self.selection.queue
+        told = await self._patiently(lambda: self.link.queue(queue))
         passed, most = 0, self.done + int(told["depth"])
-        async for page in _pages(self.link, self.selection.queue):
+        async for page in _pages(lambda after: self._patiently(lambda: _page(self.link, queue, after))):
             if self.stopping or passed >= most or self.done >= self.total:
                 return
             passed += len(page)
@@ -159,13 +182,26 @@ class Job:
 
     async def _request(self, ids: Sequence[str], **more: Any) -> int:
         told = {**self.arguments, **({"ids": ",".join(ids)} if ids else {}), **more}
-        try:
-            answer = await self.link.change(self.operation, queue=self.selection.queue, **told)
-        except Away as why:
-            raise Away(f"the broker is away: {why}") from None
+        answer = await self._patiently(lambda: self.link.change(self.operation, queue=self.selection.queue, **told))
         done = int(answer["done"])
         self.done += done
         left = {str(why): int(number) for why, number in answer["left"].items()}
         self.left.update(left)
         self.same = not done and not PASSING.issuperset(left)
         return done
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer to what does nothing as long as the broker is away. Away: it is so for too long, or the job is to
+        end."""
+        until = self.clock() + WAIT_S
+        while True:
+            try:
+                answer = await ask()
+            except Away as why:
+                self.waiting = str(why)
+                if self.stopping or self.link.closed or self.clock() >= until:
+                    raise Away(f"the broker is away: {why}") from None
+                await asyncio.sleep(AGAIN_S)
+            else:
+                self.waiting = ""
+                return answer
