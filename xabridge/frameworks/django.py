@@ -274,8 +274,8 @@ def _check_engine(alias: str) -> None:
     if connection.vendor != "postgresql":
         raise ImproperlyConfigured(
             f'DjangoOrm: the database "{alias}" is {connection.display_name}, and the ORM takes part in transactions '
-            'with PostgreSQL only: set its ENGINE to "django.db.backends.postgresql", or leave it out here. Without the '
-            'ORM, other databases take part as resources: tx["shop"] is a SQLAlchemy connection'
+            'with PostgreSQL only: set its ENGINE to "django.db.backends.postgresql", or leave it out here. Without '
+            'the ORM, other databases take part as resources: tx["shop"] is a SQLAlchemy connection'
         )
 
 
