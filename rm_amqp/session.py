@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from dtx.amqp.messages import read_header, with_header, with_message_annotations
+from dtx.amqp.messages import DELIVERY_DELAY, read_header, with_header, with_message_annotations
 from dtx.amqp.values import Long, Symbol, Timestamp, Ulong
 from dtx.protocol.capabilities import DELAYED_DELIVERY
 from dtx.protocol.conditions import RefusedError
@@ -47,8 +47,6 @@ LATER_OCTETS: Final = 4096
 """The most octets that wait to be written, where nothing else is to be written: the broker works meanwhile."""
 RETRIED: Final = "x-opt-retry-"
 """So begin the message annotations of a message that is put off. A dead letter that is sent again is a new message."""
-DELIVERY_TIME: Final = "x-opt-delivery-time"
-"""The message annotation with the time for which a message is, which Qpid JMS and ActiveMQ Artemis know too."""
 TOGETHER: Final = 32
 """Messages of a batch that are handed to the connection together."""
 
@@ -175,10 +173,10 @@ class Operations:
         return steps
 
     def put_off(
-        self, message: Message, address: str, at_ms: int, annotations: Mapping[str, str | int]
+        self, message: Message, address: str, delay_ms: int, annotations: Mapping[str, str | int]
     ) -> Operation[None]:
         told: Map = {Symbol(name): _plain_annotation(value) for name, value in annotations.items()}
-        told[Symbol(DELIVERY_TIME)] = Long(at_ms)
+        told[Symbol(DELIVERY_DELAY)] = Long(delay_ms)
 
         def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
             octets = _held(links, work, message).arrived.octets
@@ -275,11 +273,11 @@ class Session:
     def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
         self.run(self.operations.dead_letter(message, address, annotations), later=True)
 
-    def put_off(self, message: Message, address: str, at_ms: int, annotations: Mapping[str, str | int]) -> None:
-        """Sends a received message to an address, as it came but with these message annotations beside its own, for a
-        time in milliseconds since 1970, and takes it, when the branch is committed. A broker that does not say that it
-        has messages for later is not asked."""
-        self.run(self.operations.put_off(message, address, at_ms, annotations), later=True)
+    def put_off(self, message: Message, address: str, delay_ms: int, annotations: Mapping[str, str | int]) -> None:
+        """Sends a received message to an address, as it came but with these message annotations beside its own, to be
+        delivered so many milliseconds after the commit by the broker's clock, and takes it, when the branch is
+        committed. A broker that does not say that it has messages for later is not asked."""
+        self.run(self.operations.put_off(message, address, delay_ms, annotations), later=True)
 
     # -- in bulk
     def gather(self, address: str, count: int) -> list[bytes]:
@@ -386,8 +384,10 @@ class AsyncSession:
     async def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
         await self._session.run_async(self._operations.dead_letter(message, address, annotations))
 
-    async def put_off(self, message: Message, address: str, at_ms: int, annotations: Mapping[str, str | int]) -> None:
-        await self._session.run_async(self._operations.put_off(message, address, at_ms, annotations))
+    async def put_off(
+        self, message: Message, address: str, delay_ms: int, annotations: Mapping[str, str | int]
+    ) -> None:
+        await self._session.run_async(self._operations.put_off(message, address, delay_ms, annotations))
 
     def release(self, message: Message) -> None:
         self._session.release(message)

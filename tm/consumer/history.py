@@ -3,7 +3,7 @@ where the message was put off; and from what this process remembers.
 
 A message that is put off is taken, and sent again for later, in one transaction. These message annotations go with it:
 
-    x-opt-delivery-time   when it may be delivered, milliseconds since 1970: for the broker
+    x-opt-delivery-delay  how many milliseconds after the commit it may be delivered: for the broker, by its clock
     x-opt-retry-count     how often it was delivered in vain before it was sent again
     x-opt-retry-first     when it failed for the first time, milliseconds since 1970
     x-opt-retry-reason    what it failed with the last time
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from tm.consumer.settings import ConsumerSettings
 
+WAIT: Final = "x-opt-delivery-delay"
 COUNT: Final = "x-opt-retry-count"
 FIRST: Final = "x-opt-retry-first"
 REASON: Final = "x-opt-retry-reason"
@@ -76,6 +77,12 @@ def reason_of(message: Any, queue: str) -> str | None:
     """What a message that was put off had failed with."""
     told = _told(message, REASON, queue)
     return str(told) if isinstance(told, str) else None
+
+
+def forget_wait(message: Any, queue: str) -> None:
+    """The wait of a message that was put off is over: sent on as it is, it must not wait again."""
+    if _told(message, QUEUE, queue) is not None and isinstance(message.annotations, dict):
+        message.annotations.pop(WAIT, None)
 
 
 def is_new(message: Any) -> bool:

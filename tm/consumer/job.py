@@ -15,6 +15,7 @@ from tm.consumer.history import (
     REASON,
     History,
     first_failure_ms,
+    forget_wait,
     is_conflict,
     is_final,
     is_new,
@@ -52,10 +53,10 @@ class DeadLetter(NamedTuple):
 
 
 class Later(NamedTuple):
-    """Where, and when, a message that is put off comes again, and what goes with it."""
+    """Where, and after how long, a message that is put off comes again, and what goes with it."""
 
     address: str
-    at_ms: int
+    delay_ms: int
     annotations: dict[str, str | int]
 
 
@@ -86,6 +87,7 @@ class Job:
         which is noted."""
         arguments, unfit = [], []
         for message in messages:
+            forget_wait(message, self.settings.queue)
             try:
                 arguments.append(self.handler.read(message))
             except Refused as error:
@@ -156,7 +158,7 @@ class Job:
             REASON: reason,
             QUEUE: self.settings.queue,
         }
-        return Later(self.settings.queue, now_ms + int(wait_s * 1000), annotations)
+        return Later(self.settings.queue, int(wait_s * 1000), annotations)
 
     def _failed(
         self, wanted: str, messages: Sequence[Any], transaction: Transaction, outcome: str, error: Exception

@@ -100,8 +100,9 @@ class Lease:
         with self._lock, entered(self._control):
             self._until = None
             try:
-                if not self._resource.suspect:
-                    self._resource.decider.hold(self.owner, 0, self._resource.rmid)
+                if self._resource.suspect:  # perhaps a thread has lost it, and it can be used nevertheless
+                    self._resource.reopen()
+                self._resource.decider.hold(self.owner, 0, self._resource.rmid)
             except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's; it runs out by itself
                 error = self._resource.as_xa_error(raised, "hold")
                 logger.info("the lease at %s could not be ended, it runs out: %s", self._resource.name, error)

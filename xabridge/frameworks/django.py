@@ -13,8 +13,8 @@ is a savepoint, and commit, rollback, autocommit and `atomic(durable=True)` are 
 own connection is untouched, and is there again afterwards. In between, a statement on it is refused, because it would
 be committed on its own.
 
-PostgreSQL only, through psycopg 3, in two phases or as the one that decides. The ORM takes part in threads; in an event
-loop Django refuses its use.
+PostgreSQL only, through psycopg 3, in two phases or as the one that decides; a database of another kind is refused when
+the DjangoOrm is made. The ORM takes part in threads; in an event loop Django refuses its use.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.transaction import Atomic, TransactionManagementError
+from django.db.utils import ConnectionDoesNotExist
 from django.http import JsonResponse
 from psycopg.client_cursor import ClientCursorMixin
 
@@ -52,6 +53,8 @@ class DjangoOrm:
     def __init__(self, app: App, **databases: str) -> None:
         if not databases:
             raise ImproperlyConfigured('DjangoOrm(app, default="shop") says which database is which resource')
+        for alias in databases:
+            _check_engine(alias)
         self.app = app
         self.databases = databases
         self._lock = threading.Lock()
@@ -261,10 +264,23 @@ def _plain_class(connection: Any) -> type:
     return kind.__mro__[2] if isinstance(connection, BranchDatabase) else kind
 
 
+def _check_engine(alias: str) -> None:
+    """ImproperlyConfigured: there is no such database, or its ORM can't take part. Nothing is connected."""
+    try:
+        connection = connections[alias]
+    except ConnectionDoesNotExist:
+        known = ", ".join(f'"{name}"' for name in connections)
+        raise ImproperlyConfigured(f'DjangoOrm: DATABASES has no "{alias}"; it has {known}') from None
+    if connection.vendor != "postgresql":
+        raise ImproperlyConfigured(
+            f'DjangoOrm: the database "{alias}" is {connection.display_name}, and the ORM takes part in transactions '
+            'with PostgreSQL only: set its ENGINE to "django.db.backends.postgresql", or leave it out here. Without '
+            'the ORM, other databases take part as resources: tx["shop"] is a SQLAlchemy connection'
+        )
+
+
 @cache
 def _branch_class(kind: type) -> Any:
-    if getattr(kind, "vendor", None) != "postgresql":
-        raise ImproperlyConfigured(f"{kind.__module__}.{kind.__qualname__}: only databases in PostgreSQL can take part")
     return type("BranchOf" + kind.__name__, (BranchDatabase, kind), {})
 
 

@@ -15,7 +15,7 @@ from tm import HeuristicHazard, ManagerUnusable, OutcomeUnknown
 from tm.log.sql import SqlLog
 from tm.recovery import Action, lease
 from tm.recovery.lease import LEASE_S
-from xa import Gtrid, Owner
+from xa import Gtrid, Owner, XaError
 from xabridge.testing.reference import DecidingStore, Fate
 
 if TYPE_CHECKING:
@@ -96,6 +96,48 @@ def test_it_is_renewed_before_it_runs_out(shop: Shop, store: DecidingStore, monk
         assert renewed.acquire(timeout=PATIENCE_S), "it goes on after an outage"
     manager.close()
     assert store.leases == {}
+
+
+def test_it_is_ended_though_a_thread_has_lost_the_decider(shop: Shop, store: DecidingStore) -> None:
+    """As when the decider was restarted: the connections of some threads are gone, and nobody has made them anew."""
+    manager = shop.tm
+    manager.begin().rollback()
+
+    def lose() -> None:
+        manager.resource("d").lost("the connection was lost")
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    thread.join(PATIENCE_S)
+    manager.close()
+    assert store.owners() == []
+
+
+def test_it_is_ended_though_its_last_renewal_has_lost_the_decider(shop: Shop, store: DecidingStore) -> None:
+    manager = shop.tm
+    manager.begin().rollback()
+    assert manager._lease is not None
+    store.script.plan("hold", fate=Fate.REQUEST_LOST)
+    with pytest.raises(XaError):
+        manager._lease.take()
+    assert len(store.owners()) == 1
+    manager.close()
+    assert store.owners() == []
+
+
+def test_a_decider_that_is_away_at_the_end_is_not_waited_for(
+    shop: Shop, store: DecidingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = shop.tm
+    manager.begin().rollback()
+    store.partition()
+    with caplog.at_level("INFO"):
+        manager.close()
+    assert "the lease at d could not be ended, it runs out" in caplog.text
+    store.heal()
+    assert len(store.owners()) == 1
+    shop.clock.pass_by(LEASE_S)
+    assert store.owners() == []
 
 
 # --- who else is at work ----------------------------------------------------------------------------------------

@@ -23,20 +23,35 @@ CONTAINERS = ROOT / "containers"
 ANALYZE = shutil.which("systemd-analyze")
 
 
-@pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
-def test_the_unit_of_systemd(tmp_path: Path) -> None:
-    unit = tmp_path / "shop.service"
-    shutil.copy(CONTAINERS / "xabridge-run.service", unit)
+def complaints(unit: Path) -> list[str]:
+    """The lines that systemd has about a unit."""
     command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert [line for line in done.stderr.splitlines() if "shop.service" in line] == [], done.stderr
+    return [line for line in done.stderr.splitlines() if unit.name in line]
 
 
-@pytest.mark.parametrize("name", ["statefulset", "deployment"])
-def test_what_kubernetes_is_given(name: str) -> None:
+@pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
+def test_the_unit_of_systemd(tmp_path: Path) -> None:
+    text = (CONTAINERS / "xabridge-run.service").read_text(encoding="utf-8")
+    unit = tmp_path / "shop.service"
+    unit.write_text(text, encoding="utf-8")
+    assert complaints(unit) == []
+    for right, wrong in (("KillMode=mixed", "KillMode=most"), ("TimeoutStopSec=", "TimeoutStop="), ("60", "soon")):
+        assert right in text
+        unit.write_text(text.replace(right, wrong), encoding="utf-8")
+        assert complaints(unit), wrong
+
+
+@pytest.mark.parametrize("path", sorted((CONTAINERS / "kubernetes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_kubernetes_is_given(path: Path) -> None:
     validate = pytest.importorskip("kubernetes_validate")
-    told: Any = yaml.safe_load((CONTAINERS / "kubernetes" / f"{name}.yaml").read_text(encoding="utf-8"))
+    told: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     validate.validate(told, validate.latest_version(), strict=True)
+    with pytest.raises(validate.ValidationError, match="replica"):
+        validate.validate({**told, "spec": {**told["spec"], "replica": 3}}, validate.latest_version(), strict=True)
+    with pytest.raises(validate.ValidationError, match="template"):
+        spec = {name: value for name, value in told["spec"].items() if name != "template"}
+        validate.validate({**told, "spec": spec}, validate.latest_version(), strict=True)
     arguments = told["spec"]["template"]["spec"]["containers"][0]["args"]
     assert parsed(arguments[1:]).shutdown_s < told["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tm.consumer.failures import Failures
 from tm.consumer.history import CONFLICTS
 from xa import Code, xa_error
 from xabridge import App, Configuration, Message, ResourceConfig, Tx
@@ -273,3 +274,38 @@ def test_a_message_that_is_sent_on_as_it_came_has_all_its_attempts() -> None:
             test.deliver("onward")
         test.deliver("onward")
         assert (test.sent("arrived"), test.dead("onward")) == ([7], [])
+
+
+@pytest.mark.parametrize("behind_s", [3600, -3600])
+def test_the_wait_does_not_depend_on_the_clock_of_the_consumer(behind_s: float) -> None:
+    handler = Handler(retry_waits="broker", retry_first_s=30.0, retry_most_s=3600.0, retry_jitter=0)
+    handler.raises = [LookupError("no"), LookupError("no")]
+    with TestApp(handler.app) as test:
+        wrong_clock = Failures(lambda: test.broker.clock.wall_ms() / 1000 - behind_s)
+        handler.app.consumers[0].live.job.failures = wrong_clock
+        for wait_s in (30, 60):
+            with pytest.raises(LookupError):
+                test.deliver("orders", *([] if test.waiting("orders") else [7]))
+            test.deliver("orders")
+            assert test.later("orders") == [pytest.approx(wait_s, abs=5)]
+            test.advance(wait_s + 1)
+        test.deliver("orders")
+        assert (test.sent("done"), test.waiting("orders")) == ([7], 0)
+
+
+def test_a_message_that_was_put_off_and_is_sent_on_does_not_wait_again() -> None:
+    handler = Handler(retry_waits="broker", retry_first_s=30.0)
+    handler.raises = [LookupError("no")]
+
+    @handler.app.middleware
+    def send_on(message: Message, tx: Tx) -> Iterator[None]:
+        yield
+        tx.send("onward", message)
+
+    with TestApp(handler.app) as test:
+        with pytest.raises(LookupError):
+            test.deliver("orders", 7)
+        test.deliver("orders")
+        test.advance(60)
+        test.deliver("orders")
+        assert (test.sent("done"), test.later("onward"), test.waiting("onward")) == ([7], [], 1)

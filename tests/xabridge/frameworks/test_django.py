@@ -16,6 +16,8 @@ from sqlalchemy import make_url, text
 
 from tests.xabridge.frameworks.django_shop import Invoice, Order, app, make_tables, orm, told
 from tm import Configuration, ResourceConfig, RolledBack
+from xabridge import App
+from xabridge.frameworks.django import DjangoOrm
 from xabridge.testing import Killed, TestApp
 
 if TYPE_CHECKING:
@@ -92,10 +94,9 @@ def test_a_process_that_is_killed(test: TestApp) -> None:
     with orm.begin() as tx:
         Order.objects.create(number=5, customer="Ada")
         tx.send("orders", {"number": 5})
-    if test._configuration.log is None:  # where a database decides, a test can have it killed before that
-        test.kill("before the decision")
-        with pytest.raises(Killed):
-            test.deliver("orders")
+    test.kill("before the decision")
+    with pytest.raises(Killed):
+        test.deliver("orders")
     assert (Invoice.objects.count(), test.waiting("orders"), test.waiting("invoices")) == (0, 1, 0)
     test.kill("after the decision")
     with pytest.raises(Killed):
@@ -203,3 +204,24 @@ def test_threads_have_their_own(test: TestApp) -> None:  # noqa: ARG001
     for thread in threads:
         thread.join()
     assert (failed, numbers()) == ([], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("alias", "told"),
+    [
+        ("small", 'the database "small" is SQLite, and the ORM takes part in transactions with PostgreSQL only'),
+        ("none", 'DATABASES has no "none"; it has "default", "small"'),
+    ],
+)
+def test_a_database_that_can_not_take_part_is_refused_when_it_is_declared(
+    alias: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = connections.settings["default"] | {"ENGINE": "django.db.backends.sqlite3", "NAME": "/nowhere/db.sqlite3"}
+    monkeypatch.setitem(connections.settings, "small", engine)
+    try:
+        with pytest.raises(ImproperlyConfigured) as refused:
+            DjangoOrm(App("nowhere.toml"), **{alias: "shop"})
+    finally:
+        if hasattr(connections._connections, "small"):
+            del connections["small"]
+    assert told in str(refused.value)
