@@ -138,6 +138,6 @@ def test_names_are_quoted_as_in_standard_sql(database: str) -> None:
         assert cursor.fetchall() == ((1,),)
 
 
-def test_a_server_that_is_away(database: str) -> None:
+def test_a_server_that_is_away() -> None:
     with pytest.raises(PipelineError, match="its columns can't be read"):
         look_up(TableTarget("shop", "t"), "mariadb://nobody@127.0.0.1:1/x")

@@ -1,0 +1,50 @@
+"""This test runs one query on real Spark whose rows go into tables of PostgreSQL and of MariaDB and to two addresses, by
+columns that name them. Its drivers are killed before and after the decision.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import make_url
+
+from tests.xabridge.pipeline.environment import difference
+
+if TYPE_CHECKING:
+    from tests.xabridge.pipeline.environment import Driver, SparkEnvironment
+    from xabridge.testing.mariadb import MariaDB
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+N = 150
+
+
+def test_tables_of_two_databases_and_two_addresses(env: SparkEnvironment, spark: Driver, mariadb: MariaDB) -> None:
+    url = mariadb.create_database("mariadb")
+    name = make_url(url).database
+    mariadb.admin(f"CREATE TABLE {name}.copies (id bigint PRIMARY KEY, text varchar(20))")
+    sink = env.sink(
+        table="rows, maria:copies",
+        table_column="kind",
+        table_default="rows",
+        columns="id, text",
+        address="out0, broker:out1",
+        address_column="to",
+        **{"resource.maria": url, "key.copies": "id"},
+    )
+    env.send(range(N))
+    env.schedule(("written and prepared", "kill driver"), ("decided", "kill driver"), ("database committed", "raise"))
+    arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
+    env.run("stream", killed=2, last=spark, query="routed", **arguments)
+    assert env.fired() >= 2
+    env.settle()
+    copies = Counter(number for (number,) in mariadb.ask(f"SELECT id FROM {name}.copies"))  # noqa: S608 — our own
+    rows = Counter(number for (number,) in env.rows("SELECT id FROM rows"))
+    problems = difference("MariaDB", copies, Counter(n for n in range(N) if n % 3 == 1))
+    problems += difference("PostgreSQL", rows, Counter(n for n in range(N) if n % 3 != 1))
+    for odd in (0, 1):
+        sent = Counter(map(int, env.received(f"out{odd}")))
+        problems += difference(f"out{odd}", sent, Counter(n for n in range(N) if n % 2 == odd))
+    assert not problems + env.left()
+    assert mariadb.ask("XA RECOVER") == []
