@@ -12,8 +12,8 @@ import pytest
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import TableTarget
 from xabridge.pipeline.core.task.mariadb import connect, inserts
-from xabridge.pipeline.spark.database_table import check_rows, look_up
-from xabridge.pipeline.spark.mariadb_table import rows_of
+from xabridge.pipeline.spark.database_table import check_rows
+from xabridge.pipeline.spark.mariadb_table import look_up, rows_of
 
 if TYPE_CHECKING:
     from xabridge.testing.mariadb import MariaDB

@@ -16,8 +16,8 @@ from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import TableTarget
 from xabridge.pipeline.core.task.table_writer import csv_rows
 from xabridge.pipeline.options import sink_options
-from xabridge.pipeline.spark.database_table import check_rows, look_up
-from xabridge.pipeline.spark.postgres_table import csv_of
+from xabridge.pipeline.spark.database_table import check_rows
+from xabridge.pipeline.spark.postgres_table import csv_of, look_up
 from xabridge.pipeline.spark.task_writer import layout
 
 if TYPE_CHECKING:

@@ -237,7 +237,7 @@ def test_a_driver_that_comes_back_after_its_decision(env: CoreEnvironment, maria
         task.write_rows(TOTALS, ("product", "total"), [("tea", 1)])
         report = task.prepare()
     pipeline = writer._opened(plan.incarnation)
-    ports = replace(pipeline.ports, log=DyingLog(pipeline.ledger.log))
+    ports = replace(pipeline.ports, log=DyingLog(pipeline.ledger.log, b""))
     with pytest.raises(KilledError):
         drive(batch_decision.commit(ports, pipeline.own, plan, Batch("q", 0), [report], pipeline.names))
     writer.close()

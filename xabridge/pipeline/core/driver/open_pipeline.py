@@ -51,14 +51,17 @@ class OpenPipeline:
         async def pause(seconds: float) -> None:
             sleep(seconds)
 
-        self.ports = Ports(ledger, BlockingLog(ledger.log), BlockingBranches(resources, prefix), pause)
+        log = BlockingLog(ledger.log, prefix, sleep)
+        self.ports = Ports(ledger, log, BlockingBranches(resources, prefix), pause)
 
 
 class BlockingLog:
-    """A `LogPort`."""
+    """A `LogPort`. `prefix`: what every gtrid of the log begins with."""
 
-    def __init__(self, log: SqlLog) -> None:
+    def __init__(self, log: SqlLog, prefix: bytes, sleep: Callable[[float], None] = time.sleep) -> None:
         self._log = log
+        self._prefix = prefix
+        self._sleep = sleep
         self._ports = BlockingPorts({}, log)
 
     async def begin(self, gtrid: bytes) -> LogError | None:
@@ -72,6 +75,15 @@ class BlockingLog:
 
     async def force(self, decision: Decision) -> LogError | None:
         return await self._ports.force(decision)
+
+    async def force_with_rows(self, decision: Decision, staged: Sequence[StagedRows]) -> LogError | BatchRefused | None:
+        from xabridge.pipeline.core.driver.deciding_rows import decide_with_rows  # noqa: PLC0415 — loads psycopg
+
+        try:
+            decide_with_rows(self._log, decision, staged, self._prefix, self._sleep)
+        except (LogError, BatchRefused) as error:
+            return error
+        return None
 
     async def abort(self, gtrid: bytes) -> GtridState:
         return self._log.abort(gtrid)
