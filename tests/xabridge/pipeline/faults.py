@@ -160,6 +160,7 @@ POINTS = (
     (MariaResource, "prepare", "written", "written and prepared"),
     (SinkTask, "prepare", "prepare", "prepared"),
     (SqlLog, "decide", "undecided", "decided"),
+    (SqlLog, "decide_with", "undecided", "decided"),
     (AmqpResource, "commit", "broker commits", "broker committed"),
     (PostgresResource, "commit", "database commits", "database committed"),
     (MariaResource, "commit", "database commits", "database committed"),

@@ -1,19 +1,25 @@
-"""This test runs one query on real Spark whose rows go into tables of PostgreSQL and of MariaDB, and to two addresses,
-by columns that name them. Its drivers are killed before and after the decision.
+"""These tests run one query on real Spark whose rows go into tables of PostgreSQL and of MariaDB, and to two addresses,
+by columns that name them; and one whose rows go into a PostgreSQL that prepares nothing, with the decision. Their drivers
+are killed before and after the decision.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import make_url
 
-from tests.xabridge.pipeline.environment import difference
+from tests.postgres import Postgres
+from tests.xabridge.pipeline.environment import SparkEnvironment, difference
 
 if TYPE_CHECKING:
-    from tests.xabridge.pipeline.environment import Driver, SparkEnvironment
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.xabridge.pipeline.environment import Driver
     from xabridge.testing.mariadb import MariaDB
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -48,3 +54,28 @@ def test_tables_of_two_databases_and_two_addresses(env: SparkEnvironment, spark:
         problems += difference(f"out{odd}", sent, Counter(n for n in range(N) if n % 2 == odd))
     assert not problems + env.left()
     assert mariadb.ask("XA RECOVER") == []
+
+
+@pytest.fixture
+def managed(tmp_path: Path, java_home: Path) -> Iterator[SparkEnvironment]:
+    """An environment whose PostgreSQL prepares no transactions."""
+    assert java_home.exists()
+    server = Postgres({"max_prepared_transactions": "0"})
+    server.start()
+    env = SparkEnvironment(tmp_path, server)
+    yield env
+    env.close()
+    shutil.rmtree(tmp_path / "faults")
+    server.remove()
+
+
+def test_a_database_that_decides(managed: SparkEnvironment, spark: Driver) -> None:
+    env = managed
+    env.send(range(N))
+    env.schedule(("undecided", "kill driver"), ("decided", "kill driver"))
+    sink = env.sink(table="rows", address="out", decider="shop")
+    arguments: dict[str, Any] = {"source": env.source(decider="shop"), "sink": sink, "checkpoint": env.checkpoint}
+    env.run("stream", killed=2, last=spark, query="copied", **arguments)
+    assert env.fired() == 2
+    env.check_copies(Counter(range(N)))
+    assert env.rows("SELECT count(*) FROM xabridge_staged") == [(0,)]
