@@ -40,6 +40,8 @@ SHARED: Final[Mapping[str, str]] = {
     "config": "the configuration file (default: ./xabridge.toml if it exists)",
     "adopt": "the id of the query whose pipeline this one takes over with a new checkpoint",
     "resource.NAME": "open string of the resource NAME, instead of the configuration's",
+    "decider": "the database of the log, as a resource's name: rows are written there together with the decision, "
+    "without a prepared transaction (default: resources whose mode is decider)",
     "outage_timeout": f"seconds that a broker or a database may be away before a batch fails (default {OUTAGE_S:g})",
 }
 SOURCE: Final[Mapping[str, str]] = {
@@ -254,19 +256,21 @@ def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: 
 
 def _chosen(given: _Given, settings: Settings, option: str, name: str, schemes: Sequence[str]) -> str:
     """The resource `name`, or the only one with one of `schemes`."""
-    fitting = [one for one, url in settings.resources if scheme_of(url) in schemes]
+    known = (*settings.resources, *settings.deciders) if schemes is SCHEMES else settings.resources
+    fitting = [one for one, url in known if scheme_of(url) in schemes]
+    shown = [scheme for scheme in schemes if "+" not in scheme]
     if not name:
         if len(fitting) == 1:
             return fitting[0]
         how_many = f"there are several ({', '.join(fitting)}); name one" if fitting else "there is none"
-        raise given.wrong(option, f"no resource is named, and of {' or '.join(schemes)} {how_many}: {_HOW}")
-    for one, _ in settings.resources:
+        raise given.wrong(option, f"no resource is named, and of {' or '.join(shown)} {how_many}: {_HOW}")
+    for one, _ in known:
         if one.lower() == name.lower():  # Spark gives the names of options in lower case
             if one not in fitting:
-                raise given.wrong(option, f"the resource {one!r} has to be {' or '.join(f'{s}://…' for s in schemes)}")
+                raise given.wrong(option, f"the resource {one!r} has to be {' or '.join(f'{s}://…' for s in shown)}")
             return one
-    known = ", ".join(one for one, _ in settings.resources) or "none"
-    raise given.wrong(option, f"there is no resource {name!r} (known: {known}); {_HOW}")
+    names = ", ".join(one for one, _ in known) or "none"
+    raise given.wrong(option, f"there is no resource {name!r} (known: {names}); {_HOW}")
 
 
 _HOW: Final = 'write name = "url" below [resources] in xabridge.toml, or set the option resource.<name> to the url'
@@ -302,7 +306,17 @@ class _Given:
             raise self.wrong("pipeline", str(error)) from error
         resources = {name.partition(".")[2]: url for name, url in self._options.items() if name.startswith("resource.")}
         settings = settings_from(pipeline, self.text("log"), resources, self.text("config"), environment)
+        for name in self.names("decider"):
+            settings = self._deciding(settings, name)
         return replace(settings, adopt=self.text("adopt") or "", outage_s=self.seconds("outage_timeout", OUTAGE_S))
+
+    def _deciding(self, settings: Settings, name: str) -> Settings:
+        """The settings in which this resource decides."""
+        found = [one for one in (*settings.resources, *settings.deciders) if one[0].lower() == name.lower()]
+        if not found:
+            raise self.wrong("decider", f"there is no resource {name!r}; {_HOW}")
+        others = tuple(one for one in settings.resources if one not in found)
+        return replace(settings, resources=others, deciders=tuple({**dict(settings.deciders), **dict(found)}.items()))
 
     def text(self, option: str) -> str | None:
         value = self._options.get(option.lower())

@@ -7,7 +7,8 @@
     [pipeline]
     log = "postgresql://orders:${SHOP_PASSWORD}@db/decisions"
 
-Without `[pipeline]` the file's own `log` counts, if it is a database. `${NAME}` stands for an environment variable, and
+Without `[pipeline]` the file's own `log` counts, if it is a database. A resource with `mode = "decider"` has to be the
+database of the log: its rows are written together with the decision. `${NAME}` stands for an environment variable, and
 is looked up where a resource is opened: on the host of each executor, so that no secret travels in a plan.
 """
 
@@ -40,7 +41,7 @@ def settings_from(
 ) -> Settings:
     """The settings of `pipeline`. Arguments override the file `config`, which is ./xabridge.toml by default, if there
     is one. PipelineError: neither says where decisions are kept."""
-    configured_log, configured = _configured(config)
+    configured_log, configured, deciding = _configured(config)
     url = log or configured_log
     if url is None:
         raise PipelineError(
@@ -53,13 +54,14 @@ def settings_from(
             f"pipeline {pipeline}: log: {url.partition(':')[0]}: is not a database; several processes decide a "
             "pipeline, so its log has to be postgresql://… (or sqlite:///… if all drivers run on one host)"
         )
-    return Settings(pipeline, url, tuple({**configured, **resources}.items()))
+    deciders = tuple((name, decider) for name, decider in deciding.items() if name not in resources)
+    return Settings(pipeline, url, tuple({**configured, **resources}.items()), deciders)
 
 
-def _configured(config: str | None) -> tuple[str | None, dict[str, str]]:
-    """The settings in the file: the log, and the open strings by name."""
+def _configured(config: str | None) -> tuple[str | None, dict[str, str], dict[str, str]]:
+    """The settings in the file: the log, and the open strings by name; at last those of databases that decide."""
     if config is None and not Path(FILE).exists():
-        return None, {}
+        return None, {}, {}
     path = Path(config or FILE)
     try:
         configuration = configuration_from(path, environment=None)
@@ -70,8 +72,11 @@ def _configured(config: str | None) -> tuple[str | None, dict[str, str]]:
     if log is None and configuration.log is not None and DATABASE.match(configuration.log):
         log = configuration.log
     resources: dict[str, str] = {}
+    deciders: dict[str, str] = {}
     for name, resource in configuration.resources.items():
         url, mode = (resource, "two-phase") if isinstance(resource, str) else (resource.url, resource.mode)
         if mode == "two-phase":
             resources[name] = url
-    return log, resources
+        elif mode == "decider":
+            deciders[name] = url
+    return log, resources, deciders

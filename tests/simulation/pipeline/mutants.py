@@ -98,6 +98,14 @@ async def _one_attempt(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
     return await call(port, name, arguments)
 
 
+async def _decided_twice(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+    """The decision first, then the rows of the database that decides."""
+    if name != "force_with_rows":
+        return await call(port, name, arguments)
+    refused = await call(port, "force", arguments[:1])
+    return refused or await call(port, name, arguments)
+
+
 def _taken_all(aside: int, bad: Collection[int], taken: int, told: int) -> partition_read.Judgement:
     del aside, bad, taken, told
     return partition_read.Judgement()
@@ -203,6 +211,7 @@ MUTANTS = (
     Mutant("what can't be read is taken", Cores(judge=_taken_all)),
     Mutant("rows by key of one task", Cores(commit=bent(batch_decision.commit, lambda: _one_attempt))),
     Mutant("rows by key that are not decided", Cores(commit=bent(batch_decision.commit, _without({"upsert": ()})))),
+    Mutant("rows behind the decision", Cores(commit=bent(batch_decision.commit, lambda: _decided_twice))),
     Mutant(
         '"no room" counts as rolled back', Cores(commit=bent(batch_decision.commit, lambda: _not_now_is_rolled_back))
     ),

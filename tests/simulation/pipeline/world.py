@@ -8,7 +8,8 @@ brokers and the database are unreachable for a while, a commit raises and is abo
 pipeline. Checkpoints are restored from an earlier copy, or deleted and created again, with the option `adopt` and
 without it. Then the faults stop, the checkpoint runs to its end, and the checker looks.
 
-In some worlds rows are written by key, so that tasks stage them and the driver upserts; or they are shuffled to more
+In some worlds rows are written by key, so that tasks stage them and the driver upserts, under a branch or with its
+decision; or they are shuffled to more
 tasks than a resource has connections; and some inputs are unreadable, or are poison: the user's code fails on them.
 """
 
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.simulation.pipeline.book import UNCHECKED, Book
 from tests.simulation.pipeline.places import NOT_JUDGED, Place
 from tests.simulation.pipeline.ports import DriverCall, SimulatedPort, TaskCall, driver_ports
-from tm.log import Branch, DecisionRefused, LogError, LogStopped
+from tm.log import Branch, Decision, DecisionRefused, LogError, LogStopped
 from tm.log.sql.gtrids import TakenOver
 from tm.two_phase.return_codes import Verb
 from xa import Code, XaError, Xid, log_prefix, xa_error
@@ -185,6 +186,8 @@ class World:
         """How many branches a place surely completes of those that are asked of it at a time."""
         self.queued = 0
         self.keyed = self.random.random() < 0.5
+        self.deciding = self.keyed and Random(f"{seed} decides").random() < 0.4
+        """Whether the shop's rows are written with the decision."""
         self.shuffled = self.random.random() < 0.3
         self.brokers = self.random.choice((BROKERS, BROKERS[:1]))
         """What this query reads."""
@@ -434,7 +437,8 @@ class World:
         gtrid, epoch, before = yield from self._core(
             lambda ports: self.cores.plan_sink(ports, sink, checkpoint.query, PLACES), joined
         )
-        plan = SinkPlan("p", gtrid, epoch, joined, (), before, checkpoint.query)
+        deciders = (("shop", ""),) if self.deciding else ()
+        plan = SinkPlan("p", gtrid, epoch, joined, (), before, checkpoint.query, deciders=deciders)
         token = [] if parts else [f"nodata-{checkpoint.query}-{number}"]
         self.tokens.update(token)
         tasks = [self._task(index, part, plan, token) for index, part in enumerate(parts)]
@@ -724,6 +728,19 @@ class World:
             return BatchRefused(answer.message, outage=True)
         return (Branch("shop", xid),)
 
+    def _force_with_rows(self, incarnation: int, decision: Decision, staged: Any) -> Any:
+        """One transaction of the book and the shop, which are one database here."""
+        place = self.places["shop"]
+        rows = [row for one in staged for row in place.staged.get((decision.gtrid, one.attempt), ["gone"])]
+        if self._lost():  # before its commit
+            return BatchRefused("the connection is lost", outage=True)
+        before = self.book.entry(decision.gtrid)
+        answer = self._written(DriverCall(incarnation, "force", (decision,)))
+        after = self.book.entry(decision.gtrid)
+        if after is not None and after.decision is not None and (before is None or before.decision is None):
+            place.output += rows
+        return answer
+
     def _call(self, verb: Verb, branch: Branch, asked: Counter[str]) -> Any:
         place = self.places[branch.resource]
         asked[branch.resource] += 1
@@ -736,6 +753,8 @@ class World:
 
     def _written(self, call: DriverCall) -> Any:
         """The book; in doubt, it has it or not."""
+        if call.name == "force_with_rows":
+            return self._force_with_rows(call.incarnation, *call.arguments)
         doubt = self._lost()
         if doubt and self.random.random() < 0.5:
             return self._in_doubt(call)

@@ -128,6 +128,67 @@ def test_an_unknown_decision_of_one_who_was_superseded_is_the_other_s_to_resolve
     new.close()
 
 
+# --- rows beside the decision -----------------------------------------------------------------------------------------
+def _row(connection: Any) -> None:
+    connection.execute("INSERT INTO beside SELECT count(*) + 1 FROM beside")
+
+
+@pytest.mark.parametrize("word", [INSERT, b"INTO beside", b"COMMIT"])
+@pytest.mark.parametrize("loss", [Loss.REQUEST, Loss.REPLY])
+def test_rows_beside_a_decision_are_there_if_and_only_if_it_is(
+    postgres_url: str, proxy: Proxy, node: str, loss: Loss, word: bytes
+) -> None:
+    """Wherever the connection is lost: tried again, both are there, and the rows once."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS beside")
+        connection.execute("CREATE TABLE beside (number bigint PRIMARY KEY)")
+        log = SqlLog(through(proxy, postgres_url), node, sleep=no_sleep)
+        proxy.lose(loss, word)
+        try:
+            log.decide_with(decision(1, node=node), _row)
+        except psycopg.OperationalError:  # of the rows: nothing is decided, and it may be tried again
+            assert word == b"INTO beside"
+            assert connection.execute("SELECT * FROM beside").fetchall() == []
+            log.decide_with(decision(1, node=node), _row)
+        assert list(log.decisions()) == [decision(1, node=node)]
+        assert connection.execute("SELECT * FROM beside").fetchall() == [(1,)]
+        log.decide_with(decision(1, node=node), _row)
+        assert connection.execute("SELECT * FROM beside").fetchall() == [(1,)]
+        log.close()
+
+
+def test_an_error_that_was_swallowed_beside_a_decision_decides_nothing(postgres_url: str, node: str) -> None:
+    """COMMIT would roll back then, and say so in a word that nobody reads."""
+
+    def swallowed(connection: Any) -> None:
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("SELECT 1 / 0")
+
+    log = SqlLog(postgres_url, node, sleep=no_sleep)
+    with pytest.raises(DecisionRefused):
+        log.decide_with(decision(1, node=node), swallowed)
+    assert list(log.decisions()) == []
+    log.decide_with(decision(1, node=node), lambda _: None)
+    assert list(log.decisions()) == [decision(1, node=node)]
+    log.close()
+
+
+def test_a_decision_of_one_who_was_superseded_writes_no_rows(postgres_url: str, node: str) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS beside (number bigint PRIMARY KEY)")
+        connection.execute("TRUNCATE beside")
+        log = SqlLog(postgres_url, node, sleep=no_sleep)
+        new = SqlLog(postgres_url, node, take_over=True)
+        with pytest.raises(DecisionRefused, match="was taken by"):
+            log.decide_with(decision(1, node=node), _row)
+        assert new.abort(gtrid(2, node=node)) is GtridState.ABORTED
+        with pytest.raises(DecisionRefused, match="was aborted"):
+            new.decide_with(decision(2, node=node), _row)
+        assert connection.execute("SELECT * FROM beside").fetchall() == []
+        log.close()
+        new.close()
+
+
 # --- the server -------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "immediate"])

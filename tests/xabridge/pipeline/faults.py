@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rm_amqp import AmqpResource
-from rm_db import PostgresResource
+from rm_db import MariaResource, PostgresResource
 from tm.log.sql import SqlLog
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
@@ -157,10 +157,13 @@ POINTS = (
     (AmqpResource, "prepare_kept", "taken", "taken and prepared"),
     (AmqpResource, "prepare", "sent", "sent and prepared"),
     (PostgresResource, "prepare", "written", "written and prepared"),
+    (MariaResource, "prepare", "written", "written and prepared"),
     (SinkTask, "prepare", "prepare", "prepared"),
     (SqlLog, "decide", "undecided", "decided"),
+    (SqlLog, "decide_with", "undecided", "decided"),
     (AmqpResource, "commit", "broker commits", "broker committed"),
     (PostgresResource, "commit", "database commits", "database committed"),
+    (MariaResource, "commit", "database commits", "database committed"),
 )
 """What is wrapped: the point before it, and the point after it."""
 

@@ -62,6 +62,14 @@ def doubled(rows: DataFrame) -> DataFrame:
     return copied_rows(rows).union(copied_rows(rows))
 
 
+def routed(rows: DataFrame) -> DataFrame:
+    """Each message is a row of one of two tables, and a message at one of two addresses; one in three goes by the
+    default."""
+    numbers = numbered(rows).select("id", "text", "body")
+    table = f.when(f.col("id") % 3 == 0, None).when(f.col("id") % 3 == 1, "maria:copies").otherwise("shop:rows")
+    return numbers.withColumn("kind", table).withColumn("to", f.concat(f.lit("out"), f.col("id") % 2))
+
+
 def totals(rows: DataFrame) -> DataFrame:
     """Sums and counts by product: a stateful query."""
     return numbered(rows).groupBy("product").agg(f.sum("id").alias("total"), f.count("*").alias("n"))

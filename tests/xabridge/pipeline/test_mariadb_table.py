@@ -12,8 +12,8 @@ import pytest
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import TableTarget
 from xabridge.pipeline.core.task.mariadb import connect, inserts
-from xabridge.pipeline.spark.database_table import check_rows, look_up
-from xabridge.pipeline.spark.mariadb_table import rows_of
+from xabridge.pipeline.spark.database_table import check_rows
+from xabridge.pipeline.spark.mariadb_table import look_up, rows_of
 
 if TYPE_CHECKING:
     from xabridge.testing.mariadb import MariaDB
@@ -138,6 +138,6 @@ def test_names_are_quoted_as_in_standard_sql(database: str) -> None:
         assert cursor.fetchall() == ((1,),)
 
 
-def test_a_server_that_is_away(database: str) -> None:
+def test_a_server_that_is_away() -> None:
     with pytest.raises(PipelineError, match="its columns can't be read"):
         look_up(TableTarget("shop", "t"), "mariadb://nobody@127.0.0.1:1/x")

@@ -85,6 +85,28 @@ def test_a_name_that_two_databases_have_needs_its_resource() -> None:
         sink_options({**two, "key.t": "id"})
 
 
+def test_a_database_that_decides_prepares_nothing(tmp_path: Path) -> None:
+    given = sink_options({**BASE, "decider": "Shop", "table": "orders"})
+    assert given.settings.deciders == (("shop", "postgresql://y/shop"),)
+    assert given.settings.resources == (("broker", "amqp://localhost/"),)
+    assert given.tables.targets[0].target.resource == "shop"
+    assert given.settings.table_url("shop") == "postgresql://y/shop"
+    (tmp_path / "xabridge.toml").write_text("""
+        node = "n"
+        [resources]
+        broker = "amqp://localhost/"
+        shop = { url = "postgresql://x/shop", mode = "decider" }
+        [pipeline]
+        log = "postgresql://x/shop"
+    """)
+    read = source_options({"pipeline": "p", "queue": "q"})
+    written = sink_options({"pipeline": "p", "table": "orders"})
+    assert read.settings == written.settings
+    assert written.settings.deciders == (("shop", "postgresql://x/shop"),)
+    with pytest.raises(PipelineError, match="option decider: there is no resource 'shpo'"):
+        sink_options({**BASE, "decider": "shpo", "table": "orders"})
+
+
 SEVERAL = {"table": "t, u", "table_column": "kind"}
 
 

@@ -16,11 +16,13 @@ from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import TableTarget
 from xabridge.pipeline.core.task.table_writer import csv_rows
 from xabridge.pipeline.options import sink_options
-from xabridge.pipeline.spark.database_table import check_rows, look_up
-from xabridge.pipeline.spark.postgres_table import csv_of
+from xabridge.pipeline.spark.database_table import check_rows
+from xabridge.pipeline.spark.postgres_table import csv_of, look_up, look_up_deciding
 from xabridge.pipeline.spark.task_writer import layout
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.postgres import Postgres
 
 DDL = """
@@ -177,3 +179,31 @@ def test_each_table_is_checked_with_its_columns_and_key(several: dict[str, str])
     for options, columns, message in wrong:
         with pytest.raises(PipelineError, match=message):
             layout(sink_options(options), columns)
+
+
+def test_a_database_that_decides_has_the_log(database: str, postgres: Postgres) -> None:
+    """And the two users find the same tables by the same names."""
+    target = TableTarget("shop", "wide", ("id",))
+    same = look_up_deciding(target, database, database.replace("postgresql://", "postgresql+psycopg://"))
+    assert same.keys == look_up(target, database).keys
+    with pytest.raises(PipelineError, match="the log of the pipeline is in another database"):
+        look_up_deciding(target, database, postgres.create_database())
+    with psycopg.connect(database) as connection:
+        connection.execute("CREATE SCHEMA other; CREATE TABLE other.wide (id bigint PRIMARY KEY)")
+    elsewhere = f"{database}{'&' if '?' in database else '?'}options=-csearch_path%3Dother,public"
+    with pytest.raises(PipelineError, match="finds other tables by the names wide"):
+        look_up_deciding(target, database, elsewhere)
+    with pytest.raises(PipelineError, match="there is no such table"):
+        look_up_deciding(TableTarget("shop", "nowhere"), database, database)
+
+
+def test_what_can_not_decide_is_refused(database: str, tmp_path: Path) -> None:
+    given = {"pipeline": "p", "resource.shop": database, "decider": "shop", "table": "wide"}
+    for log, told in ((f"sqlite:///{tmp_path}/log.db", "with a log in sqlite"), (database, "")):
+        options = sink_options({**given, "log": log})
+        rows = {"id": "bigint", "text_": "string"}
+        if told:
+            with pytest.raises(PipelineError, match=told):
+                layout(options, rows)
+        else:
+            assert layout(options, rows).tables.targets[0].columns == ("id", "text_")

@@ -47,6 +47,11 @@ def test_what_the_parts_know_beyond_each_other_is_known() -> None:
     assert [name for name, _ in found.settings().resources] == ["a", "b", "shop", "more", "other"]
 
 
+def test_a_database_that_decides_is_nobodys_to_prepare_in() -> None:
+    found = parts({"decider": "shop"}, sink={"decider": "shop"}).settings()
+    assert ([name for name, _ in found.resources], [name for name, _ in found.deciders]) == (["a", "b"], ["shop"])
+
+
 @pytest.mark.parametrize(
     ("sources", "sink", "message"),
     [
@@ -66,6 +71,7 @@ def test_what_the_parts_know_beyond_each_other_is_known() -> None:
             {},
             "a query can adopt the pipeline of one query, not of q1 and q2",
         ),
+        ([{}], {"decider": "shop"}, "resource shop decides for one part of the query, and another part would prepare"),
     ],
 )
 def test_what_does_not_belong_together(sources: Any, sink: dict[str, str] | None, message: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import LargeBinary, Select, bindparam, cast, delete, literal, or_, select, update
+from sqlalchemy import LargeBinary, Select, bindparam, cast, delete, literal, or_, select, text, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from tm.log.decision import Decision, DecisionRefused
 from tm.log.records import decode_decision
@@ -13,9 +14,9 @@ from tm.log.sql.states import GtridState, GtridVerb, sources, target
 from tm.log.sql.tables import GTRIDS, NODE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
-    from sqlalchemy import ColumnElement
+    from sqlalchemy import ColumnElement, Connection
 
     from tm.log.sql.database import Database
 
@@ -60,8 +61,17 @@ class GtridTable:
 
     def decide(self, gtrid: bytes, record: bytes) -> None:
         """Commits `gtrid` with `record`. DecisionRefused: it was settled otherwise before."""
-        if self._moved(GtridVerb.DECIDE, gtrid, record):
-            return
+        if not self._moved(GtridVerb.DECIDE, gtrid, record):
+            self._check_decided(gtrid, record)
+
+    def decide_with(self, gtrid: bytes, record: bytes, beside: Callable[[Any], None]) -> None:
+        """The same, in one transaction with what `beside` writes on the driver's connection. It is not called where
+        `gtrid` is committed already."""
+        if not self._moved_with(gtrid, record, beside):
+            self._check_decided(gtrid, record)
+
+    def _check_decided(self, gtrid: bytes, record: bytes) -> None:
+        """Why a decision had no effect: it was made before, or DecisionRefused."""
         with self._database.engine.connect() as connection:
             row = connection.execute(select(*_COLUMNS).where(GTRIDS.c.gtrid == gtrid)).one_or_none()
         if row is not None and row.record == record:
@@ -174,6 +184,27 @@ class GtridTable:
             )
         return changed.rowcount == 1
 
+    def _moved_with(self, gtrid: bytes, record: bytes, beside: Callable[[Any], None]) -> bool:
+        """The change to committed, and what `beside` does, in one transaction; whether there was the change. The row
+        of the gtrid is changed first, so that nobody aborts it or takes the node meanwhile, and what is committed
+        already is not done again."""
+        with self._database.writing(), self._database.engine.connect() as connection:
+            connection.execute(text("BEGIN IMMEDIATE" if self._database.is_sqlite else "BEGIN"))
+            try:
+                changed = connection.execute(
+                    self._changes[GtridVerb.DECIDE],
+                    {"gtrid": gtrid, "record": record},
+                    execution_options={"preserve_rowcount": True},
+                )
+                if changed.rowcount == 1:
+                    beside(connection.connection.driver_connection)
+                    connection.execute(text("SELECT 1"))  # refused where an error was swallowed: COMMIT would roll back
+            except BaseException:
+                _roll_back(connection)
+                raise
+            connection.execute(text("COMMIT"))  # the commit point
+        return changed.rowcount == 1
+
     def _current(self, gtrid: bytes) -> Entry | None:
         """Why a change had no effect: the entry of `gtrid`, or TakenOver."""
         self.check_epoch()
@@ -181,6 +212,14 @@ class GtridTable:
 
     def _of_node(self, states: Collection[GtridState]) -> Select[Any]:
         return select(*_COLUMNS).where(GTRIDS.c.node == self._node, _stands([state.value for state in states]))
+
+
+def _roll_back(connection: Connection) -> None:
+    """Ends a transaction; a connection on which that fails is closed, which ends it too."""
+    try:
+        connection.execute(text("ROLLBACK"))
+    except SQLAlchemyError:
+        connection.invalidate()
 
 
 def _stands(states: Collection[str]) -> ColumnElement[bool]:

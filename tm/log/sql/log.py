@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import delete, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -179,16 +179,36 @@ class SqlLog:
     def decide(self, decision: Decision) -> None:
         # DecisionRefused also when it was aborted, or another process took the node.
         record = encode_decision(decision)
-        gtrid = decision.gtrid
+        self._decide(decision.gtrid, lambda: self._gtrids.decide(decision.gtrid, record))
+
+    def decide_with(self, decision: Decision, beside: Callable[[Any], None]) -> None:
+        """Decides in one transaction with what `beside` writes on the driver's connection that it gets: the one is
+        durable if and only if the other is. `beside` raises errors of the driver or its own, which undo both, and may
+        be called again. Other errors are those of `decide`."""
+        record = encode_decision(decision)
+        refused: list[Exception] = []
+
+        def write(connection: Any) -> None:
+            try:
+                beside(connection)
+            except Exception as error:
+                refused.append(error)
+                raise
+
+        self._decide(decision.gtrid, lambda: self._gtrids.decide_with(decision.gtrid, record, write), refused)
+
+    def _decide(self, gtrid: bytes, action: Callable[[], None], harmless: Collection[Exception] = ()) -> None:
+        """Carries out a decision. After one of the `harmless` errors it is known that it had no effect."""
         try:
-            self._change("a decision", lambda: self._gtrids.decide(gtrid, record))
+            self._change("a decision", action)
         except LogStopped:
             self._remember(gtrid)
             raise
         except LogError:
             raise
-        except BaseException:
-            self._remember(gtrid)
+        except BaseException as error:
+            if not any(error is one for one in harmless):
+                self._remember(gtrid)
             raise
 
     def end(self, gtrid: bytes) -> None:

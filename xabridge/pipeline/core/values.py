@@ -87,11 +87,13 @@ class AddressTarget:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings that every part of one pipeline knows. `log` is the URL of a `SqlLog`, on the driver's side;
-    `resources` name → open string, of every resource manager that this part uses, as executors are to open it."""
+    `resources` name → open string, of every resource manager that this part uses, as executors are to open it.
+    `deciders` name → open string, of databases that are the log's: rows are written there with the decision."""
 
     pipeline: str
     log: str
     resources: tuple[tuple[str, str], ...]
+    deciders: tuple[tuple[str, str], ...] = ()
     adopt: str = ""
     """The query whose pipeline a new one takes over."""
     outage_s: float = OUTAGE_S
@@ -104,6 +106,14 @@ class Settings:
                 return url
         known = ", ".join(name for name, _ in self.resources) or "none"
         raise PipelineError(f"pipeline {self.pipeline}: there is no resource {resource!r} (configured: {known})")
+
+    def decides(self, resource: str) -> bool:
+        """Whether rows for this resource are written with the decision."""
+        return any(name == resource for name, _ in self.deciders)
+
+    def table_url(self, resource: str) -> str:
+        """The open string of a database, also of one that decides; PipelineError as `url`."""
+        return dict(self.deciders).get(resource) or self.url(resource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +177,7 @@ class SinkPlan:
     decided: bool = False
     query: str = ""
     outage_s: float = OUTAGE_S
+    deciders: tuple[tuple[str, str], ...] = ()
 
     def check(self, query: str) -> None:
         """For a task of this query ("": of none), before it writes. PipelineError: it was planned for another one."""
@@ -184,7 +195,19 @@ class SinkPlan:
 
     def url(self, resource: str) -> str:
         """The open string of `resource`; PipelineError for one that is not configured."""
-        return Settings(self.pipeline, "", self.resources).url(resource)
+        return self._settings.url(resource)
+
+    def decides(self, resource: str) -> bool:
+        """Whether rows for this resource are written with the decision."""
+        return self._settings.decides(resource)
+
+    def table_url(self, resource: str) -> str:
+        """The open string of a database, also of one that decides; PipelineError as `url`."""
+        return self._settings.table_url(resource)
+
+    @property
+    def _settings(self) -> Settings:
+        return Settings(self.pipeline, "", self.resources, self.deciders)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from xabridge.pipeline.core import PipelineError
-from xabridge.pipeline.core.task.databases import MARIADB, scheme_of
+from xabridge.pipeline.core.task.databases import MARIADB, POSTGRES, scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xabridge.pipeline.core import TableTarget
+    from xabridge.pipeline.core import Settings, TableTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,18 @@ class DatabaseTable(Protocol):
         ...
 
 
-def look_up(target: TableTarget, url: str) -> DatabaseTable:
-    """The table of `target`; PipelineError: it is not there, or the server can't take part."""
+def look_up(target: TableTarget, settings: Settings) -> DatabaseTable:
+    """The table of `target`; PipelineError: it is not there, or the server can't take part as the settings say."""
+    url = settings.table_url(target.resource)
+    if settings.decides(target.resource):
+        if scheme_of(url) not in POSTGRES or scheme_of(settings.log).partition("+")[0] not in POSTGRES:
+            raise PipelineError(
+                f"resource {target.resource}: rows are written together with the decision only in the PostgreSQL that "
+                f"has the log, and this is {scheme_of(url)}, with a log in {scheme_of(settings.log)}"
+            )
+        from xabridge.pipeline.spark import postgres_table  # noqa: PLC0415 — loads psycopg
+
+        return postgres_table.look_up_deciding(target, url, settings.log)
     if scheme_of(url) in MARIADB:
         from xabridge.pipeline.spark import mariadb_table  # noqa: PLC0415 — loads PyMySQL
 

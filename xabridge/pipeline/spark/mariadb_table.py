@@ -62,7 +62,7 @@ WHERE table_schema = {schema} AND table_name = {table} AND non_unique = 0 ORDER 
 
 @dataclass(frozen=True, slots=True)
 class MariaTable:
-    """A table as the server describes it. `partial` are the columns of the unique indexes over the beginnings of values.
+    """A table as the server describes it. `partial` are the columns of unique indexes over the beginnings of values.
     `optional` are the columns that are null, or have a number of the server's, in a row that gives no value for
     them."""
 

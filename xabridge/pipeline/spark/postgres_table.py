@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import pyarrow as pa
@@ -13,7 +14,7 @@ from pyarrow import csv
 from rm_db.address import Address
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.secrets import expanded
-from xabridge.pipeline.core.task.staging_table import DDL, make_table
+from xabridge.pipeline.core.task.staging_table import DDL, NAME, make_table
 from xabridge.pipeline.spark.database_table import Column, as_json
 
 if TYPE_CHECKING:
@@ -77,22 +78,62 @@ class PostgresTable:
 
 
 def look_up(target: TableTarget, url: str) -> PostgresTable:
-    """The table of `target`; PipelineError: it is not there, or the server can't take part."""
+    """The table of `target`; PipelineError: it is not there, or the server prepares no transactions."""
+    url = expanded(target.resource, url)
     try:
-        with psycopg.connect(Address.parse(expanded(target.resource, url)).url, autocommit=True) as connection:
-            columns = connection.execute(_COLUMNS, (target.table,)).fetchall()
-            keys = connection.execute(_KEYS, (target.table,)).fetchall()
+        with psycopg.connect(Address.parse(url).url, autocommit=True) as connection:
+            table = _described(target, connection)
             most = connection.execute("SELECT setting::int FROM pg_settings WHERE name = 'max_prepared_transactions'")
             prepared = most.fetchone()
     except psycopg.Error as error:
         raise PipelineError(f"table {target.resource}:{target.table}: its columns can't be read: {error}") from error
     if target.key:
-        _make_staging(target, expanded(target.resource, url))
+        _make_staging(target, url)
     if prepared == (0,):
         raise PipelineError(
             f"resource {target.resource}: this PostgreSQL has max_prepared_transactions = 0, but a pipeline prepares a "
-            "transaction in every task. Set it above the number of tasks, or above twice that with speculation"
+            "transaction in every task. Set it above the number of tasks, or above twice that with speculation; or, "
+            f"where it can't be set and results are small, let it decide: decider = {target.resource}, with the log of "
+            "the pipeline in this database"
         )
+    return table
+
+
+def look_up_deciding(target: TableTarget, url: str, log: str) -> PostgresTable:
+    """The table of `target`, in the database that decides; PipelineError: it is not there, or the database of the log
+    is another one, so that one transaction can't have both."""
+    url = expanded(target.resource, url)
+    _make_staging(target, url)
+    where = f"table {target.resource}:{target.table}"
+    log = f"postgresql://{log.partition('://')[2]}"  # without the name of SQLAlchemy's driver
+    try:
+        with (
+            psycopg.connect(Address.parse(url).url) as mine,
+            psycopg.connect(Address.parse(log).url) as deciding,
+        ):
+            key = secrets.randbits(62)
+            mine.execute("SELECT pg_advisory_xact_lock(%s)", [key])  # such a lock is one database's
+            free = deciding.execute("SELECT pg_try_advisory_xact_lock(%s)", [key]).fetchone()
+            same = free == (False,) and _oids(target, mine) == _oids(target, deciding)
+            table = _described(target, deciding) if same else None
+    except psycopg.Error as error:
+        raise PipelineError(f"{where}: its columns can't be read: {error}") from error
+    if table is None:
+        raise PipelineError(
+            f"resource {target.resource} is to decide, but the log of the pipeline is in another database, or finds "
+            f"other tables by the names {target.table} and {NAME}. Name this database for both, with the same "
+            "search_path; or write in two phases, without the option decider"
+        )
+    return table
+
+
+def _oids(target: TableTarget, connection: psycopg.Connection[Any]) -> tuple[Any, ...] | None:
+    return connection.execute("SELECT to_regclass(%s)::oid, to_regclass(%s)::oid", (target.table, NAME)).fetchone()
+
+
+def _described(target: TableTarget, connection: psycopg.Connection[Any]) -> PostgresTable:
+    columns = connection.execute(_COLUMNS, (target.table,)).fetchall()
+    keys = connection.execute(_KEYS, (target.table,)).fetchall()
     if not columns:
         raise PipelineError(f"table {target.resource}:{target.table}: there is no such table in this database")
     return PostgresTable(
@@ -105,7 +146,7 @@ def _make_staging(target: TableTarget, url: str) -> None:
         make_table(url)
     except psycopg.Error as error:
         raise PipelineError(
-            f"resource {target.resource}: rows by key first go into a table of this database, and this user can't "
+            f"resource {target.resource}: rows first go into a staging table of this database, and this user can't "
             f"create it: {error}. Ask an administrator to create it, and to grant SELECT, INSERT, UPDATE and DELETE on "
             f"it: {DDL}"
         ) from error

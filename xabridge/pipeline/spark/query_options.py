@@ -36,6 +36,13 @@ class QueryOptions:
             _check_same_pipeline(first_name, first, name, settings)
         self._check_queues()
         resources = _resources(named)
+        deciders = {name: url for _, settings in named for name, url in settings.deciders}
+        for name in deciders.keys() & resources.keys():
+            raise PipelineError(
+                f"resource {name} decides for one part of the query, and another part would prepare transactions "
+                f'there. Give the sources and the sink the same option decider, or set mode = "decider" in the '
+                "configuration"
+            )
         for name, settings in named:
             known = dict(settings.resources)
             for source in self.sources:
@@ -50,7 +57,7 @@ class QueryOptions:
             raise PipelineError(
                 f"option adopt: a query can adopt the pipeline of one query, not of {' and '.join(sorted(adopted))}"
             )
-        return Settings(first.pipeline, first.log, tuple(resources.items()), "".join(adopted))
+        return Settings(first.pipeline, first.log, tuple(resources.items()), tuple(deciders.items()), "".join(adopted))
 
     def _named(self) -> Iterator[tuple[str, Settings]]:
         for source in self.sources:

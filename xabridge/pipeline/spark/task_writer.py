@@ -69,7 +69,7 @@ def _table(options: SinkOptions, one: TableRows, rows: Mapping[str, str], routes
     for name in one.columns:
         if name not in rows:
             raise PipelineError(f"format xa, option {named}: the query has no column {name!r}; it has {_list(rows)}")
-    table = look_up(target, options.settings.url(target.resource))
+    table = look_up(target, options.settings)
     has = {column.name for column in table.columns}
     columns = one.columns or tuple(
         name for name in rows if (name in has if name in routes else not options.addresses or name not in COLUMNS)
@@ -175,7 +175,7 @@ class TaskWriter:
                 task.send(address, messages_of(rows))
 
     def _write_table(self, task: SinkTask, table: TableRows, rows: pa.RecordBatch) -> None:
-        if scheme_of(self.plan.url(table.target.resource)) in MARIADB:
+        if scheme_of(self.plan.table_url(table.target.resource)) in MARIADB:
             from xabridge.pipeline.spark.mariadb_table import rows_of  # noqa: PLC0415 — loads PyMySQL
 
             task.write_rows(table.target, table.columns, rows_of(rows, table.columns))

@@ -60,14 +60,18 @@ class CoreEnvironment:
     """Further resources."""
     resources: Resources = field(default_factory=Resources)
     outage_s: float = 60.0
+    decides: bool = False
+    """Whether the database of the log is `shop`, and decides."""
     _opened: list[SourcePlanner | SinkCoordinator] = field(default_factory=list)
 
     @property
     def settings(self) -> Settings:
         """What the pipeline knows."""
         broker = f"amqp://{self.broker.address}/?timeout=20"
-        resources = (("broker", broker), ("shop", self.database), *self.others)
-        return Settings(self.pipeline, self.log, resources, outage_s=self.outage_s)
+        shop = (("shop", self.database),)
+        resources = (("broker", broker), *(() if self.decides else shop), *self.others)
+        deciders = shop if self.decides else ()
+        return Settings(self.pipeline, self.log, resources, deciders, outage_s=self.outage_s)
 
     # --- the driver -------------------------------------------------------------------------------------------------
     def reader(

@@ -105,7 +105,7 @@ def test_a_driver_that_comes_back_to_many_tasks(env: CoreEnvironment) -> None:
     plan = writer.plan()
     reports = write(env, plan, 100)
     pipeline = writer._opened(plan.incarnation)
-    log = DyingLog(pipeline.ledger.log)
+    log = DyingLog(pipeline.ledger.log, b"")
     with pytest.raises(KilledError):
         drive(
             batch_decision.commit(

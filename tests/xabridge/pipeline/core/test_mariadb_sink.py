@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 from sqlalchemy import make_url
 
+from tests.xabridge.pipeline.core.test_many_tasks import DyingLog, KilledError
+from xa.coroutines import drive
 from xabridge.pipeline.core import (
     AddressTarget,
     Attempt,
@@ -24,6 +28,8 @@ from xabridge.pipeline.core import (
     SinkReport,
     TableTarget,
 )
+from xabridge.pipeline.core.protocol import batch_decision
+from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.core.task.mariadb import connect
 from xabridge.pipeline.core.task.sink_task import SinkTask
 
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
 
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
     from xabridge.testing.mariadb import MariaDB
+
+Writes: TypeAlias = "Sequence[tuple[TableTarget, Sequence[str], Sequence[tuple[Any, ...]]]]"
 
 ROOT = Path(__file__).parents[4]
 ROWS = [f"{number}" for number in range(10)]
@@ -171,6 +179,7 @@ def test_a_row_longer_than_a_packet_is_refused_and_loses_no_connection(
     assert _rows(maria, "SELECT count(*), sum(length(body)) FROM orders") == [(5, 5 << 19)]
 
 
+@pytest.mark.slow
 def test_a_lock_that_is_somebody_elses_refuses_the_attempt_and_the_batch(env: CoreEnvironment, maria: str) -> None:
     with connect(maria) as other, other.cursor() as cursor:
         cursor.execute("INSERT INTO orders (body) VALUES ('1')")
@@ -202,6 +211,7 @@ def test_staged_rows_that_are_gone_refuse_the_batch(env: CoreEnvironment, maria:
     assert _rows(maria, "SELECT * FROM totals") == []
 
 
+@pytest.mark.slow
 def test_many_tasks_and_two_databases_of_one_server(env: CoreEnvironment, maria: str, mariadb: MariaDB) -> None:
     second = mariadb.create_database("mariadb")
     mariadb.admin(f"USE {make_url(second).database}", "CREATE TABLE copies (body varchar(20))")
@@ -214,6 +224,31 @@ def test_many_tasks_and_two_databases_of_one_server(env: CoreEnvironment, maria:
     assert time.perf_counter() - began < 60.0
     assert len(_rows(maria, "SELECT * FROM orders")) == len(_rows(second, "SELECT * FROM copies")) == 60
     assert env.prepared() == []
+
+
+@pytest.mark.slow
+def test_a_driver_that_comes_back_after_its_decision(env: CoreEnvironment, maria: str) -> None:
+    """What the killed one has prepared itself is bound to its session, which the next one ends."""
+    env.start()
+    writer = env.writer()
+    plan = writer.plan()
+    with SinkTask(plan, Attempt(0, 0), resources=env.resources) as task:
+        task.write_rows(ORDERS, ("body",), [("1",)])
+        task.write_rows(TOTALS, ("product", "total"), [("tea", 1)])
+        report = task.prepare()
+    pipeline = writer._opened(plan.incarnation)
+    ports = replace(pipeline.ports, log=DyingLog(pipeline.ledger.log, b""))
+    with pytest.raises(KilledError):
+        drive(batch_decision.commit(ports, pipeline.own, plan, Batch("q", 0), [report], pipeline.names))
+    writer.close()
+    assert len(env.prepared()) == 2
+    killed, env.resources = env.resources, Resources()
+    env.start(driver="driver-2")
+    env.writer("driver-2").plan()
+    assert env.prepared() == []
+    assert _rows(maria, "SELECT body FROM orders") == [("1",)]
+    assert _rows(maria, "SELECT product, total FROM totals") == [("tea", 1)]
+    killed.close()
 
 
 TASK = """
@@ -238,8 +273,6 @@ with SinkTask(plan, Attempt(0, 0), resources=Resources()) as task:
 @pytest.mark.parametrize("when", ["written", "prepared"])
 def test_a_task_that_is_killed(env: CoreEnvironment, maria: str, when: str) -> None:
     """What it has prepared can be decided, also after a crash of the server; what it has not is gone."""
-    import pickle
-
     env.start()
     writer = env.writer()
     plan = writer.plan()

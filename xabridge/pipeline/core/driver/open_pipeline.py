@@ -51,15 +51,17 @@ class OpenPipeline:
         async def pause(seconds: float) -> None:
             sleep(seconds)
 
-        self.log = BlockingLog(ledger.log)
+        self.log = BlockingLog(ledger.log, prefix, sleep)
         self.ports = Ports(ledger, self.log, BlockingBranches(resources, prefix), pause)
 
 
 class BlockingLog:
-    """A `LogPort`."""
+    """A `LogPort`. `prefix`: what every gtrid of the log begins with."""
 
-    def __init__(self, log: SqlLog) -> None:
+    def __init__(self, log: SqlLog, prefix: bytes, sleep: Callable[[float], None] = time.sleep) -> None:
         self._log = log
+        self._prefix = prefix
+        self._sleep = sleep
         self._ports = BlockingPorts({}, log)
         self.forced_at: float | None = None
         """When the last decision became durable, by the clock of `time.perf_counter`."""
@@ -78,6 +80,16 @@ class BlockingLog:
         if refused is None:
             self.forced_at = time.perf_counter()
         return refused
+
+    async def force_with_rows(self, decision: Decision, staged: Sequence[StagedRows]) -> LogError | BatchRefused | None:
+        from xabridge.pipeline.core.driver.deciding_rows import decide_with_rows  # noqa: PLC0415 — loads psycopg
+
+        try:
+            decide_with_rows(self._log, decision, staged, self._prefix, self._sleep)
+        except (LogError, BatchRefused) as error:
+            return error
+        self.forced_at = time.perf_counter()
+        return None
 
     async def abort(self, gtrid: bytes) -> GtridState:
         return self._log.abort(gtrid)

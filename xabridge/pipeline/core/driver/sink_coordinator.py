@@ -85,6 +85,7 @@ class SinkCoordinator:
             decided=decided,
             query=query,
             outage_s=self._settings.outage_s,
+            deciders=self._settings.deciders,
         )
 
     def _query(self, pipeline: OpenPipeline) -> str:

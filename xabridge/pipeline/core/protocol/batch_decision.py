@@ -3,11 +3,12 @@
 Commit:
 
  1. A batch that was decided before is not decided again: this attempt at it is rolled back.
- 2. The rows that tasks have staged by key are upserted, and the branches of these upserts are prepared.
+ 2. The rows that tasks have staged by key are upserted, and the branches of these upserts are prepared. Those for a
+    database that decides wait for step 5.
  3. Every branch that a task reported must be prepared. What the sources took is what their prepared branches hold.
  4. The batch is bound to its global transaction, durably.
- 5. The decision, which names all of these branches, is forced into the log: the commit point. Nothing is raised after
-    it.
+ 5. The decision, which names all of these branches, is forced into the log: the commit point. The transaction that does
+    so also writes the rows for the database that decides, which is the log's. Nothing is raised after it.
  6. The sinks are committed, the global transaction is fenced, and its other branches are rolled back. The sources wait
     until Spark has logged the batch.
 """
@@ -117,9 +118,7 @@ async def _commit(
     await _reset_unproven_isolation(ports, plan.gtrid, decision.branches)
     if batch is not None:
         await ports.ledger.bind_batch(batch.query, batch.number, plan.gtrid, batch.offsets)
-    refused = await ports.log.force(decision)
-    if refused is not None:
-        raise decision_error(_batch_name(plan, batch), refused) from refused
+    await _force(ports, plan, batch, decision, reports)
     outcome = Outcome(decision, before=False)
     try:
         await _finish(ports, plan, planned, outcome, resources, logged=batch is None or not planned.sources)
@@ -130,6 +129,21 @@ async def _commit(
             error,
         )
     return outcome
+
+
+async def _force(
+    ports: Ports, plan: SinkPlan, batch: Batch | None, decision: Decision, reports: Sequence[SinkReport]
+) -> None:
+    """Step 5. BatchRefused: the rows of the database that decides can't be written, or the log decided otherwise."""
+    rows = [one for report in reports for one in report.staged if plan.decides(one.target.resource)]
+    if rows:
+        refused = await retried(ports, partial(ports.log.force_with_rows, decision, rows), plan.outage_s)
+    else:
+        refused = await ports.log.force(decision)
+    if isinstance(refused, BatchRefused):
+        raise refused
+    if refused is not None:
+        raise decision_error(_batch_name(plan, batch), refused) from refused
 
 
 async def _decided_before(ports: Ports, plan: SinkPlan, batch: Batch | None) -> Decision | None:
@@ -197,13 +211,13 @@ async def _upsert_staged(
 ) -> Sequence[Branch]:
     """Upserts the rows that tasks have staged, and returns the prepared branches. BatchRefused: they could not be
     upserted."""
-    staged = tuple(one for report in reports for one in report.staged)
+    if any(report.staged and report.gtrid != plan.gtrid for report in reports):
+        raise BatchRefused("staged rows belong to another attempt: the batch has to be run again")
+    staged = tuple(one for report in reports for one in report.staged if not plan.decides(one.target.resource))
     if not staged:
         return ()
     for name in sorted({one.target.resource for one in staged}):
         _check_configured(name, resources)
-    if any(report.staged and report.gtrid != plan.gtrid for report in reports):
-        raise BatchRefused("the rows by key belong to another attempt: the batch has to be run again")
     answer = await retried(ports, partial(ports.branches.upsert, plan.gtrid, staged), plan.outage_s)
     if isinstance(answer, BatchRefused):
         raise answer

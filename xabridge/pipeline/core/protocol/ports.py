@@ -143,6 +143,11 @@ class LogPort(Protocol):
         """Makes the decision durable: the commit point; or the error. After LogStopped the outcome is unknown."""
         ...
 
+    async def force_with_rows(self, decision: Decision, staged: Sequence[StagedRows]) -> LogError | BatchRefused | None:
+        """The same, by a transaction of the log's database that also writes these rows: the decision is durable if and
+        only if they are. BatchRefused: they could not be written, and nothing is decided."""
+        ...
+
     async def abort(self, gtrid: bytes) -> GtridState:
         """Decides that the global transaction is aborted, unless it is decided already. The answer is final."""
         ...

@@ -85,9 +85,8 @@ def connect(url: str) -> pymysql.Connection[Any]:
 def make_table(url: str) -> None:
     """Makes the table for staged rows where it is missing. pymysql.MySQLError."""
     with connect(url) as connection, connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s", NAME
-        )
+        there = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
+        cursor.execute(there, (NAME,))
         if cursor.fetchone() is None:
             cursor.execute(DDL)
 

@@ -70,10 +70,10 @@ class SinkTask:
     def write_csv(self, target: TableTarget, columns: Sequence[str], octets: bytes, rows: int) -> None:
         """Writes rows in PostgreSQL's CSV form (`COPY … FORMAT csv`: an empty cell without quotes is null). This is the
         fast way, because `pyarrow.csv` writes that form. Rows with a key are staged, and the driver upserts them after
-        those of earlier partitions."""
+        those of earlier partitions. Rows for the database that decides are staged too."""
         if self._plan.decided:
             return
-        if target.key:
+        if self._is_staged(target):
             self.write_rows(target, columns, csv_rows(octets.decode("utf-8")))
             self._octets += len(octets)
             return
@@ -88,17 +88,20 @@ class SinkTask:
         missing = [name for name in target.key if name not in columns]
         if missing:
             raise PipelineError(f"{target.table}: the rows have no column {', '.join(missing)}, which is in the key")
-        if target.key:
+        if self._is_staged(target):
             self._write(target, len(kept), lambda: self._stage(target.resource).add(target, columns, kept))
         else:
             self._write(target, len(kept), lambda: self._table(target).rows(columns, kept))
+
+    def _is_staged(self, target: TableTarget) -> bool:
+        return bool(target.key) or self._plan.decides(target.resource)
 
     def _stage(self, name: str) -> StagingTable:
         if self._ended:
             raise self._ended_error()
         staged = self._staged.get(name)
         if staged is None:
-            url = expanded(f"resources.{name}", self._plan.url(name))
+            url = expanded(f"resources.{name}", self._plan.table_url(name))
             kind = database_of(name, url)
             staged = kind.staging(url, self._plan.gtrid, self._attempt.partition, self._random.hex())
             self._staged[name] = staged
@@ -124,7 +127,7 @@ class SinkTask:
         return table
 
     def _kind(self, name: str) -> Database:
-        return database_of(name, self._plan.url(name))
+        return database_of(name, self._plan.table_url(name))
 
     def send(self, target: AddressTarget, messages: Messages) -> None:
         """Sends messages."""

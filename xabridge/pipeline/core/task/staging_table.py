@@ -101,8 +101,9 @@ class PostgresStaging:
 
 # --- the driver's side ------------------------------------------------------------------------------------------------
 def upsert(connection: Any, gtrid: bytes, staged: Sequence[StagedRows], pipeline: bytes) -> None:
-    """Upserts what was staged, under the branch of `connection`, and deletes what gtrids that begin with `pipeline`
-    have staged. psycopg.Error, RowsGone; PipelineError: the target has no such column."""
+    """Upserts what was staged (rows without a key are inserted), in the transaction of `connection`, and deletes what
+    gtrids that begin with `pipeline` have staged. psycopg.Error, RowsGone; PipelineError: the target has no such
+    column."""
     cursor = connection.cursor()
     for (target, columns), group in groupby(in_order(staged), key=lambda one: (one.target, one.columns)):
         some = list(group)
@@ -187,7 +188,9 @@ class _Upsert:
         return sql.SQL(", ").join([*cells, sql.SQL("place"), sql.SQL("number")])
 
     @property
-    def _conflict(self) -> sql.Composed:
+    def _conflict(self) -> sql.Composable:
+        if not self._target.key:
+            return sql.SQL("")
         key = sql.SQL(", ").join(map(sql.Identifier, self._target.key))
         return sql.SQL("ON CONFLICT ({}) DO {}").format(key, self._change())
 
