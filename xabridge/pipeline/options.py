@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal
 
 from xa import check_node
-from xabridge.pipeline.core import AddressTarget, PipelineError, Settings, Source, TableTarget
+from xabridge.pipeline.core import AddressTarget, LakeTarget, PipelineError, Settings, Source, TableTarget
 from xabridge.pipeline.core.user_functions import function_named
 from xabridge.pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
 from xabridge.pipeline.json_schema import ddl_of
@@ -29,6 +29,7 @@ MAX_PARTITIONS: Final = 1000
 LOCK_TIMEOUT_S: Final = 10.0
 BROKERS: Final = ("amqp", "amqps")
 DATABASES: Final = ("postgresql",)
+LAKES: Final = ("delta",)
 _RESOURCE: Final = "resource."
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NAME: Final = re.compile(r'[A-Za-z_][\w$]*|"(?:[^"]|"")+"')
@@ -56,7 +57,7 @@ SOURCE: Final[Mapping[str, str]] = {
 }
 SINK: Final[Mapping[str, str]] = {
     **SHARED,
-    "table": "where rows go: shop:public.revenue, or public.revenue if there is one database",
+    "table": "where rows go: shop:public.revenue, or public.revenue if there is one database; lake:sales/orders",
     "columns": "the columns that go into the table (default: all; with an address, all but those of messages)",
     "key": "columns of a unique constraint: rows are upserted",
     "update": "SET clause for rows that exist (default: every other column is replaced)",
@@ -83,7 +84,7 @@ class SinkOptions:
     """The options of the format `xa`: a table, an address or both. `columns` is empty for the default."""
 
     settings: Settings
-    table: TableTarget | None
+    table: TableTarget | LakeTarget | None
     address: AddressTarget | None
     columns: tuple[str, ...]
 
@@ -179,8 +180,13 @@ def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] =
     return _Given("xa", SHARED, options).settings(environment)
 
 
-def _table(given: _Given, settings: Settings, text: str, key: tuple[str, ...], update: str) -> TableTarget:
-    resource, table = _placed(given, settings, "table", text, DATABASES)
+def _table(given: _Given, settings: Settings, text: str, key: tuple[str, ...], update: str) -> TableTarget | LakeTarget:
+    resource, table = _placed(given, settings, "table", text, (*DATABASES, *LAKES))
+    if settings.url(resource).partition("://")[0] in LAKES:
+        for name in ("key", "lockTimeout"):
+            if given.text(name) is not None:
+                raise given.wrong(name, f"{text} is a Delta table, to which rows are appended: omit it")
+        return LakeTarget(resource, table)
     parts = _NAME.findall(table)
     if ".".join(parts) != table or not 1 <= len(parts) <= 2:
         raise given.wrong("table", f'{table!r} is not a table name; write revenue, public.revenue or "Sales"."Revenue"')

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import rm_amqp
 import rm_db
+import rm_delta
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.two_phase.blocking import BlockingPorts
 from xa import NULL_XID, TMENDRSCAN, TMSTARTRSCAN, AxCode, Code, XaError, Xid
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from rm_amqp import AmqpResource
     from rm_db import PostgresResource
+    from rm_delta import DeltaResource
     from tm.log import Branch
     from tm.two_phase.ports import Answer
     from tm.two_phase.return_codes import Verb
@@ -85,10 +87,11 @@ def _made(name: str, url: str) -> Resource:
         resource = Resource(name, RMID, ResourceConfig(expanded(f"resources.{name}", url)), _NoRegistrar())
     except ConfigurationError as error:
         raise PipelineError(str(error)) from error
-    if not (isinstance(resource.rm, rm_amqp.AmqpResource) or isinstance(resource.rm, rm_db.PostgresResource)):  # noqa: SIM101 — a broker does not load rm_db
+    known = is_lake(resource) or isinstance(resource.rm, rm_amqp.AmqpResource)
+    if not (known or isinstance(resource.rm, rm_db.PostgresResource)):  # a broker does not load rm_db
         raise PipelineError(
-            f"resources.{name}: a pipeline works with AMQP brokers (amqp://, amqps://) and PostgreSQL (postgresql://) "
-            f"in two phases, and {masked(url)} is a resource of {resource.rm.name}"
+            f"resources.{name}: a pipeline works with AMQP brokers (amqp://, amqps://), PostgreSQL (postgresql://) in "
+            f"two phases and Delta tables (delta://), and {masked(url)} is a resource of {resource.rm.name}"
         )
     return resource
 
@@ -105,6 +108,18 @@ def database(resource: Resource) -> PostgresResource:
     if isinstance(resource.rm, rm_db.PostgresResource):
         return resource.rm
     raise PipelineError(f"resources.{resource.name}: tables need PostgreSQL, and this is {resource.rm.name}")
+
+
+def is_lake(resource: Resource) -> bool:
+    """Whether the resource has Delta tables. It is found out without loading their library."""
+    return resource.rm.name == rm_delta.NAME
+
+
+def lake(resource: Resource) -> DeltaResource:
+    """The resource as a lake; PipelineError where it is none."""
+    if is_lake(resource):
+        return cast("DeltaResource", resource.rm)
+    raise PipelineError(f"resources.{resource.name}: it has no Delta tables, because it is {resource.rm.name}")
 
 
 def prepared_branches(resource: Resource, prefix: bytes) -> frozenset[Xid]:

@@ -11,14 +11,14 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xabridge.pipeline.core import Attempt, BatchRefused, PipelineError, SinkReport
+import pyarrow as pa
+
+from xabridge.pipeline.core import Attempt, BatchRefused, LakeTarget, PipelineError, SinkReport
 from xabridge.pipeline.core.retry import Backoff
 from xabridge.pipeline.spark.message_rows import COLUMNS, RECEIVED, SENT, messages_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    import pyarrow as pa
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from xabridge.pipeline.core import AddressTarget, SinkPlan, TableTarget
     from xabridge.pipeline.core.task.sink_task import SinkTask
@@ -36,7 +36,7 @@ KEPT: Final = 128 << 20
 class Layout:
     """Where the rows go. `columns` are those of the table; without an address no messages are sent."""
 
-    table: TableTarget | None
+    table: TableTarget | LakeTarget | None
     columns: tuple[str, ...]
     address: AddressTarget | None
 
@@ -48,8 +48,6 @@ def layout(options: SinkOptions, rows: Mapping[str, str], *, table: PostgresTabl
     if options.address is not None:
         _check_messages(options.address, rows, alone=options.table is None)
     if options.table is not None:
-        from xabridge.pipeline.spark.postgres_table import check_rows, look_up  # noqa: PLC0415 — loads psycopg
-
         columns = options.columns or tuple(name for name in rows if options.address is None or name not in COLUMNS)
         for name in columns:
             if name not in rows:
@@ -60,9 +58,25 @@ def layout(options: SinkOptions, rows: Mapping[str, str], *, table: PostgresTabl
             raise PipelineError(
                 "format xa: every column of the query belongs to the message; set the option columns for the table"
             )
-        table = table or look_up(options.table, options.settings.url(options.table.resource))
-        check_rows(options.table, table, {name: rows[name] for name in columns})
+        _check_table(options.table, options.settings.url(options.table.resource), table, _chosen(rows, columns))
     return Layout(options.table, columns, options.address)
+
+
+def _chosen(rows: Mapping[str, str], columns: Sequence[str]) -> dict[str, str]:
+    return {name: rows[name] for name in columns}
+
+
+def _check_table(
+    target: TableTarget | LakeTarget, url: str, table: PostgresTable | None, rows: Mapping[str, str]
+) -> None:
+    if isinstance(target, LakeTarget):
+        from xabridge.pipeline.spark.lake_table import check_lake_rows  # noqa: PLC0415 — loads deltalake
+
+        check_lake_rows(target, url, rows)
+    else:
+        from xabridge.pipeline.spark.postgres_table import check_rows, look_up  # noqa: PLC0415 — loads psycopg
+
+        check_rows(target, table or look_up(target, url), rows)
 
 
 def _check_messages(target: AddressTarget, rows: Mapping[str, str], *, alone: bool) -> None:
@@ -149,7 +163,10 @@ class TaskWriter:
                 logger.warning("writing partition %d again: %s", attempt.partition, error)
 
     def _write(self, task: SinkTask, batch: pa.RecordBatch) -> None:
-        if self.layout.table is not None:
+        if isinstance(self.layout.table, LakeTarget):
+            table = pa.Table.from_batches([batch.select(list(self.layout.columns))])
+            task.write_files(self.layout.table, table, len(batch))
+        elif self.layout.table is not None:
             from xabridge.pipeline.spark.postgres_table import csv_of  # noqa: PLC0415 — loads psycopg
 
             octets = csv_of(batch, self.layout.columns)

@@ -3,7 +3,7 @@
 Commit:
 
  1. A batch that was decided before is not decided again: this attempt at it is rolled back.
- 2. The rows that tasks have staged by key are upserted, and the branches of these upserts are prepared.
+ 2. What tasks have staged is written: rows by key are upserted, files are appended. These branches are prepared.
  3. Every branch that a task reported must be prepared. What the sources took is what their prepared branches hold.
  4. The batch is bound to its global transaction, durably.
  5. The decision, which names all of these branches, is forced into the log: the commit point. Nothing is raised after
@@ -112,7 +112,7 @@ async def _commit(
         raise _refusal(plan, batch, entry, standing)
     await check_one_gtrid(ports, own, plan.query, plan.gtrid)
     reported = [branch for report in reports for branch in report.branches]
-    reported += await _upsert_staged(ports, plan, reports, resources)
+    reported += await _write_staged(ports, plan, reports, resources)
     decision = Decision(plan.gtrid, await _branches_to_decide(ports, plan, planned, reported, resources))
     await _reset_unproven_isolation(ports, plan.gtrid, decision.branches)
     if batch is not None:
@@ -192,19 +192,18 @@ async def _reset_unproven_isolation(ports: Ports, gtrid: bytes, branches: Sequen
         await ports.ledger.set_isolation(Isolation(gtrid, place=known.place))
 
 
-async def _upsert_staged(
+async def _write_staged(
     ports: Ports, plan: SinkPlan, reports: Sequence[SinkReport], resources: Collection[str]
 ) -> Sequence[Branch]:
-    """Upserts the rows that tasks have staged, and returns the prepared branches. BatchRefused: they could not be
-    upserted."""
+    """Writes what tasks have staged, and returns the prepared branches. BatchRefused: it could not be written."""
     staged = tuple(one for report in reports for one in report.staged)
     if not staged:
         return ()
     for name in sorted({one.target.resource for one in staged}):
         _check_configured(name, resources)
     if any(report.staged and report.gtrid != plan.gtrid for report in reports):
-        raise BatchRefused("the rows by key belong to another attempt: the batch has to be run again")
-    answer = await retried(ports, partial(ports.branches.upsert, plan.gtrid, staged), plan.outage_s)
+        raise BatchRefused("the staged rows belong to another attempt: the batch has to be run again")
+    answer = await retried(ports, partial(ports.branches.write_staged, plan.gtrid, staged), plan.outage_s)
     if isinstance(answer, BatchRefused):
         raise answer
     return answer

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from xa import Xid
     from xabridge.pipeline.core.messages import Messages
     from xabridge.pipeline.core.resources import Resources
-    from xabridge.pipeline.core.values import AddressTarget, Attempt, SinkPlan, TableTarget
+    from xabridge.pipeline.core.task.lake_files import LakeFiles
+    from xabridge.pipeline.core.values import AddressTarget, Attempt, LakeTarget, SinkPlan, Staged, TableTarget
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -58,6 +59,7 @@ class SinkTask:
         self._used: dict[str, Resource] = {}
         self._tables: dict[TableTarget, TableWriter] = {}
         self._staged: dict[str, StagingTable] = {}
+        self._files: dict[str, LakeFiles] = {}
         self._ended = False
         self._rows = 0
         self._messages = 0
@@ -82,6 +84,24 @@ class SinkTask:
             self._write(target, len(kept), lambda: self._stage(target.resource).add(target, columns, kept))
         else:
             self._write(target, len(kept), lambda: self._table(target).rows(columns, kept))
+
+    def write_files(self, target: LakeTarget, table: object, rows: int) -> None:
+        """Writes rows for a Delta table, as a table of pyarrow's. The driver appends them with those of other tasks."""
+        if self._plan.decided:
+            return
+        try:
+            if self._ended:
+                raise self._ended_error()
+            files = self._files.get(target.resource)
+            if files is None:
+                from xabridge.pipeline.core.task.lake_files import LakeFiles  # noqa: PLC0415 — loads pyarrow
+
+                resource = self._resources.get(target.resource, self._plan.url(target.resource))
+                files = self._files[target.resource] = LakeFiles(resource, self._plan.gtrid, self._random.hex())
+            files.add(target, table)
+        except XaError as error:
+            raise self._refusal(target.resource, error) from error
+        self._rows += rows
 
     def _stage(self, name: str) -> StagingTable:
         if self._ended:
@@ -130,9 +150,10 @@ class SinkTask:
         began = time.perf_counter()
         branches = tuple(Branch(name, self._xid) for name in self._used)
         try:
-            staged = tuple(one for rows in self._staged.values() for one in rows.commit())
+            staged: tuple[Staged, ...] = tuple(one for rows in self._staged.values() for one in rows.commit())
         except psycopg.Error as error:
             raise BatchRefused(f"rows by key can't be staged: {error}", outage=is_connection_loss(error)) from error
+        staged += tuple(one for files in self._files.values() for one in files.finish())
         self._ended = True
         answers = ask_branches(self._used, Verb.END, branches, TMSUCCESS)
         if not any(isinstance(answer, XaError) for answer in answers):
@@ -160,6 +181,8 @@ class SinkTask:
         self._ended = True
         for staged in self._staged.values():
             staged.close()
+        for files in self._files.values():
+            files.remove()
         branches = tuple(Branch(name, self._xid) for name in self._used)
         ask_branches(self._used, Verb.END, branches, TMFAIL)
         ask_branches(self._used, Verb.ROLLBACK, branches)
