@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from rm_delta.resource_manager import DeltaResource
     from rm_delta.session import DeltaSession
 
-__all__ = ["DeltaResource", "DeltaSession"]
+__all__ = ["NAME", "DeltaResource", "DeltaSession"]
+
+NAME: Final = "xabridge Delta Lake"
+"""The kind of resource manager, as each instance says it. It is known without loading what reads tables."""
 
 _HOME: Final = {
     "DeltaResource": "rm_delta.resource_manager",

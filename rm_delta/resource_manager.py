@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
+from rm_delta import NAME
 from rm_delta.errors import TableRefused
 from rm_delta.lake import Finished, Held, Lake, LakeUnavailable
 from rm_delta.session import BranchWork, DeltaSession
@@ -91,7 +92,7 @@ class DeltaUnit(Unit):
 class DeltaDriver(UnitDriver[DeltaUnit]):
     """One folder, behind `xa.switch.Switch`."""
 
-    name = "xabridge Delta Lake"
+    name = NAME
 
     def __init__(self) -> None:
         self.start_over()

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal
 
 from xa import check_node
-from xabridge.pipeline.core import AddressTarget, PipelineError, Settings, Source, TableTarget
+from xabridge.pipeline.core import AddressTarget, LakeTarget, PipelineError, Settings, Source, TableTarget
 from xabridge.pipeline.core.task.databases import SCHEMES, scheme_of
 from xabridge.pipeline.core.user_functions import function_named
 from xabridge.pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
@@ -30,6 +30,8 @@ PARTITIONS: Final = 2
 MAX_PARTITIONS: Final = 1000
 LOCK_TIMEOUT_S: Final = 10.0
 BROKERS: Final = ("amqp", "amqps")
+LAKES: Final = ("delta",)
+TABLES: Final = (*SCHEMES, *LAKES)
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NAME: Final = re.compile(r'[A-Za-z_][\w$]*|"(?:[^"]|"")+"')
 _BETWEEN_COMMAS: Final = re.compile(r'(?:[^",]|"(?:[^"]|"")*"?)+')
@@ -59,8 +61,8 @@ SOURCE: Final[Mapping[str, str]] = {
 }
 SINK: Final[Mapping[str, str]] = {
     **SHARED,
-    "table": "where rows go: shop:public.revenue, or public.revenue if there is one database; with table_column "
-    "several, with commas between them",
+    "table": "where rows go: shop:public.revenue, or public.revenue if there is one database; lake:sales/orders; "
+    "with table_column several, with commas between them",
     "table_column": "the column that says which of the tables a row goes into, by its name",
     "table_default": "the table for rows whose table_column is null or names none (default: such a row is an error)",
     "columns": "the columns that go into the table (default: all; with an address, all but those of messages)",
@@ -94,7 +96,7 @@ class SourceOptions:
 class TableRows:
     """Rows for a table: its columns that they have. In options these are empty for the default."""
 
-    target: TableTarget
+    target: TableTarget | LakeTarget
     columns: tuple[str, ...] = ()
 
 
@@ -194,10 +196,10 @@ def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] =
 def _tables(given: _Given, settings: Settings) -> Routing[TableRows]:
     """The tables, and which rows go into each of them."""
     texts = given.targets("table")
-    named = [_placed(given, settings, "table", text, SCHEMES) for text in texts]
-    for _, table in named:
+    named = [_placed(given, settings, "table", text, TABLES) for text in texts]
+    for resource, table in named:
         parts = _NAME.findall(table)
-        if ".".join(parts) == table and 1 <= len(parts) <= 2:
+        if _is_lake(settings, resource) or (".".join(parts) == table and 1 <= len(parts) <= 2):
             continue
         what = f'{table!r} is not a table name; write revenue, public.revenue or "Sales"."Revenue"'
         several = "" if given.text("table_column") else ". For several tables set table_column too"
@@ -206,17 +208,31 @@ def _tables(given: _Given, settings: Settings) -> Routing[TableRows]:
     given.check_tables({name.lower() for name, _ in routing.places})
     of_each = [tuple(name for name, at in routing.places if at == place) for place in range(len(named))]
     return routing.with_targets(
-        [_table(given, resource, table, names) for (resource, table), names in zip(named, of_each, strict=True)]
+        [
+            _lake_table(given, place, names) if _is_lake(settings, place[0]) else _table(given, place, names)
+            for place, names in zip(named, of_each, strict=True)
+        ]
     )
 
 
-def _table(given: _Given, resource: str, table: str, names: Sequence[str]) -> TableRows:
+def _is_lake(settings: Settings, resource: str) -> bool:
+    return scheme_of(settings.table_url(resource)) in LAKES
+
+
+def _lake_table(given: _Given, place: tuple[str, str], names: Sequence[str]) -> TableRows:
+    for option in (given.of_table("key", names), given.of_table("update", names), "lockTimeout"):
+        if given.text(option) is not None:
+            raise given.wrong(option, f"{':'.join(place)} is a Delta table, to which rows are appended: omit it")
+    return TableRows(LakeTarget(*place), given.names(given.of_table("columns", names)))
+
+
+def _table(given: _Given, place: tuple[str, str], names: Sequence[str]) -> TableRows:
     key, update = given.of_table("key", names), given.of_table("update", names)
     keys = given.names(key)
     if given.text(update) is not None and not keys:
         raise given.wrong(update, "changes rows that exist; set the option key too, which finds them")
     timeout_s = given.seconds("lockTimeout", LOCK_TIMEOUT_S)
-    target = TableTarget(resource, table, keys, given.text(update) or "", timeout_s)
+    target = TableTarget(*place, keys, given.text(update) or "", timeout_s)
     return TableRows(target, given.names(given.of_table("columns", names)))
 
 
@@ -256,7 +272,7 @@ def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: 
 
 def _chosen(given: _Given, settings: Settings, option: str, name: str, schemes: Sequence[str]) -> str:
     """The resource `name`, or the only one with one of `schemes`."""
-    known = (*settings.resources, *settings.deciders) if schemes is SCHEMES else settings.resources
+    known = (*settings.resources, *settings.deciders) if schemes is TABLES else settings.resources
     fitting = [one for one, url in known if scheme_of(url) in schemes]
     shown = [scheme for scheme in schemes if "+" not in scheme]
     if not name:

@@ -92,7 +92,7 @@ async def _blaming(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
 
 
 async def _one_attempt(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
-    if name == "upsert":
+    if name == "write_staged":
         gtrid, staged = arguments
         arguments = gtrid, staged[:1]
     return await call(port, name, arguments)
@@ -210,7 +210,9 @@ MUTANTS = (
     Mutant("no isolation", Cores(abort=bent(batch_decision.abort, _without({"note_failure": None})))),
     Mutant("what can't be read is taken", Cores(judge=_taken_all)),
     Mutant("rows by key of one task", Cores(commit=bent(batch_decision.commit, lambda: _one_attempt))),
-    Mutant("rows by key that are not decided", Cores(commit=bent(batch_decision.commit, _without({"upsert": ()})))),
+    Mutant(
+        "rows by key that are not decided", Cores(commit=bent(batch_decision.commit, _without({"write_staged": ()})))
+    ),
     Mutant("rows behind the decision", Cores(commit=bent(batch_decision.commit, lambda: _decided_twice))),
     Mutant(
         '"no room" counts as rolled back', Cores(commit=bent(batch_decision.commit, lambda: _not_now_is_rolled_back))

@@ -681,7 +681,7 @@ class World:
             case "ask", (verb, branches):
                 asked: Counter[str] = Counter()
                 return [self._call(verb, branch, asked) for branch in branches]
-            case "upsert", (gtrid, staged):
+            case "write_staged", (gtrid, staged):
                 return self._upsert(gtrid, staged)
             case "message_counts", (resource, gtrid):
                 held = self.places[resource].prepared

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import rm_amqp
+import rm_delta
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.two_phase.blocking import BlockingPorts
 from xa import NULL_XID, TMENDRSCAN, TMSTARTRSCAN, AxCode, Code, XaError, Xid
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rm_amqp import AmqpResource
+    from rm_delta import DeltaResource
     from tm.log import Branch
     from tm.two_phase.ports import Answer
     from tm.two_phase.return_codes import Verb
@@ -84,10 +86,12 @@ def _made(name: str, url: str) -> Resource:
         resource = Resource(name, RMID, ResourceConfig(expanded(f"resources.{name}", url)), _NoRegistrar())
     except ConfigurationError as error:
         raise PipelineError(str(error)) from error
-    if not isinstance(resource.rm, rm_amqp.AmqpResource) and scheme_of(url) not in SCHEMES:
+    known = is_lake(resource) or isinstance(resource.rm, rm_amqp.AmqpResource) or scheme_of(url) in SCHEMES
+    if not known:
         raise PipelineError(
             f"resources.{name}: a pipeline works with AMQP brokers (amqp://, amqps://), PostgreSQL (postgresql://) and "
-            f"MariaDB (mariadb://, mysql://) in two phases, and {masked(url)} is a resource of {resource.rm.name}"
+            f"MariaDB (mariadb://, mysql://) in two phases, and Delta tables (delta://), and {masked(url)} is a "
+            f"resource of {resource.rm.name}"
         )
     return resource
 
@@ -97,6 +101,18 @@ def broker(resource: Resource) -> AmqpResource:
     if isinstance(resource.rm, rm_amqp.AmqpResource):
         return resource.rm
     raise PipelineError(f"resources.{resource.name}: messages need an AMQP broker, and this is {resource.rm.name}")
+
+
+def is_lake(resource: Resource) -> bool:
+    """Whether the resource has Delta tables. It is found out without loading their library."""
+    return resource.rm.name == rm_delta.NAME
+
+
+def lake(resource: Resource) -> DeltaResource:
+    """The resource as a lake; PipelineError where it is none."""
+    if is_lake(resource):
+        return cast("DeltaResource", resource.rm)
+    raise PipelineError(f"resources.{resource.name}: it has no Delta tables, because it is {resource.rm.name}")
 
 
 def prepared_branches(resource: Resource, prefix: bytes) -> frozenset[Xid]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from xabridge.pipeline.core.errors import EpochGone, PipelineError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import TypeAlias
 
+    from rm_delta.lake import TableWork
     from tm.log import Branch
     from xa import Xid
     from xabridge.pipeline.core.task.staged_rows import StagedRows
+
+    Staged: TypeAlias = "StagedRows | StagedFiles"
 
 ROWS_PER_BATCH: Final = 100_000
 OUTAGE_S: Final = 120.0
@@ -74,6 +78,28 @@ class TableTarget:
     key: tuple[str, ...] = ()
     update: str = ""
     lock_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LakeTarget:
+    """Rows are appended to the Delta table `table` of the lake `resource`."""
+
+    key: ClassVar[tuple[str, ...]] = ()
+    resource: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFiles:
+    """The files that an attempt has written for one table of a lake. No log names them yet."""
+
+    target: LakeTarget
+    work: TableWork
+
+    @property
+    def rows(self) -> int:
+        """How many rows they have."""
+        return sum(file.rows for file in self.work.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +255,8 @@ class SinkReport:
     rows: int = 0
     messages: int = 0
     prepare_s: float = 0.0
-    staged: tuple[StagedRows, ...] = ()
-    """Rows by key, which the driver upserts."""
+    staged: tuple[Staged, ...] = ()
+    """Rows by key, which the driver upserts, and files, which it appends."""
     octets: int = 0
     """Of the rows and the messages that it wrote."""
 

@@ -6,7 +6,7 @@ bqual   src/EPOCH/INDEX                what a source partition took: the same in
                                        query have epochs of their own in one global transaction. (Earlier versions had
                                        src/INDEX, and one source only.)
         snk/PARTITION/TASK/RANDOM      what one attempt of a task writes: no other attempt ever has it
-        snk/key/0/RANDOM               rows by key, which the driver upserts for all tasks
+        snk/key/0/RANDOM               what tasks have staged: rows by key and files, which the driver writes for all
         exc/RANDOM                     nothing: it stands for a failure that is not the messages' fault
 """
 
@@ -74,12 +74,12 @@ def sink_xid(gtrid: bytes, partition: int, task: int, random: bytes) -> Xid:
 
 
 def upsert_xid(gtrid: bytes, random: bytes) -> Xid:
-    """The branch of the driver for the rows by key of all tasks."""
+    """The branch of the driver for what all tasks have staged."""
     return Xid(FORMAT_ID, gtrid, _UPSERT + random.hex().encode("ascii"))
 
 
 def is_upsert(xid: Xid) -> bool:
-    """Whether the driver's, for rows by key."""
+    """Whether the driver's, for what tasks have staged."""
     return xid.bqual.startswith(_UPSERT)
 
 

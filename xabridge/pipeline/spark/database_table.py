@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from xabridge.pipeline.core import PipelineError
+from xabridge.pipeline.core import LakeTarget, PipelineError
 from xabridge.pipeline.core.task.databases import MARIADB, POSTGRES, scheme_of
 
 if TYPE_CHECKING:
@@ -56,9 +56,13 @@ class DatabaseTable(Protocol):
         ...
 
 
-def look_up(target: TableTarget, settings: Settings) -> DatabaseTable:
+def look_up(target: TableTarget | LakeTarget, settings: Settings) -> DatabaseTable:
     """The table of `target`; PipelineError: it is not there, or the server can't take part as the settings say."""
     url = settings.table_url(target.resource)
+    if isinstance(target, LakeTarget):
+        from xabridge.pipeline.spark import lake_table  # noqa: PLC0415 — loads deltalake
+
+        return lake_table.look_up(target, url)
     if settings.decides(target.resource):
         if scheme_of(url) not in POSTGRES or scheme_of(settings.log).partition("+")[0] not in POSTGRES:
             raise PipelineError(
@@ -77,7 +81,9 @@ def look_up(target: TableTarget, settings: Settings) -> DatabaseTable:
     return postgres_table.look_up(target, url)
 
 
-def check_rows(target: TableTarget, table: DatabaseTable, rows: Mapping[str, str], option: str = "columns") -> None:
+def check_rows(
+    target: TableTarget | LakeTarget, table: DatabaseTable, rows: Mapping[str, str], option: str = "columns"
+) -> None:
     """PipelineError: rows with these columns (name → Spark type) can't be written to `target`. `option` is the one that
     names them."""
     where = f"table {target.resource}:{target.table}"

@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xabridge.pipeline.core import Attempt, BatchRefused, PipelineError, SinkReport
+from xabridge.pipeline.core import Attempt, BatchRefused, LakeTarget, PipelineError, SinkReport
 from xabridge.pipeline.core.retry import Backoff
 from xabridge.pipeline.core.task.databases import MARIADB, scheme_of
 from xabridge.pipeline.options import TableRows
@@ -175,7 +175,12 @@ class TaskWriter:
                 task.send(address, messages_of(rows))
 
     def _write_table(self, task: SinkTask, table: TableRows, rows: pa.RecordBatch) -> None:
-        if scheme_of(self.plan.table_url(table.target.resource)) in MARIADB:
+        if isinstance(table.target, LakeTarget):
+            import pyarrow as pa  # noqa: PLC0415 — planners don't write
+
+            chosen = pa.Table.from_batches([rows.select(list(table.columns))])
+            task.write_files(table.target, chosen, len(rows))
+        elif scheme_of(self.plan.table_url(table.target.resource)) in MARIADB:
             from xabridge.pipeline.spark.mariadb_table import rows_of  # noqa: PLC0415 — loads PyMySQL
 
             task.write_rows(table.target, table.columns, rows_of(rows, table.columns))

@@ -17,6 +17,7 @@ from xa import XaError, log_prefix
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError, PipelineTaken
 from xabridge.pipeline.core.protocol.ports import Ports
 from xabridge.pipeline.core.resources import ask_branches, broker, call_resource, prepared_branches
+from xabridge.pipeline.core.values import StagedFiles
 from xabridge.pipeline.core.xids import Incarnation
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from xa import Xid
     from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger
     from xabridge.pipeline.core.task.staged_rows import StagedRows
+    from xabridge.pipeline.core.values import Staged
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -143,14 +145,19 @@ class BlockingBranches:
         except XaError as error:
             return error
 
-    async def upsert(self, gtrid: bytes, staged: Sequence[StagedRows]) -> Sequence[Branch] | BatchRefused:
+    async def write_staged(self, gtrid: bytes, staged: Sequence[Staged]) -> Sequence[Branch] | BatchRefused:
+        from xabridge.pipeline.core.driver.append_branch import append_staged_files  # noqa: PLC0415 — loads psycopg
         from xabridge.pipeline.core.driver.upsert_branch import upsert_staged_rows  # noqa: PLC0415 — loads psycopg
 
         done: list[Branch] = []
         for name in sorted({one.target.resource for one in staged}):
-            some = [one for one in staged if one.target.resource == name]
+            rows = [one for one in staged if one.target.resource == name and not isinstance(one, StagedFiles)]
+            files = [one for one in staged if one.target.resource == name and isinstance(one, StagedFiles)]
             try:
-                branch = upsert_staged_rows(self._resources[name], gtrid, some, self._prefix)
+                if files:
+                    branch = append_staged_files(self._resources[name], gtrid, files)
+                else:
+                    branch = upsert_staged_rows(self._resources[name], gtrid, rows, self._prefix)
             except BatchRefused as refused:
                 ask_branches(self._resources, Verb.ROLLBACK, done)
                 return refused

@@ -74,7 +74,7 @@ def _prepared(resource: Resource, branch: Branch, staged: Sequence[StagedRows], 
         raise BatchRefused(f"{resource.name}: rows by key can't be written: {error}", outage=outage) from error
     try:
         database.upsert(resource, xid.gtrid, staged, pipeline)
-        vote = _vote(mine, branch)
+        answer = vote(mine, branch)
     except BaseException as error:
         ask_branches(mine, Verb.END, [branch], TMFAIL)
         ask_branches(mine, Verb.ROLLBACK, [branch])
@@ -89,14 +89,15 @@ def _prepared(resource: Resource, branch: Branch, staged: Sequence[StagedRows], 
         if isinstance(error, XaError | RowsGone):
             raise BatchRefused(told, of_rows=_is_integrity(error), outage=is_outage(error)) from error
         raise
-    return None if vote is Code.XA_RDONLY else branch
+    return None if answer is Code.XA_RDONLY else branch
 
 
 def _is_integrity(error: Exception) -> bool:
     return isinstance(error, XaError) and error.code is Code.XA_RBINTEGRITY
 
 
-def _vote(resources: Mapping[str, Resource], branch: Branch) -> Code:
+def vote(resources: Mapping[str, Resource], branch: Branch) -> Code:
+    """Ends and prepares the branch, and returns its vote. XaError."""
     for verb, flags in ((Verb.END, TMSUCCESS), (Verb.PREPARE, 0)):
         (answer,) = ask_branches(resources, verb, [branch], flags)
         if isinstance(answer, XaError):

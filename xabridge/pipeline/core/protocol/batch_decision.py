@@ -3,8 +3,8 @@
 Commit:
 
  1. A batch that was decided before is not decided again: this attempt at it is rolled back.
- 2. The rows that tasks have staged by key are upserted, and the branches of these upserts are prepared. Those for a
-    database that decides wait for step 5.
+ 2. What tasks have staged is written: rows by key are upserted, files are appended. These branches are prepared. The
+    rows for a database that decides wait for step 5.
  3. Every branch that a task reported must be prepared. What the sources took is what their prepared branches hold.
  4. The batch is bound to its global transaction, durably.
  5. The decision, which names all of these branches, is forced into the log: the commit point. The transaction that does
@@ -38,6 +38,7 @@ from xabridge.pipeline.core.protocol.recovery import (
     settle,
 )
 from xabridge.pipeline.core.retry import retried
+from xabridge.pipeline.core.values import StagedFiles
 from xabridge.pipeline.core.xids import is_excuse, is_source, source_epoch
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ async def _commit(
         raise _refusal(plan, batch, entry, standing)
     await check_one_gtrid(ports, own, plan.query, plan.gtrid)
     reported = [branch for report in reports for branch in report.branches]
-    reported += await _upsert_staged(ports, plan, reports, resources)
+    reported += await _write_staged(ports, plan, reports, resources)
     decision = Decision(plan.gtrid, await _branches_to_decide(ports, plan, planned, reported, resources))
     await _reset_unproven_isolation(ports, plan.gtrid, decision.branches)
     if batch is not None:
@@ -135,7 +136,8 @@ async def _force(
     ports: Ports, plan: SinkPlan, batch: Batch | None, decision: Decision, reports: Sequence[SinkReport]
 ) -> None:
     """Step 5. BatchRefused: the rows of the database that decides can't be written, or the log decided otherwise."""
-    rows = [one for report in reports for one in report.staged if plan.decides(one.target.resource)]
+    staged = [one for report in reports for one in report.staged if plan.decides(one.target.resource)]
+    rows = [one for one in staged if not isinstance(one, StagedFiles)]  # no lake decides
     if rows:
         refused = await retried(ports, partial(ports.log.force_with_rows, decision, rows), plan.outage_s)
     else:
@@ -206,19 +208,18 @@ async def _reset_unproven_isolation(ports: Ports, gtrid: bytes, branches: Sequen
         await ports.ledger.set_isolation(Isolation(gtrid, place=known.place))
 
 
-async def _upsert_staged(
+async def _write_staged(
     ports: Ports, plan: SinkPlan, reports: Sequence[SinkReport], resources: Collection[str]
 ) -> Sequence[Branch]:
-    """Upserts the rows that tasks have staged, and returns the prepared branches. BatchRefused: they could not be
-    upserted."""
+    """Writes what tasks have staged, and returns the prepared branches. BatchRefused: it could not be written."""
     if any(report.staged and report.gtrid != plan.gtrid for report in reports):
-        raise BatchRefused("staged rows belong to another attempt: the batch has to be run again")
+        raise BatchRefused("what was staged belongs to another attempt: the batch has to be run again")
     staged = tuple(one for report in reports for one in report.staged if not plan.decides(one.target.resource))
     if not staged:
         return ()
     for name in sorted({one.target.resource for one in staged}):
         _check_configured(name, resources)
-    answer = await retried(ports, partial(ports.branches.upsert, plan.gtrid, staged), plan.outage_s)
+    answer = await retried(ports, partial(ports.branches.write_staged, plan.gtrid, staged), plan.outage_s)
     if isinstance(answer, BatchRefused):
         raise answer
     return answer

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from xabridge.pipeline.core.ledger.rows import BatchRow, EpochRow, PipelineOwnership, PipelineRow, PlannedEpochs
     from xabridge.pipeline.core.protocol.isolation import Isolation
     from xabridge.pipeline.core.task.staged_rows import StagedRows
+    from xabridge.pipeline.core.values import Staged
 
 T = TypeVar("T")
 
@@ -189,9 +190,9 @@ class BranchPort(Protocol):
         """How many messages each prepared branch of the global transaction has taken."""
         ...
 
-    async def upsert(self, gtrid: bytes, staged: Sequence[StagedRows]) -> Sequence[Branch] | BatchRefused:
-        """Upserts staged rows under one branch for each database, and prepares these branches. After BatchRefused
-        none of them is left."""
+    async def write_staged(self, gtrid: bytes, staged: Sequence[Staged]) -> Sequence[Branch] | BatchRefused:
+        """Upserts staged rows and appends staged files, under one branch for each database and each lake, and prepares
+        these branches. After BatchRefused none of them is left."""
         ...
 
     async def has_messages(self, resource: str, queues: Sequence[str]) -> bool | XaError:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from xabridge.pipeline.core.messages import Messages
     from xabridge.pipeline.core.resources import Resources
     from xabridge.pipeline.core.task.databases import CsvWriter, Database, RowWriter, StagingTable
-    from xabridge.pipeline.core.task.staged_rows import StagedRows
-    from xabridge.pipeline.core.values import AddressTarget, Attempt, SinkPlan, TableTarget
+    from xabridge.pipeline.core.task.lake_files import LakeFiles
+    from xabridge.pipeline.core.values import AddressTarget, Attempt, LakeTarget, SinkPlan, Staged, TableTarget
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -62,6 +62,7 @@ class SinkTask:
         self._xids: dict[str, Xid] = {}
         self._tables: dict[TableTarget, RowWriter] = {}
         self._staged: dict[str, StagingTable] = {}
+        self._files: dict[str, LakeFiles] = {}
         self._ended = False
         self._rows = 0
         self._messages = 0
@@ -95,6 +96,24 @@ class SinkTask:
 
     def _is_staged(self, target: TableTarget) -> bool:
         return bool(target.key) or self._plan.decides(target.resource)
+
+    def write_files(self, target: LakeTarget, table: object, rows: int) -> None:
+        """Writes rows for a Delta table, as a table of pyarrow's. The driver appends them with those of other tasks."""
+        if self._plan.decided:
+            return
+        try:
+            if self._ended:
+                raise self._ended_error()
+            files = self._files.get(target.resource)
+            if files is None:
+                from xabridge.pipeline.core.task.lake_files import LakeFiles  # noqa: PLC0415 — loads pyarrow
+
+                resource = self._resources.get(target.resource, self._plan.url(target.resource))
+                files = self._files[target.resource] = LakeFiles(resource, self._plan.gtrid, self._random.hex())
+            files.add(target, table)
+        except XaError as error:
+            raise self._refusal(target.resource, error) from error
+        self._rows += rows
 
     def _stage(self, name: str) -> StagingTable:
         if self._ended:
@@ -172,9 +191,9 @@ class SinkTask:
             attempt.partition, attempt.task, plan.gtrid, kept, self._rows, self._messages, seconds, staged, self._octets
         )
 
-    def _commit_staged(self) -> tuple[StagedRows, ...]:
-        """Makes staged rows durable, and returns what was staged."""
-        staged: list[StagedRows] = []
+    def _commit_staged(self) -> tuple[Staged, ...]:
+        """Makes what is staged durable, and returns it."""
+        staged: list[Staged] = []
         for name, rows in self._staged.items():
             kind = self._kind(name)
             try:
@@ -182,6 +201,8 @@ class SinkTask:
             except kind.errors as error:
                 outage = kind.fault(error).outage
                 raise BatchRefused(f"{name}: rows can't be staged: {error}", outage=outage) from error
+        for files in self._files.values():
+            staged += files.finish()
         return tuple(staged)
 
     def _branches(self) -> tuple[Branch, ...]:
@@ -194,6 +215,8 @@ class SinkTask:
         self._ended = True
         for staged in self._staged.values():
             staged.close()
+        for files in self._files.values():
+            files.remove()
         branches = self._branches()
         ask_branches(self._used, Verb.END, branches, TMFAIL)
         ask_branches(self._used, Verb.ROLLBACK, branches)
