@@ -28,6 +28,7 @@ def an_hour(history: History) -> None:
     chance, now = random.Random(1), time.monotonic() + SLOT_S * SLOTS  # a machine may have started a minute ago
     made = History()
     history._rings, history._clock = made._rings, lambda: time.monotonic() + SLOT_S * SLOTS
+    history._began = time.monotonic()
     for slot in range(SLOTS):
         made._clock = lambda at=now - (SLOTS - 1 - slot) * SLOT_S: at  # type: ignore[misc]
         wave = 10 + 8 * math.sin(slot / 9) + chance.random() * 3
