@@ -155,9 +155,7 @@ def test_the_last_hour_is_drawn_and_gaps_are_gaps(filled: EmbeddedBroker, visito
         clock.now += SLOT_S
         deadline = time.monotonic() + 30
         page = visitor.get("/")  # until the console has looked
-        while (
-            "<figcaption>in per second, last" not in page and time.monotonic() < deadline
-        ):  # until the console has looked
+        while "<figcaption>in per second, last" not in page and time.monotonic() < deadline:
             time.sleep(0.2)
             page = visitor.get("/")
     assert re.search(r'<path class="line" d="M[\d.,L]+"', page)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from xabridge.console.app import View
 from xabridge.console.brokers import Refused, Trouble
+from xabridge.console.pages.asking import check_may_look
 from xabridge.console.pipeline_watch import SeenPipelines
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ async def pipelines(console: Console, _request: Request, session: Session) -> Vi
 async def seen_by(console: Console, session: Session) -> SeenPipelines:
     """The pipelines, for who may see them. Refused: this user may not. Trouble: nothing is known of them."""
     if console.pipelines.configured:
-        await next(iter(session.links.values())).rights()
+        await check_may_look(session)
     return await console.pipelines.look()
 
 
