@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 FOLDER: Final = Path(__file__).parents[3] / "docs" / "console"
-QUEUES: Final = (("orders", 5), ("invoices", 2), ("parcels", 3), ("orders.dead", 1), ("parcels.dead", 1), ("clicks", 4), ("alerts", 2))
+QUEUES: Final = (
+    ("orders", 5),
+    ("invoices", 2),
+    ("parcels", 3),
+    ("orders.dead", 1),
+    ("parcels.dead", 1),
+    ("clicks", 4),
+    ("alerts", 2),
+)
 
 
 def an_hour(history: History) -> None:
