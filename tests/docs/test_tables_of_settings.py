@@ -47,7 +47,7 @@ def names(made: type[Any]) -> set[str]:
     [
         ("consumers.md", "parameter", names(ConsumerSettings) - {"queue"}),
         ("outbox.md", "setting", names(RelaySettings)),
-        ("console.md", "`[console]`", names(ConsoleSettings)),
+        ("console.md", "`[console]`", names(ConsoleSettings) - {"pipelines"}),
         (
             "broker.md",
             "`[broker]`",

@@ -1,6 +1,9 @@
 """History: depth and rates of each queue during the last hour, in the console's memory.
 
 An hour has 120 slots of 30 seconds. A slot keeps the latest depth, and the mean of the rates. What nobody saw is a gap.
+
+While less than five minutes are known, an hour would show next to nothing. Then the line is of the last minute, or of
+two to five, in slots of 5 seconds.
 """
 
 from __future__ import annotations
@@ -16,48 +19,69 @@ if TYPE_CHECKING:
 
 SLOT_S: Final = 30.0
 SLOTS: Final = 120
+FINE_S: Final = 5.0
+FINE_SLOTS: Final = 60
+_MINUTE: Final = 12
+"""Fine slots of a minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The values of the last hour, the oldest first; NaN where there is none."""
+    """The values of a time (`span`, in words), the oldest first; NaN where there is none."""
 
     depth: tuple[float, ...]
     rate_in: tuple[float, ...]
     rate_out: tuple[float, ...]
+    span: str = "last hour"
 
 
 class _Ring:
-    """The slots of one queue."""
+    """Slots of one queue."""
 
-    __slots__ = ("depth", "latest", "rate_in", "rate_out", "samples")
+    __slots__ = ("depth", "latest", "rate_in", "rate_out", "samples", "size")
 
-    def __init__(self) -> None:
-        self.depth = array("f", [nan]) * SLOTS
-        self.rate_in = array("f", [nan]) * SLOTS
-        self.rate_out = array("f", [nan]) * SLOTS
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.depth = array("f", [nan]) * size
+        self.rate_in = array("f", [nan]) * size
+        self.rate_out = array("f", [nan]) * size
         self.latest = -1
         self.samples = 0
 
     def note(self, slot: int, depth: float, rate_in: float, rate_out: float) -> None:
         if slot != self.latest:
-            for passed in range(max(self.latest + 1, slot - SLOTS + 1), slot + 1):
-                self.depth[passed % SLOTS] = self.rate_in[passed % SLOTS] = self.rate_out[passed % SLOTS] = nan
+            for passed in range(max(self.latest + 1, slot - self.size + 1), slot + 1):
+                at = passed % self.size
+                self.depth[at] = self.rate_in[at] = self.rate_out[at] = nan
             self.latest, self.samples = slot, 0
-        at, count = slot % SLOTS, self.samples
+        at, count = slot % self.size, self.samples
         self.depth[at] = depth
         for values, value in ((self.rate_in, rate_in), (self.rate_out, rate_out)):
             values[at] = value if not count else (values[at] * count + value) / (count + 1)
         self.samples += 1
 
-    def line(self, slot: int) -> Line:
+    def line(self, slot: int, count: int, span: str) -> Line:
         def told(values: array[float]) -> tuple[float, ...]:
             return tuple(
-                values[one % SLOTS] if self.latest - SLOTS < one <= self.latest and one >= 0 else nan
-                for one in range(slot - SLOTS + 1, slot + 1)
+                values[one % self.size] if self.latest - self.size < one <= self.latest and one >= 0 else nan
+                for one in range(slot - count + 1, slot + 1)
             )
 
-        return Line(told(self.depth), told(self.rate_in), told(self.rate_out))
+        return Line(told(self.depth), told(self.rate_in), told(self.rate_out), span)
+
+
+class _Rings:
+    """A queue's hour, and its last minutes."""
+
+    __slots__ = ("fine", "hour")
+
+    def __init__(self) -> None:
+        self.hour = _Ring(SLOTS)
+        self.fine = _Ring(FINE_SLOTS)
+
+    def note(self, now: float, depth: float, rate_in: float, rate_out: float) -> None:
+        self.hour.note(int(now // SLOT_S), depth, rate_in, rate_out)
+        self.fine.note(int(now // FINE_S), depth, rate_in, rate_out)
 
 
 class History:
@@ -65,11 +89,14 @@ class History:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._rings: dict[str, _Ring] = {}
+        self._rings: dict[str, _Rings] = {}
+        self._began: float | None = None
 
     def note(self, queues: Iterable[Mapping[str, Any]]) -> None:
         """Takes in what the broker tells of its queues now. Queues that went leave nothing."""
-        slot = self._slot()
+        now = self._clock()
+        if self._began is None:
+            self._began = now
         depth = rate_in = rate_out = 0.0
         seen = {""}
         for one in queues:
@@ -78,19 +105,34 @@ class History:
             rate_out += one["rate-out"]
             if one["lasting"]:
                 seen.add(one["name"])
-                ring = self._rings.setdefault(one["name"], _Ring())
-                ring.note(slot, one["depth"], one["rate-in"], one["rate-out"])
-        self._rings.setdefault("", _Ring()).note(slot, depth, rate_in, rate_out)
+                rings = self._rings.setdefault(one["name"], _Rings())
+                rings.note(now, one["depth"], one["rate-in"], one["rate-out"])
+        self._rings.setdefault("", _Rings()).note(now, depth, rate_in, rate_out)
         for gone in self._rings.keys() - seen:
             del self._rings[gone]
 
-    def of(self, queue: str = "") -> Line | None:
-        """The last hour of a queue; None if nothing is known of it."""
-        ring = self._rings.get(queue)
-        return None if ring is None else ring.line(self._slot())
+    @property
+    def minutes(self) -> int:
+        """The minutes that a line shows: 60, or fewer while not more is known."""
+        known_s = 0.0 if self._began is None else self._clock() - self._began
+        minutes = int(known_s // (_MINUTE * FINE_S)) + 1
+        return minutes if minutes * _MINUTE <= FINE_SLOTS else 60
 
-    def _slot(self) -> int:
-        return int(self._clock() // SLOT_S)
+    @property
+    def span(self) -> str:
+        """The same in words."""
+        minutes = self.minutes
+        return {1: "last minute", 60: "last hour"}.get(minutes, f"last {minutes} minutes")
+
+    def of(self, queue: str = "") -> Line | None:
+        """The line of a queue; None if nothing is known of it."""
+        rings = self._rings.get(queue)
+        if rings is None:
+            return None
+        now, minutes = self._clock(), self.minutes
+        if minutes == 60:
+            return rings.hour.line(int(now // SLOT_S), SLOTS, self.span)
+        return rings.fine.line(int(now // FINE_S), minutes * _MINUTE, self.span)
 
 
 def known(values: Iterable[float]) -> list[float]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -34,19 +33,10 @@ LOG_S: Final = 5.0
 RESOURCE_S: Final = 3.0
 """How long a resource manager may."""
 LATE_S: Final = KEPT_S + PATIENCE_S + LOG_S + RESOURCE_S
-"""What is older than this is said to be old."""
+"""What is older than this is not shown any more."""
 CLOSE_S: Final = 1.0
 SHOWN: Final = 20
 """Epochs of a pipeline that are shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class SeenPipelines:
-    """The pipelines as they were `age_s` ago. `late`: the places have not answered since."""
-
-    found: tuple[PipelineStatus, ...]
-    age_s: float = 0.0
-    late: bool = False
 
 
 class PipelineWatch:
@@ -70,10 +60,10 @@ class PipelineWatch:
         """Whether the configuration has a log of pipelines."""
         return self._watched is not None
 
-    async def look(self) -> SeenPipelines:
+    async def look(self) -> tuple[PipelineStatus, ...]:
         """All of them. Trouble: nothing is known of them, and why."""
         if self._watched is None:
-            return SeenPipelines(())
+            return ()
         if self._watched.trouble:
             raise Trouble(self._watched.trouble)
         latest = self._latest
@@ -82,13 +72,12 @@ class PipelineWatch:
                 self._asking = asyncio.create_task(self._ask())
             if latest is None or not isinstance(latest[1], Trouble):  # what failed last is told at once
                 await asyncio.wait({self._asking}, timeout=PATIENCE_S)
-        latest = self._latest
-        if latest is None:
+        at, found = self._latest or (0.0, None)
+        if isinstance(found, Trouble):
+            raise found
+        if found is None or self._clock() - at > LATE_S:
             raise Away("the decision log of the pipelines has not answered yet")
-        if isinstance(latest[1], Trouble):
-            raise latest[1]
-        age_s = self._clock() - latest[0]
-        return SeenPipelines(latest[1], age_s, late=age_s > LATE_S)
+        return found
 
     def close(self) -> None:
         """Closes the resource managers, as far as they answer."""

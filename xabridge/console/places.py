@@ -61,6 +61,8 @@ class Place:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             question, asked = work
+            if not asked.set_running_or_notify_cancel():
+                continue
             try:
                 answer = question()
             except BaseException as error:  # noqa: BLE001 — it is told to whoever waits

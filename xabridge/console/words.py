@@ -51,7 +51,9 @@ def moment(ms: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Messages per second."""
+    """Messages per second; few are not none."""
+    if 0 < value < 0.05:
+        return "<0.1"
     return f"{value:.1f}" if 0 < value < 9.95 else amount(value)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import os
+import secrets
 import shutil
 import signal
 import sys
@@ -17,6 +19,7 @@ import sysconfig
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +28,7 @@ from tm import TransactionManager
 from xabridge.console.command import MISSING
 from xabridge.demo.display import Display
 from xabridge.demo.shop import Audit, EmbeddedServers, Gauge, PostgresMissing, WorkerProcess, orders_from, place
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     import argparse
@@ -33,6 +37,8 @@ if TYPE_CHECKING:
     from xabridge.demo.shop import Figures, Order
     from xabridge.demo.shop.audit import Proof
 
+NODE: Final = "demo-worker"
+TOKEN: Final = "XABRIDGE_DEMO_TOKEN"  # noqa: S105 — the name of a variable
 SUMMARY: Final = "handle orders in one transaction each, while manager, broker and database are killed once"
 SEED: Final = 1
 LOOK_S: Final = 0.1
@@ -139,21 +145,31 @@ class Demo:
         self._front = stack.enter_context(
             TransactionManager("demo-front", f"file://{folder}/front", {"broker": self._shop.broker})
         )
-        config = self._shop.configure(folder / "worker.toml", "demo-worker", folder / "log")
-        if arguments.console is not None:
-            self._serve_console(config, arguments.console, stack)
+        config = self._configured(folder / "worker.toml", folder / "log", arguments.console, stack)
         self._worker = WorkerProcess(config, workers=arguments.workers)
         stack.callback(self._worker.kill)
         self._gauge = Gauge(self._shop)
         stack.callback(self._gauge.close)
 
-    def _serve_console(self, config: Path, port: int, stack: ExitStack) -> None:
+    def _configured(self, config: Path, log: Path, console: int | None, stack: ExitStack) -> Path:
+        """The worker's configuration. With a console the worker tells it of its transactions."""
+        if console is None:
+            return self._shop.configure(config, NODE, log)
+        http = f"127.0.0.1:{free_port()}"
+        os.environ[TOKEN] = secrets.token_urlsafe(24)  # the worker, which is started from here, has it too
+        stack.callback(os.environ.pop, TOKEN, None)
+        self._shop.configure(config, NODE, log, http=http, http_token_env=TOKEN)
+        self._serve_console(config, console, http, stack)
+        return config
+
+    def _serve_console(self, config: Path, port: int, http: str, stack: ExitStack) -> None:
         """The console of the worker's node, for as long as the demo."""
         from tm.config import configuration_from  # noqa: PLC0415 — only with --console
         from xabridge.console.server import serving  # noqa: PLC0415 — of the extra `console`
-        from xabridge.console.settings import console_settings  # noqa: PLC0415 — as above
+        from xabridge.console.settings import WatchedNode, console_settings  # noqa: PLC0415 — as above
 
-        settings = console_settings(config, listen=f"127.0.0.1:{port}")
+        worker = WatchedNode(NODE, f"http://{http}", os.environ[TOKEN])
+        settings = replace(console_settings(config, listen=f"127.0.0.1:{port}"), nodes=(worker,))
         try:
             server = stack.enter_context(serving(settings, configuration_from(config)))
         except OSError as error:

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 FOLDER: Final = Path(__file__).parents[3] / "docs" / "console"
-QUEUES: Final = (("orders", 5), ("invoices", 2), ("parcels", 3), ("orders.dead", 1), ("parcels.dead", 1))
+QUEUES: Final = (
+    ("orders", 5),
+    ("invoices", 2),
+    ("parcels", 3),
+    ("orders.dead", 1),
+    ("parcels.dead", 1),
+    ("clicks", 4),
+    ("alerts", 2),
+)
 
 
 def an_hour(history: History) -> None:
@@ -28,6 +36,7 @@ def an_hour(history: History) -> None:
     chance, now = random.Random(1), time.monotonic() + SLOT_S * SLOTS  # a machine may have started a minute ago
     made = History()
     history._rings, history._clock = made._rings, lambda: time.monotonic() + SLOT_S * SLOTS
+    history._began = time.monotonic()
     for slot in range(SLOTS):
         made._clock = lambda at=now - (SLOTS - 1 - slot) * SLOT_S: at  # type: ignore[misc]
         wave = 10 + 8 * math.sin(slot / 9) + chance.random() * 3
@@ -49,6 +58,11 @@ def take(page: Page, base: str, folder: Path) -> None:
     page.get_by_role("heading", name="Flow").wait_for()
     page.wait_for_timeout(3000)
     page.screenshot(path=folder / "overview.png")
+    page.goto(f"{base}pipelines")
+    page.get_by_role("heading", name="Batches").wait_for()
+    page.set_viewport_size({"width": 1100, "height": 760})
+    page.wait_for_timeout(1000)
+    page.screenshot(path=folder / "pipelines.png")
     page.goto(f"{base}transactions")
     page.get_by_role("link", name="orders-1·3fa91c·8231").click()
     page.get_by_role("link", name="Roll back…").first.click()
@@ -66,7 +80,7 @@ def main() -> None:
         with scene(folder) as (_, _, server):
             an_hour(server.console.histories["main"])
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            page = browser.new_page(viewport={"width": 1100, "height": 1180}, color_scheme="light")
+            page = browser.new_page(viewport={"width": 1280, "height": 1560}, color_scheme="light")
             take(page, server.address, FOLDER)
             browser.close()
 

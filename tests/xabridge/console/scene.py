@@ -159,7 +159,9 @@ def node() -> Iterator[WatchedNode]:
 
 
 @contextlib.contextmanager
-def scene(folder: Path) -> Iterator[tuple[EmbeddedBroker, Field, Server]]:
+def scene(
+    folder: Path, query: str = "5f0c7be2-9d1b-4a57-b4cf-6a2f8a1c9e33"
+) -> Iterator[tuple[EmbeddedBroker, Field, Server]]:
     """Everything together, with a pipeline in the middle of a batch; and a second broker that is away."""
     from tests.xabridge.console.batches import pipeline  # noqa: PLC0415 — it uses this module
 
@@ -172,7 +174,7 @@ def scene(folder: Path) -> Iterator[tuple[EmbeddedBroker, Field, Server]]:
         field.configure(urls=[(name, field.url(name, scheme="shown-test")) for name in ("broker", "shop")])
         doubts(field)
         nodes = (stack.enter_context(node()), WatchedNode("away", f"http://127.0.0.1:{free_port()}", TOKEN))
-        made = stack.enter_context(pipeline(broker, folder))
+        made = stack.enter_context(pipeline(broker, folder, query=query))
         away = f"amqp://127.0.0.1:{free_port()}/?connect_timeout=2&timeout=5"
         server = stack.enter_context(
             console(

@@ -52,7 +52,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder: Path = tmp_path_factory.mktemp("scene")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder / "plugin")
-        with scene(folder) as (broker, field, server):
+        with scene(folder, query=HOSTILE) as (broker, field, server):
             traffic = Traffic(broker)
             name = HOSTILE.replace("/", "|")
             traffic.post(name, *(Message(HOSTILE, id=HOSTILE, properties={HOSTILE: "\u202e" + HOSTILE}),) * 2)
@@ -161,6 +161,22 @@ def test_every_page_in_every_look(browser: Browser, shown: Scene) -> None:
     assert window.complaints == []
 
 
+def test_the_menu_is_one_row_or_a_grid(browser: Browser, shown: Scene) -> None:
+    window = Window(browser, shown.base)
+    window.sign_in()
+    rows_at = {1440: 1, 1100: 1, 1024: 1, 800: 1, 390: 3}
+    entries = "[...document.querySelectorAll('.top li a')]"
+    for width, rows in rows_at.items():
+        window.page.set_viewport_size({"width": width, "height": 900})
+        tops = window.page.evaluate(f"{entries}.map(one => Math.round(one.getBoundingClientRect().top))")
+        assert len(set(tops)) == rows, (width, tops)
+        assert all(tops.count(top) == len(tops) // rows for top in tops), (width, tops)
+        ends = "['.brand', '.who'].map(one => document.querySelector(one).getBoundingClientRect().top)"
+        brand, leave = window.page.evaluate(ends)
+        assert abs(brand - leave) < 20, "name and way out are in one row"
+    window.context.close()
+
+
 def test_timelines_of_a_node(window: Window) -> None:
     page = window.page
     window.go("/nodes")
@@ -173,6 +189,17 @@ def test_timelines_of_a_node(window: Window) -> None:
     expect(page.get_by_role("heading", name="Latest transactions")).to_be_visible()
     expect(page.locator("svg.timeline")).to_have_count(3)
     expect(page.get_by_text("can't be reached")).to_be_visible()
+
+
+def test_batches_of_a_pipeline(window: Window) -> None:
+    page = window.page
+    window.go("/")
+    page.get_by_role("heading", name="Pipelines").get_by_role("link").click()
+    expect(page.get_by_role("heading", name="revenue")).to_be_visible()
+    expect(page.get_by_text(HOSTILE)).to_be_visible()
+    expect(page.get_by_role("img", name="work ").first).to_be_visible()
+    page.get_by_role("link", name="clicks").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("clicks")
 
 
 def test_what_moves_is_brought_up_to_date(window: Window, shown: Scene) -> None:

@@ -155,11 +155,14 @@ def test_the_last_hour_is_drawn_and_gaps_are_gaps(filled: EmbeddedBroker, visito
     for _ in range(3):
         clock.now += SLOT_S
         deadline = time.monotonic() + 30
-        page = visitor.get("/")
-        while "last hour" not in page and time.monotonic() < deadline:  # until the console has looked
+        page = visitor.get("/")  # until the console has looked
+        while "<figcaption>in per second, last" not in page and time.monotonic() < deadline:
             time.sleep(0.2)
             page = visitor.get("/")
     assert re.search(r'<path class="line" d="M[\d.,L]+"', page)
+    assert "last 2 minutes" in page
+    clock.now += 600
+    assert "in per second, last hour" in visitor.get("/")
 
 
 def test_a_broker_that_is_away_is_shown_and_costs_the_others_nothing(

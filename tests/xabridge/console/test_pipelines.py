@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import pytest
 from sqlalchemy import create_engine, text
 
 from tests.xabridge.console.batches import Pipeline, pipeline
+from tests.xabridge.console.scene import PASSWORD
 from tests.xabridge.console.test_pages import text_of
 from xabridge.console.brokers import Away, Trouble
 from xabridge.console.pipeline_questions import PipelineQuestions
@@ -193,14 +197,19 @@ def test_a_resource_that_hangs_hides_nothing_of_the_log(
 
 
 def test_a_defect_is_logged_and_told_and_costs_the_overview_nothing(
-    made: Pipeline, here: str, visit: Callable[..., Visitor], clock: Clock, caplog: pytest.LogCaptureFixture
+    made: Pipeline,
+    here: str,
+    visit: Callable[..., Visitor],
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     visitor = visit(here, pipelines=made.watched)
     visitor.sign_in("viewer")
-    visitor.console.pipelines._questions._opened.clear()  # type: ignore[union-attr]
+    monkeypatch.setattr(visitor.console.pipelines._questions, "prefixes", lambda: {}["a defect"])
     clock.now += KEPT_S
     assert "a defect of the console" in text_of(visitor.get("/"))
-    assert "KeyError" in caplog.text
+    assert "KeyError: 'a defect'" in caplog.text
 
 
 def test_a_place_that_hangs_is_asked_nothing_else_and_ends_with_the_process() -> None:
@@ -223,6 +232,33 @@ def test_a_place_that_hangs_is_asked_nothing_else_and_ends_with_the_process() ->
         assert not place._thread.is_alive()
 
     asyncio.run(asks())
+
+
+def test_a_console_whose_log_hangs_ends(tmp_path: Path, here: str) -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"127.0.0.1:{silent.getsockname()[1]}"
+        (tmp_path / "xabridge.toml").write_text(
+            f'node = "n"\nlog = "file://{tmp_path}/log"\n[console.brokers]\nmain = "{here}"\n'
+            f'[resources]\nshop = "postgresql://{place}/shop"\n[pipeline]\nlog = "postgresql://{place}/log"\n'
+        )
+        words = [sys.executable, "-m", "xabridge.cli", "console", "--listen", f"127.0.0.1:{port}"]
+        with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert "http" in process.stdout.readline()
+                with httpx2.Client(
+                    base_url=f"http://127.0.0.1:{port}", headers={"origin": f"http://127.0.0.1:{port}"}
+                ) as client:
+                    before = re.search(r'name="before" value="([^"]+)"', client.get("/login").text)
+                    assert before is not None
+                    signed = {"user": "viewer", "password": PASSWORD, "before": before[1], "next": ""}
+                    client.post("/login", data=signed)
+                    assert "has not answered yet" in client.get("/pipelines").text
+                process.terminate()
+                assert process.wait(15) == 0
+            finally:
+                process.kill()
 
 
 def test_the_log_is_the_one_of_the_file(tmp_path: Path) -> None:
@@ -256,7 +292,7 @@ def test_what_is_wrong_with_the_settings_is_said_on_the_page(here: str, visit: C
 def test_a_watch_without_a_log_asks_nobody() -> None:
     async def looks() -> None:
         watch = PipelineWatch(None)
-        assert (await watch.look()).found == ()
+        assert await watch.look() == ()
         watch.close()
 
     asyncio.run(looks())

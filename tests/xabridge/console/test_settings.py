@@ -14,7 +14,7 @@ import pytest
 
 from rm_amqp.settings import parse
 from tm.resources import ConfigurationError
-from xabridge.console.history import SLOT_S, SLOTS, History, known
+from xabridge.console.history import FINE_S, SLOT_S, SLOTS, History, known
 from xabridge.console.server import serving
 from xabridge.console.settings import ConsoleSettings, console_settings
 from xabridge.testing.ports import free_port
@@ -118,6 +118,26 @@ def test_an_hour_is_kept_and_no_more() -> None:
     total = history.of()
     assert total is not None
     assert known(total.depth) == []
+
+
+def test_the_first_minutes_are_not_a_line_at_the_edge_of_an_hour() -> None:
+    now = 100_000.0
+    history = History(lambda: now)
+    assert (history.of(), history.span) == (None, "last minute")
+    spans = []
+    for _ in range(70):
+        history.note([{"name": "q", "lasting": True, "depth": now, "rate-in": 0, "rate-out": 0}])
+        line = history.of("q")
+        assert line is not None
+        spans.append((line.span, len(line.depth)))
+        assert line.depth[-1] == pytest.approx(now, abs=1)
+        now += FINE_S
+    assert list(dict.fromkeys(spans)) == [
+        ("last minute", 12), ("last 2 minutes", 24), ("last 3 minutes", 36), ("last 4 minutes", 48),
+        ("last 5 minutes", 60), ("last hour", SLOTS),
+    ]  # fmt: skip
+    fine = history._rings["q"].fine.line(int(now // FINE_S) - 1, 12, "")
+    assert len(known(fine.depth)) == 12
 
 
 @pytest.mark.slow

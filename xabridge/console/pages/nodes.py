@@ -10,7 +10,7 @@ from xabridge.cli.text import took
 from xabridge.console.app import View
 from xabridge.console.brokers import Trouble
 from xabridge.console.drawing.timeline import PHASES, timeline
-from xabridge.console.pages.asking import Answer
+from xabridge.console.pages.asking import Answer, check_may_look
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -83,7 +83,7 @@ async def node_lines(console: Console, session: Session) -> list[NodeLine]:
 
 async def _answers(console: Console, session: Session) -> list[Answer[Node]]:
     if console.nodes:
-        await next(iter(session.links.values())).rights()
+        await check_may_look(session)
     return list(await asyncio.gather(*(_answer(link) for link in console.nodes)))
 
 

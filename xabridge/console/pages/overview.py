@@ -130,8 +130,8 @@ async def _listed(asked: Awaitable[list[T]]) -> Listed[T]:
 
 
 async def _pipelines(console: Console, session: Session) -> list[PipelineView]:
-    seen = await seen_by(console, session)
-    return await views_of(console, session, seen.found[:PIPELINES])
+    found = await seen_by(console, session)
+    return await views_of(console, session, found[:PIPELINES])
 
 
 def _oldest_s(view: TransactionView) -> float:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from xabridge.console.app import View
 from xabridge.console.brokers import Refused, Trouble
-from xabridge.console.pipeline_watch import SeenPipelines
+from xabridge.console.pages.asking import check_may_look
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,17 +106,17 @@ class PipelineView:
 async def pipelines(console: Console, _request: Request, session: Session) -> View:
     """All of them. Who may look at the first broker may see them."""
     try:
-        seen, trouble = await seen_by(console, session), ""
+        found, trouble = await seen_by(console, session), ""
     except Refused:
         raise
     except Trouble as why:
-        seen, trouble = SeenPipelines(()), str(why)
+        found, trouble = (), str(why)
     context = {
         "title": "Pipelines",
         "configured": console.pipelines.configured,
         "trouble": trouble,
-        "seen": seen,
-        "views": await views_of(console, session, seen.found[:MOST]),
+        "count": len(found),
+        "views": await views_of(console, session, found[:MOST]),
         "bar": BAR,
         "looks": LOOKS,
         "live": console.pipelines.configured,
@@ -124,10 +124,10 @@ async def pipelines(console: Console, _request: Request, session: Session) -> Vi
     return View("pipelines.html", context)
 
 
-async def seen_by(console: Console, session: Session) -> SeenPipelines:
+async def seen_by(console: Console, session: Session) -> tuple[PipelineStatus, ...]:
     """The pipelines, for who may see them. Refused: this user may not. Trouble: nothing is known of them."""
     if console.pipelines.configured:
-        await next(iter(session.links.values())).rights()
+        await check_may_look(session)
     return await console.pipelines.look()
 
 

@@ -54,6 +54,7 @@ async def queues(console: Console, request: Request, session: Session) -> View:
         "only": request.query_params.get("broker", ""),
         "troubles": [answer for answer in answers if answer.told is None],
         "histories": console.histories,
+        "span": max(console.histories.values(), key=lambda one: one.minutes).span,
         "may_create": [one.broker for one in await of_each(chosen(request, session), _may_manage) if one.told],
         "live": True,
     }

@@ -29,11 +29,14 @@ class Shop:
     database: str
     mode: Mode = "two-phase"
 
-    def configure(self, file: Path, node: str, log: Path) -> Path:
-        """Writes an xabridge.toml for `node`, which keeps its decisions in the folder `log`, or in the database."""
+    def configure(self, file: Path, node: str, log: Path, *, http: str = "", http_token_env: str = "") -> Path:
+        """Writes an xabridge.toml for `node`, which keeps its decisions in the folder `log`, or in the database. With
+        `http` it tells a console of itself there."""
         lines = [f"node = {json.dumps(node)}", f"timeout_s = {TIMEOUT_S}", "recovery_interval_s = 2"]
         if self.mode != "decider":
             lines.append(f"log = {json.dumps(f'file://{log}')}")
+        if http:
+            lines += [f"http = {json.dumps(http)}", f"http_token_env = {json.dumps(http_token_env)}"]
         lines += [
             "",
             "[resources]",
