@@ -128,7 +128,11 @@ class Place(Protocol):
 
 
 class Scanner:
-    """Asks all of `resources`, each in a thread; their threads of control last as long as the scanner."""
+    """Asks all of `resources`, each in a thread.
+
+    Each question has a thread of control of its own, which ends with it: a resource that it finds lost is not suspect
+    to others because of it.
+    """
 
     def __init__(self, node: str, resources: Mapping[str, Resource], progress: Progress, *, now: bool = True) -> None:
         self._node = node
@@ -136,13 +140,12 @@ class Scanner:
         self._progress = progress
         self._now = now
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="xabridge-site")
-        self._controls = {name: ThreadOfControl() for name in resources}
 
     def at_once(self, question: Callable[[Resource], T]) -> Iterator[T]:
         """The answers of the resource managers to `question`, in their order; all are asked at once."""
 
         def asked(resource: Resource) -> T:
-            with entered(self._controls[resource.name]):
+            with entered(ThreadOfControl()):
                 return question(resource)
 
         return self._threads.map(asked, list(self._resources.values()))
@@ -194,7 +197,6 @@ class Site:
         for rmid, (name, config) in enumerate(configuration.resources.items(), start=1):
             wanted = ResourceConfig(config) if isinstance(config, str) else config
             self.resources[name] = Resource(name, rmid, wanted, registrar)
-        # kept for as long as the site: what a resource manager has for each thread, its connections say, ends with it
         self._scanner = Scanner(configuration.node, self.resources, progress)
 
     def __enter__(self) -> Self:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LOOK_S: Final = 2.0
 OVER: Final = "event: over\ndata: over\n\n"
 """The session is over. Without data no browser hears it."""
+AT_ONCE: Final = {"x-accel-buffering": "no"}
+"""For a proxy that would otherwise collect an answer before it passes it on."""
 STILL_THERE: Final = 8
 """After so many looks without a change, a comment shows that the console is there."""
 
@@ -56,7 +58,7 @@ def events(console: Console, request: Request, key: str | None, part: Callable[[
         finally:
             session.streams -= 1
 
-    return StreamingResponse(stream(), media_type="text/event-stream")
+    return StreamingResponse(stream(), media_type="text/event-stream", headers=AT_ONCE)
 
 
 async def _pause(stopping: asyncio.Event) -> None:

@@ -83,11 +83,16 @@ class Guard:
             return "This console takes GET and POST only."
         if scope["method"] in _CHANGING:
             origin = headers.get("origin")
-            if origin is not None and urlsplit(origin).netloc != host:
+            if origin is not None and not self._is_ours(origin, host):
                 return "Refused: this request does not come from a page of the console."
             if headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
                 return "Refused: this request does not come from a page of the console."
         return None
+
+    def _is_ours(self, origin: str, host: str) -> bool:
+        """Whether a page of this origin came from here. Behind HTTPS, one without it may be somebody else's."""
+        parts = urlsplit(origin)
+        return parts.netloc == host and (parts.scheme == "https" or not self._secure)
 
 
 def _hostname(host: str) -> str:

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -58,7 +58,8 @@ class Server:
 
     def run(self) -> None:
         """Serves until it is stopped; in the main thread SIGINT and SIGTERM stop it."""
-        asyncio.run(self._serve())
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            runner.run(self._serve())
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -75,6 +76,15 @@ class Server:
         """Ends it, from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop whose servers give up a TLS handshake as soon as a request that does not come."""
+
+    async def create_server(self, *args: Any, **settings: Any) -> asyncio.Server:
+        if settings.get("ssl") is not None:
+            settings["ssl_handshake_timeout"] = REQUEST_S
+        return await super().create_server(*args, **settings)
 
 
 class _Impatient(H11Protocol):

@@ -96,7 +96,6 @@ class Operations:
     def __init__(self, place: Place, clock: Callable[[], float] = time.monotonic) -> None:
         self.place = place
         self._clock = clock
-        self._control = ThreadOfControl()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="xabridge-operations")
         self._seen: tuple[float, Seen] | None = None
         self._looking: asyncio.Future[Seen] | None = None
@@ -142,7 +141,7 @@ class Operations:
 
     def _begun(self, work: Callable[[], T]) -> asyncio.Future[T]:
         def worked() -> T:
-            with entered(self._control):
+            with entered(ThreadOfControl()):
                 return work()
 
         try:

@@ -14,7 +14,7 @@ import pytest
 
 from xa.telemetry import endpoint as module
 from xa.telemetry import exposition
-from xa.telemetry.endpoint import OPEN, REQUEST_OCTETS, AddressTaken, Answer, EndpointThread, told
+from xa.telemetry.endpoint import OPEN, REQUEST_OCTETS, Acts, AddressTaken, Answer, EndpointThread, Private, told
 from xa.telemetry.exposition import Exposition, MetricsPage
 
 if TYPE_CHECKING:
@@ -172,3 +172,61 @@ def test_a_text_of_metrics_is_shown_again_for_a_while(monkeypatch: pytest.Monkey
     asyncio.run(scenario(MetricsPage(counted), 3))
     assert counted.made == 4
     counted.close()
+
+
+TOKEN = "a token of these tests"  # noqa: S105 — as it says
+
+
+class Posted:
+    """Takes what is posted."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def take(self, body: bytes) -> Answer:
+        self.bodies.append(body)
+        if body == b"broken":
+            raise LookupError("a defect")
+        return told(200, "taken")
+
+
+def head(length: int, token: str = TOKEN) -> bytes:
+    return (
+        f"POST /act HTTP/1.1\r\nContent-Length: {length}\r\ncontent-type: application/json; charset=utf-8\r\n"
+        f"Authorization: Bearer {token}\r\n\r\n"
+    ).encode()
+
+
+def test_what_is_posted_comes_in_pieces_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READ_S", 0.5)
+    posted = Posted()
+    private = Private("x" * 16, {}, Acts(TOKEN, {"/act": posted.take}))
+    with EndpointThread({}, "127.0.0.1", 0, private) as server:
+        for pieces, status in (
+            ([head(4), b"bo", b"dy"], b"200"),
+            ([head(4) + b"body"], b"200"),
+            ([head(6), b"broken"], b"500"),
+            ([head(4, "wrong"), b"body"], b"401"),
+            ([head(4), b"bo"], b"408"),
+        ):
+            with connected(server) as connection:
+                for piece in pieces:
+                    connection.sendall(piece)
+                    time.sleep(0.02)
+                assert everything(connection).split(b" ")[1] == status, pieces
+        with connected(server) as connection:
+            connection.sendall(head(4) + b"bo")
+            connection.shutdown(socket.SHUT_WR)
+            assert everything(connection) == b"", "it is not taken for the whole"
+    assert posted.bodies == [b"body", b"body", b"broken"]
+
+
+def test_slow_bodies_hold_up_nobody() -> None:
+    posted = Posted()
+    private = Private("x" * 16, {}, Acts(TOKEN, {"/act": posted.take}))
+    with EndpointThread({}, "127.0.0.1", 0, private) as server, ExitStack() as stack:
+        for _ in range(2 * OPEN):
+            stack.enter_context(connected(server)).sendall(head(4) + b"bo")
+        with connected(server) as connection:
+            connection.sendall(head(4) + b"body")
+            assert everything(connection).split(b" ")[1] == b"200"

@@ -375,13 +375,13 @@ class Silent(TwoAtOnce):
         if self.questions % 2:
             raise Away("it has not answered yet")
 
-    async def queue(self, name: str) -> dict[str, Any]:
+    async def queue(self, _: str) -> dict[str, Any]:
         self._answers()
-        return await super().queue(name)
+        return await super().queue(_)
 
-    async def ask(self, operation: str, after: str = "", **more: Any) -> list[dict[str, Any]]:
+    async def ask(self, _: str, after: str = "", **__: Any) -> list[dict[str, Any]]:
         self._answers()
-        return await super().ask(operation, after, **more)
+        return await super().ask(_, after)
 
     async def change(self, _: str, *, ids: str = "", most: int = 0, **__: Any) -> dict[str, Any]:
         self._answers()
@@ -460,6 +460,33 @@ def test_a_change_goes_on_after_a_restart_of_the_broker(
         time.sleep(0.05)
     assert "100 messages done of 100" in page, text_of(page)
     assert depths(broker) == {"many": 0, "others": 101}
+
+
+def test_a_group_that_is_too_large_to_be_counted_is_changed_as_a_whole(
+    broker: EmbeddedBroker, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("job.LOOKED_AT", "job.PAGE"):
+        monkeypatch.setattr(f"xabridge.console.changes.{name}", 20)
+    traffic = Traffic(broker)
+    traffic.post("letters", *(Message(number) for number in range(100)))
+    traffic.post("others", Message("there before"))
+    visitor.sign_in()
+    preview = visitor.get("/b/main/change/move?queue=letters&from=&why=")
+    said = text_of(preview)
+    assert "move 20 messages of letters" in said
+    assert "of 100 messages. Those behind are gone through as well" in said
+    told = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', preview.partition("<main")[2]))
+    traffic.post("letters", Message("later"))
+    traffic.close()
+    visitor.post("/b/main/change/move", {**told, "to": "others"})
+    assert visitor.latest is not None
+    deadline = time.monotonic() + 30
+    while "<h1>Done" not in (page := visitor.get(visitor.latest.url.path)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "100 messages done" in text_of(page)
+    assert "not there any more" not in page
+    assert depths(broker) == {"letters": 1, "others": 101}
 
 
 def test_a_form_that_is_sent_twice_does_it_once(filled: EmbeddedBroker, visitor: Visitor) -> None:

@@ -209,7 +209,7 @@ def test_without_its_token_nothing_can_be_posted(field: Field, running: Running)
     assert asker.send("/node/preview", token=ACT_TOKEN)[0] == 405
     kind = {"Content-Type": "text/plain"}
     assert asker.send("/node/preview", wanted, token=ACT_TOKEN, **kind)[0] == 415
-    for length, status in (("65537", b"413"), ("x", b"411"), ("-1", b"411"), ("1" * 5000, b"431")):
+    for length, status in (("65537", b"413"), ("x", b"411"), ("-1", b"411")):
         with socket.create_connection(("127.0.0.1", asker.port), timeout=30) as connection:
             connection.sendall(f"POST /node/preview HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
             assert connection.recv(100).split(b" ")[1] == status

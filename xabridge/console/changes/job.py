@@ -36,8 +36,8 @@ PASSING: Final = frozenset({HELD, "not in the queue"})
 WAIT_S: Final = 300.0
 """How long a job waits for a broker that is away."""
 AGAIN_S: Final = 1.0
-LOOKED_AT: Final = 50_000
-"""Messages that a preview looks at, to count those of a group."""
+LOOKED_AT: Final = 5_000
+"""Messages that a preview looks at, to count those of a group. The job goes through all."""
 
 
 T = TypeVar("T")
@@ -109,7 +109,7 @@ async def _pages(page_after: Callable[[str], Awaitable[list[dict[str, Any]]]]) -
 
 @dataclass
 class Job:
-    """One job. `total` is what the preview counted."""
+    """One job. `total` is what the preview counted; if that was not `whole`, how many messages the queue had."""
 
     number: str
     link: BrokerLink
@@ -126,12 +126,15 @@ class Job:
     waiting: str = ""
     """Why it waits for the broker."""
     clock: Callable[[], float] = time.monotonic
+    whole: bool = True
     same: bool = False
     """It has ended before the end of the queue, because what is left would stay for the same reason."""
 
     @property
     def rest(self) -> int:
         """How many of those that were counted are neither done nor left for a reason that the broker has told."""
+        if not self.whole:
+            return 0
         return max(self.total - self.done - sum(self.left.values()), 0)
 
     async def run(self) -> None:

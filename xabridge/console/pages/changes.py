@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from xabridge.console.app import View, address
 from xabridge.console.brokers import Refused
 from xabridge.console.changes import kinds
-from xabridge.console.changes.job import Job, Progress, Selection, count
+from xabridge.console.changes.job import LOOKED_AT, Job, Progress, Selection, count
 from xabridge.console.pages.asking import checked_form, link_of
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ async def preview(_console: Console, request: Request, session: Session) -> View
         "sentences": told,
         "total": total,
         "whole": whole,
+        "looked_at": LOOKED_AT,
         "about": about,
         "asks": kind.asks,
         "once": secrets.token_urlsafe(12),
@@ -81,6 +82,8 @@ async def _told(link: BrokerLink, kind: Kind, fields: Mapping[str, str]) -> tupl
             origin, why = selection.group
             group = (f"from {origin}: " if origin else "") + (why or "without a reason of the broker's")
         total = found["available"] + (found["held"] if kind.operation == "copy" else 0)
+        if not whole:  # it may be any of them
+            total = int((await link.queue(selection.queue))["depth"])
         said = kinds.of_messages(
             kind.operation, selection.queue, found, to=fields.get("to", ""), missing=missing, group=group
         )
@@ -133,14 +136,14 @@ async def _begun(console: Console, session: Session, link: BrokerLink, kind: Kin
     to = fields.get("to", "")
     if "to" in kind.asks and not to:
         raise Refused("nothing was done: choose the queue that they come to")
-    told, total, _ = await _told(link, kind, fields)
+    told, total, whole = await _told(link, kind, fields)
     shown = fields.get("total", "")
     if shown.isascii() and shown.isdecimal():
         total = min(total, int(shown[:18]))  # not what came since the preview
     if number in session.jobs:
         return session.jobs[number]
     arguments = {"to": to} if to else {}
-    job = Job(number, link, kind.operation, _selection(fields), arguments, told[0], total)
+    job = Job(number, link, kind.operation, _selection(fields), arguments, told[0], total, whole=whole)
     while len(session.jobs) >= MOST_JOBS:
         del session.jobs[next(iter(session.jobs))]
     session.jobs[number] = job

@@ -75,7 +75,7 @@ async def signed_in(console: Console, request: Request) -> Response:
     console.audit(session, "sign-in")
     response = RedirectResponse(_inside(back) or "/", 303)
     response.set_cookie(console.cookie, key, httponly=True, samesite="strict", secure=console.settings.secure, path="/")
-    response.delete_cookie(f"{console.cookie}-before")
+    response.delete_cookie(f"{console.cookie}-before", secure=console.settings.secure, httponly=True, samesite="strict")
     return response
 
 
