@@ -1,6 +1,6 @@
 """These tests run one query on real Spark whose rows go into tables of PostgreSQL and of MariaDB, and to two addresses,
-by columns that name them; and one whose rows go into a PostgreSQL that prepares nothing, with the decision. Their drivers
-are killed before and after the decision.
+by columns that name them; and one whose rows go into a PostgreSQL that prepares nothing, with the decision. Their
+drivers are killed before and after the decision.
 """
 
 from __future__ import annotations

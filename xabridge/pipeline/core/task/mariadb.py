@@ -29,7 +29,7 @@ import pymysql
 
 from rm_db.address import Address
 from rm_db.mariadb.connection import failure_of
-from rm_db.mariadb.database import arguments
+from rm_db.mariadb.database import DriverConnection, arguments
 from xa import XaError
 from xa.sql.errors import IN_THE_WAY, MARIADB, ErrorKind
 from xabridge.pipeline.core.errors import BatchRefused
@@ -75,7 +75,7 @@ def settings_of(timeout_s: float) -> str:
 
 def connect(url: str) -> pymysql.Connection[Any]:
     """A connection beside the branches, which does not commit by itself. pymysql.MySQLError."""
-    connection = pymysql.connect(**{**arguments(Address.parse(url)), "autocommit": False})
+    connection = DriverConnection(**{**arguments(Address.parse(url)), "autocommit": False})
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(settings_of(1))
