@@ -11,6 +11,8 @@ ratio, ratio_to_proton     the first by these, the median of those within one ro
 batch_ms                   milliseconds of a micro-batch of one message per task, the median over all rounds;
                            `spark`: with a source that makes rows of nothing, and a sink that drops them
 batch_overhead_ms          `exact` beyond `spark`
+many_tasks_ms              milliseconds of a batch of a message for each of 200 tasks that write (the median; `spark` as
+                           above): each of them prepares a branch at the broker and one in the database
 workers_2_over_1           exactly once on a standalone cluster of two workers with one core each, by one of one
 cpu_us                     processor time of one message, by process
 """
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 SUMMARY: Final = "the pipeline on Spark, exactly once against at least once"
 FOLDER: Final = Path(".bench")
 SIZE: Final = 200
+MANY: Final = 200
+"""Tasks: as many as Spark makes behind a shuffle."""
 _TABLE: Final = b"CREATE TABLE copied (number bigint NOT NULL, content text NOT NULL)"
 _COUNTS: Final = b"SELECT count(*), count(DISTINCT number) FROM copied"
 _EMPTIED: Final = b"TRUNCATE copied"
@@ -54,6 +58,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         bench = _Bench(stack.enter_context(PipelineServers(folder)), folder, messages, per_batch)
         local, spent = _rates(bench, rounds)
         batches = _batches(bench, small, rounds)
+        many = _many_tasks(bench, 2 if quick else 4)
         bench.close()
         workers = {count: bench.on_cluster(count) for count in (1, 2)}
     return {
@@ -67,6 +72,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         "cpu_us": spent,
         "batch_ms": batches,
         "batch_overhead_ms": batches["exact"] - batches["spark"],
+        "many_tasks_ms": many,
         "workers_rows_per_s": {str(count): round(rate) for count, rate in workers.items()},
         "workers_2_over_1": round(workers[2] / workers[1], 2),
     }
@@ -103,6 +109,16 @@ def _batches(bench: _Bench, small: int, rounds: int) -> dict[Kind, float]:
             found[kind] += ms
             print(f"  small batches {number + 1}: {kind}: {statistics.median(ms):,.0f} ms", file=sys.stderr)
     return {kind: round(statistics.median(ms), 1) for kind, ms in found.items()}
+
+
+def _many_tasks(bench: _Bench, batches: int) -> dict[Kind, float]:
+    """Milliseconds of a batch with one row per task, of many tasks: the median without the first one."""
+    found: dict[Kind, float] = {}
+    for kind in ("exact", "spark"):
+        ms = bench.run(kind, messages=MANY * (batches + 1), rows=MANY, tasks=MANY).ms[1:]
+        found[kind] = round(statistics.median(ms), 1)
+        print(f"  {MANY} tasks: {kind}: {found[kind]:,.0f} ms", file=sys.stderr)
+    return found
 
 
 class _Bench:
@@ -142,7 +158,7 @@ class _Bench:
         print(f"  {workers} workers: {rate:,.0f} rows/s", file=sys.stderr)
         return rate
 
-    def run(self, kind: Kind, *, messages: int = 0, rows: int = 0, partitions: int = 2) -> Run:
+    def run(self, kind: Kind, *, messages: int = 0, rows: int = 0, partitions: int = 2, tasks: int = 0) -> Run:
         """One run over a queue of its own; what it wrote is counted."""
         if self._spark is None:
             raise RuntimeError("there is no Spark")
@@ -151,7 +167,7 @@ class _Bench:
             self._servers.post(name, _bodies(messages))
         job = Job(
             kind, name, f"{name}-copied", rows, partitions, self._servers.address, self._servers.database, self._log,
-            str(self._folder / name), messages // rows,
+            str(self._folder / name), messages // rows, tasks,
         )  # fmt: skip
         before = self._cpu_s()
         done = self._spark.run(job)

@@ -32,7 +32,8 @@ TRANSFORM: Final = ("CAST(substring(text, 1, 8) AS bigint) AS number", "upper(te
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of a query, until everything there is was taken: `rows` a batch. `batches` counts for `spark` only."""
+    """One run of a query, until everything there is was taken: `rows` a batch. `batches` counts for `spark` only. With
+    `tasks` the rows are shuffled to so many tasks, which write them."""
 
     kind: Kind
     queue: str
@@ -44,6 +45,7 @@ class Job:
     log: str
     checkpoint: str
     batches: int = 0
+    tasks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def run(spark: SparkSession, job: Job) -> Run:
     """Runs it to its end."""
     source, options, sink, sink_options = options_of(job)
     rows = spark.readStream.format(source).options(**options).load().selectExpr("CAST(body AS string) AS text")
-    writing = rows.selectExpr(*TRANSFORM).writeStream.format(sink).options(**sink_options)
+    made = rows.selectExpr(*TRANSFORM)
+    writing = (made.repartition(job.tasks) if job.tasks else made).writeStream.format(sink).options(**sink_options)
     query = writing.option("checkpointLocation", job.checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     batches = [progress for progress in query.recentProgress if progress.numInputRows]

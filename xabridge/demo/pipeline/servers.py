@@ -42,7 +42,7 @@ class PipelineServers:
         self.broker = BrokerProcess(
             folder / "broker", "--config", str(folder / "broker.toml"), "--listen", f"{HOST}:{self.port}"
         )
-        self.postgres = EmbeddedPostgres(folder / "postgres")
+        self.postgres = EmbeddedPostgres(folder / "postgres", {"max_prepared_transactions": "500"})
         self.database = ""
 
     @property

@@ -158,7 +158,8 @@ def _column(row: Any) -> Column:
 
 def _make_staging(target: TableTarget, url: str) -> None:
     try:
-        make_table(url)
+        with connect(url) as connection:
+            make_table(connection)
     except pymysql.MySQLError as error:
         raise PipelineError(
             f"resource {target.resource}: rows by key first go into a table of this database, and this user can't "

@@ -140,8 +140,9 @@ def test_a_constraint_that_is_checked_at_the_commit_decides_nothing(env: CoreEnv
     writer = env.writer()
     plan = writer.plan()
     report = _written(env, plan, ["twice", "twice"], Attempt(0, 0))
-    with pytest.raises(BatchRefused, match="can't be decided"):
+    with pytest.raises(BatchRefused, match="can't be written with the decision") as refused:
         writer.commit(plan, Batch("q", 0), [report])
+    assert refused.value.of_rows
     assert env.table() == []
     assert env.prepared() == [branch.xid.bqual.decode() for branch in report.branches]
 

@@ -30,6 +30,7 @@ def decide_with_rows(
 
     def write(connection: Any) -> None:
         upsert(connection, decision.gtrid, staged, pipeline)
+        connection.cursor().execute("SET CONSTRAINTS ALL IMMEDIATE")  # a row that COMMIT would refuse is told as one
 
     names = ", ".join(sorted({one.target.table for one in staged}))
     for pause_s in (*PAUSES_S, None):

@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pymysql
 
 from rm_db.address import Address
-from rm_db.mariadb.connection import failure_of
-from rm_db.mariadb.database import arguments
+from rm_db.mariadb.connection import failure_of, is_loss
+from rm_db.mariadb.database import DriverConnection, arguments
 from xa import XaError
-from xa.sql.errors import IN_THE_WAY, MARIADB, ErrorKind
 from xabridge.pipeline.core.errors import BatchRefused
 from xabridge.pipeline.core.retry import OUTAGE_CODES
 from xabridge.pipeline.core.task.databases import Fault, RowsGone
@@ -64,7 +63,10 @@ _ROW_ERRORS: Final = frozenset(
 )
 """A value does not fit its column, or a constraint or a trigger refuses it."""
 _FULL: Final = frozenset({1040, 1203, 1226})
+"""The server has no connection left."""
 _LOCKED: Final = 1205
+_IN_THE_WAY: Final = frozenset({_LOCKED, 1213, 1020})
+"""A lock wait timeout, a deadlock, a row that was changed since the snapshot."""
 
 
 def settings_of(timeout_s: float) -> str:
@@ -75,16 +77,16 @@ def settings_of(timeout_s: float) -> str:
 
 def connect(url: str) -> pymysql.Connection[Any]:
     """A connection beside the branches, which does not commit by itself. pymysql.MySQLError."""
-    connection = pymysql.connect(**{**arguments(Address.parse(url)), "autocommit": False})
+    connection = DriverConnection(**{**arguments(Address.parse(url)), "autocommit": False})
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(settings_of(1))
     return connection
 
 
-def make_table(url: str) -> None:
+def make_table(connection: pymysql.Connection[Any]) -> None:
     """Makes the table for staged rows where it is missing. pymysql.MySQLError."""
-    with connect(url) as connection, connection.cursor() as cursor:
+    with connection.cursor() as cursor:
         there = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
         cursor.execute(there, (NAME,))
         if cursor.fetchone() is None:
@@ -196,8 +198,8 @@ class MariaStaging:
 
     def _opened(self) -> pymysql.Connection[Any]:
         if self._connection is None:
-            make_table(self._url)
             self._connection = connect(self._url)
+            make_table(self._connection)
         return self._connection
 
     def commit(self) -> tuple[StagedRows, ...]:
@@ -282,9 +284,9 @@ class Maria:
     def fault(self, error: Exception) -> Fault:
         if isinstance(error, XaError):
             return Fault(outage=error.code in OUTAGE_CODES)
-        number = failure_of(error).number
-        kind = MARIADB.get(number)
-        return Fault(number in _ROW_ERRORS, not number or number in _FULL or kind is ErrorKind.LOST, kind in IN_THE_WAY)
+        failure = failure_of(error)
+        outage = is_loss(failure) or failure.number in _FULL
+        return Fault(failure.number in _ROW_ERRORS, outage, failure.number in _IN_THE_WAY)
 
     def writer(self, resource: Resource, target: TableTarget, orphans: Callable[[], int]) -> MariaWriter:
         return MariaWriter(_session(resource), target, orphans)
