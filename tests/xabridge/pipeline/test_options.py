@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from xabridge.pipeline import PipelineError
-from xabridge.pipeline.core import AddressTarget, Source, TableTarget
+from xabridge.pipeline.core import AddressTarget, LakeTarget, Source, TableTarget
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.options import sink_options, source_options
 
@@ -46,6 +46,15 @@ def test_spark_gives_names_in_lower_case_and_values_as_text() -> None:
 def test_a_source_has_limits_in_octets_and_a_minimum() -> None:
     options = source_options({**BASE, "queue": "q", "max_octets": "1000", "min_messages": "50", "max_delay": "2.5"})
     assert (options.source.octets, options.source.least, options.source.delay_s) == (1000, 50, 2.5)
+
+
+def test_a_delta_table_is_named_by_its_folder() -> None:
+    lake = {**BASE, "resource.lake": "delta:///srv/lake"}
+    assert sink_options({**lake, "table": "lake:sales/orders"}).table == LakeTarget("lake", "sales/orders")
+    with pytest.raises(PipelineError, match=r"option key: lake:orders is a Delta table, to which rows are appended"):
+        sink_options({**lake, "table": "lake:orders", "key": "id"})
+    with pytest.raises(PipelineError, match=r"there are several \(shop, lake\); name one"):
+        sink_options({**lake, "table": "orders"})
 
 
 def test_a_sink_takes_a_table_an_address_or_both() -> None:
