@@ -48,6 +48,21 @@ def test_a_source_has_limits_in_octets_and_a_minimum() -> None:
     assert (options.source.octets, options.source.least, options.source.delay_s) == (1000, 50, 2.5)
 
 
+def test_bad_messages_are_rows_or_are_sent() -> None:
+    given = {**BASE, "queue": "orders"}
+    kept = source_options({**given, "bad_column": "_corrupt"})
+    assert (kept.bad_column, kept.source.keep_bad, kept.source.bad_address) == ("_corrupt", True, "")
+    assert source_options({**given, "bad_address": "bad"}).source.bad_address == "bad"
+    for options, told in (
+        ({"bad_column": "subject"}, "a name of letters, digits and _ that no other column has"),
+        ({"bad_column": "a b"}, "a name of letters"),
+        ({"bad_column": "bad", "bad_address": "bad"}, "contradicts bad_column"),
+        ({"bad_address": "orders"}, "is a queue that this source reads"),
+    ):
+        with pytest.raises(PipelineError, match=told):
+            source_options({**given, **options})
+
+
 def test_a_delta_table_is_named_by_its_folder() -> None:
     lake = {**BASE, "resource.lake": "delta:///srv/lake"}
     assert sink_options({**lake, "table": "lake:sales/orders"}).table == LakeTarget("lake", "sales/orders")

@@ -32,6 +32,9 @@ class Messages:
     priority: Numbers | None = None
     application_properties: Properties | None = None
     annotations: Properties | None = None
+    bad: Sequence[tuple[bytes | None, str] | None] | None = None
+    """Of a bad message that is kept: its body as it came, or all of its octets if nothing of it can be read, and the
+    reason. Its `body` is None then."""
 
     def __len__(self) -> int:
         return len(self.body)
