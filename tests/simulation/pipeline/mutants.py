@@ -202,7 +202,9 @@ MUTANTS = (
     Mutant("no isolation", Cores(abort=bent(batch_decision.abort, _without({"note_failure": None})))),
     Mutant("what can't be read is taken", Cores(judge=_taken_all)),
     Mutant("rows by key of one task", Cores(commit=bent(batch_decision.commit, lambda: _one_attempt))),
-    Mutant("rows by key that are not decided", Cores(commit=bent(batch_decision.commit, _without({"write_staged": ()})))),
+    Mutant(
+        "rows by key that are not decided", Cores(commit=bent(batch_decision.commit, _without({"write_staged": ()})))
+    ),
     Mutant(
         '"no room" counts as rolled back', Cores(commit=bent(batch_decision.commit, lambda: _not_now_is_rolled_back))
     ),

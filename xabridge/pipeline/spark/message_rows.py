@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from xabridge.pipeline.core import Messages, PipelineError
+from xabridge.pipeline.spark.json_values import json_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ COLUMNS: Final[Mapping[str, str]] = {
 
 BAD: Final = "struct<body:binary,reason:string>"
 """The type of the column for bad messages."""
+
+JSON: Final = "application/json"
 
 RECEIVED: Final = frozenset({"address", "delivery_count", "annotations"})
 """The columns that only a received message has."""
@@ -106,11 +109,14 @@ def _bodies(messages: Messages, *, as_text: bool) -> Sequence[object]:
 
 
 def messages_of(batch: pa.RecordBatch) -> Messages:
-    """The rows of `batch` as messages. A row whose body is null is left out."""
+    """The rows of `batch` as messages. A row whose body is null is left out; a nested body becomes JSON."""
     bodies = batch.column("body")
     if bodies.null_count:
         batch = batch.filter(bodies.is_valid())
     columns = {name: _values(batch.column(name)) for name in SENT if name in batch.schema.names}
+    if pa.types.is_nested(batch.column("body").type):
+        columns["body"] = json_texts(batch.column("body"))
+        columns.setdefault("content_type", [JSON] * len(batch))
     if "creation_time" in columns:
         columns["creation_time_ms"] = columns.pop("creation_time")
     return Messages(**columns)

@@ -7,8 +7,6 @@ names the column and says what to do.
 from __future__ import annotations
 
 import io
-import json
-from base64 import b64encode
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
@@ -21,9 +19,10 @@ from rm_db.address import Address
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.staging_table import DDL, make_table
+from xabridge.pipeline.spark.json_values import json_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from xabridge.pipeline.core import TableTarget
 
@@ -44,7 +43,7 @@ TYPES: Final[Mapping[str, frozenset[str]]] = {
     "date": frozenset({"date", "timestamp", "timestamptz"}),
     "timestamp": frozenset({"timestamptz"}),
     "timestamp_ntz": frozenset({"timestamp"}),
-    "array": _JSON,
+    "array": _JSON,  # and arrays of what holds the elements
     "map": _JSON,
     "struct": _JSON,
 }
@@ -154,13 +153,29 @@ def _fits(spark: str, postgres: str) -> bool:
     kind = spark.partition("(")[0].partition("<")[0]
     if kind == "string" or (postgres in _TEXT and kind != "binary"):
         return True
+    if kind == "array" and postgres.startswith("_"):
+        inner = spark[len("array<") : -1]
+        return not inner.startswith(("array<", "map<", "struct<")) and _fits(inner, postgres[1:])
     return postgres in TYPES.get(kind, frozenset())
 
 
-def csv_of(batch: pa.RecordBatch, columns: Sequence[str]) -> bytes:
-    """The rows of `batch` as PostgreSQL reads them (COPY … FORMAT csv): text is quoted, null is empty."""
-    chosen = pa.RecordBatch.from_arrays([_printable(batch.column(name)) for name in columns], names=list(columns))
+def arrays_of(table: PostgresTable, rows: Mapping[str, str]) -> frozenset[str]:
+    """The columns of the rows that are arrays, and are not stored as JSON."""
+    types = {column.name: column.type for column in table.columns}
+    return frozenset(name for name, type_ in rows.items() if type_.startswith("array<") and types[name][0] == "_")
+
+
+def csv_of(batch: pa.RecordBatch, columns: Sequence[str], arrays: Collection[str] = ()) -> bytes:
+    """The rows of `batch` as PostgreSQL reads them (COPY … FORMAT csv): text is quoted, null is empty. `arrays` are
+    columns that are arrays there too."""
+    printed = [
+        pa.array(list(map(_array_literal, batch.column(name).to_pylist())), pa.string())
+        if name in arrays
+        else _printable(batch.column(name))
+        for name in columns
+    ]
     octets = io.BytesIO()
+    chosen = pa.RecordBatch.from_arrays(printed, names=list(columns))
     csv.write_csv(chosen, octets, csv.WriteOptions(include_header=False))
     return octets.getvalue()
 
@@ -172,24 +187,17 @@ def _printable(array: pa.Array) -> pa.Array:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.array([None if value is None else f"\\x{value.hex()}" for value in array.to_pylist()], pa.string())
     if pa.types.is_nested(kind):
-        return pa.array([None if value is None else _json(value, kind) for value in array.to_pylist()], pa.string())
+        return pa.array(json_texts(array), pa.string())
     return array
 
 
-def _json(value: Any, kind: pa.DataType) -> str:
-    return json.dumps(_plain(value, kind), default=str, ensure_ascii=False)  # dates, decimals
+def _array_literal(value: Sequence[Any] | None) -> str | None:
+    """An array as PostgreSQL reads it."""
+    return None if value is None else "{" + ",".join(map(_element, value)) + "}"
 
 
-def _plain(value: Any, kind: pa.DataType) -> Any:
-    """The value in types that JSON has. Arrow's maps are pairs."""
+def _element(value: Any) -> str:
     if value is None:
-        return None
-    if pa.types.is_map(kind):
-        return {str(_plain(key, kind.key_type)): _plain(one, kind.item_type) for key, one in value}
-    if pa.types.is_struct(kind):
-        return {field.name: _plain(value[field.name], field.type) for field in kind}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_plain(one, kind.value_type) for one in value]
-    if isinstance(value, bytes):  # as Spark's to_json has it
-        return b64encode(value).decode("ascii")
-    return value
+        return "NULL"
+    text = f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -34,17 +34,20 @@ KEPT: Final = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the rows go. `columns` are those of the table; without an address no messages are sent."""
+    """Where the rows go. `columns` are those of the table, of which `arrays` are arrays there; without an address no
+    messages are sent."""
 
     table: TableTarget | LakeTarget | None
     columns: tuple[str, ...]
     address: AddressTarget | None
+    arrays: frozenset[str] = frozenset()
 
 
 def layout(options: SinkOptions, rows: Mapping[str, str], *, table: PostgresTable | None = None) -> Layout:
     """The layout of rows with these columns (name → Spark type). `table` is what the database says of the table, which
     is looked up otherwise. PipelineError: the rows don't fit."""
     columns: tuple[str, ...] = ()
+    arrays: frozenset[str] = frozenset()
     if options.address is not None:
         _check_messages(options.address, rows, alone=options.table is None)
     if options.table is not None:
@@ -58,8 +61,10 @@ def layout(options: SinkOptions, rows: Mapping[str, str], *, table: PostgresTabl
             raise PipelineError(
                 "format xa: every column of the query belongs to the message; set the option columns for the table"
             )
-        _check_table(options.table, options.settings.url(options.table.resource), table, _chosen(rows, columns))
-    return Layout(options.table, columns, options.address)
+        arrays = _check_table(
+            options.table, options.settings.url(options.table.resource), table, _chosen(rows, columns)
+        )
+    return Layout(options.table, columns, options.address, arrays)
 
 
 def _chosen(rows: Mapping[str, str], columns: Sequence[str]) -> dict[str, str]:
@@ -68,15 +73,18 @@ def _chosen(rows: Mapping[str, str], columns: Sequence[str]) -> dict[str, str]:
 
 def _check_table(
     target: TableTarget | LakeTarget, url: str, table: PostgresTable | None, rows: Mapping[str, str]
-) -> None:
+) -> frozenset[str]:
+    """PipelineError: the rows don't fit. Returns the columns that are arrays of PostgreSQL."""
     if isinstance(target, LakeTarget):
         from xabridge.pipeline.spark.lake_table import check_lake_rows  # noqa: PLC0415 — loads deltalake
 
         check_lake_rows(target, url, rows)
-    else:
-        from xabridge.pipeline.spark.postgres_table import check_rows, look_up  # noqa: PLC0415 — loads psycopg
+        return frozenset()
+    from xabridge.pipeline.spark.postgres_table import arrays_of, check_rows, look_up  # noqa: PLC0415 — loads psycopg
 
-        check_rows(target, table or look_up(target, url), rows)
+    found = table or look_up(target, url)
+    check_rows(target, found, rows)
+    return arrays_of(found, rows)
 
 
 def _check_messages(target: AddressTarget, rows: Mapping[str, str], *, alone: bool) -> None:
@@ -90,8 +98,24 @@ def _check_messages(target: AddressTarget, rows: Mapping[str, str], *, alone: bo
                     f"{where}: a message has no {name}; drop the column, or make it an application property: "
                     f"map('{name}', {name}) as application_properties. There are {', '.join(SENT)}"
                 )
-        elif name not in RECEIVED and type_ not in _accepted(name):
+        elif name == "application_properties":
+            _check_properties(where, type_)
+        elif name not in RECEIVED and type_ not in _accepted(name) and not (name == "body" and _is_nested(type_)):
             raise PipelineError(f"{where}: the column {name} has to be {' or '.join(_accepted(name))}, not {type_}")
+
+
+def _check_properties(where: str, type_: str) -> None:
+    """Application properties are a map or a struct of simple values."""
+    inner = type_.partition("<")[2][:-1]
+    if not (type_.startswith(("map<string,", "struct<")) and "<" not in inner and "interval" not in inner):
+        raise PipelineError(
+            f"{where}: the column application_properties has to be a map from string, or a struct, of simple values, "
+            f"not {type_}; make text of what is nested, by to_json"
+        )
+
+
+def _is_nested(type_: str) -> bool:
+    return type_.startswith(("struct<", "map<", "array<"))
 
 
 def _accepted(name: str) -> tuple[str, ...]:
@@ -169,7 +193,7 @@ class TaskWriter:
         elif self.layout.table is not None:
             from xabridge.pipeline.spark.postgres_table import csv_of  # noqa: PLC0415 — loads psycopg
 
-            octets = csv_of(batch, self.layout.columns)
+            octets = csv_of(batch, self.layout.columns, self.layout.arrays)
             task.write_csv(self.layout.table, self.layout.columns, octets, len(batch))
         if self.layout.address is not None:
             messages = messages_of(batch)
