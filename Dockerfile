@@ -18,6 +18,7 @@ COPY dtx dtx
 COPY rm_amqp rm_amqp
 COPY rm_db rm_db
 COPY rm_openwire rm_openwire
+COPY rm_delta rm_delta
 COPY tm tm
 COPY docs docs
 COPY tools tools

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-PACKAGES: Final = ("xabridge", "tm", "rm_amqp", "rm_openwire", "rm_db", "dtx", "xa", "pipeline", "bench")
+PACKAGES: Final = ("xabridge", "tm", "rm_amqp", "rm_openwire", "rm_db", "rm_delta", "dtx", "xa", "pipeline", "bench")
 """Those that the project has, has had, or will have; what FOLDER doesn't have is left out."""
 BEGIN: Final = "<!-- drawn by bench/packages.py -->"
 END: Final = "<!-- end of the drawing -->"

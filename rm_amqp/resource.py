@@ -162,6 +162,19 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
         finally:
             reading.close()
 
+    def waiting(self, address: str, rmid: int, count: int) -> list[bytes]:
+        """The first messages that are available at an address now, at most `count`, as octets. They are not taken."""
+        found: list[bytes] = []
+        reading = self._read(address, rmid, min(count, READ), None)
+        try:
+            for octets in reading:
+                found += octets
+                if len(found) >= count:
+                    break
+        finally:
+            reading.close()
+        return found[:count]
+
     def count(self, address: str, rmid: int) -> int:
         """How many messages are available at an address now."""
         reading = self._read(DEPTH + address, rmid, LOOKED, None)

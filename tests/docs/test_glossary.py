@@ -18,7 +18,7 @@ ENTRIES = [
     if line.startswith("| ") and not line.startswith(("| word |", "| --- "))
 ]
 SOURCES = set(re.findall(r"\*\*(\w+)\*\* is", TEXT))
-PACKAGES = ("xa", "dtx", "rm_amqp", "rm_openwire", "rm_db", "tm", "xabridge")
+PACKAGES = ("xa", "dtx", "rm_amqp", "rm_openwire", "rm_db", "rm_delta", "tm", "xabridge")
 
 
 def test_each_word_stands_once_and_in_order() -> None:

@@ -63,6 +63,7 @@ class Surroundings:
             "postgresql://shop@127.0.0.1/shop": database,
             "mariadb://shop@127.0.0.1/shop": database,
             "file:///var/lib/xabridge/": f"file://{folder}/",
+            "/srv/lake": f"{folder}/lake",
         }
         self._database = database
         self._namespace: dict[str, Any] = {"__name__": "guide"}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NPM = shutil.which("npm")
-REFERENCE = ("xabridge", "xabridge.outbox", "xabridge.pipeline", "rm_amqp", "rm_openwire", "rm_db", "xa")
+REFERENCE = ("xabridge", "xabridge.outbox", "xabridge.pipeline", "rm_amqp", "rm_openwire", "rm_db", "rm_delta", "xa")
 FETCHED = all((ROOT / "theme" / "scripts" / script.name).exists() for script in site.SCRIPTS)
 
 

@@ -4,7 +4,7 @@ What needs PySpark is imported when it is first used, so that everything else wo
 """
 
 from xabridge.pipeline.core import BatchRefused, EpochGone, PipelineError, PipelineTaken
-from xabridge.pipeline.entry_points import epoch, register, run_jobs, session
+from xabridge.pipeline.entry_points import epoch, infer_schema, register, run_jobs, session
 
 __all__ = [
     "BatchRefused",
@@ -12,6 +12,7 @@ __all__ = [
     "PipelineError",
     "PipelineTaken",
     "epoch",
+    "infer_schema",
     "register",
     "run_jobs",
     "session",

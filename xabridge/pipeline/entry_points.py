@@ -3,11 +3,18 @@ called, so that a message says what is missing where PySpark or Java is not inst
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from xabridge.pipeline.core.errors import PipelineError
+from xabridge.pipeline.core.queue_sample import sampled_bodies
+from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.java import check_spark, use_java
+from xabridge.pipeline.json_inference import inferred_ddl, read_body
+from xabridge.pipeline.options import source_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -16,6 +23,9 @@ if TYPE_CHECKING:
 
     from xabridge.pipeline.spark.epoch import Epoch
 
+logger: Final = logging.getLogger("xabridge.pipeline")
+
+SAMPLE: Final = 1000
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -61,6 +71,30 @@ def epoch(spark: SparkSession, batch_id: int, options: Mapping[str, str]) -> Epo
     from xabridge.pipeline.spark.epoch import epoch as begin  # noqa: PLC0415 — needs PySpark
 
     return begin(spark, batch_id, options)
+
+
+def infer_schema(options: Mapping[str, str], sample: int = SAMPLE) -> str:
+    """The columns of the JSON bodies that wait in the queues of a source, as DDL for its option `body_schema`: look at
+    it, and write it down. `options` are those of the format `amqp`. At most `sample` messages are looked at, and none
+    is taken. PipelineError: no body is a JSON object, or a field is of several kinds."""
+    given = source_options({name: value for name, value in options.items() if name.lower() != "body_schema"})
+    resources = Resources()
+    try:
+        bodies = sampled_bodies(given.settings, given.source, sample, resources)
+    finally:
+        resources.close()
+    read = []
+    for body in bodies:
+        with suppress(ValueError):
+            read.append(read_body(body))
+    if not read:
+        raise PipelineError(f"{given.source}: of {len(bodies)} messages that wait, none has a JSON object as its body")
+    if len(read) < len(bodies):
+        logger.warning("%s: %d of %d messages are no JSON objects", given.source, len(bodies) - len(read), len(bodies))
+    try:
+        return inferred_ddl(read)
+    except ValueError as error:
+        raise PipelineError(f"{given.source}: {error}: write body_schema by hand, or read the body as text") from error
 
 
 def run_jobs(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal
 
 from xa import check_node
-from xabridge.pipeline.core import AddressTarget, LakeTarget, PipelineError, Settings, Source, TableTarget
+from xabridge.pipeline.core import AddressTarget, LakeTarget, Messages, PipelineError, Settings, Source, TableTarget
 from xabridge.pipeline.core.task.databases import SCHEMES, scheme_of
 from xabridge.pipeline.core.user_functions import function_named
 from xabridge.pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
@@ -57,6 +57,8 @@ SOURCE: Final[Mapping[str, str]] = {
     "max_delay": "seconds that messages wait for min_messages at most",
     "body": "binary (default) or text: what the column body is",
     "body_schema": "the columns of JSON bodies, as DDL or JSON Schema: the column body is a struct of them",
+    "bad_column": "a column for bad messages, which has body and reason, instead of leaving them out",
+    "bad_address": "the address of the same broker that bad messages are sent to, instead of leaving them out",
     "bad_records": "module:function, called with each message (column -> value): returns why it is bad, or None",
 }
 SINK: Final[Mapping[str, str]] = {
@@ -90,14 +92,18 @@ class SourceOptions:
     body: Body
     body_schema: str = ""
     """The columns of JSON bodies as DDL; empty: bodies are `body`."""
+    bad_column: str = ""
+    """The column that bad messages have; empty: they are no rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Rows for a table: its columns that they have. In options these are empty for the default."""
+    """Rows for a table: its columns that they have, of which `arrays` are arrays there. In options these are empty for
+    the default."""
 
     target: TableTarget | LakeTarget
     columns: tuple[str, ...] = ()
+    arrays: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +138,13 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
         rows,
         body == "text",
         _function(given, "bad_records"),
+        keep_bad=given.text("bad_column") is not None,
+        bad_address=_bad_address(given, queues),
         octets=given.number("max_octets", 0),
         least=least,
         delay_s=delay_s,
     )
-    return SourceOptions(settings, source, "text" if body == "text" else "binary", body_schema)
+    return SourceOptions(settings, source, "text" if body == "text" else "binary", body_schema, _bad_column(given))
 
 
 def _body_schema(given: _Given) -> str:
@@ -149,6 +157,25 @@ def _body_schema(given: _Given) -> str:
         return ddl_of(text)
     except ValueError as error:
         raise given.wrong("body_schema", str(error)) from error
+
+
+_COLUMNS: Final = {one.name for one in fields(Messages)} - {"bad"} | {"creation_time"}
+
+
+def _bad_column(given: _Given) -> str:
+    name = given.text("bad_column") or ""
+    if name and (not name.isidentifier() or not name.isascii() or name.lower() in _COLUMNS):
+        raise given.wrong("bad_column", f"{name!r} has to be a name of letters, digits and _ that no other column has")
+    return name
+
+
+def _bad_address(given: _Given, queues: Sequence[str]) -> str:
+    address = given.text("bad_address") or ""
+    if address and given.text("bad_column") is not None:
+        raise given.wrong("bad_address", "contradicts bad_column, which keeps bad messages as rows: omit one of them")
+    if address in queues:
+        raise given.wrong("bad_address", f"{address!r} is a queue that this source reads")
+    return address
 
 
 def _minimum(given: _Given, rows: int) -> tuple[int, float]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rm_amqp import AmqpResource
 from rm_db import MariaResource, PostgresResource
+from rm_delta import DeltaResource
 from tm.log.sql import SqlLog
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
@@ -164,6 +165,8 @@ POINTS = (
     (AmqpResource, "commit", "broker commits", "broker committed"),
     (PostgresResource, "commit", "database commits", "database committed"),
     (MariaResource, "commit", "database commits", "database committed"),
+    (DeltaResource, "prepare", "files written", "files prepared"),
+    (DeltaResource, "commit", "lake commits", "lake committed"),
 )
 """What is wrapped: the point before it, and the point after it."""
 

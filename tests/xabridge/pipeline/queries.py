@@ -250,6 +250,20 @@ def by_schema(
     return types
 
 
+def into_lake(
+    spark: SparkSession, schema: str, columns: str, source: dict[str, str], sink: dict[str, str], checkpoint: str
+) -> None:
+    """JSON bodies into a Delta table, and bad ones to an address, with the reason as a property."""
+    rows = spark.readStream.format("amqp").options(**source, body_schema=schema, bad_column="oops").load()
+    written = rows.where("oops IS NULL").selectExpr(*columns.split("; "), "CAST(NULL AS BINARY) AS body")
+    bad = rows.where("oops IS NOT NULL").selectExpr(
+        "oops.body AS body", "struct(oops.reason AS reason, delivery_count AS count) AS application_properties"
+    )
+    running = written.unionByName(bad, allowMissingColumns=True).where("kind IS NOT NULL OR body IS NOT NULL")
+    writer = running.writeStream.format("xa").options(**sink).option("checkpointLocation", checkpoint)
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
 def several(
     spark: SparkSession, sources: list[dict[str, str]], sink: dict[str, str], checkpoint: str, restarts: int = 0
 ) -> dict[str, Any]:

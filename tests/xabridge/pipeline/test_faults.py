@@ -13,8 +13,11 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
+from tests.rm_delta.test_contract import rows_of
 from tests.xabridge.pipeline.cluster import Cluster
 from tests.xabridge.pipeline.environment import ROOT, Driver, DriverFailed
 from tests.xabridge.pipeline.faults import GENERATION, VARIABLE, await_until
@@ -149,6 +152,40 @@ def test_tasks_fail_and_commits_raise(
     told = [int(number) for error in errors for number in re.findall(r"Injected: fault (\d)", error)[:1]]
     wanted = [number for number, (at, does) in enumerate(points) if does == "raise" and at not in ABSORBED]
     assert told == wanted, errors
+
+
+LAKE: Final = {
+    "short": (("files prepared", "kill worker"), ("decided", "kill worker"), ("lake committed", "kill worker")),
+    **(
+        {point: chain((point,) * 2, "kill driver") for point in ("prepared", "files written", *DECIDING)}
+        if FULL
+        else {}
+    ),
+}
+
+
+@pytest.mark.parametrize("points", LAKE.values(), ids=LAKE)
+def test_a_delta_table_has_each_row_once(
+    env: SparkEnvironment, surviving: Driver, points: tuple[tuple[str, str], ...]
+) -> None:
+    """Whoever commits is killed: the files are prepared, decided, or named in the table's log."""
+    lake = env.folder / "lake"
+    lake.mkdir()
+    DeltaTable.create(lake / "orders", pa.schema([("id", pa.int64()), ("text", pa.string())]))
+    env.send(range(N))
+    env.schedule(*points)
+    sink = env.sink(table="lake:orders", address="out", **{"resource.lake": lake.as_uri().replace("file", "delta")})
+    arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
+    if any(action == "kill driver" for _, action in points):
+        env.run("stream", killed=len(points), query="copied", **arguments, restarts=RESTARTS)
+    else:
+        surviving.call("stream", query="copied", **arguments, restarts=RESTARTS)
+    assert env.fired() == len(points)
+    env.check_copies(Counter(range(N)), table=False)
+    rows = rows_of(lake / "orders")
+    assert Counter(row["id"] for row in rows) == Counter(range(N))
+    assert {row["text"] for row in rows} == {f"v{number}" for number in range(N)}
+    assert DeltaTable(lake / "orders").version() == N // 100, "a version for each micro-batch"
 
 
 @pytest.mark.parametrize("points", SERVERS.values(), ids=SERVERS)

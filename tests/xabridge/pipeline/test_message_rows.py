@@ -7,8 +7,11 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, IntegerType, MapType, StringType, StructType, TimestampType
 
+from rm_amqp import Message
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import Messages
+from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
+from xabridge.pipeline.spark.json_bodies import json_reader
 from xabridge.pipeline.spark.message_rows import batch_of, check_columns, columns_of, messages_of
 
 TYPES: dict[str, DataType] = {
@@ -78,7 +81,29 @@ def test_rows_become_the_messages_that_they_were() -> None:
 def test_a_schema_that_was_asked_for_is_checked() -> None:
     check_columns({"body": "string", "application_properties": "map<string,string>"}, "text")
     check_columns({"body": "struct<a:int>"}, "binary", "a INT NOT NULL")
+    check_columns({"body": "string", "bad": "struct<body:binary,reason:string>"}, "text", "", "bad")
+    with pytest.raises(PipelineError, match="the schema lacks bad"):
+        check_columns({"body": "string"}, "text", "", "bad")
     with pytest.raises(PipelineError, match="there is no column 'bdy'; there are body, address"):
         check_columns({"bdy": "string"}, "text")
     with pytest.raises(PipelineError, match="the column body is binary, not string: set the option body"):
         check_columns({"body": "string"}, "binary")
+
+
+def test_the_column_for_bad_messages() -> None:
+    columns = columns_of("binary", "n int", "oops")
+    oops = pa.struct([("body", pa.binary()), ("reason", pa.string())])
+    schema = pa.schema([("body", pa.struct([("n", pa.int32())])), ("oops", oops)])
+    assert columns["oops"] == "struct<body:binary,reason:string>"
+    sorting = Sorting(body=json_reader(schema.field("body").type), keep=True, is_bad=lambda row: row["body"]["n"] == 3)
+    sent = [b'{"n": 1}', b"no json", b'{"n": "x"}', b'{"n": 3}', None]
+    octets = [Message(body, inferred=True).encode() if body else b"no message" for body in sent]
+    (chunk,) = decode_messages([("q", one) for one in octets], 10, sorting)
+    rows = batch_of(chunk, schema).to_pylist()
+    assert [row["body"] for row in rows] == [{"n": 1}, None, None, None, None]
+    assert rows[0]["oops"] is None
+    assert [row["oops"]["body"] for row in rows[1:]] == [b"no json", b'{"n": "x"}', b'{"n": 3}', b"no message"]
+    assert [row["oops"]["reason"] for row in rows[3:4]] == ["True"]
+    assert all(row["oops"]["reason"].startswith("it can't be read") for row in (*rows[1:3], rows[4]))
+    assert chunk.address == ["q"] * 5
+    assert sorting.bad == {}

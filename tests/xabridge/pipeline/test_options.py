@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from xabridge.pipeline import PipelineError
-from xabridge.pipeline.core import AddressTarget, Source, TableTarget
+from xabridge.pipeline.core import AddressTarget, LakeTarget, Source, TableTarget
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.options import TableRows, sink_options, source_options
 from xabridge.pipeline.routing import Routing
@@ -47,6 +47,32 @@ def test_spark_gives_names_in_lower_case_and_values_as_text() -> None:
 def test_a_source_has_limits_in_octets_and_a_minimum() -> None:
     options = source_options({**BASE, "queue": "q", "max_octets": "1000", "min_messages": "50", "max_delay": "2.5"})
     assert (options.source.octets, options.source.least, options.source.delay_s) == (1000, 50, 2.5)
+
+
+def test_bad_messages_are_rows_or_are_sent() -> None:
+    given = {**BASE, "queue": "orders"}
+    kept = source_options({**given, "bad_column": "_corrupt"})
+    assert (kept.bad_column, kept.source.keep_bad, kept.source.bad_address) == ("_corrupt", True, "")
+    assert source_options({**given, "bad_address": "bad"}).source.bad_address == "bad"
+    for options, told in (
+        ({"bad_column": "subject"}, "a name of letters, digits and _ that no other column has"),
+        ({"bad_column": "a b"}, "a name of letters"),
+        ({"bad_column": "bad", "bad_address": "bad"}, "contradicts bad_column"),
+        ({"bad_address": "orders"}, "is a queue that this source reads"),
+    ):
+        with pytest.raises(PipelineError, match=told):
+            source_options({**given, **options})
+
+
+def test_a_delta_table_is_named_by_its_folder() -> None:
+    lake = {**BASE, "resource.lake": "delta:///srv/lake"}
+    assert sink_options({**lake, "table": "lake:sales/orders"}).tables.targets == (
+        TableRows(LakeTarget("lake", "sales/orders")),
+    )
+    with pytest.raises(PipelineError, match=r"option key: lake:orders is a Delta table, to which rows are appended"):
+        sink_options({**lake, "table": "lake:orders", "key": "id"})
+    with pytest.raises(PipelineError, match=r"there are several \(shop, lake\); name one"):
+        sink_options({**lake, "table": "orders"})
 
 
 def test_a_sink_takes_a_table_an_address_or_both() -> None:

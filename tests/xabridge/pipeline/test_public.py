@@ -10,7 +10,7 @@ import pytest
 from xabridge import pipeline
 
 PUBLIC = """
-BatchRefused EpochGone PipelineError PipelineTaken epoch register run_jobs session
+BatchRefused EpochGone PipelineError PipelineTaken epoch infer_schema register run_jobs session
 """
 
 WITHOUT = """

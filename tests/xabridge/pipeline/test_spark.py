@@ -6,10 +6,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
 
+from tests.rm_delta.test_contract import rows_of
 from tests.xabridge.pipeline.environment import BEGAN_S, DriverFailed, SparkEnvironment
 
 if TYPE_CHECKING:
@@ -160,6 +166,34 @@ def test_json_bodies_by_a_schema_that_gets_a_column(spark: Driver, env: SparkEnv
     ]
     assert env.received("in.dead") == ["1"]
     assert env.left() == []
+
+
+def test_a_delta_table_gets_a_column_with_the_same_checkpoint(spark: Driver, env: SparkEnvironment) -> None:
+    """Bad messages are rows of the query, which sends them on with the reason."""
+    lake = env.folder / "lake"
+    lake.mkdir()
+    table = pa.schema([("id", pa.int64()), ("kind", pa.string()), ("price", pa.decimal128(10, 2))])
+    DeltaTable.create(lake / "orders", table, partition_by=["kind"])
+    env.send_json('{"id": 1, "kind": "a/b", "price": 12.50}', "no json", '{"id": 2, "kind": "c", "at": "x"}')
+    sink = env.sink(table="lake:orders", address="out", **{"resource.lake": f"delta://{lake}"})
+    arguments = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
+    schema, columns = "id bigint, kind string, price decimal(10,2)", "body.id; body.kind; body.price"
+    spark.call("into_lake", schema=schema, columns=columns, **arguments)
+    DeltaTable(lake / "orders").alter.add_columns([Field("at", PrimitiveType("timestamp"))])
+    env.send_json('{"id": 3, "kind": "c", "at": "2026-11-21T23:12:07Z"}', '{"id": 4, "kind": "c", "at": "never"}')
+    spark.call("into_lake", schema=f"{schema}, at timestamp", columns=f"{columns}; body.at", **arguments)
+    env.settle()
+    rows = sorted((row for row in rows_of(lake / "orders") if row["id"]), key=lambda row: row["id"])
+    at = datetime(2026, 11, 21, 23, 12, 7, tzinfo=UTC)
+    assert [tuple(row[name] for name in ("id", "kind", "price", "at")) for row in rows] == [
+        (1, "a/b", Decimal("12.50"), None),
+        (2, "c", None, None),
+        (3, "c", None, at),
+    ]
+    assert sorted(env.received()) == ["no json", '{"id": 4, "kind": "c", "at": "never"}']
+    assert env.left() == []
+    with pytest.raises(DriverFailed, match=r"the column price is decimal.* can't hold every double; cast it"):
+        spark.call("into_lake", schema="id bigint, kind string, price double", columns=columns, **arguments)
 
 
 def test_update_mode_by_key(spark: Driver, env: SparkEnvironment) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Text = Sequence["str | None"]
 Numbers = Sequence["int | None"]
-Properties = Sequence["Mapping[str, str] | None"]
+Properties = Sequence["Mapping[str, Any] | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +16,9 @@ class Messages:
     """Columns of equal length, one entry for each message; a column that is None has a null in every entry.
 
     `address` is the queue that a message came from; a sink does not read it, nor `delivery_count` and `annotations`.
-    A body is octets, or text for one that is an AMQP string. Values of properties and annotations that are no text
-    come as text (JSON for lists and maps); ids that are numbers, UUIDs or octets come as text too.
+    A body is octets, or text for one that is an AMQP string. A sink takes simple values of any type as properties. To
+    a source, values of properties and annotations that are no text come as text (JSON for lists and maps); so do ids
+    that are numbers, UUIDs or octets.
     """
 
     body: Sequence[bytes | str | None]
@@ -32,6 +34,9 @@ class Messages:
     priority: Numbers | None = None
     application_properties: Properties | None = None
     annotations: Properties | None = None
+    bad: Sequence[tuple[bytes | None, str] | None] | None = None
+    """Of a bad message that is kept: its body as it came, or all of its octets if nothing of it can be read, and the
+    reason. Its `body` is None then."""
 
     def __len__(self) -> int:
         return len(self.body)

@@ -56,6 +56,10 @@ class Source:
     """Whether bodies have to be text."""
     bad_records: str = ""
     """`module:function`: is called with each message, and names the bad ones."""
+    keep_bad: bool = False
+    """Bad messages are rows, with the reason."""
+    bad_address: str = ""
+    """Bad messages are sent to this address of the broker, under the same decision."""
     octets: int = 0
     """So many octets of messages a batch has at most; 0: as many as its tasks can hold."""
     least: int = 0
@@ -165,6 +169,8 @@ class SourcePartition:
     """So many of the messages that it takes are set aside: `xabridge.pipeline.core.protocol.isolation`."""
     text: bool = False
     bad_records: str = ""
+    keep_bad: bool = False
+    bad_address: str = ""
     outage_s: float = OUTAGE_S
     octets: int = 0
     """So many octets it takes at most; 0: as many as a task can hold."""

@@ -65,7 +65,7 @@ class AmqpSource(DataSource):
     def schema(self) -> StructType | str:
         # Spark asks for the schema when the query is built, so that wrong options are refused there.
         options = source_options(self.options)
-        columns = columns_of(options.body, options.body_schema)
+        columns = columns_of(options.body, options.body_schema, options.bad_column)
         return ", ".join(f"{name} {type_}" for name, type_ in columns.items())
 
     def streamReader(self, schema: StructType) -> AmqpStream:
@@ -77,7 +77,7 @@ class AmqpSource(DataSource):
     def _checked(self, schema: StructType) -> SourceOptions:
         options = source_options(self.options)
         wanted = {field.name: field.dataType.simpleString() for field in schema.fields}
-        check_columns(wanted, options.body, options.body_schema)
+        check_columns(wanted, options.body, options.body_schema, options.bad_column)
         return options
 
 

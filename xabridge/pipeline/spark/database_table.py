@@ -6,13 +6,9 @@ names the column and says what to do.
 
 from __future__ import annotations
 
-import json
-from base64 import b64encode
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Protocol
 
 from xabridge.pipeline.core import LakeTarget, PipelineError
 from xabridge.pipeline.core.task.databases import MARIADB, POSTGRES, scheme_of
@@ -49,6 +45,10 @@ class DatabaseTable(Protocol):
 
     def holds(self, column: Column, spark: str) -> bool:
         """Whether the column holds every value of this Spark type."""
+        ...
+
+    def arrays(self, rows: Mapping[str, str]) -> frozenset[str]:
+        """Those of these columns (name → Spark type) that are arrays in the database, too, and not stored as JSON."""
         ...
 
     def check_key(self, key: Sequence[str], rows: Mapping[str, str]) -> str:
@@ -118,23 +118,3 @@ def check_rows(
     refused = table.check_key(target.key, rows)
     if refused:
         raise PipelineError(f"{where}: {refused}")
-
-
-def as_json(value: Any, kind: pa.DataType) -> str:
-    """A nested value as JSON."""
-    return json.dumps(_plain(value, kind), default=str, ensure_ascii=False)  # dates, decimals
-
-
-def _plain(value: Any, kind: pa.DataType) -> Any:
-    """The value in types that JSON has. Arrow's maps are pairs."""
-    if value is None:
-        return None
-    if pa.types.is_map(kind):
-        return {str(_plain(key, kind.key_type)): _plain(one, kind.item_type) for key, one in value}
-    if pa.types.is_struct(kind):
-        return {field.name: _plain(value[field.name], field.type) for field in kind}
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_plain(one, kind.value_type) for one in value]
-    if isinstance(value, bytes):  # as Spark's to_json has it
-        return b64encode(value).decode("ascii")
-    return value

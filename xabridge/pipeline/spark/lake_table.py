@@ -35,12 +35,15 @@ class LakeTable:
     keys: tuple[tuple[str, ...], ...] = ()
 
     def holds(self, column: Column, spark: str) -> bool:
-        """Whether the column holds every value of this Spark type."""
         held = column.type
         return held == spark or held in _WIDER.get(spark, ()) or _is_wider_decimal(spark, held)
 
-    def check_key(self, key: Sequence[str], rows: Mapping[str, str]) -> str:  # noqa: ARG002 — as every table
-        """Why rows can't be upserted."""
+    def arrays(self, rows: Mapping[str, str]) -> frozenset[str]:
+        del rows  # Arrow has them as they are
+        return frozenset()
+
+    def check_key(self, key: Sequence[str], rows: Mapping[str, str]) -> str:
+        del key, rows
         return "to a Delta table rows are appended"
 
 

@@ -16,7 +16,8 @@ import pymysql
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.mariadb import DDL, connect, make_table
-from xabridge.pipeline.spark.database_table import Column, as_json
+from xabridge.pipeline.spark.database_table import Column
+from xabridge.pipeline.spark.json_values import json_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,6 +87,10 @@ class MariaTable:
         if kind in _FRACTIONS:
             return name == _FRACTIONS[kind] and sizes == [_MICROSECONDS]
         return name in TYPES.get(kind, frozenset())
+
+    def arrays(self, rows: Mapping[str, str]) -> frozenset[str]:
+        del rows  # MariaDB has no arrays
+        return frozenset()
 
     def check_key(self, key: Sequence[str], rows: Mapping[str, str]) -> str:
         others = [*self.partial, *(other for other in self.keys if other != tuple(sorted(key)))]
@@ -174,8 +179,5 @@ def rows_of(batch: pa.RecordBatch, columns: Sequence[str]) -> list[tuple[Any, ..
 
 
 def _values(array: pa.Array) -> list[Any]:
-    kind = array.type
     values: list[Any] = array.to_pylist()
-    if pa.types.is_nested(kind):
-        return [None if value is None else as_json(value, kind) for value in values]
-    return values
+    return list(json_texts(array)) if pa.types.is_nested(array.type) else values

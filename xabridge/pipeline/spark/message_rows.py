@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from xabridge.pipeline.core import Messages, PipelineError
+from xabridge.pipeline.spark.json_values import json_texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,22 +36,29 @@ COLUMNS: Final[Mapping[str, str]] = {
 }
 """Column → its Spark type. The source yields them; what a sink does not read is in `RECEIVED`."""
 
+BAD: Final = "struct<body:binary,reason:string>"
+"""The type of the column for bad messages."""
+
+JSON: Final = "application/json"
+
 RECEIVED: Final = frozenset({"address", "delivery_count", "annotations"})
 """The columns that only a received message has."""
 
 SENT: Final = tuple(name for name in COLUMNS if name not in RECEIVED)
 
 
-def columns_of(body: Body, body_schema: str = "") -> dict[str, str]:
-    """The columns of a source with these bodies, or with JSON bodies of these columns."""
-    if body_schema:
-        return {**COLUMNS, "body": f"struct<{body_schema}>"}
-    return {**COLUMNS, "body": "string" if body == "text" else "binary"}
+def columns_of(body: Body, body_schema: str = "", bad_column: str = "") -> dict[str, str]:
+    """The columns of a source with these bodies, or with JSON bodies of these columns; and with a column for bad
+    messages."""
+    kind = f"struct<{body_schema}>" if body_schema else "string" if body == "text" else "binary"
+    return {**COLUMNS, "body": kind, **({bad_column: BAD} if bad_column else {})}
 
 
-def check_columns(wanted: Mapping[str, str], body: Body, body_schema: str = "") -> None:
+def check_columns(wanted: Mapping[str, str], body: Body, body_schema: str = "", bad_column: str = "") -> None:
     """PipelineError: a schema was requested that has other columns than the source."""
-    known = columns_of(body, body_schema)
+    known = columns_of(body, body_schema, bad_column)
+    if bad_column and bad_column not in wanted:
+        raise PipelineError(f"format amqp: the schema lacks {bad_column}, which is the column for bad messages: add it")
     for name, type_ in wanted.items():
         if name not in known:
             raise PipelineError(f"format amqp: there is no column {name!r}; there are {', '.join(known)}")
@@ -72,6 +80,9 @@ def _array(messages: Messages, field: pa.Field) -> pa.Array:
         return pa.array(messages.body, type=field.type)
     if field.name == "body":
         return pa.array(_bodies(messages, as_text=not pa.types.is_binary(field.type)), type=field.type)
+    if field.name not in COLUMNS:  # the one for bad messages
+        told = messages.bad or [None] * len(messages)
+        return pa.array([None if one is None else {"body": one[0], "reason": one[1]} for one in told], type=field.type)
     name = "creation_time_ms" if field.name == "creation_time" else field.name
     values: Sequence[Any] | None = getattr(messages, name)
     if name == "delivery_count":  # a message without a header was never delivered before
@@ -104,9 +115,12 @@ def with_body(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def messages_of(batch: pa.RecordBatch) -> Messages:
-    """The rows of `batch` as messages. A row whose body is null is left out."""
+    """The rows of `batch` as messages. A row whose body is null is left out; a nested body becomes JSON."""
     batch = with_body(batch)
     columns = {name: _values(batch.column(name)) for name in SENT if name in batch.schema.names}
+    if pa.types.is_nested(batch.column("body").type):
+        columns["body"] = json_texts(batch.column("body"))
+        columns.setdefault("content_type", [JSON] * len(batch))
     if "creation_time" in columns:
         columns["creation_time_ms"] = columns.pop("creation_time")
     return Messages(**columns)

@@ -15,10 +15,11 @@ from rm_db.address import Address
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.staging_table import DDL, NAME, make_table
-from xabridge.pipeline.spark.database_table import Column, as_json
+from xabridge.pipeline.spark.database_table import Column
+from xabridge.pipeline.spark.json_values import json_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from xabridge.pipeline.core import TableTarget
 
@@ -39,7 +40,7 @@ TYPES: Final[Mapping[str, frozenset[str]]] = {
     "date": frozenset({"date", "timestamp", "timestamptz"}),
     "timestamp": frozenset({"timestamptz"}),
     "timestamp_ntz": frozenset({"timestamp"}),
-    "array": _JSON,
+    "array": _JSON,  # and arrays of what holds the elements
     "map": _JSON,
     "struct": _JSON,
 }
@@ -67,10 +68,11 @@ class PostgresTable:
     keys: tuple[tuple[str, ...], ...]
 
     def holds(self, column: Column, spark: str) -> bool:
-        kind = spark.partition("(")[0].partition("<")[0]
-        if kind == "string" or (column.type in _TEXT and kind != "binary"):
-            return True
-        return column.type in TYPES.get(kind, frozenset())
+        return _fits(spark, column.type)
+
+    def arrays(self, rows: Mapping[str, str]) -> frozenset[str]:
+        types = {column.name: column.type for column in self.columns}
+        return frozenset(name for name, type_ in rows.items() if type_.startswith("array<") and types[name][0] == "_")
 
     def check_key(self, key: Sequence[str], rows: Mapping[str, str]) -> str:
         del key, rows  # ON CONFLICT names the constraint that counts
@@ -152,10 +154,27 @@ def _make_staging(target: TableTarget, url: str) -> None:
         ) from error
 
 
-def csv_of(batch: pa.RecordBatch, columns: Sequence[str]) -> bytes:
-    """The rows of `batch` as PostgreSQL reads them (COPY … FORMAT csv): text is quoted, null is empty."""
-    chosen = pa.RecordBatch.from_arrays([_printable(batch.column(name)) for name in columns], names=list(columns))
+def _fits(spark: str, postgres: str) -> bool:
+    kind = spark.partition("(")[0].partition("<")[0]
+    if kind == "string" or (postgres in _TEXT and kind != "binary"):
+        return True
+    if kind == "array" and postgres.startswith("_"):
+        inner = spark[len("array<") : -1]
+        return not inner.startswith(("array<", "map<", "struct<")) and _fits(inner, postgres[1:])
+    return postgres in TYPES.get(kind, frozenset())
+
+
+def csv_of(batch: pa.RecordBatch, columns: Sequence[str], arrays: Collection[str] = ()) -> bytes:
+    """The rows of `batch` as PostgreSQL reads them (COPY … FORMAT csv): text is quoted, null is empty. `arrays` are
+    columns that are arrays there too."""
+    printed = [
+        pa.array(list(map(_array_literal, batch.column(name).to_pylist())), pa.string())
+        if name in arrays
+        else _printable(batch.column(name))
+        for name in columns
+    ]
     octets = io.BytesIO()
+    chosen = pa.RecordBatch.from_arrays(printed, names=list(columns))
     csv.write_csv(chosen, octets, csv.WriteOptions(include_header=False))
     return octets.getvalue()
 
@@ -167,5 +186,17 @@ def _printable(array: pa.Array) -> pa.Array:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.array([None if value is None else f"\\x{value.hex()}" for value in array.to_pylist()], pa.string())
     if pa.types.is_nested(kind):
-        return pa.array([None if value is None else as_json(value, kind) for value in array.to_pylist()], pa.string())
+        return pa.array(json_texts(array), pa.string())
     return array
+
+
+def _array_literal(value: Sequence[Any] | None) -> str | None:
+    """An array as PostgreSQL reads it."""
+    return None if value is None else "{" + ",".join(map(_element, value)) + "}"
+
+
+def _element(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    text = f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -78,8 +78,9 @@ def _table(options: SinkOptions, one: TableRows, rows: Mapping[str, str], routes
         raise PipelineError(
             f"format xa: every column of the query belongs to the message; set the option {named} for the table"
         )
-    check_rows(target, table, {name: rows[name] for name in columns}, named)
-    return TableRows(target, columns)
+    chosen = {name: rows[name] for name in columns}
+    check_rows(target, table, chosen, named)
+    return TableRows(target, columns, table.arrays(chosen))
 
 
 def _check_messages(target: AddressTarget, rows: Mapping[str, str], routes: Sequence[str], *, alone: bool) -> None:
@@ -93,8 +94,24 @@ def _check_messages(target: AddressTarget, rows: Mapping[str, str], routes: Sequ
                     f"{where}: a message has no {name}; drop the column, or make it an application property: "
                     f"map('{name}', {name}) as application_properties. There are {', '.join(SENT)}"
                 )
-        elif name not in RECEIVED and type_ not in _accepted(name):
+        elif name == "application_properties":
+            _check_properties(where, type_)
+        elif name not in RECEIVED and type_ not in _accepted(name) and not (name == "body" and _is_nested(type_)):
             raise PipelineError(f"{where}: the column {name} has to be {' or '.join(_accepted(name))}, not {type_}")
+
+
+def _check_properties(where: str, type_: str) -> None:
+    """Application properties are a map or a struct of simple values."""
+    inner = type_.partition("<")[2][:-1]
+    if not (type_.startswith(("map<string,", "struct<")) and "<" not in inner and "interval" not in inner):
+        raise PipelineError(
+            f"{where}: the column application_properties has to be a map from string, or a struct, of simple values, "
+            f"not {type_}; make text of what is nested, by to_json"
+        )
+
+
+def _is_nested(type_: str) -> bool:
+    return type_.startswith(("struct<", "map<", "array<"))
 
 
 def _accepted(name: str) -> tuple[str, ...]:
@@ -187,4 +204,5 @@ class TaskWriter:
         else:
             from xabridge.pipeline.spark.postgres_table import csv_of  # noqa: PLC0415 — loads psycopg
 
-            task.write_csv(table.target, table.columns, csv_of(rows, table.columns), len(rows))
+            octets = csv_of(rows, table.columns, table.arrays)
+            task.write_csv(table.target, table.columns, octets, len(rows))

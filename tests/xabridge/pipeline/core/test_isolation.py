@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rm_amqp import AmqpResource, Message
 from tests.xabridge.pipeline.core.environment import ALERTS, TABLE
 from tests.xabridge.pipeline.core.test_counts import counts
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, Messages, Offset, PipelineError
 from xabridge.pipeline.core.protocol.isolation import EXCUSED, Isolation
 from xabridge.pipeline.core.task.sink_task import SinkTask
+from xabridge.pipeline.core.task.source_task import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -157,6 +159,61 @@ def test_messages_that_can_not_be_read_and_those_named_bad_are_left_out_and_coun
     assert len(env.queued("orders.dead")) == 2
     assert counts(env.broker) == []
     assert query.failures == 0
+
+
+def _properties(env: CoreEnvironment, queue: str) -> list[tuple[bytes, str]]:
+    rm = AmqpResource()
+    rm.open(f"amqp://{env.broker.address}/", 1)
+    messages = [Message.from_octets(octets) for page in rm._read(queue, 1, 1000, None) for octets in page]
+    rm.close("", 1)
+    return [(bytes(message.body), (message.properties or {})["bad_reason"]) for message in messages]
+
+
+@pytest.mark.parametrize("again", ["no", "by the task", "by the next driver", "broker restarted"])
+def test_bad_messages_are_sent_to_an_address_under_the_same_decision(env: CoreEnvironment, again: str) -> None:
+    env.put(["0", "\ud800", "bad", "1"], errors="surrogatepass")
+    options: dict[str, Any] = {"text": True, "bad_records": f"{__name__}:bad", "bad_address": "sorted out"}
+    reader = env.reader(**options)
+    end = reader.latest(Offset())
+    parts = reader.plan(Offset(), end)
+    told = [env.rows(part) for part in parts]
+    assert env.queued("sorted out") == [], "before the decision nobody sees them"
+    if again == "by the next driver":  # the first one dies before the decision: everything goes back
+        reader = env.reader("driver-2", **options)
+        parts = reader.plan(Offset(), end)
+    if again == "broker restarted":
+        env.broker.stop()
+        env.broker.start()
+    if again != "no":
+        told = [env.rows(part) for part in parts]
+    assert sorted(row for rows in told for row in rows) == ["0", "1"]
+    driver = "driver-2" if again == "by the next driver" else "driver-1"
+    assert not env.finish(parts, 0, driver=driver).before
+    assert reader.latest(end) == end
+    assert sorted(env.table()) == ["0", "1"]
+    (first, named), (second, unreadable) = sorted(_properties(env, "sorted out"))
+    assert (first, named) == (b"bad", "it says so")
+    assert second == "\ud800".encode(errors="surrogatepass")
+    assert "it can't be read" in unreadable
+    assert env.queued() == env.queued("orders.dead") == env.prepared() == []
+
+
+def test_bad_messages_are_rows(env: CoreEnvironment) -> None:
+    env.put(["0", "\ud800", "bad", "1"], errors="surrogatepass")
+    reader = env.reader(text=True, bad_records=f"{__name__}:bad", keep_bad=True, partitions=1)
+    end = reader.latest(Offset())
+    (part,) = reader.plan(Offset(), end)
+    for _ in range(2):  # the second time from the prepared branch
+        (chunk,) = read(part, resources=env.resources)
+        assert list(chunk.body) == ["0", None, None, "1"]
+        assert chunk.bad is not None
+        unreadable, named = chunk.bad[1], chunk.bad[2]
+        assert unreadable is not None
+        assert unreadable[0] == "\ud800".encode(errors="surrogatepass")
+        assert "it can't be read" in unreadable[1]
+        assert named == (b"bad", "it says so")
+        assert [chunk.bad[0], chunk.bad[3]] == [None, None]
+    reader.close()
 
 
 @given(poison=st.integers(0, 999), size=st.integers(1, 1000))

@@ -225,6 +225,8 @@ class SourcePlanner:
             aside=planned.aside,
             text=source.text,
             bad_records=source.bad_records,
+            keep_bad=source.keep_bad,
+            bad_address=source.bad_address,
             outage_s=self._settings.outage_s,
             octets=octets,
         )

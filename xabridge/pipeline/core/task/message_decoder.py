@@ -2,7 +2,7 @@
 
 It reads hundreds of thousands of messages at a time, so frequent sections are read directly from the octets, without
 making AMQP values of them. A message that can't be read, or that the user's function `bad_records` names bad, is left
-out, and its place is noted.
+out, and its place is noted; or it is kept as a row with the reason.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class _Columns:
         self.address: list[str | None] = []
         self.told: str | None = None
         """The queue that the delivery annotations of the message tell which is being read."""
+        self.raw: list[bytes | str | None] = []
+        """The bodies as they came, where they are needed."""
         self._others: dict[str, list[Any]] = {}
 
     def __len__(self) -> int:
@@ -93,12 +95,14 @@ class _Columns:
 class Sorting:
     """Which messages are left out: those at the first `aside` places; those that can't be read (with `text`, also those
     whose body is not UTF-8); and those that `is_bad` gives a reason for. `bad`: place → reason, of the latter two.
-    `body` makes the value of the column body from a body; ValueError: it can't, and the message can't be read."""
+    `body` makes the value of the column body from a body; ValueError: it can't, and the message can't be read. With
+    `keep` bad messages are not left out: they have the column `bad`."""
 
     aside: int = 0
     text: bool = False
     is_bad: Callable[[Mapping[str, Any]], object] | None = None
     body: Callable[[bytes | str | None], Any] | None = None
+    keep: bool = False
     bad: dict[int, str] = field(default_factory=dict)
 
 
@@ -116,22 +120,42 @@ def decode_messages(
         places = [place for place, (address, octets) in some if _read(place, octets, address, columns, kept)]
         read = columns.messages()
         if kept.is_bad is not None:
-            read = _without(read, _named_bad(read, places, kept))
+            named = _named_bad(read, kept.is_bad)
+            if kept.keep:
+                read = _with_reasons(read, named, columns.raw)
+            else:
+                kept.bad |= {places[at]: why for at, why in named.items()}
+                read = _without(read, frozenset(named))
         if len(read):
             yield read
 
 
-def _named_bad(messages: Messages, places: Sequence[int], sorting: Sorting) -> frozenset[int]:
-    """The places of the messages for which the function gives a reason."""
-    names = [one.name for one in fields(messages) if getattr(messages, one.name) is not None]
+def _named_bad(messages: Messages, is_bad: Callable[[Mapping[str, Any]], object]) -> dict[int, str]:
+    """The places of the messages for which the function gives a reason, and the reasons."""
+    names = [one.name for one in fields(messages) if one.name != "bad" and getattr(messages, one.name) is not None]
     columns = zip(*(getattr(messages, name) for name in names), strict=True)
-    bad = set()
+    named = {}
     for at, values in enumerate(columns):
-        why = sorting.is_bad(dict(zip(names, values, strict=True))) if sorting.is_bad is not None else None
-        if why:
-            bad.add(at)
-            sorting.bad[places[at]] = str(why)
-    return frozenset(bad)
+        if messages.bad is None or messages.bad[at] is None:
+            why = is_bad(dict(zip(names, values, strict=True)))
+            if why:
+                named[at] = str(why)
+    return named
+
+
+def _with_reasons(messages: Messages, named: Mapping[int, str], raw: Sequence[bytes | str | None]) -> Messages:
+    """The messages, of which those at these places are bad."""
+    if not named:
+        return messages
+    bad = list(messages.bad or [None] * len(messages))
+    body = list(messages.body)
+    for at, why in named.items():
+        body[at], bad[at] = None, (_octets(raw[at]), why)
+    return replace(messages, body=body, bad=bad)
+
+
+def _octets(body: bytes | str | None) -> bytes | None:
+    return body.encode(errors="surrogatepass") if isinstance(body, str) else body
 
 
 def _without(messages: Messages, left_out: frozenset[int]) -> Messages:
@@ -144,15 +168,26 @@ def _without(messages: Messages, left_out: frozenset[int]) -> Messages:
 
 
 def _read(place: int, octets: bytes, address: str | None, columns: _Columns, sorting: Sorting) -> bool:
+    """Reads a message into the columns. False: it is bad, and left out."""
+    raw: bytes | str | None = octets
+    value: Any = None
+    sections = False
     try:
-        body = _sections(octets, columns)
-        if sorting.text and type(body) is bytes:
-            body = body.decode("utf-8")
+        raw = _sections(octets, columns)
+        sections = True
+        body = raw.decode("utf-8") if sorting.text and type(raw) is bytes else raw
         value = body if sorting.body is None else sorting.body(body)
     except (DecodeError, WireError, ValueError, IndexError) as error:
-        columns.drop()
-        sorting.bad[place] = f"it can't be read: {error}"
-        return False
+        why = f"it can't be read: {error}"
+        if not sections or not sorting.keep:
+            columns.drop()
+        if not sorting.keep:
+            sorting.bad[place] = why
+            return False
+        value = None
+        columns.put("bad", (_octets(raw), why))
+    if sorting.keep:
+        columns.raw.append(raw)
     columns.end(value, address if address is not None else columns.told)
     return True
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.encoding import encode
 from dtx.amqp.messages import APPLICATION_PROPERTIES, DATA, HEADER, PROPERTIES, VALUE
-from dtx.amqp.values import Described, Symbol, Timestamp, Ubyte, Ulong
+from dtx.amqp.values import Described, Long, Symbol, Timestamp, Ubyte, Ulong
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,6 +21,8 @@ _DATA: Final = b"\x00\x53" + bytes((DATA,))
 _VALUE: Final = b"\x00\x53" + bytes((VALUE,))
 _PROPERTIES: Final = b"\x00\x53" + bytes((PROPERTIES,))
 _NULL: Final = b"\x40"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def encode_messages(messages: Messages) -> list[bytes]:
@@ -45,7 +49,9 @@ def _described(messages: Messages) -> Iterable[bytes]:
     if messages.application_properties is None:
         return repeat(b"")
     return (
-        encode(Described(Ulong(APPLICATION_PROPERTIES), dict(told.items()))) if told else b""
+        encode(Described(Ulong(APPLICATION_PROPERTIES), {name: _simple(value) for name, value in told.items()}))
+        if told
+        else b""
         for told in messages.application_properties
     )
 
@@ -73,6 +79,20 @@ def _properties(messages: Messages) -> Iterable[bytes]:
         _list([write(value) for write, value in zip(writers, values, strict=False)])
         for values in zip(*(repeat(None) if column is None else column for column in columns), strict=False)
     )
+
+
+def _simple(value: Any) -> Any:
+    """The value of an application property. Decimals, dates and times without a zone are text, because AMQP has no such
+    types that are in use."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return Long(value)
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return Timestamp((value - _EPOCH) // _MILLISECOND)
+    if isinstance(value, date):
+        return value.isoformat()
+    return f"{value:f}" if isinstance(value, Decimal) else value
 
 
 def _list(items: list[bytes]) -> bytes:

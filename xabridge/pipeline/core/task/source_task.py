@@ -15,6 +15,7 @@ from xa.coroutines import drive
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
 from xabridge.pipeline.core.protocol import partition_read
 from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call_resource
+from xabridge.pipeline.core.task.bad_message import bad_message
 from xabridge.pipeline.core.task.excuse import excuse
 from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
 from xabridge.pipeline.core.user_functions import function_named
@@ -70,19 +71,19 @@ def _read_again(
     resource: Resource, partition: SourcePartition, chunk: int, body: BodyReader | None
 ) -> Iterator[Messages]:
     """Reads the prepared branch again. A branch of an attempt that came only as far as its end holds the bad messages
-    too, and is refused."""
+    too, and is refused; but one that has sent them to an address holds them always."""
     sorting = _sorting(partition, body)
     sorting.aside = 0
     for messages in decode_messages(_held_messages(resource, partition), chunk, sorting):
-        if sorting.bad:
+        if sorting.bad and not partition.bad_address:
             break
         yield messages
-    if sorting.bad:
+    if sorting.bad and not partition.bad_address:
         raise BatchRefused(f"{partition.xid} holds messages that are bad now: {next(iter(sorting.bad.values()))}")
 
 
 def _sorting(partition: SourcePartition, body: BodyReader | None) -> Sorting:
-    return Sorting(partition.aside, partition.text, function_named(partition.bad_records), body)
+    return Sorting(partition.aside, partition.text, function_named(partition.bad_records), body, partition.keep_bad)
 
 
 def _held_messages(resource: Resource, partition: SourcePartition) -> Iterator[tuple[str | None, bytes]]:
@@ -114,6 +115,7 @@ class BlockingPartition:
         self._chunk = chunk
         self._body = body
         self.rows: list[Messages] = []
+        self._bad: list[bytes] = []
 
     def run(self) -> bool:
         """Makes the attempt; False: the branch was prepared before, and is to be read. An attempt that is interrupted
@@ -147,9 +149,16 @@ class BlockingPartition:
     async def judge(self, taken: TakenMessages) -> partition_read.Judgement:
         sorting = _sorting(self._partition, self._body)
         self.rows = list(decode_messages(_with_queues(taken), self._chunk, sorting))
+        address = self._partition.bad_address
+        becomes = f"is sent to {address}" if address else "goes back to its queue"
         for place, why in sorting.bad.items():
-            logger.warning("%s: message %d is bad and goes back to its queue: %s", self._partition.xid, place, why)
+            logger.warning("%s: message %d is bad and %s: %s", self._partition.xid, place, becomes, why)
         count = sum(len(messages) for _, messages in taken)
+        self._bad = []
+        if address and sorting.bad:
+            octets = [one for _, messages in taken for one in messages]
+            self._bad = [bad_message(octets[place], why) for place, why in sorting.bad.items()]
+            sorting.bad = {}
         judged = partition_read.judge(self._partition.aside, sorting.bad, count, sum(map(len, self.rows)))
         if self._partition.aside:
             told = "the batch reads the others without them" if self.rows else "there are no others"
@@ -158,6 +167,8 @@ class BlockingPartition:
 
     async def prepare(self, xid: Xid, judged: partition_read.Judgement) -> Code | XaError:
         def ask() -> Code:
+            if self._bad:  # before the end, so that a branch that has ended has sent them
+                self._rm.session(self._resource.rmid).post(self._partition.bad_address, self._bad)
             self._rm.end(xid, self._resource.rmid, TMSUCCESS)
             return self._rm.prepare_kept(xid, self._resource.rmid, judged.failed, judged.released)
 
