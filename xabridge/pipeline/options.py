@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal
 
 from xa import check_node
-from xabridge.pipeline.core import AddressTarget, PipelineError, Settings, Source, TableTarget
+from xabridge.pipeline.core import AddressTarget, Once, PipelineError, Settings, Source, TableTarget
 from xabridge.pipeline.core.user_functions import function_named
 from xabridge.pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
 from xabridge.pipeline.json_schema import ddl_of
@@ -29,6 +29,8 @@ MAX_PARTITIONS: Final = 1000
 LOCK_TIMEOUT_S: Final = 10.0
 BROKERS: Final = ("amqp", "amqps")
 DATABASES: Final = ("postgresql",)
+REMEMBERING: Final = ("postgresql",)
+"""Databases that can have the table of the option once_table."""
 _RESOURCE: Final = "resource."
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NAME: Final = re.compile(r'[A-Za-z_][\w$]*|"(?:[^"]|"")+"')
@@ -62,6 +64,8 @@ SINK: Final[Mapping[str, str]] = {
     "update": "SET clause for rows that exist (default: every other column is replaced)",
     "lockTimeout": f"seconds to wait for a row that another transaction has locked (default {LOCK_TIMEOUT_S:g})",
     "address": "where messages go: broker:alerts, or alerts if there is one broker",
+    "once": "the column that identifies a row, like message_id: a row that was written before is left out",
+    "once_table": "the table that remembers which rows were written: shop:orders_once, made where it is missing",
 }
 OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
 """Options that Spark reads itself and passes on."""
@@ -86,6 +90,7 @@ class SinkOptions:
     table: TableTarget | None
     address: AddressTarget | None
     columns: tuple[str, ...]
+    once: Once | None = None
 
 
 def source_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SourceOptions:
@@ -171,7 +176,23 @@ def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os
         None if table is None else _table(given, settings, table, key, update),
         None if address is None else AddressTarget(*_placed(given, settings, "address", address, BROKERS)),
         given.names("columns"),
+        _once(given, settings),
     )
+
+
+def _once(given: _Given, settings: Settings) -> Once | None:
+    column, text = given.text("once"), given.text("once_table")
+    if column is None and text is None:
+        return None
+    if column is None:
+        raise given.wrong("once_table", "remembers which rows were written; set the option once too, which names them")
+    if text is None:
+        raise given.wrong("once", "needs the option once_table, which remembers the rows that were written")
+    resource, table = _placed(given, settings, "once_table", text, REMEMBERING)
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", table):
+        raise given.wrong("once_table", f"{table!r} is not a table name; write orders_once or public.orders_once")
+    timeout_s = given.seconds("lockTimeout", LOCK_TIMEOUT_S)
+    return Once(column, TableTarget(resource, table, lock_timeout_s=timeout_s))
 
 
 def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> Settings:

@@ -4,8 +4,9 @@ Spark does not call a Python data source in `start()`. It looks at the sink only
 another process, and it refuses the output mode `update` there. So `DataStreamWriter.start` is replaced in this process,
 and calls this check first:
 
- - `start()` itself refuses what can't work: options, columns, types, keys, too few prepared transactions.
- - In output mode `update` each micro-batch is written by an epoch, as with `foreachBatch`.
+ - `start()` itself refuses what can't work: options, columns, types, keys, too few prepared transactions, settings of
+   the application.
+ - In output mode `update`, and with the option `once`, each micro-batch is written by an epoch, as with `foreachBatch`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.options import OF_SPARK, PARTITIONS, SHARED, sink_options
+from xabridge.pipeline.spark.cluster_settings import SPECULATION, check_settings, is_on
 from xabridge.pipeline.spark.task_writer import layout
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ SOURCE: Final = "amqp"
 _STREAM: Final = "StreamingRelationV2"
 UPDATE: Final = "Update"
 COMPLETE: Final = "Complete"
+ONCE: Final = "once"
 _MARK: Final = "_xabridge"
 _SHUFFLING: Final = (
     "Aggregate",
@@ -74,7 +77,7 @@ def intercept(epoch: Callable[..., Epoch]) -> None:
         asked = _asked(self)
         if asked.format == FORMAT:
             check(self._df, asked)
-            if asked.mode == UPDATE:
+            if asked.mode == UPDATE or ONCE in asked.options:
                 _by_epochs(self, asked, epoch)
         return original(self, path)
 
@@ -120,12 +123,19 @@ def check(rows: DataFrame, asked: WriteRequest) -> None:
     options = sink_options(asked.options)
     fitting = layout(options, {field.name: field.dataType.simpleString() for field in rows.schema.fields})
     check_mode(options, asked.mode)
-    if fitting.table is not None and not fitting.table.key:
-        _check_prepares(options, fitting, tasks_of(rows))
+    settings = dict(rows.sparkSession.sparkContext.getConf().getAll())
+    check_settings(settings, once=options.once is not None)
+    if (fitting.table is not None and not fitting.table.key) or fitting.once is not None:
+        _check_prepares(options, fitting, tasks_of(rows), attempts=3 if is_on(settings, SPECULATION) else 2)
 
 
 def check_mode(options: SinkOptions, mode: str) -> None:
     """PipelineError: the output mode repeats rows that the table has already, and no key tells which ones."""
+    if mode in {UPDATE, COMPLETE} and options.once is not None:
+        raise PipelineError(
+            f"output mode {mode.lower()} writes a row again when it has changed, and the option once leaves it out: "
+            "use one of them"
+        )
     if mode in {UPDATE, COMPLETE} and options.table is not None and not options.table.key:
         which = "every row again with each micro-batch" if mode == COMPLETE else "a row again whenever it has changed"
         raise PipelineError(
@@ -134,12 +144,13 @@ def check_mode(options: SinkOptions, mode: str) -> None:
         )
 
 
-def _check_prepares(options: SinkOptions, fitting: Layout, tasks: int) -> None:
+def _check_prepares(options: SinkOptions, fitting: Layout, tasks: int, *, attempts: int) -> None:
     used = [one.resource for one in (fitting.table, fitting.address) if one is not None]
+    used += [fitting.once.values.resource] if fitting.once is not None else []
     urls = tuple((name, url) for name, url in options.settings.resources if name in used)
     resources = Resources()
     try:
-        SinkCoordinator.checked(resources.of(urls), tasks)
+        SinkCoordinator.checked(resources.of(urls), tasks, attempts=attempts)
     finally:
         resources.close()
 

@@ -20,6 +20,7 @@ from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.excuse import excuse
 from xabridge.pipeline.core.task.message_encoder import encode_messages
+from xabridge.pipeline.core.task.once_table import claim
 from xabridge.pipeline.core.task.staging_table import StagingTable, is_connection_loss, is_row_error
 from xabridge.pipeline.core.task.table_writer import TableWriter, csv_rows
 from xabridge.pipeline.core.values import SinkReport
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from xa import Xid
     from xabridge.pipeline.core.messages import Messages
     from xabridge.pipeline.core.resources import Resources
-    from xabridge.pipeline.core.values import AddressTarget, Attempt, SinkPlan, TableTarget
+    from xabridge.pipeline.core.values import AddressTarget, Attempt, Once, SinkPlan, TableTarget
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -115,6 +116,21 @@ class SinkTask:
             connection = rm.session(resource.rmid).psycopg
             table = self._tables[target] = TableWriter(connection, target, lambda: self._roll_back_orphans(resource))
         return table
+
+    def first_ones(self, once: Once, values: Iterable[str]) -> frozenset[str]:
+        """Those of the values that no row which was written had. From now on these rows count as written, if the batch
+        is decided."""
+        try:
+            resource = self._branch(once.values.resource)
+            connection = database(resource).session(resource.rmid).psycopg
+            return claim(connection, once, values, lambda: self._roll_back_orphans(resource))
+        except psycopg.Error as error:
+            of_rows = is_row_error(error) or isinstance(error, psycopg.DataError)  # psycopg itself refuses a NUL
+            raise BatchRefused(
+                f"{once.values.table}: {error}", of_rows=of_rows, outage=is_connection_loss(error)
+            ) from error
+        except XaError as error:
+            raise self._refusal(once.values.resource, error) from error
 
     def send(self, target: AddressTarget, messages: Messages) -> None:
         """Sends messages."""
