@@ -20,7 +20,7 @@ def test_a_backfill_writes_what_the_live_query_has_not_written(spark: Driver, en
     assert spark.call("stream", **live)["errors"] == []
     assert env.rows("SELECT count(*) FROM rows") == [(20,)]
 
-    env.schedule(("prepared", "kill driver"), ("decided", "kill driver"))
+    env.schedule(("undecided", "kill driver"), ("decided", "kill driver"))
     path, own = str(env.folder / "archive"), {**sink, "pipeline": "backfill"}
     (refused,) = env.run("backfilled", killed=2, sink=own, numbers=80, path=path)
     assert env.fired() == 2
