@@ -192,7 +192,7 @@ def _once(given: _Given, settings: Settings) -> Once | None:
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", table):
         raise given.wrong("once_table", f"{table!r} is not a table name; write orders_once or public.orders_once")
     timeout_s = given.seconds("lockTimeout", LOCK_TIMEOUT_S)
-    return Once(column, TableTarget(resource, table, lock_timeout_s=timeout_s))
+    return Once(column, TableTarget(resource, table.lower(), lock_timeout_s=timeout_s))  # as SQL reads it
 
 
 def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> Settings:

@@ -161,7 +161,9 @@ class TaskWriter:
                 with SinkTask(self.plan, attempt) as task:
                     for batch in rows:
                         once = self.layout.once
-                        self._write(task, batch if once is None else first_ones(task, batch, once))
+                        left = batch if once is None else first_ones(task, batch, once)
+                        if len(left):
+                            self._write(task, left)
                     return task.prepare()
             except BatchRefused as error:
                 if not error.outage or not rows.again() or not backoff.wait():
@@ -192,4 +194,4 @@ def first_ones(task: SinkTask, batch: pa.RecordBatch, once: Once) -> pa.RecordBa
         if value in first:
             first.remove(value)
             places.append(place)
-    return batch.take(places)
+    return batch.take(places) if places else batch.slice(0, 0)  # Arrow can't take by no places
