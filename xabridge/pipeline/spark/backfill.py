@@ -54,5 +54,10 @@ def _check_own(settings: Settings) -> None:
 
 
 def together(rows: DataFrame, once: Once | None) -> DataFrame:
-    """The rows, with those of one value in one task: two tasks would wait for each other."""
-    return rows if once is None else rows.repartition(f"`{once.column}`")
+    """The rows, with those of one value in one task, because two tasks would wait for each other."""
+    return rows if once is None else rows.repartition(tasks_of_once(rows), f"`{once.column}`")
+
+
+def tasks_of_once(rows: DataFrame) -> int:
+    """How many tasks write them then: one for each core."""
+    return rows.sparkSession.sparkContext.defaultParallelism

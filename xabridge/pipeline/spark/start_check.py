@@ -21,6 +21,7 @@ from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.options import OF_SPARK, PARTITIONS, SHARED, sink_options
+from xabridge.pipeline.spark.backfill import tasks_of_once
 from xabridge.pipeline.spark.cluster_settings import SPECULATION, check_settings, is_on
 from xabridge.pipeline.spark.task_writer import layout
 
@@ -126,7 +127,8 @@ def check(rows: DataFrame, asked: WriteRequest) -> None:
     settings = dict(rows.sparkSession.sparkContext.getConf().getAll())
     check_settings(settings, once=options.once is not None)
     if (fitting.table is not None and not fitting.table.key) or fitting.once is not None:
-        _check_prepares(options, fitting, tasks_of(rows), attempts=3 if is_on(settings, SPECULATION) else 2)
+        tasks = tasks_of(rows) if fitting.once is None else tasks_of_once(rows)
+        _check_prepares(options, fitting, tasks, attempts=3 if is_on(settings, SPECULATION) else 2)
 
 
 def check_mode(options: SinkOptions, mode: str) -> None:
