@@ -15,6 +15,8 @@ many_tasks_ms              milliseconds of a batch of a message for each of 200 
                            above): each of them prepares a branch at the broker and one in the database
 workers_2_over_1           exactly once on a standalone cluster of two workers with one core each, by one of one
 cpu_us                     processor time of one message, by process
+branches                   milliseconds of the decision and the finish of a batch by its branches, without Spark, and
+                           of each further branch (`bench.pipelines.branches`)
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
+from bench.pipelines.branches import measure_branches
 from bench.pipelines.job import Job, Spark
 from xabridge.demo.pipeline.cluster import Cluster
 from xabridge.demo.pipeline.servers import PipelineServers
 from xabridge.testing.broker import cpu_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from bench.pipelines.job import Kind, Run
 
@@ -60,6 +63,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         batches = _batches(bench, small, rounds)
         many = _many_tasks(bench, 2 if quick else 4)
         bench.close()
+        branches = bench.branches((2, 20) if quick else (2, 50, 100), rounds)
         workers = {count: bench.on_cluster(count) for count in (1, 2)}
     return {
         "messages": messages,
@@ -74,6 +78,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         "batch_overhead_ms": batches["exact"] - batches["spark"],
         "many_tasks_ms": many,
         "workers_rows_per_s": {str(count): round(rate) for count, rate in workers.items()},
+        "branches": branches,
         "workers_2_over_1": round(workers[2] / workers[1], 2),
     }
 
@@ -145,6 +150,10 @@ class _Bench:
         """Ends it."""
         if self._spark is not None:
             self._spark.close()
+
+    def branches(self, tasks: Sequence[int], rounds: int) -> dict[str, Any]:
+        """The driver's part of batches of so many tasks."""
+        return measure_branches(self._servers, self._log, tasks, rounds)
 
     def on_cluster(self, workers: int) -> float:
         """Rows a second of the exact job on so many workers."""

@@ -41,6 +41,11 @@ def session(name: str, master: str = "local[2,4]", settings: Mapping[str, str] |
     that makes its own session calls `register`. Its Spark UI shows each query on the page Structured Streaming; with a
     local master it listens on the loopback address only. `settings={"spark.ui.enabled": "false"}` switches it off.
     PipelineError: PySpark or Java is missing."""
+    if os.environ.get("SPARK_REMOTE"):
+        raise PipelineError(
+            "SPARK_REMOTE is set, so this would be a session of Spark Connect, whose driver is somewhere else: a "
+            "pipeline needs a driver of its own. Unset it"
+        )
     check_spark()
     use_java()
     if master.partition("[")[0] in LOCAL:  # Spark's own default is every address, and nobody has to log in
@@ -95,6 +100,15 @@ def infer_schema(options: Mapping[str, str], sample: int = SAMPLE) -> str:
         return inferred_ddl(read)
     except ValueError as error:
         raise PipelineError(f"{given.source}: {error}: write body_schema by hand, or read the body as text") from error
+
+
+def backfill(rows: DataFrame, options: Mapping[str, str]) -> None:
+    """Writes rows that a pipeline has missed, and none that it has written: see
+    `xabridge.pipeline.spark.backfill.backfill`."""
+    check_spark()
+    from xabridge.pipeline.spark.backfill import backfill as write  # noqa: PLC0415 — needs PySpark
+
+    write(rows, options)
 
 
 def run_jobs(

@@ -13,8 +13,17 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal
 
 from xa import check_node
-from xabridge.pipeline.core import AddressTarget, LakeTarget, Messages, PipelineError, Settings, Source, TableTarget
-from xabridge.pipeline.core.task.databases import SCHEMES, scheme_of
+from xabridge.pipeline.core import (
+    AddressTarget,
+    LakeTarget,
+    Messages,
+    Once,
+    PipelineError,
+    Settings,
+    Source,
+    TableTarget,
+)
+from xabridge.pipeline.core.task.databases import POSTGRES, SCHEMES, scheme_of
 from xabridge.pipeline.core.user_functions import function_named
 from xabridge.pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
 from xabridge.pipeline.json_schema import ddl_of
@@ -32,6 +41,8 @@ LOCK_TIMEOUT_S: Final = 10.0
 BROKERS: Final = ("amqp", "amqps")
 LAKES: Final = ("delta",)
 TABLES: Final = (*SCHEMES, *LAKES)
+REMEMBERING: Final = POSTGRES
+"""Databases that can have the table of the option once_table."""
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NAME: Final = re.compile(r'[A-Za-z_][\w$]*|"(?:[^"]|"")+"')
 _BETWEEN_COMMAS: Final = re.compile(r'(?:[^",]|"(?:[^"]|"")*"?)+')
@@ -78,6 +89,8 @@ SINK: Final[Mapping[str, str]] = {
     "commas between them",
     "address_column": "the column that says which of the addresses a row's message is sent to, by its name",
     "address_default": "the address for rows whose address_column is null or names none (default: an error)",
+    "once": "the column that identifies a row, like message_id: a row that was written before is left out",
+    "once_table": "the table that remembers which rows were written: shop:orders_once, made where it is missing",
 }
 OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
 """Options that Spark reads itself and passes on."""
@@ -113,6 +126,7 @@ class SinkOptions:
     settings: Settings
     tables: Routing[TableRows]
     addresses: Routing[AddressTarget]
+    once: Once | None = None
 
 
 def source_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SourceOptions:
@@ -212,7 +226,22 @@ def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os
     if given.text("address") is None:
         for name in given.present("address_column", "address_default"):
             raise given.wrong(name, "needs an address, and there is none: set the option address")
-    return SinkOptions(settings, _tables(given, settings), _addresses(given, settings))
+    return SinkOptions(settings, _tables(given, settings), _addresses(given, settings), _once(given, settings))
+
+
+def _once(given: _Given, settings: Settings) -> Once | None:
+    column, text = given.text("once"), given.text("once_table")
+    if column is None and text is None:
+        return None
+    if column is None:
+        raise given.wrong("once_table", "remembers which rows were written; set the option once too, which names them")
+    if text is None:
+        raise given.wrong("once", "needs the option once_table, which remembers the rows that were written")
+    resource, table = _placed(given, settings, "once_table", text, REMEMBERING)
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", table):
+        raise given.wrong("once_table", f"{table!r} is not a table name; write orders_once or public.orders_once")
+    timeout_s = given.seconds("lockTimeout", LOCK_TIMEOUT_S)
+    return Once(column, TableTarget(resource, table.lower(), lock_timeout_s=timeout_s))  # as SQL reads it
 
 
 def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> Settings:

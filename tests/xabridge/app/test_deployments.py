@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,6 +55,29 @@ def test_what_kubernetes_is_given(path: Path) -> None:
         validate.validate({**told, "spec": spec}, validate.latest_version(), strict=True)
     arguments = told["spec"]["template"]["spec"]["containers"][0]["args"]
     assert parsed(arguments[1:]).shutdown_s < told["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_the_driver_of_a_pipeline_on_kubernetes() -> None:
+    """Every part fits its schema; executors reach the driver, and have its secrets."""
+    validate = pytest.importorskip("kubernetes_validate")
+    text = (CONTAINERS / "kubernetes" / "pipeline.yaml").read_text(encoding="utf-8")
+    parts: dict[str, Any] = {part["kind"]: part for part in yaml.safe_load_all(text)}
+    for part in parts.values():
+        validate.validate(part, validate.latest_version(), strict=True)
+    pod = parts["StatefulSet"]["spec"]["template"]["spec"]
+    (driver,) = pod["containers"]
+    settings = dict(each.removeprefix("--conf=").split("=", 1) for each in driver["args"] if each.startswith("--conf="))
+    assert settings["spark.driver.host"].partition(".")[0] == parts["Service"]["metadata"]["name"]
+    ports = {int(settings[name]) for name in ("spark.driver.port", "spark.driver.blockManager.port")}
+    assert ports == {port["port"] for port in parts["Service"]["spec"]["ports"]}
+    assert parts["Service"]["spec"]["selector"] == parts["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert pod["serviceAccountName"] == parts["RoleBinding"]["subjects"][0]["name"]
+    for variable in driver["env"]:
+        secret = variable["valueFrom"].get("secretKeyRef")
+        if secret:
+            told = settings[f"spark.kubernetes.executor.secretKeyRef.{variable['name']}"]
+            assert told == f"{secret['name']}:{secret['key']}"
+    assert find_spec(settings["spark.python.daemon.module"]) is not None
 
 
 def test_the_unit_runs_our_command() -> None:

@@ -27,10 +27,12 @@ from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.core.task.source_task import read
 from xabridge.pipeline.spark import amqp_format
 from xabridge.pipeline.spark.amqp_format import AmqpSource
-from xabridge.pipeline.spark.xa_format import XaSink
+from xabridge.pipeline.spark.xa_format import XaBatchWriter, XaSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from pyspark.sql.types import StructType
 
 VARIABLE = "XABRIDGE_FAULTS"
 GENERATION = "XABRIDGE_DRIVER"
@@ -182,8 +184,16 @@ class FaultySource(AmqpSource):
     """The format `amqp`, in processes that have faults."""
 
 
+class FaultyBatchWriter(XaBatchWriter):
+    """The writer of a job, in processes that have faults: Spark pickles the writer for them, and not the sink."""
+
+
 class FaultySink(XaSink):
     """The format `xa`, in processes that have faults."""
+
+    def writer(self, schema: StructType, overwrite: bool) -> FaultyBatchWriter:
+        writer = super().writer(schema, overwrite)
+        return FaultyBatchWriter(writer._options, writer._schema)
 
 
 if VARIABLE in os.environ:

@@ -42,6 +42,13 @@ def copied(rows: DataFrame) -> DataFrame:
     return numbered(rows).select("id", "text", "body")
 
 
+def identified(rows: DataFrame) -> DataFrame:
+    """Each message is a row and a message, which has the same id."""
+    number = f.col("body").cast("string").cast("long")
+    text = f.concat(f.lit("v"), f.col("body").cast("string"))
+    return rows.select(number.alias("id"), text.alias("text"), "body", "message_id")
+
+
 def copied_rows(rows: DataFrame) -> DataFrame:
     """Each message is a row."""
     return numbered(rows).select("id", "text")
@@ -224,6 +231,23 @@ def foreach(
 def jobs(spark: SparkSession, source: dict[str, str], sink: dict[str, str]) -> int:
     """Without streaming."""
     return pipeline.run_jobs(spark, source, sink, copied)
+
+
+def backfilled(spark: SparkSession, sink: dict[str, str], numbers: int, path: str) -> dict[str, list[str]]:
+    """Files with the messages of so many numbers, each of them twice, written beside a live query. A pipeline of a live
+    query is refused."""
+    twice = spark.range(numbers).unionAll(spark.range(numbers))
+    texts = twice.selectExpr(
+        "id", "concat('v', id) AS text", "CAST(id AS string) AS body", "concat('m', id) AS message_id"
+    )
+    texts.write.mode("overwrite").json(path)
+    rows = spark.read.schema("id bigint, text string, body string, message_id string").json(path)
+    pipeline.backfill(rows, sink)
+    try:
+        pipeline.backfill(rows, {**sink, "pipeline": "test"})
+    except pipeline.PipelineError as error:
+        return {"errors": [str(error)]}
+    return {"errors": []}
 
 
 def built(spark: SparkSession, source: dict[str, str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from xabridge.pipeline import PipelineError
-from xabridge.pipeline.core import AddressTarget, LakeTarget, Source, TableTarget
+from xabridge.pipeline.core import AddressTarget, LakeTarget, Once, Source, TableTarget
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.options import TableRows, sink_options, source_options
 from xabridge.pipeline.routing import Routing
@@ -244,3 +244,15 @@ def test_the_configuration_names_log_and_resources(tmp_path: Path) -> None:
         expanded("shop", shop, {})
     with pytest.raises(PipelineError, match="no resource 'old'"):
         options.settings.url("old")
+
+
+def test_rows_that_are_written_once_have_a_column_and_a_table() -> None:
+    given = {**BASE, "address": "alerts", "once": "message_id", "once_table": "shop:public.Alerts_once"}
+    assert sink_options(given).once == Once("message_id", TableTarget("shop", "public.alerts_once"))
+    assert sink_options({**BASE, "address": "alerts"}).once is None
+    for missing, message in (("once", "set the option once too"), ("once_table", "needs the option once_table")):
+        with pytest.raises(PipelineError, match=message):
+            sink_options({name: value for name, value in given.items() if name != missing})
+    for table, message in (("shop:a b", "is not a table name"), ("broker:seen", "has to be postgresql://")):
+        with pytest.raises(PipelineError, match=message):
+            sink_options({**given, "once_table": table})

@@ -10,7 +10,7 @@ import pytest
 from xabridge import pipeline
 
 PUBLIC = """
-BatchRefused EpochGone PipelineError PipelineTaken epoch infer_schema register run_jobs session
+BatchRefused EpochGone PipelineError PipelineTaken backfill epoch infer_schema register run_jobs session
 """
 
 WITHOUT = """
@@ -40,3 +40,9 @@ def test_what_plans_loads_neither_clients_nor_the_orm(format_: str) -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "xabridge.pipeline.core.driver.source_planner" in told or "xabridge.pipeline.spark.xa_format" in told
     assert not {"sqlalchemy.orm", "psycopg", "rm_amqp.resource", "rm_db.postgres", "rm_db.decider"} & set(told)
+
+
+def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:15002")
+    with pytest.raises(pipeline.PipelineError, match="a pipeline needs a driver of its own"):
+        pipeline.session("remote")

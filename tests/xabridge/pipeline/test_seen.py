@@ -58,7 +58,8 @@ bound = sorted({cells[1].partition(":")[0] for cells in listening if cells[3] ==
 found = {}
 for metric in reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics:
     found[metric.name] = sum(getattr(point, "value", 0) for point in metric.data.data_points)
-print(json.dumps({"address": address, "page": text, "spans": spans, "metrics": found, "bound": bound}), file=sys.__stdout__)
+told = {"page": text, "spans": spans, "metrics": found, "bound": bound}
+print(json.dumps(told), file=sys.__stdout__)
 spark.stop()
 """
 

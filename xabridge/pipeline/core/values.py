@@ -115,6 +115,15 @@ class AddressTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class Once:
+    """Rows are written once: `column` identifies a row, and the table `values` has the values of the rows that were
+    written (a key and an update it has none)."""
+
+    column: str
+    values: TableTarget
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The settings that every part of one pipeline knows. `log` is the URL of a `SqlLog`, on the driver's side;
     `resources` name → open string, of every resource manager that this part uses, as executors are to open it.

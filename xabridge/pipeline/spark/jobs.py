@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from xabridge.pipeline.core import Offset
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.options import sink_options, source_options
+from xabridge.pipeline.spark.backfill import together
 from xabridge.pipeline.spark.query_options import QueryOptions
 from xabridge.pipeline.spark.running_query import driver_of
 
@@ -26,13 +27,14 @@ def run_jobs(
     `transform` makes of them, and decides. Returns how many jobs it ran. The options are those of the formats `amqp`
     and `xa`. PipelineError: they do not belong together."""
     options = source_options(source)
-    QueryOptions((options,), sink_options(sink)).settings()
+    written = sink_options(sink)
+    QueryOptions((options,), written).settings()
     reader = SourcePlanner(options.settings, options.source, driver_of(spark), streaming=False)
     jobs = 0
     try:
         while reader.latest(Offset()) != Offset():
             rows = spark.read.format("amqp").options(**source).load()
-            transform(rows).write.format("xa").options(**sink).mode("append").save()
+            together(transform(rows), written.once).write.format("xa").options(**sink).mode("append").save()
             jobs += 1
     finally:
         reader.close()

@@ -4,8 +4,9 @@ Spark does not call a Python data source in `start()`. It looks at the sink only
 another process, and it refuses the output mode `update` there. So `DataStreamWriter.start` is replaced in this process,
 and calls this check first:
 
- - `start()` itself refuses what can't work: options, columns, types, keys, too few prepared transactions.
- - In output mode `update` each micro-batch is written by an epoch, as with `foreachBatch`.
+ - `start()` itself refuses what can't work: options, columns, types, keys, too few prepared transactions, settings of
+   the application.
+ - In output mode `update`, and with the option `once`, each micro-batch is written by an epoch, as with `foreachBatch`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.options import OF_SPARK, PARTITIONS, SHARED, sink_options
+from xabridge.pipeline.spark.backfill import tasks_of_once
+from xabridge.pipeline.spark.cluster_settings import SPECULATION, check_settings, is_on
 from xabridge.pipeline.spark.task_writer import layout
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ SOURCE: Final = "amqp"
 _STREAM: Final = "StreamingRelationV2"
 UPDATE: Final = "Update"
 COMPLETE: Final = "Complete"
+ONCE: Final = "once"
 _MARK: Final = "_xabridge"
 _SHUFFLING: Final = (
     "Aggregate",
@@ -74,7 +78,7 @@ def intercept(epoch: Callable[..., Epoch]) -> None:
         asked = _asked(self)
         if asked.format == FORMAT:
             check(self._df, asked)
-            if asked.mode == UPDATE:
+            if asked.mode == UPDATE or ONCE in asked.options:
                 _by_epochs(self, asked, epoch)
         return original(self, path)
 
@@ -120,13 +124,21 @@ def check(rows: DataFrame, asked: WriteRequest) -> None:
     options = sink_options(asked.options)
     fitting = layout(options, {field.name: field.dataType.simpleString() for field in rows.schema.fields})
     check_mode(options, asked.mode)
-    _check_prepares(options, fitting, tasks_of(rows))
+    settings = dict(rows.sparkSession.sparkContext.getConf().getAll())
+    check_settings(settings, once=options.once is not None)
+    tasks = tasks_of(rows) if options.once is None else tasks_of_once(rows)
+    _check_prepares(options, fitting, tasks, attempts=3 if is_on(settings, SPECULATION) else 2)
 
 
 def check_mode(options: SinkOptions, mode: str) -> None:
     """PipelineError: the output mode repeats rows that the table has already, and no key tells which ones."""
     if mode not in {UPDATE, COMPLETE}:
         return
+    if options.once is not None:
+        raise PipelineError(
+            f"output mode {mode.lower()} writes a row again when it has changed, and the option once leaves it out: "
+            "use one of them"
+        )
     which = "every row again with each micro-batch" if mode == COMPLETE else "a row again whenever it has changed"
     for target in (one.target for one in options.tables.targets if not one.target.key):
         raise PipelineError(
@@ -135,12 +147,14 @@ def check_mode(options: SinkOptions, mode: str) -> None:
         )
 
 
-def _check_prepares(options: SinkOptions, fitting: Layout, tasks: int) -> None:
+def _check_prepares(options: SinkOptions, fitting: Layout, tasks: int, *, attempts: int) -> None:
     used = {one.target.resource for one in fitting.tables.targets if not one.target.key}
+    if fitting.once is not None:
+        used.add(fitting.once.values.resource)
     urls = tuple((name, url) for name, url in options.settings.resources if name in used)
     resources = Resources()
     try:
-        SinkCoordinator.checked(resources.of(urls), tasks)
+        SinkCoordinator.checked(resources.of(urls), tasks, attempts=attempts)
     finally:
         resources.close()
 

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from xabridge.pipeline.core import AddressTarget, SinkPlan
+    from xabridge.pipeline.core import AddressTarget, Once, SinkPlan
     from xabridge.pipeline.core.task.sink_task import SinkTask
     from xabridge.pipeline.options import SinkOptions
     from xabridge.pipeline.routing import Routing
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
+IDENTIFYING: Final = ("string", "tinyint", "smallint", "int", "bigint", "date")
+"""Spark types whose values identify a row by their text."""
 KEPT: Final = 128 << 20
 """How many octets of a task's rows are kept at most."""
 
@@ -39,6 +41,8 @@ class Layout:
 
     tables: Routing[TableRows]
     addresses: Routing[AddressTarget]
+    once: Once | None = None
+    """Which rows are left out because they were written before."""
 
 
 def layout(options: SinkOptions, rows: Mapping[str, str]) -> Layout:
@@ -51,7 +55,22 @@ def layout(options: SinkOptions, rows: Mapping[str, str]) -> Layout:
     for address in options.addresses.targets:
         _check_messages(address, rows, routes, alone=not options.tables)
     tables = [_table(options, one, rows, routes) for one in options.tables.targets]
-    return Layout(options.tables.with_targets(tables), options.addresses)
+    return Layout(options.tables.with_targets(tables), options.addresses, _remembered(options, rows))
+
+
+def _remembered(options: SinkOptions, rows: Mapping[str, str]) -> Once | None:
+    """What identifies a row; its table is there afterwards."""
+    once = options.once
+    if once is None:
+        return None
+    if once.column not in rows:
+        raise PipelineError(f"format xa, option once: the query has no column {once.column!r}; it has {_list(rows)}")
+    if rows[once.column] not in IDENTIFYING:
+        raise PipelineError(f"format xa, option once: {once.column} is {rows[once.column]}; cast it to string")
+    from xabridge.pipeline.spark.postgres_table import make_once_table  # noqa: PLC0415 — loads psycopg
+
+    make_once_table(once.values, options.settings.url(once.values.resource))
+    return once
 
 
 def _check_route(option: str, column: str, rows: Mapping[str, str]) -> None:
@@ -175,7 +194,10 @@ class TaskWriter:
             try:
                 with SinkTask(self.plan, attempt) as task:
                     for batch in rows:
-                        self._write(task, batch)
+                        once = self.layout.once
+                        left = batch if once is None else first_ones(task, batch, once)
+                        if len(left):
+                            self._write(task, left)
                     return task.prepare()
             except BatchRefused as error:
                 if not error.outage or not rows.again() or not backoff.wait():
@@ -206,3 +228,18 @@ class TaskWriter:
 
             octets = csv_of(rows, table.columns, table.arrays)
             task.write_csv(table.target, table.columns, octets, len(rows))
+
+
+def first_ones(task: SinkTask, batch: pa.RecordBatch, once: Once) -> pa.RecordBatch:
+    """The rows of `batch` that were not written before, one of each value. BatchRefused: a row has no value."""
+    column = batch.column(once.column)
+    if column.null_count:
+        raise BatchRefused(f"{once.column} is null in {column.null_count} rows, and has to identify them", of_rows=True)
+    values = [str(value) for value in column.to_pylist()]
+    first = set(task.first_ones(once, values))
+    places: list[int] = []
+    for place, value in enumerate(values):
+        if value in first:
+            first.remove(value)
+            places.append(place)
+    return batch.take(places) if places else batch.slice(0, 0)  # Arrow can't take by no places

@@ -59,6 +59,8 @@ class XaSink(DataSource):
         options = sink_options(self.options)
         if overwrite:
             check_mode(options, COMPLETE)
+        if options.once is not None:
+            raise PipelineError("format xa, option once: call pipeline.register(spark) before you start the query")
         return XaStreamWriter(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> XaBatchWriter:

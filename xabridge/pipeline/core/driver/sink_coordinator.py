@@ -95,9 +95,9 @@ class SinkCoordinator:
         return bound.query
 
     @staticmethod
-    def checked(resources: Mapping[str, Resource], tasks: int) -> None:
-        """For the start of a query: PipelineError where a database can't prepare the branches of so many tasks. Orphans
-        of failed attempts may need as many again."""
+    def checked(resources: Mapping[str, Resource], tasks: int, *, attempts: int = 2) -> None:
+        """For the start of a query: PipelineError where a database can't prepare the branches of so many tasks. Each
+        task may leave those of so many `attempts` that Spark did not accept, or runs at a time."""
         for name, resource in resources.items():
             rm = resource.rm
             if not isinstance(rm, rm_db.PostgresResource):
@@ -112,11 +112,11 @@ class SinkCoordinator:
             )
             if rm.max_prepared < tasks:
                 raise PipelineError(
-                    f"{told} need {2 * tasks}: raise it and start PostgreSQL again, or write with fewer tasks "
+                    f"{told} need {attempts * tasks}: raise it and start PostgreSQL again, or write with fewer tasks "
                     "(coalesce, spark.sql.shuffle.partitions), or by key, which needs one for all tasks"
                 )
-            if rm.max_prepared < 2 * tasks:
-                logger.warning("%s may need %d", told, 2 * tasks)
+            if rm.max_prepared < attempts * tasks:
+                logger.warning("%s may need %d", told, attempts * tasks)
 
     def commit(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> BatchResult:
         """Decides the micro-batch, and finishes its sinks. BatchRefused: it is not decided. After the decision nothing

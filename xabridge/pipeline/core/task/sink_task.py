@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from xabridge.pipeline.core.resources import Resources
     from xabridge.pipeline.core.task.databases import CsvWriter, Database, RowWriter, StagingTable
     from xabridge.pipeline.core.task.lake_files import LakeFiles
-    from xabridge.pipeline.core.values import AddressTarget, Attempt, LakeTarget, SinkPlan, Staged, TableTarget
+    from xabridge.pipeline.core.values import AddressTarget, Attempt, LakeTarget, Once, SinkPlan, Staged, TableTarget
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -144,6 +144,21 @@ class SinkTask:
             orphans = partial(self._roll_back_orphans, resource)
             table = self._tables[target] = self._kind(target.resource).writer(resource, target, orphans)
         return table
+
+    def first_ones(self, once: Once, values: Iterable[str]) -> frozenset[str]:
+        """Those of the values that no row which was written had. From now on these rows count as written, if the batch
+        is decided."""
+        from xabridge.pipeline.core.task.once_table import claim  # noqa: PLC0415 — loads psycopg
+
+        kind = self._kind(once.values.resource)
+        try:
+            resource = self._branch(once.values.resource)
+            return claim(resource, once, values, partial(self._roll_back_orphans, resource))
+        except kind.errors as error:
+            fault = kind.fault(error)
+            raise BatchRefused(f"{once.values.table}: {error}", of_rows=fault.of_rows, outage=fault.outage) from error
+        except XaError as error:
+            raise self._refusal(once.values.resource, error) from error
 
     def _kind(self, name: str) -> Database:
         return database_of(name, self._plan.table_url(name))

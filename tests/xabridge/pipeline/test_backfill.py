@@ -1,0 +1,32 @@
+"""This test runs a backfill beside a live query on real Spark, and kills its driver before and after the decision."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.xabridge.pipeline.environment import Driver, SparkEnvironment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+def test_a_backfill_writes_what_the_live_query_has_not_written(spark: Driver, env: SparkEnvironment) -> None:
+    env.send([*range(40, 60), *range(50, 60)])  # some were sent twice
+    sink = env.sink(table="rows", address="out", once="message_id", once_table="shop:seen")
+    live = {"query": "identified", "source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
+    assert spark.call("stream", **live)["errors"] == []
+    assert env.rows("SELECT count(*) FROM rows") == [(20,)]
+
+    env.schedule(("undecided", "kill driver"), ("decided", "kill driver"))
+    path, own = str(env.folder / "archive"), {**sink, "pipeline": "backfill"}
+    (refused,) = env.run("backfilled", killed=2, sink=own, numbers=80, path=path)
+    assert env.fired() == 2
+    assert "pipeline 'test' belongs to query" in refused
+
+    env.send(range(70, 90))  # the live query goes on
+    assert spark.call("stream", **live)["errors"] == []
+    env.check_copies(Counter(range(90)))
+    assert env.rows("SELECT count(*) FROM seen") == [(90,)]

@@ -1,0 +1,90 @@
+"""These tests check which rows of a task are left out with the option `once`, and what is refused when a query
+starts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.xabridge.pipeline.core.environment import new_environment
+from xabridge.pipeline import PipelineError
+from xabridge.pipeline.core import Attempt, BatchRefused
+from xabridge.pipeline.options import sink_options
+from xabridge.pipeline.spark.start_check import check_mode
+from xabridge.pipeline.spark.task_writer import TaskWriter, layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.postgres import Postgres
+    from tests.xabridge.pipeline.core.environment import CoreEnvironment
+    from xabridge.pipeline.options import SinkOptions
+
+pa = pytest.importorskip("pyarrow")
+ROWS = {"body": "string", "number": "int"}
+
+
+@pytest.fixture
+def env(tmp_path: Path, postgres: Postgres) -> Iterator[CoreEnvironment]:
+    """The core, without Spark."""
+    broker = EmbeddedBroker(tmp_path)
+    env = new_environment(broker, postgres, tmp_path)
+    yield env
+    env.close()
+    broker.stop()
+
+
+def options(env: CoreEnvironment, **given: str) -> SinkOptions:
+    resources = {f"resource.{name}": url for name, url in env.settings.resources}
+    chosen = {"table": "shop:public.orders", "columns": "body", "once": "number", "once_table": "shop:seen", **given}
+    return sink_options({"pipeline": env.pipeline, "log": env.log, **resources, **chosen})
+
+
+def write(env: CoreEnvironment, monkeypatch: pytest.MonkeyPatch, *batches: list[int | None]) -> Any:
+    """One task writes these batches."""
+    monkeypatch.setattr("xabridge.pipeline.core.task.sink_task.PROCESS", env.resources)
+    writer = env.writer()
+    plan = writer.plan(streaming=False)
+    rows = [
+        pa.record_batch({"body": [f"v{number}" for number in batch], "number": pa.array(batch, pa.int32())})
+        for batch in batches
+    ]
+    report = TaskWriter(layout(options(env), ROWS), plan).write(rows, Attempt(0, 0))
+    writer.commit(plan, None, [report])
+    return report
+
+
+def test_a_value_is_written_once_in_a_batch_a_task_and_later(
+    env: CoreEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert write(env, monkeypatch, [1, 2, 1], [2, 3]).rows == 3
+    assert write(env, monkeypatch, [3, 1]).rows == 0
+    assert write(env, monkeypatch, [3, 4]).rows == 1
+    assert env.table() == ["v1", "v2", "v3", "v4"]
+    with psycopg.connect(env.database) as connection:
+        assert connection.execute("SELECT array_agg(id ORDER BY id) FROM seen").fetchone() == (["1", "2", "3", "4"],)
+
+
+def test_a_row_without_a_value_is_the_rows_fault(env: CoreEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BatchRefused, match="number is null in 1 rows") as refused:
+        write(env, monkeypatch, [1, None])
+    assert refused.value.of_rows
+    assert env.prepared() == []
+
+
+def test_what_is_refused_when_a_query_starts(env: CoreEnvironment) -> None:
+    with pytest.raises(PipelineError, match="the query has no column 'message_id'"):
+        layout(options(env, once="message_id"), ROWS)
+    with pytest.raises(PipelineError, match="number is double; cast it to string"):
+        layout(options(env), {**ROWS, "number": "double"})
+    for mode in ("Update", "Complete"):
+        with pytest.raises(PipelineError, match="the option once leaves it out"):
+            check_mode(options(env), mode)
+    check_mode(options(env), "Append")
+    with pytest.raises(PipelineError, match=r"(?s)can't be made: .*\. Ask an administrator"):
+        layout(options(env, once_table="shop:nowhere.seen"), ROWS)
