@@ -27,6 +27,7 @@ from xabridge.pipeline.core import Offset, Query, Source
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.core.process_ids import process_id
+from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.settings import settings_from
 from xabridge.testing.broker import BrokerProcess
 from xabridge.testing.ports import free_port
@@ -337,7 +338,7 @@ class SparkEnvironment:
         last = self._last(self.checkpoint, "offsets")
         stored = Path(self.checkpoint, "offsets", str(last)).read_text().splitlines()[2:]
         settings = settings_from(self.pipeline, self.database, self.resources)
-        sources = [Source(resource, ("in",)) for resource in ("broker", *self.others)]
+        sources = [Source((Shard(resource, ("in",)),)) for resource in ("broker", *self.others)]
         bind(settings, process_id(), Query(self.query(), "settle", last), sources)
         for source, text in zip(sources, stored, strict=False):  # one that is used twice stands there twice
             reader = SourcePlanner(settings, source, process_id())

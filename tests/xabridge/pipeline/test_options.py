@@ -9,6 +9,7 @@ import pytest
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import AddressTarget, Source, TableTarget
 from xabridge.pipeline.core.secrets import expanded
+from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.options import sink_options, source_options
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_source_has_defaults() -> None:
     options = source_options({**BASE, "queue": "orders"})
-    assert options.source == Source("broker", ("orders",), 2, 100_000)
+    assert options.source == Source((Shard("broker", ("orders",)),), 2, 100_000)
     assert options.body == "binary"
     assert options.settings.url("shop") == "postgresql://y/shop"
 
@@ -39,7 +40,7 @@ def test_a_source_has_defaults() -> None:
 def test_spark_gives_names_in_lower_case_and_values_as_text() -> None:
     given = {**BASE, "queue": "a, b", "partitions": "4", "maxrowsperbatch": "10", "body": "text", "resource": "Broker"}
     options = source_options(given)
-    assert options.source == Source("broker", ("a", "b"), 4, 10, text=True)
+    assert options.source == Source((Shard("broker", ("a", "b")),), 4, 10, text=True)
     assert options.body == "text"
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from tm.log import Branch
     from xa import Xid
+    from xabridge.pipeline.core.shards import Shard
     from xabridge.pipeline.core.task.staging_table import StagedRows
 
 ROWS_PER_BATCH: Final = 100_000
@@ -42,10 +43,10 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source: `queues` of the resource `resource`, by `partitions` tasks, `rows` a batch at most in all."""
+    """A source: `shards`, one for each broker, whose queues may be patterns. It is read by `partitions` tasks, and by
+    one for each broker at least; `rows` a batch at most in all."""
 
-    resource: str
-    queues: tuple[str, ...]
+    shards: tuple[Shard, ...]
     partitions: int = 2
     rows: int = ROWS_PER_BATCH
     text: bool = False
@@ -58,9 +59,18 @@ class Source:
     """A batch waits until there are so many messages."""
     delay_s: float = 0.0
     """But no longer than this; 0: without end."""
+    by_queue: bool = False
+    """Each queue is read by one task, so that its messages stay in order."""
+    skips: bool = False
+    """A broker that is away is skipped; otherwise it is waited for."""
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """The brokers."""
+        return tuple(shard.resource for shard in self.shards)
 
     def __str__(self) -> str:
-        return f"{self.resource}: {', '.join(self.queues)}"
+        return "; ".join(map(str, self.shards))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +177,8 @@ class SinkPlan:
     decided: bool = False
     query: str = ""
     outage_s: float = OUTAGE_S
+    skipped: tuple[str, ...] = ()
+    """Brokers that the batch does not read, because they were away when it was planned."""
 
     def check(self, query: str) -> None:
         """For a task of this query ("": of none), before it writes. PipelineError: it was planned for another one."""

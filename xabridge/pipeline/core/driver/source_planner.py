@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from xa import XaError
 from xa.coroutines import drive
 from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, smaller
+from xabridge.pipeline.core.driver.brokers_away import BrokersAway
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
@@ -17,8 +18,9 @@ from xabridge.pipeline.core.process_ids import process_id
 from xabridge.pipeline.core.protocol import epoch_plan
 from xabridge.pipeline.core.protocol.epoch_plan import Origin
 from xabridge.pipeline.core.protocol.recovery import resolve
-from xabridge.pipeline.core.resources import PROCESS, broker, call_resource
-from xabridge.pipeline.core.retry import Backoff, is_outage, retried
+from xabridge.pipeline.core.protocol.waiting_shards import count_waiting
+from xabridge.pipeline.core.resources import PROCESS
+from xabridge.pipeline.core.retry import retried
 from xabridge.pipeline.core.values import Offset, SourcePartition
 from xabridge.pipeline.core.xids import is_source, source_epoch
 
@@ -58,7 +60,8 @@ class SourcePlanner:
     ) -> None:
         self._settings = settings
         self._source = source
-        settings.url(source.resource)
+        for resource in source.resources:
+            settings.url(resource)
         opener = LedgerOpener(settings.log, settings.pipeline, sleep=sleep)
         with pipeline_errors():
             ledger = opener.join(driver, takes=not streaming)
@@ -72,6 +75,7 @@ class SourcePlanner:
         self._resolved = False
         self._limits: dict[int, ReadLimits] = {}
         self._delay = Delay(clock)
+        self._away = BrokersAway(clock)
         self._batches = 0
         self._planned_rows = 0
 
@@ -83,16 +87,20 @@ class SourcePlanner:
 
     def taken_rows(self, end: Offset) -> int:
         """How many messages an epoch took: those that its source branches hold, so it is 0 once they are finished."""
-        ports, resource = self._pipeline.ports, self._source.resource
+        ports = self._pipeline.ports
+        taken = 0
         with pipeline_errors():
             row = drive(ports.ledger.epoch(end.epoch))
             if row is None:
                 return 0
-            counting = partial(ports.branches.message_counts, resource, row.gtrid)
-            counts = drive(retried(ports, counting, self._settings.outage_s))
-        if isinstance(counts, XaError):
-            raise PipelineError(f"{resource} can't be asked what epoch {end.epoch} took: {counts.message}")
-        return sum(count for xid, count in counts.items() if is_source(xid) and source_epoch(xid) == end.epoch)
+            for resource in row.read.resources:
+                counting = partial(ports.branches.message_counts, resource, row.gtrid)
+                counts = drive(retried(ports, counting, self._settings.outage_s))
+                if isinstance(counts, XaError):
+                    raise PipelineError(f"{resource} can't be asked what epoch {end.epoch} took: {counts.message}")
+                mine = (xid for xid in counts if is_source(xid) and source_epoch(xid) == end.epoch)
+                taken += sum(counts[xid] for xid in mine)
+        return taken
 
     def latest(self, start: Offset, limits: ReadLimits = UNLIMITED) -> Offset:
         """The end of the next micro-batch; `start` when there is nothing to read, or when it is not yet time to. Spark
@@ -107,35 +115,31 @@ class SourcePlanner:
             return start
         self._delay.begin()
         with pipeline_errors():
-            epoch = drive(
+            epoch, waiting = drive(
                 epoch_plan.latest(
                     self._pipeline.ports,
                     self._origin,
                     start.epoch,
-                    source.resource,
-                    source.queues,
+                    source,
                     self._settings.outage_s,
+                    self._away.now(),
                 )
             )
+            self._away.note(waiting.away)
             if epoch == start.epoch:  # a driver that has lost the pipeline must not wait for messages for ever
                 drive(self._pipeline.ledger.row())
         self._limits = {epoch: limits}
         return Offset(epoch)
 
     def available(self) -> int:
-        """How many messages there are to read now."""
+        """How many messages there are to read now, at the brokers that are there."""
         self._resolve()
-        resource = self._pipeline.resources[self._source.resource]
-        rm = broker(resource)
-        backoff = Backoff(self._settings.outage_s)
-        while True:
-            try:
-                return call_resource(
-                    resource, "browse", lambda: sum(rm.count(one, resource.rmid) for one in self._source.queues)
-                )
-            except XaError as error:
-                if not is_outage(error) or not backoff.wait():
-                    raise PipelineError(f"{resource.name} can't be read: {error}") from error
+        with pipeline_errors():
+            counted, away = drive(
+                count_waiting(self._pipeline.ports, self._source, self._settings.outage_s, self._away.now())
+            )
+        self._away.note(away)
+        return counted
 
     def _resolve(self) -> None:
         """Finishes what earlier drivers have left over, once, so that the messages that it holds can be read again."""
@@ -162,15 +166,16 @@ class SourcePlanner:
                     self._origin,
                     start.epoch,
                     end.epoch,
-                    source.resource,
-                    source.partitions,
+                    source,
                     rows,
                     pipeline.names,
                     self._settings.outage_s,
+                    self._away.now(),
                 )
             )
             decided = self._decided(again=planned.again)
-        count = len(planned.xids)
+        self._away.note(planned.skipped)
+        count = len(planned.parts)
         self._planned_rows += planned.rows
         if planned.again:
             logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, count)
@@ -186,18 +191,18 @@ class SourcePlanner:
     def _partition(
         self, epoch: int, index: int, planned: epoch_plan.ReadPlan, decided: int, octets: int
     ) -> SourcePartition:
-        rows, count = planned.rows, len(planned.xids)
+        rows, count = planned.rows, len(planned.parts)
         share = 0 if planned.again else rows // count + (index < rows % count)
         source = self._source
-        queues = source.queues[index % len(source.queues) :] + source.queues[: index % len(source.queues)]
+        xid, shard = planned.parts[index]
         return SourcePartition(
             self._settings.pipeline,
             epoch,
             index,
-            planned.xids[index],
-            source.resource,
-            self._settings.url(source.resource),
-            queues,
+            xid,
+            shard.resource,
+            self._settings.url(shard.resource),
+            shard.queues,
             share,
             query=self._origin.query,
             decided=decided,
@@ -230,4 +235,4 @@ class SourcePlanner:
 
     def close(self) -> None:
         """Closes the ledger. Nothing is lost where this is not called."""
-        self._pipeline.ledger.close()
+        self._pipeline.close()

@@ -19,7 +19,7 @@ from tm.log.sql.database import Database
 from tm.log.sql.gtrids import TakenOver
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger.refusals import not_bound, taken
-from xabridge.pipeline.core.ledger.schema import DRIVER, ISOLATION, METADATA, PIPELINE, upgrade
+from xabridge.pipeline.core.ledger.schema import DRIVER, METADATA, PIPELINE, UNFENCED, upgrade
 from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger, changing, read_ownership, read_pipeline
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class LedgerOpener:
         # batch.
         database = Database(self._url, self._clock)
         try:
-            if not joins or not inspect(database.engine).has_table(ISOLATION.name):  # the newest one
+            if not joins or not inspect(database.engine).has_table(UNFENCED.name):  # the newest one
                 database.prepare(METADATA)
                 upgrade(database)
             return enter(database)

@@ -1,38 +1,64 @@
 """The tables of a pipeline, beside those of its decision log (`tm.log.sql.tables`) and in the same database.
 
-    xabridge_pipeline         a row for each pipeline: its name is the node of its log incarnation, driver   who has it:
-    the log's incarnation, and the driver that took it (`core.process_ids`) reader                empty; who reads
-    stands in xabridge_pipeline_source taken_at              when that was epoch                 the highest number of
-    an epoch that was ever given forgotten             the highest number of an epoch whose row was removed gtrid
-    the global transaction that was planned last again                 the incarnation in which it was planned to be
-    read again; 0: it was not xabridge_pipeline_driver  a row for each driver that has ever taken it. A driver that has
-    a row and does not have the pipeline now was fenced off, and does not come back without a new start of its query
-    pipeline, driver      primary key incarnation           the last one that it had xabridge_pipeline_epoch   a row for
-    each epoch that was planned pipeline, epoch       primary key previous              the epoch that the same source
-    of the same checkpoint read before; 0 for none gtrid, tries          its present global transaction, and how many it
-    has had; the epochs that the sources of one query read in one micro-batch have the same one source
-    the resource that it reads; empty for a batch that reads nothing query, place          the query that reads it, and
-    which of its sources; empty and 0 for a job without streaming sunk                  whether a sink of ours was
-    planned for it logged                whether Spark is known to have logged it finished              whose branches
-    are finished: words `src:NAME` and `snk:NAME` planned_at            when it was planned last xabridge_pipeline_batch
-    a row for each query (checkpoint): its last micro-batch pipeline, query       primary key batch, gtrid          the
-    batch is decided if and only if the log says so of this gtrid offsets               a digest of what the checkpoint
-    says that it reads; empty where that is not known xabridge_pipeline_query   a row for each pipeline that a streaming
-    query has: no other query works under its name pipeline              primary key query, run            the query's
-    id, which stands in its checkpoint, and the id of its latest start incarnation           the one that this start
-    has; a row of an older one is of a start that is over bound_at              when that was xabridge_pipeline_source
-    a row for each source of that query pipeline, place       primary key: the source's number in the query, from 0
-    source                what it reads: the resource and its queues process               the process that plans it
-    (`core.process_ids`); empty until it asks for the first time
+    xabridge_pipeline         a row for each pipeline: its name is the node of its log
+        incarnation, driver   who has it: the log's incarnation, and the driver that took it (`core.process_ids`)
+        reader                empty; who reads stands in xabridge_pipeline_source
+        taken_at              when that was
+        epoch                 the highest number of an epoch that was ever given
+        forgotten             the highest number of an epoch whose row was removed
+        gtrid                 the global transaction that was planned last
+        again                 the incarnation in which it was planned to be read again; 0: it was not
+
+    xabridge_pipeline_driver  a row for each driver that has ever taken it. A driver that has a row and does not have
+                              the pipeline now was fenced off, and does not come back without a new start of its query
+        pipeline, driver      primary key
+        incarnation           the last one that it had
+
+    xabridge_pipeline_epoch   a row for each epoch that was planned
+        pipeline, epoch       primary key
+        previous              the epoch that the same source of the same checkpoint read before; 0 for none
+        gtrid, tries          its present global transaction, and how many it has had; the epochs that the sources of
+                              one query read in one micro-batch have the same one
+        source                the resource that it reads, or the first of them; empty for a batch that reads nothing
+        shards                what it reads, as JSON (`core.shards.PlannedRead`): the resources, the queues of each
+                              task, and the resources that were skipped; empty in a row of an earlier version, and for a
+                              batch that reads nothing
+        query, place          the query that reads it, and which of its sources; empty and 0 for a job without streaming
+        sunk                  whether a sink of ours was planned for it
+        logged                whether Spark is known to have logged it
+        finished              whose branches are finished: words `src:NAME` and `snk:NAME`
+        planned_at            when it was planned last
+
+    xabridge_pipeline_batch   a row for each query (checkpoint): its last micro-batch
+        pipeline, query       primary key
+        batch, gtrid          the batch is decided if and only if the log says so of this gtrid
+        offsets               a digest of what the checkpoint says that it reads; empty where that is not known
+
+    xabridge_pipeline_query   a row for each pipeline that a streaming query has: no other query works under its name
+        pipeline              primary key
+        query, run            the query's id, which stands in its checkpoint, and the id of its latest start
+        incarnation           the one that this start has; a row of an older one is of a start that is over
+        bound_at              when that was
+
+    xabridge_pipeline_source  a row for each source of that query
+        pipeline, place       primary key: the source's number in the query, from 0
+        source                what it reads: resources and their queues
+        process               the process that plans it (`core.process_ids`); empty until it asks for the first time
 
     xabridge_pipeline_isolation  a row for a pipeline whose last tries failed (`core.protocol.isolation`)
         pipeline              primary key
         gtrid                 the try that was planned, or that failed, last
         suspects, aside       how it was planned
         place                 which of the query's sources is suspected, or was last; -1: none was
+        shard                 which of its shards, as JSON: the resource and its queues; empty: not known, or none
         failed                how many messages it had when it failed; -1: it did not, -2: no message is to blame
 
-Tables of earlier versions lack the last three tables, and the columns query, place and offsets: `upgrade` adds them.
+    xabridge_pipeline_unfenced  a row for each try and each broker at which it may still take messages: it was planned
+                              to read there, and is not known to be fenced there
+        pipeline, resource, gtrid   primary key
+
+Tables of earlier versions lack the last four tables, and the columns query, place, offsets and shards: `upgrade` adds
+them.
 
 Each change is one short transaction, which first locks the log's row of the node and compares the incarnation.
 """
@@ -96,6 +122,7 @@ EPOCH: Final = Table(
     Column("planned_at", Double, nullable=False),
     Column("query", String(255), nullable=False, server_default=""),
     Column("place", Integer, nullable=False, server_default="0"),
+    Column("shards", Text, nullable=False, server_default=""),
 )
 BATCH: Final = Table(
     "xabridge_pipeline_batch",
@@ -115,6 +142,14 @@ ISOLATION: Final = Table(
     Column("aside", BigInteger, nullable=False),
     Column("failed", BigInteger, nullable=False),
     Column("place", Integer, nullable=False),
+    Column("shard", Text, nullable=False, server_default=""),
+)
+UNFENCED: Final = Table(
+    "xabridge_pipeline_unfenced",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("resource", String(48), primary_key=True),
+    Column("gtrid", LargeBinary(64), primary_key=True),
 )
 QUERY: Final = Table(
     "xabridge_pipeline_query",
@@ -139,7 +174,7 @@ def upgrade(database: Database) -> None:
     """Adds the columns that tables of earlier versions lack. Several processes may do so at the same time."""
     with database.writing(), database.engine.connect() as connection:
         connection.execute(text("BEGIN IMMEDIATE" if database.is_sqlite else "BEGIN"))
-        for table in (EPOCH, BATCH):
+        for table in (EPOCH, BATCH, ISOLATION):
             known = {column["name"] for column in inspect(connection).get_columns(table.name)}
             for column in table.columns:
                 if column.name not in known:

@@ -170,7 +170,8 @@ class SinkTask:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.rollback()
         if isinstance(error, PipelineError) and not (isinstance(error, BatchRefused) and error.of_rows):
-            excuse(self._plan.resources, self._plan.gtrid, self._resources)
+            urls = [(name, url) for name, url in self._plan.resources if name not in self._plan.skipped]
+            excuse(urls, self._plan.gtrid, self._resources)
 
     @property
     def _xid(self) -> Xid:
