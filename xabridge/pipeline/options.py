@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal
 
 from xa import check_node
-from xabridge.pipeline.core import AddressTarget, PipelineError, Settings, Source, TableTarget
+from xabridge.pipeline.core import AddressTarget, PipelineError, Settings, Shard, Source, TableTarget
 from xabridge.pipeline.core.user_functions import function_named
 from xabridge.pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
 from xabridge.pipeline.json_schema import ddl_of
@@ -26,6 +26,7 @@ Body = Literal["binary", "text"]
 
 PARTITIONS: Final = 2
 MAX_PARTITIONS: Final = 1000
+MAX_SHARDS: Final = 1000
 LOCK_TIMEOUT_S: Final = 10.0
 BROKERS: Final = ("amqp", "amqps")
 DATABASES: Final = ("postgresql",)
@@ -43,9 +44,11 @@ SHARED: Final[Mapping[str, str]] = {
 }
 SOURCE: Final[Mapping[str, str]] = {
     **SHARED,
-    "resource": "the broker: a resource's name (default: the only one there is)",
-    "queue": "the queue to read; several with commas between them",
+    "resource": "the broker: a resource's name (default: the only one there is); several with commas between them",
+    "queue": "the queue to read, or a pattern with *; several with commas between them; broker:orders is at one broker",
     "partitions": f"tasks that read in parallel (default {PARTITIONS})",
+    "order": "queue: one task reads each queue, so that its messages stay in order (default none)",
+    "on_missing": "wait (default) or skip: what is done where one of several brokers is away",
     "maxRowsPerBatch": f"most messages of one micro-batch (default {ROWS_PER_BATCH})",
     "max_octets": "most octets of messages of one micro-batch (default: no limit)",
     "min_messages": "a micro-batch waits until there are so many messages; needs max_delay",
@@ -61,7 +64,9 @@ SINK: Final[Mapping[str, str]] = {
     "key": "columns of a unique constraint: rows are upserted",
     "update": "SET clause for rows that exist (default: every other column is replaced)",
     "lockTimeout": f"seconds to wait for a row that another transaction has locked (default {LOCK_TIMEOUT_S:g})",
-    "address": "where messages go: broker:alerts, or alerts if there is one broker",
+    "address": "where messages go: broker:alerts, or alerts if there is one broker; with shards several, with commas",
+    "shards": "messages go to so many queues, alerts#0 and so on, by shard_key",
+    "shard_key": "the column whose value says to which of the shards a message goes",
 }
 OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
 """Options that Spark reads itself and passes on."""
@@ -92,21 +97,21 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
     """The options of a source; PipelineError for what can't be used."""
     given = _Given("amqp", SOURCE, options)
     settings = given.settings(environment)
-    queues = given.names("queue")
-    if not queues:
-        raise given.wrong("queue", "missing; name the queue to read")
-    if len(set(queues)) < len(queues):
-        raise given.wrong("queue", f"{', '.join(queues)}: a queue is named twice")
-    resource = _chosen(given, settings, "resource", given.text("resource") or "", BROKERS)
+    shards = _shards(given, settings)
     body = given.text("body") or "binary"
     body_schema = _body_schema(given)
     if body not in ("binary", "text"):
         raise given.wrong("body", f"{body!r} is neither binary nor text")
     rows = given.number("maxRowsPerBatch", ROWS_PER_BATCH)
     least, delay_s = _minimum(given, rows)
+    by_queue = given.one_of("order", ("none", "queue")) == "queue"
+    if by_queue and given.text("partitions") is not None:
+        raise given.wrong("partitions", "contradicts order, by which each queue is read by one task: omit one of them")
+    skips = given.one_of("on_missing", ("wait", "skip")) == "skip"
+    if skips and len(shards) == 1:
+        raise given.wrong("on_missing", "skip needs several brokers, and there is nothing to read but at one")
     source = Source(
-        resource,
-        queues,
+        shards,
         given.number("partitions", PARTITIONS, MAX_PARTITIONS),
         rows,
         body == "text",
@@ -114,8 +119,37 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
         octets=given.number("max_octets", 0),
         least=least,
         delay_s=delay_s,
+        by_queue=by_queue,
+        skips=skips,
     )
     return SourceOptions(settings, source, "text" if body == "text" else "binary", body_schema)
+
+
+def _shards(given: _Given, settings: Settings) -> tuple[Shard, ...]:
+    """The queues of each broker, in the order in which they are named."""
+    queues = given.names("queue")
+    if not queues:
+        raise given.wrong("queue", "missing; name the queue to read")
+    if len(set(queues)) < len(queues):
+        raise given.wrong("queue", f"{', '.join(queues)}: a queue is named twice")
+    named = given.names("resource")
+    everywhere = [_chosen(given, settings, "resource", name, BROKERS) for name in named]
+    if named and all(":" in queue for queue in queues):
+        raise given.wrong("resource", "no queue is read there, because each of them names its broker: omit it")
+    found: dict[str, dict[str, None]] = {}
+    for queue in queues:
+        resource, colon, what = queue.partition(":")
+        if colon:
+            brokers = [_placed(given, settings, "queue", queue, BROKERS)[0]] if resource else []
+            if not resource or not what:
+                raise given.wrong("queue", f"{queue!r} has no {'queue behind' if resource else 'broker before'} the :")
+        else:
+            brokers, what = everywhere or [_chosen(given, settings, "resource", "", BROKERS)], queue
+        for broker in brokers:
+            if what in found.setdefault(broker, {}):
+                raise given.wrong("queue", f"{what!r} of {broker} is named twice")
+            found[broker][what] = None
+    return tuple(Shard(broker, tuple(names)) for broker, names in found.items())
 
 
 def _body_schema(given: _Given) -> str:
@@ -159,6 +193,10 @@ def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os
     table, address = given.text("table"), given.text("address")
     if table is None and address is None:
         raise given.wrong("table", "missing, and so is address; name a table, an address or both")
+    if address is None:
+        for name in ("shards", "shard_key"):
+            if given.text(name) is not None:
+                raise given.wrong(name, "needs an address, and there is none: set the option address")
     if table is None:
         for name in ("key", "update", "columns", "lockTimeout"):
             if given.text(name) is not None:
@@ -169,7 +207,7 @@ def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os
     return SinkOptions(
         settings,
         None if table is None else _table(given, settings, table, key, update),
-        None if address is None else AddressTarget(*_placed(given, settings, "address", address, BROKERS)),
+        None if address is None else _address(given, settings, address),
         given.names("columns"),
     )
 
@@ -177,6 +215,22 @@ def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os
 def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> Settings:
     """The settings of a pipeline, without a source or a sink; PipelineError for what can't be used."""
     return _Given("xa", SHARED, options).settings(environment)
+
+
+def _address(given: _Given, settings: Settings, text: str) -> AddressTarget:
+    shards, key = given.number("shards", 0, MAX_SHARDS), given.text("shard_key") or ""
+    if shards and not key:
+        raise given.wrong("shards", "needs the option shard_key, which names the column with the key")
+    if key and not shards:
+        raise given.wrong("shard_key", "needs the option shards, which says how many there are")
+    if not shards:
+        return AddressTarget(*_placed(given, settings, "address", text, BROKERS))
+    first, *others = (_placed(given, settings, "address", name, BROKERS) for name in given.names("address"))
+    if len({first, *others}) <= len(others):
+        raise given.wrong("address", f"{text}: an address is named twice")
+    if len(others) >= shards:
+        raise given.wrong("shards", f"{shards} are fewer than the addresses, and some would get no message")
+    return AddressTarget(*first, key, shards, tuple(others))
 
 
 def _table(given: _Given, settings: Settings, text: str, key: tuple[str, ...], update: str) -> TableTarget:
@@ -274,6 +328,13 @@ class _Given:
         if not text.isdecimal() or not 1 <= int(text) <= (most or int(text)):
             raise self.wrong(option, f"{text!r} is not a number {f'from 1 to {most}' if most else 'above 0'}")
         return int(text)
+
+    def one_of(self, option: str, words: Sequence[str]) -> str:
+        """One of the words; the first one is the default."""
+        text = self.text(option) or words[0]
+        if text not in words:
+            raise self.wrong(option, f"{text!r} is neither {' nor '.join(words)}")
+        return text
 
     def seconds(self, option: str, default: float) -> float:
         text = self.text(option)

@@ -2,11 +2,11 @@
 database, and a book.
 
 The query reads from both brokers, by a source for each or by one with a shard at each, or from one broker. It writes to
-one of them and to the database. A source with two shards waits for a broker that is away, or skips it. Every port call of every
-actor is a step; the schedule draws the actor that makes the next one. Drivers die before and after any of their calls.
-Attempts fail, come late and run twice. Tasks of one source begin before another source is planned. Replies are lost,
-brokers and the database are unreachable for a while, a commit raises and is aborted, and other drivers take the
-pipeline. Checkpoints are restored from an earlier copy, or deleted and created again, with the option `adopt` and
+one of them and to the database. A source with two shards waits for a broker that is away, or skips it. Every port call
+of every actor is a step; the schedule draws the actor that makes the next one. Drivers die before and after any of
+their calls. Attempts fail, come late and run twice. Tasks of one source begin before another source is planned. Replies
+are lost, brokers and the database are unreachable for a while, a commit raises and is aborted, and other drivers take
+the pipeline. Checkpoints are restored from an earlier copy, or deleted and created again, with the option `adopt` and
 without it. Then the faults stop, the checkpoint runs to its end, and the checker looks.
 
 In some worlds rows are written by key, so that tasks stage them and the driver upserts; or they are shuffled to more
@@ -32,8 +32,8 @@ from xa import Code, XaError, Xid, log_prefix, xa_error
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
 from xabridge.pipeline.core.protocol import batch_decision, epoch_plan, ownership, partition_read, recovery
 from xabridge.pipeline.core.protocol.epoch_plan import Origin
-from xabridge.pipeline.core.task.staging_table import StagedRows
 from xabridge.pipeline.core.shards import Shard
+from xabridge.pipeline.core.task.staging_table import StagedRows
 from xabridge.pipeline.core.values import (
     OUTAGE_S,
     Batch,
@@ -733,10 +733,8 @@ class World:
                 if isinstance(answer, XaError):
                     self.unfenced.add(gtrid)
                 return answer
-            case "has_messages", (resource, _):
-                return self._reached(resource, lambda: bool(self.places[resource].queue))
-            case "queues", (resource, _):
-                return self._reached(resource, lambda: {"orders": len(self.places[resource].queue)})
+            case (("has_messages" | "queues"), (resource, _)):
+                return self._reached(resource, partial(self._looked, call.name, self.places[resource]))
             case "pause", _:
                 return None
             case "note", (heuristic,):
@@ -747,6 +745,10 @@ class World:
                     self.book.end(decision.gtrid)
                 return None
         return self._written(call)
+
+    @staticmethod
+    def _looked(what: str, place: Place) -> Any:
+        return bool(place.queue) if what == "has_messages" else {"orders": len(place.queue)}
 
     def _upsert(self, gtrid: bytes, staged: Any) -> Any:
         """The driver's branch at the shop, and the rows of these attempts."""

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from xabridge.pipeline import PipelineError
-from xabridge.pipeline.core import AddressTarget, Source, TableTarget
+from xabridge.pipeline.core import AddressTarget, Shard, Source, TableTarget
 from xabridge.pipeline.core.secrets import expanded
-from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.options import sink_options, source_options
 
 if TYPE_CHECKING:
@@ -49,6 +48,31 @@ def test_a_source_has_limits_in_octets_and_a_minimum() -> None:
     assert (options.source.octets, options.source.least, options.source.delay_s) == (1000, 50, 2.5)
 
 
+TWO = {"pipeline": "p", "log": "sqlite:///l", "resource.a": "amqp://a/", "resource.b": "amqp://b/"}
+
+
+def test_a_source_reads_queues_of_several_brokers() -> None:
+    source = source_options({**TWO, "resource": "a, b", "queue": "orders#*"}).source
+    assert source == Source((Shard("a", ("orders#*",)), Shard("b", ("orders#*",))))
+    given = {**TWO, "queue": "a:orders#0,b:orders#1,a:x:y", "order": "queue", "on_missing": "skip"}
+    source = source_options(given).source
+    assert source == Source((Shard("a", ("orders#0", "x:y")), Shard("b", ("orders#1",))), by_queue=True, skips=True)
+    source = source_options({**TWO, "resource": "b", "queue": "orders,a:more"}).source
+    assert source.shards == (Shard("b", ("orders",)), Shard("a", ("more",)))
+
+
+def test_a_sink_writes_to_shards() -> None:
+    options = sink_options({**TWO, "address": "a:orders, b:orders", "shards": "4", "shard_key": "customer"})
+    address = options.address
+    assert address == AddressTarget("a", "orders", "customer", 4, (("b", "orders"),))
+    assert [address.shard(shard) for shard in range(4)] == [
+        AddressTarget(resource, f"orders#{shard}") for shard, resource in enumerate("abab")
+    ]
+    alone = sink_options({**BASE, "address": "orders", "shards": "2", "shard_key": "k"}).address
+    assert alone is not None
+    assert alone.shard(1) == AddressTarget("broker", "orders#1")
+
+
 def test_a_sink_takes_a_table_an_address_or_both() -> None:
     both = sink_options({**BASE, "table": "shop:public.revenue", "address": "alerts"})
     assert both.table == TableTarget("shop", "public.revenue")
@@ -68,6 +92,19 @@ def test_a_sink_takes_a_table_an_address_or_both() -> None:
         ({}, "option queue: missing"),
         ({"queue": "a,,b"}, "a name is missing beside a comma"),
         ({"queue": "a,a"}, "a queue is named twice"),
+        ({"queue": "orders:a"}, "there is no resource 'orders'"),
+        ({"queue": "broker:"}, "has no queue behind the :"),
+        ({"queue": ":a"}, "has no broker before the :"),
+        ({"queue": "broker:a,a"}, "'a' of broker is named twice"),
+        ({"queue": "broker:a", "resource": "broker"}, "option resource: no queue is read there"),
+        ({"queue": "q", "order": "key"}, "'key' is neither none nor queue"),
+        ({"queue": "q", "order": "queue", "partitions": "2"}, "option partitions: contradicts order"),
+        ({"queue": "q", "on_missing": "skip"}, "skip needs several brokers"),
+        ({"address": "a", "shards": "4"}, "needs the option shard_key"),
+        ({"address": "a", "shard_key": "k"}, "needs the option shards"),
+        ({"address": "a,a", "shards": "4", "shard_key": "k"}, "an address is named twice"),
+        ({"address": "a,b", "shards": "1", "shard_key": "k"}, "fewer than the addresses"),
+        ({"table": "t", "shards": "4"}, "option shards: needs an address"),
         ({"queue": "q", "partitions": "0"}, "'0' is not a number from 1 to 1000"),
         ({"queue": "q", "maxRowsPerBatch": "many"}, "'many' is not a number above 0"),
         ({"queue": "q", "max_octets": "0"}, "'0' is not a number above 0"),
@@ -133,7 +170,7 @@ def test_the_configuration_names_log_and_resources(tmp_path: Path) -> None:
         log = "postgresql://x:${LOG_PASSWORD}@x/decisions"
     """)
     options = source_options({"pipeline": "p", "queue": "q", "resource": "broker"}, {"LOG_PASSWORD": "secret"})
-    assert options.source.resource == "Broker"
+    assert options.source.resources == ("Broker",)
     assert options.settings.log == "postgresql://x:secret@x/decisions"
     shop = options.settings.url("shop")
     assert shop == "postgresql://me:${SHOP_PASSWORD}@y/shop", "looked up where it is opened"

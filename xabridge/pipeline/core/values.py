@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from xabridge.pipeline.core.errors import EpochGone, PipelineError
+from xabridge.shards import shard_queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,10 +89,20 @@ class TableTarget:
 
 @dataclass(frozen=True, slots=True)
 class AddressTarget:
-    """Messages go to `address` of the broker `resource`."""
+    """Messages go to `address` of the broker `resource`; or, by the column `key`, to the queues of so many shards
+    (`xabridge.shards`). The shards are here and at `others` in turn: broker and address of each."""
 
     resource: str
     address: str
+    key: str = ""
+    shards: int = 0
+    others: tuple[tuple[str, str], ...] = ()
+
+    def shard(self, shard: int) -> AddressTarget:
+        """The queue of a shard."""
+        places = ((self.resource, self.address), *self.others)
+        resource, address = places[shard % len(places)]
+        return AddressTarget(resource, shard_queue(address, shard))
 
 
 @dataclass(frozen=True, slots=True)

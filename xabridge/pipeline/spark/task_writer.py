@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from xabridge.pipeline.core import Attempt, BatchRefused, PipelineError, SinkReport
 from xabridge.pipeline.core.retry import Backoff
 from xabridge.pipeline.spark.message_rows import COLUMNS, RECEIVED, SENT, messages_of
+from xabridge.pipeline.spark.sharded_rows import by_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
+KEYS: Final = ("string", "binary", "tinyint", "smallint", "int", "bigint")
+"""The types of columns by which messages go to shards."""
 KEPT: Final = 128 << 20
 """How many octets of a task's rows are kept at most."""
 
@@ -69,9 +72,14 @@ def _check_messages(target: AddressTarget, rows: Mapping[str, str], *, alone: bo
     where = f"address {target.resource}:{target.address}"
     if "body" not in rows:
         raise PipelineError(f"{where}: the query has no column body for the messages (it has {_list(rows)})")
+    if target.shards and rows.get(target.key) not in KEYS:
+        told = f"it is {rows[target.key]}" if target.key in rows else f"the query has {_list(rows)}"
+        raise PipelineError(
+            f"{where}: shard_key has to name a column with the key, of the type {', '.join(KEYS)}; {told}"
+        )
     for name, type_ in rows.items():
         if name not in COLUMNS:
-            if alone:
+            if alone and name != target.key:
                 raise PipelineError(
                     f"{where}: a message has no {name}; drop the column, or make it an application property: "
                     f"map('{name}', {name}) as application_properties. There are {', '.join(SENT)}"
@@ -155,6 +163,7 @@ class TaskWriter:
             octets = csv_of(batch, self.layout.columns)
             task.write_csv(self.layout.table, self.layout.columns, octets, len(batch))
         if self.layout.address is not None:
-            messages = messages_of(batch)
-            if len(messages):
-                task.send(self.layout.address, messages)
+            for target, rows in by_shard(batch, self.layout.address):
+                messages = messages_of(rows)
+                if len(messages):
+                    task.send(target, messages)

@@ -27,7 +27,7 @@ class QueueList:
 
     def matching(self, patterns: Sequence[str]) -> dict[str, int]:
         """The queues that match one of the patterns, with how many messages each has. Queues for dead letters are left
-        out: what is there was read before. XaError: the broker can't be asked. PipelineError: the user may not ask."""
+        out, because what is there was read before, and so are queues that end with a connection. XaError: the broker can't be asked. PipelineError: the user may not ask."""
         was_open = self._client is not None
         try:
             return self._matching(patterns)
@@ -48,8 +48,8 @@ class QueueList:
         try:
             for pattern in patterns:
                 for queue in self._from(self._client, pattern.partition(ANY)[0]):
-                    if matches(pattern, queue["name"]) and not queue["for-dead-letters"]:
-                        found[queue["name"]] = queue["depth"]
+                    if matches(pattern, queue["name"]) and queue["lasting"] and not queue["for-dead-letters"]:
+                        found[queue["name"]] = _available(queue)
         except RefusedError as error:
             if error.refusal.condition == Condition.UNAUTHORIZED:
                 raise PipelineError(
@@ -74,3 +74,8 @@ class QueueList:
         client, self._client = self._client, None
         if client is not None:
             client.close()
+
+
+def _available(queue: dict[str, Any]) -> int:
+    """How many messages a task could take now."""
+    return 0 if queue["paused"] else max(queue["depth"] - queue["held"] - queue["delayed"], 0)

@@ -5,8 +5,8 @@
 3. The log gives its final word on the global transaction of each of them, except the one at work: what is not decided
    by then never will be (presumed abort). This comes before anything is rolled back.
 4. The branches of an undecided global transaction are rolled back. So are those of a decided one that its decision does
-   not name: they belong to attempts that Spark did not accept. What the decision names and is finished has been prepared
-   once more since, by a late attempt that met no fence.
+   not name: they belong to attempts that Spark did not accept. And so are those that it names and that were finished:
+   a late attempt that met no fence has prepared them again.
 """
 
 from __future__ import annotations
