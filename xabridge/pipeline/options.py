@@ -140,9 +140,9 @@ def _shards(given: _Given, settings: Settings) -> tuple[Shard, ...]:
     for queue in queues:
         resource, colon, what = queue.partition(":")
         if colon:
-            brokers = [_placed(given, settings, "queue", queue, BROKERS)[0]] if resource else []
-            if not resource or not what:
-                raise given.wrong("queue", f"{queue!r} has no {'queue behind' if resource else 'broker before'} the :")
+            if not resource:
+                raise given.wrong("queue", f"{queue!r} has no broker before the :")
+            brokers = [_placed(given, settings, "queue", queue, BROKERS)[0]]
         else:
             brokers, what = everywhere or [_chosen(given, settings, "resource", "", BROKERS)], queue
         for broker in brokers:

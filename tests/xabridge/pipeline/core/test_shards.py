@@ -210,8 +210,8 @@ def test_a_decided_epoch_is_read_again_from_every_broker(env: CoreEnvironment, s
 def test_an_earlier_try_takes_nothing_beside_the_next_one(
     env: CoreEnvironment, second: EmbeddedBroker, *, began: bool
 ) -> None:
-    """A try is not decided, and its broker is away when it is given up. While that is away, others are read. When it is
-    back, what the try had taken is in its queue again before later messages are read, and its late task gets nothing."""
+    """A try is not decided, and its broker is away when it is given up. While that is away, others are read. Before it
+    is read again, what the try had taken is in its queue again, and the late task of the try gets nothing."""
     env.outage_s = 0.5
     env.put(["1"])
     env.put(["2", "3"], broker=second)

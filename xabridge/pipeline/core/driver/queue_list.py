@@ -27,7 +27,8 @@ class QueueList:
 
     def matching(self, patterns: Sequence[str]) -> dict[str, int]:
         """The queues that match one of the patterns, with how many messages each has. Queues for dead letters are left
-        out, because what is there was read before, and so are queues that end with a connection. XaError: the broker can't be asked. PipelineError: the user may not ask."""
+        out, because what is there was read before, and so are queues that end with a connection. XaError: the broker
+        can't be asked. PipelineError: the user may not ask."""
         was_open = self._client is not None
         try:
             return self._matching(patterns)
