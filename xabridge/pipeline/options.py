@@ -29,6 +29,9 @@ MAX_PARTITIONS: Final = 1000
 MAX_SHARDS: Final = 1000
 LOCK_TIMEOUT_S: Final = 10.0
 BROKERS: Final = ("amqp", "amqps")
+"""What is read."""
+TARGETS: Final = (*BROKERS, "openwire", "openwire+ssl", "amqp010", "amqp010s")
+"""What messages are sent to."""
 DATABASES: Final = ("postgresql",)
 _RESOURCE: Final = "resource."
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -224,8 +227,8 @@ def _address(given: _Given, settings: Settings, text: str) -> AddressTarget:
     if key and not shards:
         raise given.wrong("shard_key", "needs the option shards, which says how many there are")
     if not shards:
-        return AddressTarget(*_placed(given, settings, "address", text, BROKERS))
-    first, *others = (_placed(given, settings, "address", name, BROKERS) for name in given.names("address"))
+        return AddressTarget(*_placed(given, settings, "address", text, TARGETS))
+    first, *others = (_placed(given, settings, "address", name, TARGETS) for name in given.names("address"))
     if len({first, *others}) <= len(others):
         raise given.wrong("address", f"{text}: an address is named twice")
     if len(others) >= shards:

@@ -16,7 +16,14 @@ from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
-from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call_resource, database, prepared_branches
+from xabridge.pipeline.core.resources import (
+    PROCESS,
+    ask_branches,
+    call_resource,
+    database,
+    prepared_branches,
+    send_messages,
+)
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.excuse import excuse
 from xabridge.pipeline.core.task.message_encoder import encode_messages
@@ -119,7 +126,7 @@ class SinkTask:
             return
         try:
             resource = self._branch(target.resource)
-            broker(resource).session(resource.rmid).post(target.address, encode_messages(messages))
+            send_messages(resource, target.address, encode_messages(messages))
         except XaError as error:
             raise self._refusal(target.resource, error) from error
         self._messages += len(messages)
