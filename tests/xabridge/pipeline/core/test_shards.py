@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import text
 
+from dtx.broker.access.permissions import Coordination, Permissions, Rule
 from rm_amqp import AmqpResource
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tm.log.sql.database import Database
@@ -118,6 +119,26 @@ def test_a_pattern_leaves_out_the_queues_for_dead_letters(env: CoreEnvironment) 
     assert reader.latest(end) == end
     assert env.queued("in.dead") == ["dead"]
     _done(env, ["ok"])
+
+
+def test_a_pattern_needs_the_permission_to_look(env: CoreEnvironment, tmp_path: Path) -> None:
+    folder = tmp_path / "strict"
+    folder.mkdir()
+    rule = Rule(("*",), ("*",), ("*",), Coordination.OWN)
+    broker = EmbeddedBroker(folder, permissions=Permissions({"anonymous": rule}))
+    env.others = (("second", f"amqp://{broker.address}/?timeout=5"),)
+    try:
+        env.put(["1"], "a#0", broker)
+        source = env.source("second", queues=("a#*",))
+        env.start(source)
+        with pytest.raises(PipelineError, match="permission view; otherwise name the queues"):
+            env.joined(source).latest(Offset())
+        source = env.source("second", queues=("a#0",), by_queue=True)
+        env.start(source, driver="driver-2")
+        env.batch(env.joined(source, "driver-2"), Offset(), 0, driver="driver-2")
+        _done(env, ["1"])
+    finally:
+        broker.stop()
 
 
 def test_more_queues_than_messages_have_their_turn(env: CoreEnvironment) -> None:
