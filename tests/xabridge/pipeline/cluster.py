@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 HOME: Final = Path(pyspark.__file__).parent
 HOSTS: Final = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 
+STARTED_S: Final = 180.0
+"""A JVM takes long to start where many do."""
+
 
 class Cluster:
     """Started by construction; `environment` is that of executors too."""
@@ -58,7 +61,7 @@ class Cluster:
 
     def _await(self, name: str, words: str) -> None:
         log = self._folder / f"{name}.log"
-        await_until(lambda: words in log.read_text(errors="replace"))
+        await_until(lambda: words in log.read_text(errors="replace"), STARTED_S)
         assert words in log.read_text(errors="replace"), log.read_text(errors="replace")[-4000:]
 
     def close(self) -> None:

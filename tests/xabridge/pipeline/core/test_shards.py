@@ -125,7 +125,7 @@ def test_a_pattern_needs_the_permission_to_look(env: CoreEnvironment, tmp_path: 
     folder = tmp_path / "strict"
     folder.mkdir()
     rule = Rule(("*",), ("*",), ("*",), Coordination.OWN)
-    broker = EmbeddedBroker(folder, permissions=Permissions({"anonymous": rule}))
+    broker = EmbeddedBroker(folder, anonymous=True, permissions=Permissions({"anonymous": rule}))
     env.others = (("second", f"amqp://{broker.address}/?timeout=5"),)
     try:
         env.put(["1"], "a#0", broker)
