@@ -70,6 +70,11 @@ class Source:
         """The brokers."""
         return tuple(shard.resource for shard in self.shards)
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether a task may take less than its share while others leave messages behind: each has its own queues."""
+        return self.by_queue or len(self.shards) > 1
+
     def __str__(self) -> str:
         return "; ".join(map(str, self.shards))
 

@@ -9,6 +9,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+from pyspark.sql.types import StructType
 from sqlalchemy import text
 
 from dtx.broker.access.permissions import Coordination, Permissions, Rule
@@ -18,6 +20,8 @@ from tm.log.sql.database import Database
 from xabridge.pipeline.core import Attempt, Batch, Offset, PipelineError, Shard, Source
 from xabridge.pipeline.core.shards import matches, overlap
 from xabridge.pipeline.core.values import Query
+from xabridge.pipeline.options import SourceOptions
+from xabridge.pipeline.spark.amqp_format import AmqpStream, EpochPartition
 from xabridge.shards import shard_address, shard_of
 
 if TYPE_CHECKING:
@@ -155,6 +159,28 @@ def test_more_queues_than_messages_have_their_turn(env: CoreEnvironment) -> None
         env.finish(parts, number)
         start, number = end, number + 1
     _done(env, queues)
+
+
+def test_a_query_that_ends_reads_all_that_there_was_in_uneven_queues(
+    env: CoreEnvironment, second: EmbeddedBroker
+) -> None:
+    rows = [f"{number}" for number in range(20)]
+    env.put(rows[:18], "a#0")
+    env.put(rows[18:], "a#1", second)
+    source = env.source(*BOTH, queues=("a#*",), by_queue=True, rows=10)
+    env.start(source)
+    stream = AmqpStream(SourceOptions(env.settings, source, "text"), StructType())
+    stream._planner = env.joined(source)
+    stream.prepareForTriggerAvailableNow()
+    start, number = Offset().as_json(), 0
+    while (end := stream.latestOffset(start, ReadMaxRows(10))) != start:
+        parts = [one.part for one in stream.partitions(start, end) if isinstance(one, EpochPartition)]
+        env.finish([part for part in parts if part is not None], number)
+        if number == 0:
+            env.put(["later"], "a#0")  # is left for the next run
+        start, number = end, number + 1
+    _done(env, rows)
+    assert env.queued("a#0") == ["later"]
 
 
 # --- a broker that is away -------------------------------------------------------------------------------------------
