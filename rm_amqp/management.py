@@ -103,9 +103,10 @@ class ManagementClient:
                 raise RefusedError(refusal)
         return value
 
-    def pages(self, operation: str, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:
-        """Every entry of a list, page by page; `key` is the entry's key behind which the next page begins."""
-        after = ""
+    def pages(self, operation: str, key: str, start: str = "", **arguments: Any) -> Iterator[dict[str, Any]]:
+        """Every entry of a list behind `start`, page by page; `key` is the entry's key behind which the next page
+        begins."""
+        after = start
         while True:
             page = self.ask(operation, after=after, count=PAGE, **arguments)
             yield from page

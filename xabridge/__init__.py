@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from tm.telemetry import opentelemetry
     from xa import Code, Xid
     from xabridge.app import App, Codec, DeclaredConsumer, Depends, Tx
+    from xabridge.shards import shard_address, shard_of
 
 __all__ = [
     "Action",
@@ -122,6 +123,8 @@ __all__ = [
     "Xid",
     "configuration_from",
     "opentelemetry",
+    "shard_address",
+    "shard_of",
     "take_part",
 ]
 
@@ -176,6 +179,8 @@ _HOME: Final = {
     "Xid": ("xa", "Xid"),
     "configuration_from": ("tm", "configuration_from"),
     "opentelemetry": ("tm.telemetry", "opentelemetry"),
+    "shard_address": ("xabridge.shards", "shard_address"),
+    "shard_of": ("xabridge.shards", "shard_of"),
     "take_part": ("rm_db", "take_part"),
 }
 """Name → the package that has it, and its name there."""

@@ -17,6 +17,10 @@ workers_2_over_1           exactly once on a standalone cluster of two workers w
 cpu_us                     processor time of one message, by process
 branches                   milliseconds of the decision and the finish of a batch by its branches, without Spark, and
                            of each further branch (`bench.pipelines.branches`)
+brokers_rows_per_s         exactly once with one broker, and with two that have half of the messages each
+brokers_cpu_us             processor time of one message with one broker and with two, over all processes: the median
+                           of the rounds
+brokers_cpu_2_over_1       the second by the first
 """
 
 from __future__ import annotations
@@ -58,10 +62,11 @@ def measure(*, quick: bool) -> dict[str, Any]:
     FOLDER.mkdir(exist_ok=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=FOLDER))).absolute()
-        bench = _Bench(stack.enter_context(PipelineServers(folder)), folder, messages, per_batch)
+        bench = _Bench(stack.enter_context(PipelineServers(folder, 2)), folder, messages, per_batch)
         local, spent = _rates(bench, rounds)
         batches = _batches(bench, small, rounds)
         many = _many_tasks(bench, 2 if quick else 4)
+        brokers = _brokers(bench, rounds)
         bench.close()
         branches = bench.branches((2, 20) if quick else (2, 50, 100), rounds)
         workers = {count: bench.on_cluster(count) for count in (1, 2)}
@@ -77,6 +82,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         "batch_ms": batches,
         "batch_overhead_ms": batches["exact"] - batches["spark"],
         "many_tasks_ms": many,
+        **brokers,
         "workers_rows_per_s": {str(count): round(rate) for count, rate in workers.items()},
         "branches": branches,
         "workers_2_over_1": round(workers[2] / workers[1], 2),
@@ -104,6 +110,24 @@ def _rates(bench: _Bench, rounds: int) -> tuple[dict[str, list[float]], dict[str
     return found, spent
 
 
+def _brokers(bench: _Bench, rounds: int) -> dict[str, Any]:
+    """The exact job with one broker and with two: rows a second, and the processor time of a message."""
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    spent: dict[int, list[float]] = {1: [], 2: []}
+    bench.run("exact", brokers=2)  # warms what only that one needs
+    for number in range(rounds):
+        for brokers in (1, 2) if number % 2 == 0 else (2, 1):
+            rates[brokers].append(bench.run("exact", brokers=brokers).rows_per_s)
+            spent[brokers].append(sum(bench.cpu_us.values()))
+            told = f"{rates[brokers][-1]:,.0f} rows/s, {spent[brokers][-1]:.1f} us"
+            print(f"  brokers {number + 1}: {brokers}: {told}", file=sys.stderr)
+    return {
+        "brokers_rows_per_s": {str(count): round(statistics.median(some)) for count, some in rates.items()},
+        "brokers_cpu_us": {str(count): round(statistics.median(some), 1) for count, some in spent.items()},
+        "brokers_cpu_2_over_1": round(statistics.median(spent[2]) / statistics.median(spent[1]), 2),
+    }
+
+
 def _batches(bench: _Bench, small: int, rounds: int) -> dict[Kind, float]:
     """Milliseconds of a batch with one row per task: the median over all rounds, without the first three of each."""
     kinds: tuple[Kind, ...] = (*KINDS, "spark")
@@ -127,7 +151,7 @@ def _many_tasks(bench: _Bench, batches: int) -> dict[Kind, float]:
 
 
 class _Bench:
-    """Runs over one broker and one PostgreSQL."""
+    """Runs over the brokers and one PostgreSQL."""
 
     def __init__(self, servers: PipelineServers, folder: Path, messages: int, rows: int) -> None:
         self._servers = servers
@@ -167,36 +191,43 @@ class _Bench:
         print(f"  {workers} workers: {rate:,.0f} rows/s", file=sys.stderr)
         return rate
 
-    def run(self, kind: Kind, *, messages: int = 0, rows: int = 0, partitions: int = 2, tasks: int = 0) -> Run:
+    def run(
+        self, kind: Kind, *, messages: int = 0, rows: int = 0, partitions: int = 2, tasks: int = 0, brokers: int = 1
+    ) -> Run:
         """One run over a queue of its own; what it wrote is counted."""
         if self._spark is None:
             raise RuntimeError("there is no Spark")
         messages, rows, name = messages or self._messages, rows or self._rows, f"{kind}-{next(self._numbers)}"
-        if kind != "spark":
-            self._servers.post(name, _bodies(messages))
+        for broker in range(brokers) if kind != "spark" else ():
+            self._servers.post(name, itertools.islice(_bodies(messages), broker, None, brokers), broker)
+        second = f"127.0.0.1:{self._servers.ports[1]}" if brokers == 2 else ""
         job = Job(
             kind, name, f"{name}-copied", rows, partitions, self._servers.address, self._servers.database, self._log,
-            str(self._folder / name), messages // rows, tasks,
+            str(self._folder / name), messages // rows, tasks, second,
         )  # fmt: skip
         before = self._cpu_s()
         done = self._spark.run(job)
         self.cpu_us = {name: round((after - before[name]) / messages * 1e6, 1) for name, after in self._cpu_s().items()}
         if kind != "spark":
-            self._check(name, messages)
+            self._check(name, messages, brokers)
         return done
 
     def _cpu_s(self) -> dict[str, float]:
         """The processor time of each part so far."""
         spark = self._spark.cpu_s() if self._spark is not None else 0.0
         postgres = cpu_s(self._servers.postgres.pid)
-        return {"spark": spark, "broker": self._servers.broker.cpu_s(), "database": postgres}
+        brokers = sum(broker.cpu_s() for broker in self._servers.brokers)
+        return {"spark": spark, "broker": brokers, "database": postgres}
 
-    def _check(self, name: str, messages: int) -> None:
+    def _check(self, name: str, messages: int, brokers: int) -> None:
         """RuntimeError: not everything was written once. (Nothing was killed: at least once is once.)"""
         with psycopg.connect(self._servers.database, autocommit=True) as database:
             row = database.execute(_COUNTS).fetchone()
             database.execute(_EMPTIED)
-        sent = self._servers.depth(f"{name}-copied")
+        if brokers == 1:
+            sent = self._servers.depth(f"{name}-copied")
+        else:
+            sent = sum(self._servers.depth(f"{name}-copied#{broker}", broker) for broker in range(brokers))
         if row != (messages, messages) or sent != messages:
             raise RuntimeError(f"{name}: of {messages} messages came {row} rows, and {sent} messages")
 

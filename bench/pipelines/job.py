@@ -33,7 +33,8 @@ TRANSFORM: Final = ("CAST(substring(text, 1, 8) AS bigint) AS number", "upper(te
 @dataclass(frozen=True, slots=True)
 class Job:
     """One run of a query, until everything there is was taken: `rows` a batch. `batches` counts for `spark` only. With
-    `tasks` the rows are shuffled to so many tasks, which write them."""
+    `tasks` the rows are shuffled to so many tasks, which write them. With a `second` broker, which `exact` can have,
+    half of the messages are there, and half of what is sent goes there."""
 
     kind: Kind
     queue: str
@@ -46,6 +47,7 @@ class Job:
     checkpoint: str
     batches: int = 0
     tasks: int = 0
+    second: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,12 @@ def options_of(job: Job) -> tuple[str, dict[str, str], str, dict[str, str]]:
         resources = {"resource.broker": f"amqp://{job.broker}", "resource.shop": job.database}
         shared = {"pipeline": job.queue, "log": job.log, **resources}
         sink = {**shared, "table": TABLE, "columns": "number, content", "address": job.target}
+        if job.second:
+            for options in (source, shared, sink):
+                options["resource.second"] = f"amqp://{job.second}"
+            source["queue"] = f"broker:{job.queue}, second:{job.queue}"
+            sink["address"] = f"broker:{job.target}, second:{job.target}"
+            sink |= {"shards": "2", "shard_key": "number"}
         return "amqp", {**shared, **source, "maxRowsPerBatch": str(job.rows)}, "xa", sink
     if job.kind in ("lean", "proton"):
         plain = {"client": job.kind, "broker": job.broker}

@@ -17,6 +17,7 @@ from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.core.resources import Resources
+from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.core.task.source_task import read
 
@@ -35,7 +36,7 @@ def settings_of(ledger: str, broker: str) -> Settings:
 
 def batch(settings: Settings, queue: str, driver: str, run: str, end: Offset | None = None) -> BatchResult:
     """The micro-batch, by a driver; `end` where Spark has noted it before."""
-    source = Source("broker", queues=(queue,), partitions=2, rows=100)
+    source = Source((Shard("broker", (queue,)),), partitions=2, rows=100)
     resources = Resources()
     bind(settings, driver, Query("q", run, EVERY), (source,), resources=resources)
     reader = SourcePlanner(settings, source, driver, streaming=True, resources=resources)

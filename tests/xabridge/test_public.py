@@ -14,7 +14,7 @@ PUBLIC = """
     HeuristicMixed HeuristicOutcomeError HeuristicRolledBack ManagerUnusable MariaDatabase Message NoMessage Outcome
     OutcomeUnknown PostgresDatabase Propagation ProtocolMisuse Reason Report ResourceConfig RolledBack Transaction
     TransactionControl TransactionError TransactionManager TransactionState Tx TxCode TxInfo TxInterface Verdict
-    Xid configuration_from opentelemetry take_part
+    Xid configuration_from opentelemetry shard_address shard_of take_part
 """
 
 

@@ -20,9 +20,11 @@ from xabridge.pipeline.core import (
     Once,
     PipelineError,
     Settings,
+    Shard,
     Source,
     TableTarget,
 )
+from xabridge.pipeline.core.shards import matches
 from xabridge.pipeline.core.task.databases import POSTGRES, SCHEMES, scheme_of
 from xabridge.pipeline.core.user_functions import function_named
 from xabridge.pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
@@ -37,8 +39,12 @@ Body = Literal["binary", "text"]
 
 PARTITIONS: Final = 2
 MAX_PARTITIONS: Final = 1000
+MAX_SHARDS: Final = 1000
 LOCK_TIMEOUT_S: Final = 10.0
 BROKERS: Final = ("amqp", "amqps")
+"""What is read."""
+TARGETS: Final = (*BROKERS, "openwire", "openwire+ssl", "amqp010", "amqp010s")
+"""What messages are sent to."""
 LAKES: Final = ("delta",)
 TABLES: Final = (*SCHEMES, *LAKES)
 REMEMBERING: Final = POSTGRES
@@ -59,9 +65,11 @@ SHARED: Final[Mapping[str, str]] = {
 }
 SOURCE: Final[Mapping[str, str]] = {
     **SHARED,
-    "resource": "the broker: a resource's name (default: the only one there is)",
-    "queue": "the queue to read; several with commas between them",
+    "resource": "the broker: a resource's name (default: the only one there is); several with commas between them",
+    "queue": "the queue to read, or a pattern with *; several with commas between them; broker:orders is at one broker",
     "partitions": f"tasks that read in parallel (default {PARTITIONS})",
+    "order": "queue: one task reads each queue, so that its messages stay in order (default none)",
+    "on_missing": "wait (default) or skip: what is done where one of several brokers is away",
     "maxRowsPerBatch": f"most messages of one micro-batch (default {ROWS_PER_BATCH})",
     "max_octets": "most octets of messages of one micro-batch (default: no limit)",
     "min_messages": "a micro-batch waits until there are so many messages; needs max_delay",
@@ -85,12 +93,14 @@ SINK: Final[Mapping[str, str]] = {
     "key.TABLE": "key of one of several tables",
     "update.TABLE": "update of one of several tables",
     "lockTimeout": f"seconds to wait for a row that another transaction has locked (default {LOCK_TIMEOUT_S:g})",
-    "address": "where messages go: broker:alerts, or alerts if there is one broker; with address_column several, with "
-    "commas between them",
+    "address": "where messages go: broker:alerts, or alerts if there is one broker; with address_column or "
+    "shards several, with commas between them",
     "address_column": "the column that says which of the addresses a row's message is sent to, by its name",
     "address_default": "the address for rows whose address_column is null or names none (default: an error)",
     "once": "the column that identifies a row, like message_id: a row that was written before is left out",
     "once_table": "the table that remembers which rows were written: shop:orders_once, made where it is missing",
+    "shards": "messages go to so many queues, alerts#0 and so on, by shard_key",
+    "shard_key": "the column whose value says to which of the shards a message goes",
 }
 OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
 """Options that Spark reads itself and passes on."""
@@ -133,32 +143,61 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
     """The options of a source; PipelineError for what can't be used."""
     given = _Given("amqp", SOURCE, options)
     settings = given.settings(environment)
-    queues = given.names("queue")
-    if not queues:
-        raise given.wrong("queue", "missing; name the queue to read")
-    if len(set(queues)) < len(queues):
-        raise given.wrong("queue", f"{', '.join(queues)}: a queue is named twice")
-    resource = _chosen(given, settings, "resource", given.text("resource") or "", BROKERS)
+    shards = _shards(given, settings)
     body = given.text("body") or "binary"
     body_schema = _body_schema(given)
     if body not in ("binary", "text"):
         raise given.wrong("body", f"{body!r} is neither binary nor text")
     rows = given.number("maxRowsPerBatch", ROWS_PER_BATCH)
     least, delay_s = _minimum(given, rows)
+    by_queue = given.one_of("order", ("none", "queue")) == "queue"
+    if by_queue and given.text("partitions") is not None:
+        raise given.wrong("partitions", "contradicts order, by which each queue is read by one task: omit one of them")
+    skips = given.one_of("on_missing", ("wait", "skip")) == "skip"
+    if skips and len(shards) == 1:
+        raise given.wrong("on_missing", "skip needs several brokers, and there is nothing to read but at one")
     source = Source(
-        resource,
-        queues,
+        shards,
         given.number("partitions", PARTITIONS, MAX_PARTITIONS),
         rows,
         body == "text",
         _function(given, "bad_records"),
         keep_bad=given.text("bad_column") is not None,
-        bad_address=_bad_address(given, queues),
+        bad_address=_bad_address(given, {queue for shard in shards for queue in shard.queues}),
         octets=given.number("max_octets", 0),
         least=least,
         delay_s=delay_s,
+        by_queue=by_queue,
+        skips=skips,
     )
     return SourceOptions(settings, source, "text" if body == "text" else "binary", body_schema, _bad_column(given))
+
+
+def _shards(given: _Given, settings: Settings) -> tuple[Shard, ...]:
+    """The queues of each broker, in the order in which they are named."""
+    queues = given.names("queue")
+    if not queues:
+        raise given.wrong("queue", "missing; name the queue to read")
+    if len(set(queues)) < len(queues):
+        raise given.wrong("queue", f"{', '.join(queues)}: a queue is named twice")
+    named = given.names("resource")
+    everywhere = [_chosen(given, settings, "resource", name, BROKERS) for name in named]
+    if named and all(":" in queue for queue in queues):
+        raise given.wrong("resource", "no queue is read there, because each of them names its broker: omit it")
+    found: dict[str, dict[str, None]] = {}
+    for queue in queues:
+        resource, colon, what = queue.partition(":")
+        if colon:
+            if not resource:
+                raise given.wrong("queue", f"{queue!r} has no broker before the :")
+            brokers = [_placed(given, settings, "queue", queue, BROKERS)[0]]
+        else:
+            brokers, what = everywhere or [_chosen(given, settings, "resource", "", BROKERS)], queue
+        for broker in brokers:
+            if what in found.setdefault(broker, {}):
+                raise given.wrong("queue", f"{what!r} of {broker} is named twice")
+            found[broker][what] = None
+    return tuple(Shard(broker, tuple(names)) for broker, names in found.items())
 
 
 def _body_schema(given: _Given) -> str:
@@ -183,11 +222,11 @@ def _bad_column(given: _Given) -> str:
     return name
 
 
-def _bad_address(given: _Given, queues: Sequence[str]) -> str:
+def _bad_address(given: _Given, queues: Collection[str]) -> str:
     address = given.text("bad_address") or ""
     if address and given.text("bad_column") is not None:
         raise given.wrong("bad_address", "contradicts bad_column, which keeps bad messages as rows: omit one of them")
-    if address in queues:
+    if any(matches(queue, address) for queue in queues):
         raise given.wrong("bad_address", f"{address!r} is a queue that this source reads")
     return address
 
@@ -224,7 +263,7 @@ def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os
         for name in given.present("table_column", "table_default", "key", "update", "columns", "lockTimeout"):
             raise given.wrong(name, "needs a table, and there is none: set the option table")
     if given.text("address") is None:
-        for name in given.present("address_column", "address_default"):
+        for name in given.present("address_column", "address_default", "shards", "shard_key"):
             raise given.wrong(name, "needs an address, and there is none: set the option address")
     return SinkOptions(settings, _tables(given, settings), _addresses(given, settings), _once(given, settings))
 
@@ -294,8 +333,10 @@ def _table(given: _Given, place: tuple[str, str], names: Sequence[str]) -> Table
 
 def _addresses(given: _Given, settings: Settings) -> Routing[AddressTarget]:
     """The addresses, and which messages are sent to each of them."""
+    if list(given.present("shards", "shard_key")):
+        return Routing((_sharded(given, settings),))
     texts = given.targets("address")
-    named = [_placed(given, settings, "address", text, BROKERS) for text in texts]
+    named = [_placed(given, settings, "address", text, TARGETS) for text in texts]
     return _routed(given, "address", texts, named).with_targets([AddressTarget(*one) for one in named])
 
 
@@ -314,6 +355,23 @@ def _routed(
     if default is not None and default not in places:
         raise given.wrong(f"{option}_default", f"{default!r} is not one of {', '.join(texts)}")
     return Routing(tuple(named), column, tuple(places.items()), None if default is None else places[default])
+
+
+def _sharded(given: _Given, settings: Settings) -> AddressTarget:
+    shards, key = given.number("shards", 0, MAX_SHARDS), given.text("shard_key") or ""
+    if not key:
+        raise given.wrong("shards", "needs the option shard_key, which names the column with the key")
+    if not shards:
+        raise given.wrong("shard_key", "needs the option shards, which says how many there are")
+    for name in given.present("address_column", "address_default"):
+        raise given.wrong(name, "contradicts shards, by which a message goes to one of the addresses: omit one of them")
+    names = given.names("address")
+    first, *others = (_placed(given, settings, "address", name, TARGETS) for name in names)
+    if len({first, *others}) <= len(others):
+        raise given.wrong("address", f"{', '.join(names)}: an address is named twice")
+    if len(others) >= shards:
+        raise given.wrong("shards", f"{shards} are fewer than the addresses, and some would get no message")
+    return AddressTarget(*first, key, shards, tuple(others))
 
 
 def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: Sequence[str]) -> tuple[str, str]:
@@ -451,6 +509,13 @@ class _Given:
         if not text.isdecimal() or not 1 <= int(text) <= (most or int(text)):
             raise self.wrong(option, f"{text!r} is not a number {f'from 1 to {most}' if most else 'above 0'}")
         return int(text)
+
+    def one_of(self, option: str, words: Sequence[str]) -> str:
+        """One of the words; the first one is the default."""
+        text = self.text(option) or words[0]
+        if text not in words:
+            raise self.wrong(option, f"{text!r} is neither {' nor '.join(words)}")
+        return text
 
     def seconds(self, option: str, default: float) -> float:
         text = self.text(option)

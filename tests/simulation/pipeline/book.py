@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from tm.log import Decision
+    from xabridge.pipeline.core.shards import PlannedRead, Shard
 
 S = GtridState
-UNCHECKED = frozenset({"epoch", "planned", "later", "waiting", "unlogged", "last_batch", "entry"})
+UNCHECKED = frozenset({"epoch", "planned", "later", "waiting", "unlogged", "last_batch", "entry", "unfenced"})
 """Operations that answer whoever asks, under any incarnation."""
 
 
@@ -51,6 +52,7 @@ class Book:
     """What the bound query reads → its place, and who plans it."""
     gtrids: dict[bytes, Entry] = field(default_factory=dict)
     isolation: Isolation | None = None
+    may_read: set[tuple[str, bytes]] = field(default_factory=set)
 
     # --- who has it -----------------------------------------------------------------------------------------------
     def take(self, driver: str) -> int:
@@ -78,9 +80,11 @@ class Book:
         self.check(incarnation)
         self.isolation = isolation
 
-    def note_failure(self, incarnation: int, gtrid: bytes, messages: int, place: int = -1) -> None:
+    def note_failure(
+        self, incarnation: int, gtrid: bytes, messages: int, place: int = -1, shard: Shard | None = None
+    ) -> None:
         self.check(incarnation)
-        self.isolation = (self.isolation or Isolation(b"")).after(gtrid, messages, place)
+        self.isolation = (self.isolation or Isolation(b"")).after(gtrid, messages, place, shard)
 
     # --- the ledger -----------------------------------------------------------------------------------------------
     def row(self, incarnation: int) -> PipelineRow:
@@ -99,11 +103,14 @@ class Book:
         return [
             row
             for row in self._sorted()
-            if (row.query, row.place) == (query, place) and row.epoch > epoch and row.source
+            if (row.query, row.place) == (query, place) and row.epoch > epoch and row.read.resources
         ]
 
     def waiting(self, query: str | None = None) -> Sequence[EpochRow]:
-        return [row for row in self._sorted() if row.source and not row.logged and query in {None, row.query}]
+        return [row for row in self._sorted() if row.read.resources and not row.logged and query in {None, row.query}]
+
+    def unfenced(self) -> list[tuple[str, bytes]]:
+        return sorted(self.may_read)
 
     def _sorted(self) -> list[EpochRow]:
         return [self.epochs[epoch] for epoch in sorted(self.epochs)]
@@ -142,15 +149,16 @@ class Book:
         previous: int,
         gtrid: bytes,
         tries: int,
-        source: str,
+        read: PlannedRead,
         query: str = "",
         place: int = 0,
+        fenced: Collection[tuple[str, bytes]] = (),
     ) -> None:
         self.check(incarnation)
-        known = self.epochs.get(epoch, EpochRow(epoch, gtrid, tries, source, previous))
-        self.epochs[epoch] = replace(
-            known, gtrid=gtrid, tries=tries, source=source, sunk=False, query=query, place=place
-        )
+        known = self.epochs.get(epoch, EpochRow(epoch, gtrid, tries, read, previous))
+        self.epochs[epoch] = replace(known, gtrid=gtrid, tries=tries, read=read, sunk=False, query=query, place=place)
+        self.may_read -= set(fenced)
+        self.may_read |= {(shard.resource, gtrid) for shard in read.shards}
         self.current, self.again_in = gtrid, 0
 
     def plan_replay(self, incarnation: int, gtrid: bytes) -> None:

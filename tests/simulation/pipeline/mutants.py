@@ -185,6 +185,12 @@ async def _rolled_back(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
     return await call(port, "roll_back" if name == "adopt" else name, arguments)
 
 
+async def _read_in_part(*arguments: Any) -> epoch_plan.ReadPlan:
+    """A decided epoch is read again without the broker of its last task."""
+    planned = await epoch_plan.plan(*arguments)
+    return replace(planned, parts=planned.parts[:-1]) if planned.again else planned
+
+
 _NO_SWEEP = Cores(
     plan=bent(epoch_plan.plan, _without({"prepared": frozenset()})),
     plan_sink=bent(epoch_plan.plan_sink, _without({"prepared": frozenset()})),
@@ -244,4 +250,5 @@ MUTANTS = (
     ),
     Mutant("anybody's checkpoint is taken", Cores(check=_anybody, bind=_bind_anybody)),
     Mutant("what another query left is not given up", Cores(bind=bent(ownership.bind, _without({"waiting": ()})))),
+    Mutant("a decided epoch is read again in part", Cores(plan=_read_in_part)),
 )

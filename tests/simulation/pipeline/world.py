@@ -1,11 +1,12 @@
 """This module runs a pipeline in a world of models: Spark as far as the core sees it, executors, two brokers, a
 database, and a book.
 
-The query reads from both brokers, or from one, and writes to one of them and to the database. Every port call of every
-actor is a step; the schedule draws the actor that makes the next one. Drivers die before and after any of their calls.
-Attempts fail, come late and run twice. Tasks of one source begin before another source is planned. Replies are lost,
-brokers and the database are unreachable for a while, a commit raises and is aborted, and other drivers take the
-pipeline. Checkpoints are restored from an earlier copy, or deleted and created again, with the option `adopt` and
+The query reads from both brokers, by a source for each or by one with a shard at each, or from one broker. It writes to
+one of them and to the database. A source with two shards waits for a broker that is away, or skips it. Every port call
+of every actor is a step; the schedule draws the actor that makes the next one. Drivers die before and after any of
+their calls. Attempts fail, come late and run twice. Tasks of one source begin before another source is planned. Replies
+are lost, brokers and the database are unreachable for a while, a commit raises and is aborted, and other drivers take
+the pipeline. Checkpoints are restored from an earlier copy, or deleted and created again, with the option `adopt` and
 without it. Then the faults stop, the checkpoint runs to its end, and the checker looks.
 
 In some worlds rows are written by key, so that tasks stage them and the driver upserts, under a branch or with its
@@ -32,9 +33,19 @@ from xa import Code, XaError, Xid, log_prefix, xa_error
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
 from xabridge.pipeline.core.protocol import batch_decision, epoch_plan, ownership, partition_read, recovery
 from xabridge.pipeline.core.protocol.epoch_plan import Origin
+from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.core.task.staged_rows import StagedRows
-from xabridge.pipeline.core.values import Batch, Query, SinkPlan, SinkReport, SourcePartition, TableTarget
-from xabridge.pipeline.core.xids import Incarnation, excuse_xid, sink_xid, upsert_xid
+from xabridge.pipeline.core.values import (
+    OUTAGE_S,
+    Batch,
+    Query,
+    SinkPlan,
+    SinkReport,
+    Source,
+    SourcePartition,
+    TableTarget,
+)
+from xabridge.pipeline.core.xids import Incarnation, excuse_xid, sink_xid, source_epoch, upsert_xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -191,9 +202,19 @@ class World:
         self.shuffled = self.random.random() < 0.3
         self.brokers = self.random.choice((BROKERS, BROKERS[:1]))
         """What this query reads."""
+        self.sources = self._sources()
         chosen = self.random.sample(range(INPUTS), 2) if self.random.random() < 0.4 else []
         self.unreadable = set(chosen[1:])
         self.poison = set(chosen[:1])
+
+    def _sources(self) -> tuple[Source, ...]:
+        """One source for each broker, or one for both."""
+        shards = [Shard(broker, (self.random.choice(("orders", "or*")),)) for broker in self.brokers]
+        by_queue, skips = self.random.random() < 0.5, self.random.random() < 0.5
+        options: dict[str, Any] = {"partitions": PARTITIONS, "by_queue": by_queue, "skips": skips}
+        if self.random.random() < 0.5:
+            return (Source(tuple(shards), **options),)
+        return tuple(Source((shard,), **options) for shard in shards)
 
     # --- running --------------------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -344,12 +365,13 @@ class World:
             if number not in checkpoint.done and number >= 0:
                 offsets = checkpoint.offsets[number]
             else:
-                starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0 for _ in self.brokers]
+                starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0 for _ in self.sources]
                 ends: list[int] = []
-                for place, (broker, start) in enumerate(zip(self.brokers, starts, strict=True)):
+                for place, (source, start) in enumerate(zip(self.sources, starts, strict=True)):
                     yield from self._core(partial(self._logged, start), incarnation)
-                    latest = partial(self._latest, Origin(checkpoint.query, place), start, broker)
-                    ends.append((yield from self._core(latest, incarnation)))
+                    latest = partial(self._latest, Origin(checkpoint.query, place), start, source)
+                    end, _ = yield from self._core(latest, incarnation)
+                    ends.append(end)
                 number += 1
                 offsets = tuple(zip(starts, ends, strict=True))
                 if starts == ends and not self._nodata(checkpoint, number):
@@ -360,8 +382,13 @@ class World:
     def _logged(self, start: int, ports: Ports) -> Any:
         return self.cores.logged(ports, start, BROKERS)
 
-    def _latest(self, origin: Origin, start: int, broker: str, ports: Ports) -> Any:
-        return self.cores.latest(ports, origin, start, broker, ("orders",))
+    def _latest(self, origin: Origin, start: int, source: Source, ports: Ports) -> Any:
+        return self.cores.latest(ports, origin, start, source, OUTAGE_S, self._known_away(source))
+
+    def _known_away(self, source: Source) -> tuple[str, ...]:
+        """What the process remembers as away, rightly or not."""
+        forgets = not source.skips or not self.faults or self.random.random() < 0.8
+        return () if forgets else (self.random.choice(source.resources),)
 
     def _bind(self, driver: str, checkpoint: Checkpoint) -> Steps:
         """As `xabridge.pipeline.core.driver.query_binding.bind`, with one effect for each of its parts."""
@@ -413,32 +440,38 @@ class World:
     def _batch(self, driver: str, checkpoint: Checkpoint, number: int, offsets: Offsets, incarnation: int) -> Steps:
         own = self.cores.own("p", self.book.log_id, incarnation)
         parts: list[SourcePartition] = []
-        for place, (broker, (start, end)) in enumerate(zip(self.brokers, offsets, strict=True)):
+        for place, (source, (start, end)) in enumerate(zip(self.sources, offsets, strict=True)):
             if start == end:
                 continue
             yield from self._core(partial(self._logged, start), incarnation)
             origin = Origin(checkpoint.query, place)
-            planned = yield from self._core(partial(self._plan, own, origin, start, end, broker), incarnation)
+            planned = yield from self._core(partial(self._plan, own, origin, start, end, source), incarnation)
             known = yield Do("known", lambda: self.book.known(incarnation))
             last = known.decided.get(checkpoint.query)
             decided = -1 if last is None else last.batch - planned.again
-            count = len(planned.xids)
-            for index, xid in enumerate(planned.xids):
+            count = len(planned.parts)
+            for index, (xid, shard) in enumerate(planned.parts):
                 share = 0 if planned.again else planned.rows // count + (index < planned.rows % count)
                 part = SourcePartition(
-                    "p", end, index, xid, broker, "", ("orders",), share, checkpoint.query, decided, planned.aside
-                )
+                    "p", end, index, xid, shard.resource, "", shard.queues, share, checkpoint.query, decided,
+                    planned.aside,
+                )  # fmt: skip
                 part.check(checkpoint.query, number)
                 parts.append(part)
                 if self.random.random() < 0.2:  # a stage that runs before the others are planned
                     self._actor("early", self._read(part))
         joined: int = yield Do("join", lambda: self.book.join(driver))
         sink = self.cores.own("p", self.book.log_id, joined)
-        gtrid, epoch, before = yield from self._core(
+        to_write = yield from self._core(
             lambda ports: self.cores.plan_sink(ports, sink, checkpoint.query, PLACES), joined
         )
-        deciders = (("shop", ""),) if self.deciding else ()
-        plan = SinkPlan("p", gtrid, epoch, joined, (), before, checkpoint.query, deciders=deciders)
+        gtrid = to_write.gtrid
+        plan = SinkPlan(
+            "p", gtrid, to_write.epoch, joined, (), to_write.decided, checkpoint.query,
+            deciders=(("shop", ""),) if self.deciding else (), skipped=to_write.skipped,
+        )  # fmt: skip
+        if plan.skipped:  # a broker at which nobody works for it is not fenced
+            self.unfenced.add(gtrid)
         token = [] if parts else [f"nodata-{checkpoint.query}-{number}"]
         self.tokens.update(token)
         tasks = [self._task(index, part, plan, token) for index, part in enumerate(parts)]
@@ -474,8 +507,9 @@ class World:
         self.nodata.update(token)
         yield Do("commits", partial(self._done, checkpoint, number, rows))
 
-    def _plan(self, own: Incarnation, origin: Origin, start: int, end: int, broker: str, ports: Ports) -> Any:
-        return self.cores.plan(ports, own, origin, start, end, broker, PARTITIONS, 2 * PARTITIONS, BROKERS)
+    def _plan(self, own: Incarnation, origin: Origin, start: int, end: int, source: Source, ports: Ports) -> Any:
+        away = self._known_away(source)
+        return self.cores.plan(ports, own, origin, start, end, source, 2 * PARTITIONS, BROKERS, OUTAGE_S, away)
 
     def _core(self, algorithm: Algorithm, incarnation: int, *, raises: bool = False) -> Steps:
         """An algorithm of the driver, which suspends at each call of a port. What the book raises is raised where the
@@ -545,7 +579,7 @@ class World:
             try:
                 read = yield from self._read(part)
             except PipelineError:
-                yield from self._excused(plan.gtrid, actor, attempt)
+                yield from self._excused((part.resource,), plan.gtrid, actor, attempt)
                 raise
             if self.shuffled:
                 return SinkReport(index, attempt, plan.gtrid, ()), read
@@ -554,13 +588,14 @@ class World:
             return SinkReport(index, attempt, plan.gtrid, ()), read
         if not self.poison.isdisjoint(int(row) for row in rows if row.isdecimal()):
             raise Failed("the user's code")
+        excusing = tuple(name for name in BROKERS if name not in plan.skipped)
         mine = self.cores.sink_xid(plan.gtrid, index, attempt, b"%d" % attempt)
         staged: tuple[Any, ...] = ()
         branches = tuple(Branch(name, mine) for name in (SINKS[:1] if self.keyed else SINKS))
         if self.keyed:
             answer = yield Do("stage", partial(self._stage, plan.gtrid, attempt, rows))
             if isinstance(answer, XaError):
-                yield from self._excused(plan.gtrid, actor, attempt)
+                yield from self._excused(excusing, plan.gtrid, actor, attempt)
                 raise Failed(answer.message)
             staged = (StagedRows(KEYED, ("id",), f"{attempt}", index, len(rows)),)
         verbs: list[Callable[[Place], Any]] = [
@@ -575,24 +610,29 @@ class World:
                 if isinstance(answer, XaError):
                     for other in branches:
                         yield Do("undo", partial(self.places[other.resource].roll_back, mine, actor))
-                    yield from self._excused(plan.gtrid, actor, attempt)
+                    yield from self._excused(excusing, plan.gtrid, actor, attempt)
                     raise Failed(answer.message)
         return SinkReport(index, attempt, plan.gtrid, branches, staged=staged), read
 
     def _stage(self, gtrid: bytes, attempt: int, rows: list[str]) -> Any:
         return self._reached("shop", lambda: self.places["shop"].staged.__setitem__((gtrid, f"{attempt}"), rows))
 
-    def _excused(self, gtrid: bytes, actor: int, attempt: int) -> Steps:
-        """The attempt says that no message is to blame, where it can."""
-        broker, xid = self.places["broker"], excuse_xid(gtrid, b"%d" % attempt)
-        verbs: list[Callable[[], Any]] = [
-            lambda: broker.start(xid, actor),
-            lambda: broker.end(xid, actor),
-            lambda: broker.prepare(xid),
-        ]
-        for verb in verbs:
-            answer = yield Do("excuse", partial(self._reached, "broker", verb))
-            if isinstance(answer, XaError):
+    def _excused(self, brokers: tuple[str, ...], gtrid: bytes, actor: int, attempt: int) -> Steps:
+        """The attempt says that no message is to blame, at the first of these brokers where it can."""
+        xid = excuse_xid(gtrid, b"%d" % attempt)
+        for name in brokers:
+            broker = self.places[name]
+            verbs: list[Callable[[], Any]] = [
+                partial(broker.start, xid, actor),
+                partial(broker.end, xid, actor),
+                partial(broker.prepare, xid),
+            ]
+            answer: Any = None
+            for verb in verbs:
+                answer = yield Do("excuse", partial(self._reached, name, verb))
+                if isinstance(answer, XaError):
+                    break
+            if not isinstance(answer, XaError):
                 return
 
     def _read(self, part: SourcePartition) -> Steps:
@@ -697,8 +737,8 @@ class World:
                 if isinstance(answer, XaError):
                     self.unfenced.add(gtrid)
                 return answer
-            case "has_messages", (resource, _):
-                return self._reached(resource, lambda: bool(self.places[resource].queue))
+            case (("has_messages" | "queues"), (resource, _)):
+                return self._reached(resource, partial(self._looked, call.name, self.places[resource]))
             case "pause", _:
                 return None
             case "note", (heuristic,):
@@ -709,6 +749,10 @@ class World:
                     self.book.end(decision.gtrid)
                 return None
         return self._written(call)
+
+    @staticmethod
+    def _looked(what: str, place: Place) -> Any:
+        return bool(place.queue) if what == "has_messages" else {"orders": len(place.queue)}
 
     def _upsert(self, gtrid: bytes, staged: Any) -> Any:
         """The driver's branch at the shop, and the rows of these attempts."""
@@ -795,7 +839,7 @@ class World:
             entry = self.book.entry(xid.gtrid)
             if entry is not None and entry.decision is not None and told != [told[0]] * len(told):
                 wrong.append(f"{xid} is decided, and told {told}")
-        wrong += self._miscounted()
+        wrong += self._miscounted() + self._out_of_order()
         suspect = self.poison | self.unreadable
         inputs = Counter({str(number): 1 for number in range(INPUTS) if number not in suspect})
         written = {row for place in self.places.values() for row in place.output}
@@ -826,4 +870,24 @@ class World:
             wrong.append(f"dead: {dead - suspect}")
         if left := {number for broker in brokers for number in broker.queue} - self.poison:
             wrong.append(f"still queued: {left}")
+        return wrong
+
+    def _out_of_order(self) -> list[str]:
+        """Where a queue is one partition, decided epochs have its messages in order; but for suspects, which come back
+        behind others."""
+        if self.poison or self.unreadable or not self.sources[0].by_queue:
+            return []
+        read: dict[str, list[tuple[int, list[int]]]] = {}
+        for xid, told in self.told.items():
+            entry = self.book.entry(xid.gtrid)
+            if entry is None or entry.decision is None:
+                continue
+            for branch in entry.decision.branches:
+                if branch.xid == xid:
+                    read.setdefault(branch.resource, []).append((source_epoch(xid), told[0]))
+        wrong = []
+        for resource, epochs in read.items():
+            numbers = [number for _, some in sorted(epochs) for number in some]
+            if numbers != sorted(numbers):
+                wrong.append(f"{resource}: read out of order: {numbers}")
         return wrong

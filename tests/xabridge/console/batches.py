@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rm_amqp import Message
 from tests.xabridge.console.scene import Traffic, url
 from xabridge.console.settings import WatchedPipelines
-from xabridge.pipeline.core import AddressTarget, Attempt, Batch, Messages, Offset, Query, Settings, Source
+from xabridge.pipeline.core import AddressTarget, Attempt, Batch, Messages, Offset, Query, Settings, Shard, Source
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
@@ -58,7 +58,7 @@ class Pipeline:
     def start(self, query: str = "5f0c7be2-9d1b-4a57-b4cf-6a2f8a1c9e33") -> None:
         """A query starts."""
         self._query = query
-        source = Source("main", (self.queue,), partitions=2, rows=3)
+        source = Source((Shard("main", (self.queue,)),), partitions=2, rows=3)
         bind(self._settings, self.driver, Query(query, "run", EVERY), [source], resources=self.resources)
         self._planner = SourcePlanner(self._settings, source, self.driver, resources=self.resources)
 

@@ -20,6 +20,7 @@ from tests.xabridge.console.batches import Pipeline, pipeline
 from tests.xabridge.console.scene import PASSWORD
 from tests.xabridge.console.test_pages import text_of
 from xabridge.console.brokers import Away, Trouble
+from xabridge.console.pages.pipelines import _queues
 from xabridge.console.pipeline_questions import PipelineQuestions
 from xabridge.console.pipeline_watch import KEPT_S, PATIENCE_S, SHOWN, PipelineWatch
 from xabridge.console.places import Place
@@ -299,3 +300,10 @@ def test_a_watch_without_a_log_asks_nobody() -> None:
     asyncio.run(looks())
     with pytest.raises(Trouble):
         asyncio.run(PipelineWatch(WatchedPipelines("", trouble="why")).look())
+
+
+def test_a_pattern_stands_for_the_queues_that_match() -> None:
+    known = ("orders#1", "orders#0", "other", "a, b")
+    assert _queues("orders#*", known) == ["orders#0", "orders#1"]
+    assert _queues("none*, other", known) == ["none*", "other"]
+    assert _queues("a, b", known) == ["a, b"]

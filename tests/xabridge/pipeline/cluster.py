@@ -1,4 +1,4 @@
-"""This module starts a standalone Spark cluster: a master and two workers, which Spark takes for different hosts."""
+"""This module starts a standalone Spark cluster: a master and workers, which Spark takes for different hosts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from typing import Self
 
 HOME: Final = Path(pyspark.__file__).parent
-HOSTS: Final = ("127.0.0.2", "127.0.0.3")
+HOSTS: Final = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+
+STARTED_S: Final = 180.0
+"""A JVM takes long to start where many do."""
 
 
 class Cluster:
     """Started by construction; `environment` is that of executors too."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str], workers: int = 2) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._environment = os.environ | {"SPARK_HOME": str(HOME), "SPARK_NO_DAEMONIZE": "1"} | environment
@@ -34,11 +37,11 @@ class Cluster:
             self._start("master", "master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
         ]
         self._await("master", "I have been elected leader")
-        for number, host in enumerate(HOSTS):
+        for number, host in enumerate(HOSTS[:workers]):
             work = ("--work-dir", str(folder / f"work-{number}"), "--webui-port", "0")
             limits = ("--host", host, "--cores", "1", "--memory", "600m")
             self._processes.append(self._start(f"worker-{number}", "worker.Worker", *limits, *work, self.master))
-        for number in range(len(HOSTS)):
+        for number in range(workers):
             self._await(f"worker-{number}", "Successfully registered with master")
 
     @property
@@ -58,7 +61,7 @@ class Cluster:
 
     def _await(self, name: str, words: str) -> None:
         log = self._folder / f"{name}.log"
-        await_until(lambda: words in log.read_text(errors="replace"))
+        await_until(lambda: words in log.read_text(errors="replace"), STARTED_S)
         assert words in log.read_text(errors="replace"), log.read_text(errors="replace")[-4000:]
 
     def close(self) -> None:

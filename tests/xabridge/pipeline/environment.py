@@ -27,6 +27,7 @@ from xabridge.pipeline.core import Offset, Query, Source
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.core.process_ids import process_id
+from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.settings import settings_from
 from xabridge.testing.broker import BrokerProcess
 from xabridge.testing.ports import free_port
@@ -152,6 +153,8 @@ class SparkEnvironment:
     pipeline: str = "test"
     others: dict[str, str] = field(default_factory=dict)
     """Further resources."""
+    reads: tuple[Source, ...] = ()
+    """The sources of the query; by default one for each broker, of the queue `in`."""
 
     def __post_init__(self) -> None:
         self.faults = self.folder / "faults"
@@ -298,9 +301,9 @@ class SparkEnvironment:
             sender.send(Message(body=body.encode()))
         with_proton.close()
 
-    def received(self, queue: str = "out") -> list[str]:
+    def received(self, queue: str = "out", port: int | None = None) -> list[str]:
         """Takes everything out of a queue."""
-        with_proton = BlockingConnection(f"127.0.0.1:{self.port}", allowed_mechs="ANONYMOUS", timeout=60)
+        with_proton = BlockingConnection(f"127.0.0.1:{port or self.port}", allowed_mechs="ANONYMOUS", timeout=60)
         receiver: Any = with_proton.create_receiver(queue, credit=0)
         receiver.link.drain(100_000)
         with_proton.wait(lambda: receiver.link.credit == 0)
@@ -338,7 +341,7 @@ class SparkEnvironment:
         last = self._last(self.checkpoint, "offsets")
         stored = Path(self.checkpoint, "offsets", str(last)).read_text().splitlines()[2:]
         settings = settings_from(self.pipeline, self.database, self.resources)
-        sources = [Source(resource, ("in",)) for resource in ("broker", *self.others)]
+        sources = self.reads or [Source((Shard(resource, ("in",)),)) for resource in ("broker", *self.others)]
         bind(settings, process_id(), Query(self.query(), "settle", last), sources)
         for source, text in zip(sources, stored, strict=False):  # one that is used twice stands there twice
             reader = SourcePlanner(settings, source, process_id())

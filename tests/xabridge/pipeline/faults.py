@@ -105,9 +105,9 @@ class Schedule:
         await_until((self._folder / f"done-{number}").exists)
 
 
-def await_until(condition: Callable[[], bool]) -> None:
-    """Returns when it holds, or after a minute."""
-    deadline = time.monotonic() + PATIENCE_S
+def await_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
+    """Returns when it holds, or after a minute unless told otherwise."""
+    deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
 

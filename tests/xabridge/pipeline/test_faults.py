@@ -21,6 +21,8 @@ from tests.rm_delta.test_contract import rows_of
 from tests.xabridge.pipeline.cluster import Cluster
 from tests.xabridge.pipeline.environment import ROOT, Driver, DriverFailed
 from tests.xabridge.pipeline.faults import GENERATION, VARIABLE, await_until
+from xabridge.pipeline.core import Shard, Source
+from xabridge.shards import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,6 +215,37 @@ def test_executors_are_killed(env: SparkEnvironment) -> None:
     env.run("stream", query="copied", **arguments, restarts=RESTARTS)
     assert env.fired() == len(EXECUTORS)
     env.check_copies(Counter(range(N)))
+
+
+ON_A_CLUSTER: Final = (
+    ("taken and prepared", "kill executor"),
+    ("decided", "raise"),
+    ("written and prepared", "kill executor"),
+    *((("yielded", "kill executor"), ("sent and prepared", "kill executor"), ("prepared", "raise")) if FULL else ()),
+)
+SHARDS: Final = 4
+
+
+def test_queues_of_two_brokers_keep_their_order_on_a_cluster(env: SparkEnvironment, tmp_path: Path) -> None:
+    """Three workers on hosts of their own read the shards of a queue at two brokers, and write to shards at both: the
+    messages of each key come out in the order in which they went in."""
+    environment = {VARIABLE: str(env.faults), GENERATION: "1", "PYTHONPATH": str(ROOT)}
+    with env.second_broker() as second, Cluster(tmp_path / "cluster", environment, 3) as cluster:
+        ports = [env.port, second]
+        shards = [[number for number in range(N) if shard_of(number, SHARDS) == shard] for shard in range(SHARDS)]
+        for shard, numbers in enumerate(shards):
+            env.send(numbers, f"in#{shard}", ports[shard % 2])
+        env.schedule(*ON_A_CLUSTER)
+        env.settings = cluster.settings
+        env.reads = (Source((Shard("broker", ("in#*",)), Shard("second", ("in#*",))), by_queue=True),)
+        source = env.source(resource="broker, second", queue="in#*", order="queue")
+        sink = env.sink(table="rows", address="broker:out, second:out", shards=f"{SHARDS}", shard_key="id")
+        arguments: dict[str, Any] = {"source": source, "sink": sink, "checkpoint": env.checkpoint}
+        env.run("stream", query="copied", **arguments, restarts=RESTARTS)
+        assert env.fired() == len(ON_A_CLUSTER)
+        env.check_copies(Counter(range(N)), address=False)
+        out = [env.received(f"out#{shard}", ports[shard % 2]) for shard in range(SHARDS)]
+    assert out == [[f"{number}" for number in numbers] for numbers in shards]
 
 
 SPECULATION: Final = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from xabridge.pipeline import PipelineError
-from xabridge.pipeline.core import AddressTarget, LakeTarget, Once, Source, TableTarget
+from xabridge.pipeline.core import AddressTarget, LakeTarget, Once, Shard, Source, TableTarget
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.options import TableRows, sink_options, source_options
 from xabridge.pipeline.routing import Routing
@@ -32,7 +32,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_source_has_defaults() -> None:
     options = source_options({**BASE, "queue": "orders"})
-    assert options.source == Source("broker", ("orders",), 2, 100_000)
+    assert options.source == Source((Shard("broker", ("orders",)),), 2, 100_000)
     assert options.body == "binary"
     assert options.settings.url("shop") == "postgresql://y/shop"
 
@@ -40,7 +40,7 @@ def test_a_source_has_defaults() -> None:
 def test_spark_gives_names_in_lower_case_and_values_as_text() -> None:
     given = {**BASE, "queue": "a, b", "partitions": "4", "maxrowsperbatch": "10", "body": "text", "resource": "Broker"}
     options = source_options(given)
-    assert options.source == Source("broker", ("a", "b"), 4, 10, text=True)
+    assert options.source == Source((Shard("broker", ("a", "b")),), 4, 10, text=True)
     assert options.body == "text"
 
 
@@ -73,6 +73,30 @@ def test_a_delta_table_is_named_by_its_folder() -> None:
         sink_options({**lake, "table": "lake:orders", "key": "id"})
     with pytest.raises(PipelineError, match=r"there are several \(shop, lake\); name one"):
         sink_options({**lake, "table": "orders"})
+
+
+TWO = {"pipeline": "p", "log": "sqlite:///l", "resource.a": "amqp://a/", "resource.b": "amqp://b/"}
+
+
+def test_a_source_reads_queues_of_several_brokers() -> None:
+    source = source_options({**TWO, "resource": "a, b", "queue": "orders#*"}).source
+    assert source == Source((Shard("a", ("orders#*",)), Shard("b", ("orders#*",))))
+    given = {**TWO, "queue": "a:orders#0,b:orders#1,a:x:y", "order": "queue", "on_missing": "skip"}
+    source = source_options(given).source
+    assert source == Source((Shard("a", ("orders#0", "x:y")), Shard("b", ("orders#1",))), by_queue=True, skips=True)
+    source = source_options({**TWO, "resource": "b", "queue": "orders,a:more"}).source
+    assert source.shards == (Shard("b", ("orders",)), Shard("a", ("more",)))
+
+
+def test_a_sink_writes_to_shards() -> None:
+    options = sink_options({**TWO, "address": "a:orders, b:orders", "shards": "4", "shard_key": "customer"})
+    (address,) = options.addresses.targets
+    assert address == AddressTarget("a", "orders", "customer", 4, (("b", "orders"),))
+    assert [address.shard(shard) for shard in range(4)] == [
+        AddressTarget(resource, f"orders#{shard}") for shard, resource in enumerate("abab")
+    ]
+    (alone,) = sink_options({**BASE, "address": "orders", "shards": "2", "shard_key": "k"}).addresses.targets
+    assert alone.shard(1) == AddressTarget("broker", "orders#1")
 
 
 def test_a_sink_takes_a_table_an_address_or_both() -> None:
@@ -169,6 +193,14 @@ def test_what_a_sink_with_several_targets_refuses(options: dict[str, str], messa
         ({}, "option queue: missing"),
         ({"queue": "a,,b"}, "a name is missing beside a comma"),
         ({"queue": "a,a"}, "a queue is named twice"),
+        ({"queue": "orders:a"}, "there is no resource 'orders'"),
+        ({"queue": "broker:"}, "has no name after the resource"),
+        ({"queue": ":a"}, "has no broker before the :"),
+        ({"queue": "broker:a,a"}, "'a' of broker is named twice"),
+        ({"queue": "broker:a", "resource": "broker"}, "option resource: no queue is read there"),
+        ({"queue": "q", "order": "key"}, "'key' is neither none nor queue"),
+        ({"queue": "q", "order": "queue", "partitions": "2"}, "option partitions: contradicts order"),
+        ({"queue": "q", "on_missing": "skip"}, "skip needs several brokers"),
         ({"queue": "q", "partitions": "0"}, "'0' is not a number from 1 to 1000"),
         ({"queue": "q", "maxRowsPerBatch": "many"}, "'many' is not a number above 0"),
         ({"queue": "q", "max_octets": "0"}, "'0' is not a number above 0"),
@@ -205,6 +237,11 @@ def test_what_a_source_refuses(options: dict[str, str], message: str) -> None:
         ({"table": "shop:"}, "has no name after the resource"),
         ({"table": "t", "lockTimeout": "-1"}, "'-1' is not a number of seconds above 0"),
         ({"table": "t", "tabel": "u"}, r"tabel: unknown \(did you mean table\?\)"),
+        ({"address": "a", "shards": "4"}, "needs the option shard_key"),
+        ({"address": "a", "shard_key": "k"}, "needs the option shards"),
+        ({"address": "a,a", "shards": "4", "shard_key": "k"}, "an address is named twice"),
+        ({"address": "a,b", "shards": "1", "shard_key": "k"}, "fewer than the addresses"),
+        ({"table": "t", "shards": "4"}, "option shards: needs an address"),
     ],
 )
 def test_what_a_sink_refuses(options: dict[str, str], message: str) -> None:
@@ -234,7 +271,7 @@ def test_the_configuration_names_log_and_resources(tmp_path: Path) -> None:
         log = "postgresql://x:${LOG_PASSWORD}@x/decisions"
     """)
     options = source_options({"pipeline": "p", "queue": "q", "resource": "broker"}, {"LOG_PASSWORD": "secret"})
-    assert options.source.resource == "Broker"
+    assert options.source.resources == ("Broker",)
     assert options.settings.log == "postgresql://x:secret@x/decisions"
     shop = options.settings.url("shop")
     assert shop == "postgresql://me:${SHOP_PASSWORD}@y/shop", "looked up where it is opened"

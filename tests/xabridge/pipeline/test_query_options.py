@@ -63,6 +63,8 @@ def test_a_database_that_decides_is_nobodys_to_prepare_in() -> None:
             "the source of a: orders and the sink have different decision logs",
         ),
         ([{}, {"queue": "others, orders"}], {}, "two sources of the query read queue 'orders' of a"),
+        ([{}, {"resource": "b, a", "queue": "ord*"}], {}, "read a queue that matches 'ord\\*' and 'orders' of a"),
+        ([{"resource": "a, c", "resource.c": "amqp://c/"}], {}, "reads from c, and the sink does not know"),
         ([{}, {"resource.a": "amqp://z/", "resource": "b"}], {}, "another open string for it than another part"),
         ([{"resource": "c", "resource.c": "amqp://c/"}], {}, "reads from c, and the sink does not know that resource"),
         ([{"resource": "c", "resource.c": "amqp://c/"}, {}], None, "and the source of a: orders does not know"),

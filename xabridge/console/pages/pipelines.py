@@ -12,7 +12,7 @@ from xabridge.console.brokers import Refused, Trouble
 from xabridge.console.pages.asking import check_may_look
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from starlette.requests import Request
 
@@ -184,10 +184,11 @@ def batches_under_way(found: Iterable[PipelineView]) -> frozenset[bytes]:
 
 # -- what waits
 async def _lags(console: Console, session: Session, status: PipelineStatus) -> tuple[Lag, ...]:
-    """What waits in the queues that its query reads. The ledger has them as `broker: orders, payments`."""
+    """What waits in the queues that its query reads. The ledger has them as `broker: orders, payments`, those of several
+    brokers with a semicolon between them."""
     found: dict[tuple[str, str], Lag] = {}
-    for source, _ in status.sources:
-        resource, _, names = source.partition(": ")
+    for shard in (shard for source, _ in status.sources for shard in source.split("; ")):
+        resource, _, names = shard.partition(": ")
         link = _link_to(console, session, resource)
         known: dict[str, dict[str, Any]] = {}
         trouble = f"this console has no broker that is resource {resource}"
@@ -197,10 +198,20 @@ async def _lags(console: Console, session: Session, status: PipelineStatus) -> t
                 trouble = "there is no such queue"
             except Trouble as why:
                 trouble = str(why)
-        for queue in [names] if names in known else names.split(", "):
+        for queue in _queues(names, known):
             broker = link.name if link is not None else ""
             found[resource, queue] = Lag(resource, queue, broker, known.get(queue), "" if queue in known else trouble)
     return tuple(found.values())
+
+
+def _queues(names: str, known: Collection[str]) -> list[str]:
+    """The queues that a source names. A pattern stands for all that match, or for itself where none does."""
+    from xabridge.pipeline.core.shards import matches  # noqa: PLC0415 — only where there are pipelines
+
+    found: list[str] = []
+    for name in [names] if names in known else names.split(", "):
+        found += sorted(one for one in known if matches(name, one)) or [name]
+    return found
 
 
 def _link_to(console: Console, session: Session, resource: str) -> BrokerLink | None:

@@ -1,4 +1,4 @@
-"""PipelineServers: the broker and the PostgreSQL of a pipeline, for benchmark and demo, and what fills its queues."""
+"""PipelineServers: the brokers and the PostgreSQL of a pipeline, for benchmark and demo, and what fills its queues."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ for its next task sends no heartbeats."""
 
 
 class PipelineServers:
-    """Both, with their data below `folder`."""
+    """All of them, with their data below `folder`."""
 
-    def __init__(self, folder: Path) -> None:
-        (folder / "broker").mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, brokers: int = 1) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "broker.toml").write_text(_SETTINGS, encoding="utf-8")
-        self.port = free_port()
-        self.broker = BrokerProcess(
-            folder / "broker", "--config", str(folder / "broker.toml"), "--listen", f"{HOST}:{self.port}"
-        )
+        self.ports = tuple(free_port() for _ in range(brokers))
+        self.brokers = tuple(_broker(folder, number, port) for number, port in enumerate(self.ports))
+        self.broker, self.port = self.brokers[0], self.ports[0]
         self.postgres = EmbeddedPostgres(folder / "postgres", {"max_prepared_transactions": "500"})
         self.database = ""
 
     @property
     def address(self) -> str:
-        """Host and port of the broker."""
+        """Host and port of the first broker."""
         return f"{HOST}:{self.port}"
 
     def __enter__(self) -> Self:
-        self.broker.start()
+        for broker in self.brokers:
+            broker.start()
         self.postgres.start()
         self.database = self.postgres.create_database("shop")
         return self
@@ -60,26 +60,33 @@ class PipelineServers:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self.broker.kill()
+            for broker in self.brokers:
+                broker.kill()
         finally:
             self.postgres.remove()
 
-    def post(self, queue: str, bodies: Iterable[bytes]) -> int:
+    def post(self, queue: str, bodies: Iterable[bytes], broker: int = 0) -> int:
         """Puts messages with these binary bodies into a queue; how many."""
-        client = Client(HOST, self.port)
+        client = Client(HOST, self.ports[broker])
         try:
             return int(drive([(client, _posting(client, queue, bodies))])[0])
         finally:
             client.close()
 
-    def depth(self, queue: str) -> int:
+    def depth(self, queue: str, broker: int = 0) -> int:
         """How many messages of a queue are available to any client."""
-        with self.management() as management:
+        with self.management(broker) as management:
             return management.waiting(queue)
 
-    def management(self) -> Management:
-        """The broker's management node; to be closed."""
-        return Management(HOST, self.port)
+    def management(self, broker: int = 0) -> Management:
+        """The management node of a broker; to be closed."""
+        return Management(HOST, self.ports[broker])
+
+
+def _broker(folder: Path, number: int, port: int) -> BrokerProcess:
+    own = folder / (f"broker-{number + 1}" if number else "broker")
+    own.mkdir(exist_ok=True)
+    return BrokerProcess(own, "--config", str(folder / "broker.toml"), "--listen", f"{HOST}:{port}")
 
 
 def _posting(client: Client, queue: str, bodies: Iterable[bytes]) -> Waits:

@@ -7,6 +7,7 @@ remembers in `xabridge.pipeline.core.ledger`.
 
 from xabridge.pipeline.core.errors import BatchRefused, EpochGone, PipelineError, PipelineTaken
 from xabridge.pipeline.core.messages import Messages
+from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.core.values import (
     AddressTarget,
     Attempt,
@@ -37,6 +38,7 @@ __all__ = [
     "PipelineTaken",
     "Query",
     "Settings",
+    "Shard",
     "SinkPlan",
     "SinkReport",
     "Source",

@@ -1,12 +1,14 @@
 """The resource managers of one process, by name, and what a pipeline asks of them beyond XA.
 
-Brokers of `rm_amqp` have fences, browse and bulk work; databases are asked by XA alone.
+Brokers of `rm_amqp` have fences, browse and bulk work; databases and other brokers are asked by XA alone. Other brokers
+take the messages of sinks. They can't be read from, because nobody can read what a prepared branch of theirs holds.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import rm_amqp
@@ -23,7 +25,7 @@ from xabridge.pipeline.core.task.databases import SCHEMES, scheme_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from rm_amqp import AmqpResource
+    from rm_amqp import AmqpResource, MessagingSession
     from rm_delta import DeltaResource
     from tm.log import Branch
     from tm.two_phase.ports import Answer
@@ -86,21 +88,53 @@ def _made(name: str, url: str) -> Resource:
         resource = Resource(name, RMID, ResourceConfig(expanded(f"resources.{name}", url)), _NoRegistrar())
     except ConfigurationError as error:
         raise PipelineError(str(error)) from error
-    known = is_lake(resource) or isinstance(resource.rm, rm_amqp.AmqpResource) or scheme_of(url) in SCHEMES
-    if not known:
+    writes = is_lake(resource) or scheme_of(url) in SCHEMES
+    if not (writes or isinstance(resource.rm, rm_amqp.AmqpResource) or _takes_messages(resource)):
         raise PipelineError(
-            f"resources.{name}: a pipeline works with AMQP brokers (amqp://, amqps://), PostgreSQL (postgresql://) and "
-            f"MariaDB (mariadb://, mysql://) in two phases, and Delta tables (delta://), and {masked(url)} is a "
-            f"resource of {resource.rm.name}"
+            f"resources.{name}: a pipeline works with brokers (amqp://, openwire://, amqp010://), PostgreSQL "
+            f"(postgresql://) and MariaDB (mariadb://, mysql://) in two phases, and Delta tables (delta://), and "
+            f"{masked(url)} is a resource of {resource.rm.name}"
         )
     return resource
+
+
+def _takes_messages(resource: Resource) -> bool:
+    """Whether it is another broker in two phases."""
+    from rm_amqp.amqp010.resource import QpidResource  # noqa: PLC0415 — few pipelines have one
+    from rm_openwire import OpenWireResource  # noqa: PLC0415
+
+    return isinstance(resource.rm, OpenWireResource | QpidResource)
 
 
 def broker(resource: Resource) -> AmqpResource:
     """The resource as a broker; PipelineError where it is none."""
     if isinstance(resource.rm, rm_amqp.AmqpResource):
         return resource.rm
-    raise PipelineError(f"resources.{resource.name}: messages need an AMQP broker, and this is {resource.rm.name}")
+    raise PipelineError(f"resources.{resource.name}: only an xabridge broker is read, and this is {resource.rm.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A message that is encoded already."""
+
+    octets: bytes
+
+    def encode(self) -> bytes:
+        return self.octets
+
+
+def send_messages(resource: Resource, address: str, messages: Sequence[bytes]) -> None:
+    """Sends encoded messages under the branch of the calling thread, in bulk where the broker can. XaError, or
+    PipelineError for a resource that is no broker."""
+    rm = resource.rm
+    if isinstance(rm, rm_amqp.AmqpResource):
+        rm.session(resource.rmid).post(address, messages)
+        return
+    if not _takes_messages(resource):
+        raise PipelineError(f"resources.{resource.name}: messages need a broker, and this is {rm.name}")
+    session: MessagingSession = rm.session(resource.rmid)
+    for octets in messages:
+        session.send(address, _Encoded(octets))
 
 
 def is_lake(resource: Resource) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from xabridge.pipeline.core.errors import EpochGone, PipelineError
+from xabridge.shards import shard_queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rm_delta.lake import TableWork
     from tm.log import Branch
     from xa import Xid
+    from xabridge.pipeline.core.shards import Shard
     from xabridge.pipeline.core.task.staged_rows import StagedRows
 
     Staged: TypeAlias = "StagedRows | StagedFiles"
@@ -46,10 +48,10 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source: `queues` of the resource `resource`, by `partitions` tasks, `rows` a batch at most in all."""
+    """A source: `shards`, one for each broker, whose queues may be patterns. It is read by `partitions` tasks, and by
+    one for each broker at least; `rows` a batch at most in all."""
 
-    resource: str
-    queues: tuple[str, ...]
+    shards: tuple[Shard, ...]
     partitions: int = 2
     rows: int = ROWS_PER_BATCH
     text: bool = False
@@ -66,9 +68,23 @@ class Source:
     """A batch waits until there are so many messages."""
     delay_s: float = 0.0
     """But no longer than this; 0: without end."""
+    by_queue: bool = False
+    """Each queue is read by one task, so that its messages stay in order."""
+    skips: bool = False
+    """A broker that is away is skipped; otherwise it is waited for."""
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """The brokers."""
+        return tuple(shard.resource for shard in self.shards)
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether a task may take less than its share while others leave messages behind: each has its own queues."""
+        return self.by_queue or len(self.shards) > 1
 
     def __str__(self) -> str:
-        return f"{self.resource}: {', '.join(self.queues)}"
+        return "; ".join(map(str, self.shards))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +124,20 @@ class StagedFiles:
 
 @dataclass(frozen=True, slots=True)
 class AddressTarget:
-    """Messages go to `address` of the broker `resource`."""
+    """Messages go to `address` of the broker `resource`; or, by the column `key`, to the queues of so many shards
+    (`xabridge.shards`). The shards are here and at `others` in turn: broker and address of each."""
 
     resource: str
     address: str
+    key: str = ""
+    shards: int = 0
+    others: tuple[tuple[str, str], ...] = ()
+
+    def shard(self, shard: int) -> AddressTarget:
+        """The queue of a shard."""
+        places = ((self.resource, self.address), *self.others)
+        resource, address = places[shard % len(places)]
+        return AddressTarget(resource, shard_queue(address, shard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +245,8 @@ class SinkPlan:
     query: str = ""
     outage_s: float = OUTAGE_S
     deciders: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[str, ...] = ()
+    """Brokers that the batch does not read, because they were away when it was planned."""
 
     def check(self, query: str) -> None:
         """For a task of this query ("": of none), before it writes. PipelineError: it was planned for another one."""

@@ -115,12 +115,13 @@ class AmqpStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._counts:
             return reader.latest(begin, limits).as_json()
         planned = reader.planned_rows()
-        if planned and (self._options.source.octets or limits.octets):
+        source = self._options.source
+        if planned and (source.octets or limits.octets or source.is_uneven):
             # Fewer may have been taken. None were if all of them were bad, and these don't count again.
             planned = reader.taken_rows(begin) or planned
         reader.logged(begin)
         self._left = reader.available() if self._left is None else max(self._left - planned, 0)
-        rows = min(self._left, limits.rows or self._options.source.rows)
+        rows = min(self._left, limits.rows or source.rows)
         return (reader.latest(begin, replace(limits, rows=rows, at_once=True)) if rows else begin).as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xabridge.pipeline.core import PipelineError, Settings
+from xabridge.pipeline.core.shards import overlap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,10 +46,10 @@ class QueryOptions:
             )
         for name, settings in named:
             known = dict(settings.resources)
-            for source in self.sources:
-                if source.source.resource not in known:
+            for resource in (resource for source in self.sources for resource in source.source.resources):
+                if resource not in known:
                     raise PipelineError(
-                        f"the query reads from {source.source.resource}, and {name} does not know that resource. "
+                        f"the query reads from {resource}, and {name} does not know that resource. "
                         f"Every part needs it, because before the decision it is asked which messages were taken. "
                         f"Configure it for all parts of the query, under the same name"
                     )
@@ -66,16 +67,20 @@ class QueryOptions:
             yield "the sink", self.sink.settings
 
     def _check_queues(self) -> None:
-        read: set[tuple[str, str]] = set()
+        read: list[tuple[str, str]] = []
         for source in self.sources:
-            for queue in source.source.queues:
-                if (source.source.resource, queue) in read:
-                    raise PipelineError(
-                        f"two sources of the query read queue {queue!r} of {source.source.resource}, so each message "
-                        "would come to only one of them. Read it by one source; a DataFrame that is joined with "
-                        "itself makes two"
-                    )
-                read.add((source.source.resource, queue))
+            mine = [(shard.resource, queue) for shard in source.source.shards for queue in shard.queues]
+            for resource, queue in mine:
+                for name, other in read:
+                    if name == resource and overlap(queue, other):
+                        which = (
+                            f"queue {queue!r}" if queue == other else f"a queue that matches {queue!r} and {other!r}"
+                        )
+                        raise PipelineError(
+                            f"two sources of the query read {which} of {resource}, so each message would come to only "
+                            "one of them. Read it by one source; a DataFrame that is joined with itself makes two"
+                        )
+            read += mine
 
 
 def _check_same_pipeline(first_name: str, first: Settings, name: str, settings: Settings) -> None:

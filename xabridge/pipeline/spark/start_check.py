@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.resources import Resources
-from xabridge.pipeline.options import OF_SPARK, PARTITIONS, SHARED, sink_options
+from xabridge.pipeline.options import OF_SPARK, SHARED, sink_options, source_options
 from xabridge.pipeline.spark.backfill import tasks_of_once
 from xabridge.pipeline.spark.cluster_settings import SPECULATION, check_settings, is_on
 from xabridge.pipeline.spark.task_writer import layout
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from xabridge.pipeline.core import Source
     from xabridge.pipeline.options import SinkOptions
     from xabridge.pipeline.spark.epoch import Epoch
     from xabridge.pipeline.spark.task_writer import Layout
@@ -167,7 +168,15 @@ def tasks_of(rows: DataFrame) -> int:
     leaves = plan.collectLeaves()
     every = [leaves.apply(number) for number in range(leaves.size())]
     streams = [leaf for leaf in every if leaf.getClass().getSimpleName() == _STREAM and leaf.sourceName() == SOURCE]
-    return sum(int(leaf.extraOptions().get("partitions") or PARTITIONS) for leaf in streams)
+    sources = [source_options(dict(leaf.extraOptions().asCaseSensitiveMap())).source for leaf in streams]
+    return sum(map(tasks_of_source, sources))
+
+
+def tasks_of_source(source: Source) -> int:
+    """How many tasks read it at most, as far as its options show: how many queues match a pattern is not known."""
+    if source.by_queue:
+        return sum(len(shard.queues) for shard in source.shards)
+    return max(source.partitions, len(source.shards))
 
 
 def _by_epochs(writer: DataStreamWriter, asked: WriteRequest, epoch: Callable[..., Epoch]) -> None:

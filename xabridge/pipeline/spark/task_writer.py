@@ -16,6 +16,7 @@ from xabridge.pipeline.core.retry import Backoff
 from xabridge.pipeline.core.task.databases import MARIADB, scheme_of
 from xabridge.pipeline.options import TableRows
 from xabridge.pipeline.spark.message_rows import COLUMNS, RECEIVED, SENT, messages_of, with_body
+from xabridge.pipeline.spark.sharded_rows import by_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ logger: Final = logging.getLogger("xabridge.pipeline")
 
 IDENTIFYING: Final = ("string", "tinyint", "smallint", "int", "bigint", "date")
 """Spark types whose values identify a row by their text."""
+KEYS: Final = ("string", "binary", "tinyint", "smallint", "int", "bigint")
+"""The types of columns by which messages go to shards."""
 KEPT: Final = 128 << 20
 """How many octets of a task's rows are kept at most."""
 
@@ -106,9 +109,14 @@ def _check_messages(target: AddressTarget, rows: Mapping[str, str], routes: Sequ
     where = f"address {target.resource}:{target.address}"
     if "body" not in rows:
         raise PipelineError(f"{where}: the query has no column body for the messages (it has {_list(rows)})")
+    if target.shards and rows.get(target.key) not in KEYS:
+        told = f"it is {rows[target.key]}" if target.key in rows else f"the query has {_list(rows)}"
+        raise PipelineError(
+            f"{where}: shard_key has to name a column with the key, of the type {', '.join(KEYS)}; {told}"
+        )
     for name, type_ in rows.items():
         if name not in COLUMNS:
-            if alone and name not in routes:
+            if alone and name not in routes and name != target.key:
                 raise PipelineError(
                     f"{where}: a message has no {name}; drop the column, or make it an application property: "
                     f"map('{name}', {name}) as application_properties. There are {', '.join(SENT)}"
@@ -211,7 +219,8 @@ class TaskWriter:
             self._write_table(task, table, rows)
         if self.layout.addresses:
             for address, rows in split(self.layout.addresses, with_body(batch), "address"):
-                task.send(address, messages_of(rows))
+                for place, part in by_shard(rows, address):
+                    task.send(place, messages_of(part))
 
     def _write_table(self, task: SinkTask, table: TableRows, rows: pa.RecordBatch) -> None:
         if isinstance(table.target, LakeTarget):

@@ -30,6 +30,7 @@ from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import BatchResult, SinkCoordinator
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.core.resources import Resources
+from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.core.task.source_task import read
 
@@ -89,9 +90,10 @@ class CoreEnvironment:
         self._opened.append(reader)
         return reader
 
-    def source(self, resource: str = "broker", **source: Any) -> Source:
-        """What reads the queue `orders`."""
-        return Source(resource, **{"queues": ("orders",), "partitions": 2, "rows": 100, **source})
+    def source(self, *resources: str, queues: tuple[str, ...] = ("orders",), **source: Any) -> Source:
+        """What reads the queue `orders`, or these queues of each of these brokers."""
+        shards = tuple(Shard(resource, queues) for resource in resources or ("broker",))
+        return Source(shards, **{"partitions": 2, "rows": 100, **source})
 
     def start(self, *sources: Source, driver: str = "driver-1", query: Query | None = None) -> None:
         """What the driver does when it starts a query over these sources, whose checkpoint knows every batch."""

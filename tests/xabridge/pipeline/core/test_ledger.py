@@ -18,6 +18,7 @@ from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.process_ids import driver_id, is_alive, process_id
 from xabridge.pipeline.core.protocol.isolation import EXCUSED, Isolation
+from xabridge.pipeline.core.shards import PlannedRead, Shard
 from xabridge.pipeline.core.xids import Incarnation
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 QUERIES = ("a", "b")
 SOURCES = ("broker: orders", "second: orders")
+SHARD = Shard("second", ("orders#0", 'a "queue", with é'))
+READS = (
+    PlannedRead(("broker",), (Shard("broker", ("orders",)), Shard("broker", ("orders",)))),
+    PlannedRead(("broker", "second"), (SHARD, Shard("broker", ("orders#1",))), ("third",)),
+    PlannedRead(),
+)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -54,7 +61,7 @@ def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str
         with pytest.raises(TakenOver):
             drive(fenced.row())
         with pytest.raises(TakenOver):
-            drive(fenced.plan(1, 0, b"g", 1, "broker"))
+            drive(fenced.plan(1, 0, b"g", 1, READS[0]))
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
         _opener(url).join("driver-1")
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
@@ -114,16 +121,19 @@ def _both(ledger: SqlLedger, book: Book, random: Random) -> tuple[str, tuple[Any
     words = {random.choice(("src:broker", "snk:shop"))}
     planned = sorted(book.epochs)
     messages = random.choice((EXCUSED, 7))
-    isolation = random.choice((Isolation(gtrid, 5, place=1), Isolation(gtrid, 1, 2)))
+    isolation = random.choice((Isolation(gtrid, 5, place=1, shard=SHARD), Isolation(gtrid, 1, 2)))
+    shard = random.choice((SHARD, None))
+    read = random.choice(READS)
+    fenced = book.unfenced()[:2]
     operations: dict[str, Any] = {
         "allot": lambda: (drive(ledger.allot()), book.allot(inc)),
         "plan": lambda: (
-            drive(ledger.plan(epoch, epoch - 1, mine, 1, "broker", query, place)),
-            book.plan(inc, epoch, epoch - 1, mine, 1, "broker", query, place),
+            drive(ledger.plan(epoch, epoch - 1, mine, 1, read, query, place, fenced)),
+            book.plan(inc, epoch, epoch - 1, mine, 1, read, query, place, fenced),
         ),
         "join": lambda: (
-            drive(ledger.plan(epoch, epoch - 1, gtrid, 1, "second", query, place)),
-            book.plan(inc, epoch, epoch - 1, gtrid, 1, "second", query, place),
+            drive(ledger.plan(epoch, epoch - 1, gtrid, 1, READS[1], query, place)),
+            book.plan(inc, epoch, epoch - 1, gtrid, 1, READS[1], query, place),
         ),
         "bind_query": lambda: (
             drive(ledger.bind_query(query, "run", SOURCES)),
@@ -149,6 +159,7 @@ def _both(ledger: SqlLedger, book: Book, random: Random) -> tuple[str, tuple[Any
             [_timeless(row) for row in drive(ledger.waiting(waits))],
             list(book.waiting(waits)),
         ),
+        "unfenced": lambda: (drive(ledger.unfenced()), book.unfenced()),
         "known": lambda: (drive(ledger.known()), book.known(inc)),
         "plan_replay": lambda: (drive(ledger.plan_replay(gtrid)), book.plan_replay(inc, gtrid)),
         "end_replay": lambda: (drive(ledger.end_replay()), book.end_replay(inc)),
@@ -165,8 +176,8 @@ def _both(ledger: SqlLedger, book: Book, random: Random) -> tuple[str, tuple[Any
         "isolation": lambda: (drive(ledger.isolation()), book.isolation),
         "set_isolation": lambda: (drive(ledger.set_isolation(isolation)), book.set_isolation(inc, isolation)),
         "note_failure": lambda: (
-            drive(ledger.note_failure(gtrid, messages, 1)),
-            book.note_failure(inc, gtrid, messages, 1),
+            drive(ledger.note_failure(gtrid, messages, 1, shard)),
+            book.note_failure(inc, gtrid, messages, 1, shard),
         ),
         "begin": lambda: (_refused(lambda: ledger.log.begin(gtrid)), _refused(lambda: book.begin(inc, gtrid))),
         "decide": lambda: (
@@ -215,7 +226,7 @@ def test_what_is_needed_is_not_purged(url: str) -> None:
     for epoch in (1, 2, 3):
         assert drive(ledger.allot()) == epoch
         gtrids.append(own.gtrid(epoch, 1))
-        drive(ledger.plan(epoch, epoch - 1, gtrids[-1], 1, "broker"))
+        drive(ledger.plan(epoch, epoch - 1, gtrids[-1], 1, READS[0]))
         ledger.log.begin(gtrids[-1])
         drive(ledger.bind_batch("q", epoch, gtrids[-1]))
         ledger.log.decide(Decision(gtrids[-1], ()))

@@ -17,7 +17,7 @@ from xa.coroutines import drive
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offset, PipelineError, PipelineTaken, Query
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
-from xabridge.pipeline.core.ledger.schema import ISOLATION, QUERY, SOURCE
+from xabridge.pipeline.core.ledger.schema import ISOLATION, QUERY, RESULT, SOURCE, UNFENCED
 from xabridge.pipeline.core.ledger.status import look
 from xabridge.pipeline.core.protocol import epoch_plan
 
@@ -332,10 +332,10 @@ def test_what_was_not_decided_is_read_by_who_adopts(env: CoreEnvironment) -> Non
 
 
 # --- yesterday's tables -----------------------------------------------------------------------------------------------
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "before shards"])
 def old(request: pytest.FixtureRequest, env: CoreEnvironment, monkeypatch: pytest.MonkeyPatch) -> CoreEnvironment:
     """A log of before, whose last batch is decided, and not known to be logged: its source branches are prepared."""
-    if request.param == "postgres":
+    if request.param != "sqlite":
         env.log = request.getfixturevalue("postgres").create_database()
 
     def source_xid(gtrid: bytes, _epoch: int, index: int) -> Xid:
@@ -349,11 +349,17 @@ def old(request: pytest.FixtureRequest, env: CoreEnvironment, monkeypatch: pytes
         reader.close()
     assert env.prepared() == ["src/0", "src/1"]
     database = Database(env.log)
+    tables = [UNFENCED, RESULT]
+    columns = [("epoch", name) for name in ("shards", "decided_at", "logged_at", "waiting", "oldest_at")]
+    if request.param == "before shards":
+        columns.append(("isolation", "shard"))
+    else:
+        tables += [QUERY, SOURCE, ISOLATION]
+        columns += [("epoch", "query"), ("epoch", "place"), ("batch", "offsets")]
     with database.engine.connect() as connection:
-        for table in (QUERY, SOURCE, ISOLATION):
+        for table in tables:
             connection.execute(text(f"DROP TABLE {table.name}"))
-        of_epoch = ("query", "place", "decided_at", "logged_at")
-        for name, column in (*(("epoch", one) for one in of_epoch), ("batch", "offsets")):
+        for name, column in columns:
             connection.execute(text(f"ALTER TABLE xabridge_pipeline_{name} DROP COLUMN {column}"))
     database.engine.dispose()
     env.put(MORE)

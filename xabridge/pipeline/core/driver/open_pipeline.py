@@ -14,6 +14,7 @@ from tm.log.sql.gtrids import TakenOver
 from tm.two_phase.blocking import BlockingPorts
 from tm.two_phase.return_codes import Verb
 from xa import XaError, log_prefix
+from xabridge.pipeline.core.driver.queue_list import QueueList
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError, PipelineTaken
 from xabridge.pipeline.core.protocol.ports import Ports
 from xabridge.pipeline.core.resources import ask_branches, broker, call_resource, prepared_branches
@@ -54,7 +55,13 @@ class OpenPipeline:
             sleep(seconds)
 
         self.log = BlockingLog(ledger.log, prefix, sleep)
-        self.ports = Ports(ledger, self.log, BlockingBranches(resources, prefix), pause)
+        self._branches = BlockingBranches(resources, prefix)
+        self.ports = Ports(ledger, self.log, self._branches, pause)
+
+    def close(self) -> None:
+        """Closes the ledger, and what was opened to ask brokers for their queues."""
+        self._branches.close()
+        self.ledger.close()
 
 
 class BlockingLog:
@@ -115,6 +122,13 @@ class BlockingBranches:
     def __init__(self, resources: Mapping[str, Resource], prefix: bytes) -> None:
         self._resources = resources
         self._prefix = prefix
+        self._lists: dict[str, QueueList] = {}
+
+    def close(self) -> None:
+        """Closes what was opened to ask for queues."""
+        lists, self._lists = self._lists, {}
+        for one in lists.values():
+            one.close()
 
     async def ask(self, verb: Verb, branches: Sequence[Branch]) -> list[Answer]:
         return ask_branches(self._resources, verb, branches)
@@ -174,6 +188,23 @@ class BlockingBranches:
         except XaError as error:
             return error
         return False
+
+    async def count_messages(self, resource: str, queues: Sequence[str]) -> int | XaError:
+        counted = self._resources[resource]
+        rm = broker(counted)
+        try:
+            return call_resource(counted, "browse", lambda: sum(rm.count(one, counted.rmid) for one in queues))
+        except XaError as error:
+            return error
+
+    async def queues(self, resource: str, patterns: Sequence[str]) -> Mapping[str, int] | XaError:
+        opened = self._lists.get(resource)
+        if opened is None:
+            opened = self._lists[resource] = QueueList(self._resources[resource])
+        try:
+            return opened.matching(patterns)
+        except XaError as error:
+            return error
 
 
 @contextmanager

@@ -75,17 +75,18 @@ class SinkCoordinator:
         with pipeline_errors():
             pipeline = self._opened(None, takes=not streaming)
             query = self._query(pipeline) if streaming else ""
-            gtrid, epoch, decided = drive(epoch_plan.plan_sink(pipeline.ports, pipeline.own, query, pipeline.names))
+            planned = drive(epoch_plan.plan_sink(pipeline.ports, pipeline.own, query, pipeline.names))
         return SinkPlan(
             self._settings.pipeline,
-            gtrid,
-            epoch,
+            planned.gtrid,
+            planned.epoch,
             pipeline.own.incarnation,
             self._settings.resources,
-            decided=decided,
+            decided=planned.decided,
             query=query,
             outage_s=self._settings.outage_s,
             deciders=self._settings.deciders,
+            skipped=planned.skipped,
         )
 
     def _query(self, pipeline: OpenPipeline) -> str:

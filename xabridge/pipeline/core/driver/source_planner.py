@@ -13,6 +13,7 @@ from rm_amqp import Message
 from xa import XaError
 from xa.coroutines import drive
 from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, smaller
+from xabridge.pipeline.core.driver.brokers_away import BrokersAway
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
@@ -21,15 +22,18 @@ from xabridge.pipeline.core.process_ids import process_id
 from xabridge.pipeline.core.protocol import epoch_plan
 from xabridge.pipeline.core.protocol.epoch_plan import Origin
 from xabridge.pipeline.core.protocol.recovery import resolve
+from xabridge.pipeline.core.protocol.waiting_shards import count_waiting
 from xabridge.pipeline.core.resources import PROCESS, broker, call_resource
-from xabridge.pipeline.core.retry import Backoff, is_outage, retried
+from xabridge.pipeline.core.retry import retried
 from xabridge.pipeline.core.values import Offset, SourcePartition
 from xabridge.pipeline.core.xids import is_source, source_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tm.resources import Resource
     from xabridge.pipeline.core.resources import Resources
+    from xabridge.pipeline.core.shards import Shard
     from xabridge.pipeline.core.values import Settings, Source
 
 logger: Final = logging.getLogger("xabridge.pipeline")
@@ -62,7 +66,8 @@ class SourcePlanner:
     ) -> None:
         self._settings = settings
         self._source = source
-        settings.url(source.resource)
+        for resource in source.resources:
+            settings.url(resource)
         opener = LedgerOpener(settings.log, settings.pipeline, sleep=sleep)
         with pipeline_errors():
             ledger = opener.join(driver, takes=not streaming)
@@ -76,7 +81,10 @@ class SourcePlanner:
         self._resolved = False
         self._limits: dict[int, ReadLimits] = {}
         self._delay = Delay(clock)
+        self._away = BrokersAway(clock)
         self._batches = 0
+        self._found: tuple[Shard, ...] = ()
+        """What had messages when it was last asked for."""
         self._planned_rows = 0
 
     def planned_rows(self) -> int:
@@ -87,16 +95,20 @@ class SourcePlanner:
 
     def taken_rows(self, end: Offset) -> int:
         """How many messages an epoch took: those that its source branches hold, so it is 0 once they are finished."""
-        ports, resource = self._pipeline.ports, self._source.resource
+        ports = self._pipeline.ports
+        taken = 0
         with pipeline_errors():
             row = drive(ports.ledger.epoch(end.epoch))
             if row is None:
                 return 0
-            counting = partial(ports.branches.message_counts, resource, row.gtrid)
-            counts = drive(retried(ports, counting, self._settings.outage_s))
-        if isinstance(counts, XaError):
-            raise PipelineError(f"{resource} can't be asked what epoch {end.epoch} took: {counts.message}")
-        return sum(count for xid, count in counts.items() if is_source(xid) and source_epoch(xid) == end.epoch)
+            for resource in row.read.resources:
+                counting = partial(ports.branches.message_counts, resource, row.gtrid)
+                counts = drive(retried(ports, counting, self._settings.outage_s))
+                if isinstance(counts, XaError):
+                    raise PipelineError(f"{resource} can't be asked what epoch {end.epoch} took: {counts.message}")
+                mine = (xid for xid in counts if is_source(xid) and source_epoch(xid) == end.epoch)
+                taken += sum(counts[xid] for xid in mine)
+        return taken
 
     def latest(self, start: Offset, limits: ReadLimits = UNLIMITED) -> Offset:
         """The end of the next micro-batch; `start` when there is nothing to read, or when it is not yet time to. Spark
@@ -111,35 +123,32 @@ class SourcePlanner:
             return start
         self._delay.begin()
         with pipeline_errors():
-            epoch = drive(
+            epoch, waiting = drive(
                 epoch_plan.latest(
                     self._pipeline.ports,
                     self._origin,
                     start.epoch,
-                    source.resource,
-                    source.queues,
+                    source,
                     self._settings.outage_s,
+                    self._away.now(),
                 )
             )
+            self._away.note(waiting.away)
+            self._found = tuple(waiting.shards)
             if epoch == start.epoch:  # a driver that has lost the pipeline must not wait for messages for ever
                 drive(self._pipeline.ledger.row())
         self._limits = {epoch: limits}
         return Offset(epoch)
 
     def available(self) -> int:
-        """How many messages there are to read now."""
+        """How many messages there are to read now, at the brokers that are there."""
         self._resolve()
-        resource = self._pipeline.resources[self._source.resource]
-        rm = broker(resource)
-        backoff = Backoff(self._settings.outage_s)
-        while True:
-            try:
-                return call_resource(
-                    resource, "browse", lambda: sum(rm.count(one, resource.rmid) for one in self._source.queues)
-                )
-            except XaError as error:
-                if not is_outage(error) or not backoff.wait():
-                    raise PipelineError(f"{resource.name} can't be read: {error}") from error
+        with pipeline_errors():
+            counted, away = drive(
+                count_waiting(self._pipeline.ports, self._source, self._settings.outage_s, self._away.now())
+            )
+        self._away.note(away)
+        return counted
 
     def _resolve(self) -> None:
         """Finishes what earlier drivers have left over, once, so that the messages that it holds can be read again."""
@@ -167,15 +176,16 @@ class SourcePlanner:
                     self._origin,
                     start.epoch,
                     end.epoch,
-                    source.resource,
-                    source.partitions,
+                    source,
                     rows,
                     pipeline.names,
                     self._settings.outage_s,
+                    self._away.now(),
                 )
             )
             decided = self._decided(again=planned.again)
-        count = len(planned.xids)
+        self._away.note(planned.skipped)
+        count = len(planned.parts)
         self._planned_rows += planned.rows
         if planned.again:
             logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, count)
@@ -184,20 +194,18 @@ class SourcePlanner:
         return [self._partition(end.epoch, index, planned, decided, share) for index in range(count)]
 
     def _lag(self) -> Lag | None:
-        """What waits, for people; None where the broker does not say so now."""
-        resource = self._pipeline.resources[self._source.resource]
-        rm = broker(resource)
-
-        def look() -> Lag:
-            waiting = sum(rm.count(queue, resource.rmid) for queue in self._source.queues)
-            first = (rm.first(queue, resource.rmid) for queue in self._source.queues) if waiting else ()
-            made = [at for at in map(_made_at, first) if at]
-            return Lag(waiting, min(made, default=None))
-
-        try:
-            return call_resource(resource, "browse", look)
-        except XaError:
-            return None
+        """What waits at the queues that `latest` has found, for people; None where nothing is known of them, or a
+        broker does not say it now."""
+        counted, made = 0, []
+        for shard in self._found:
+            resource = self._pipeline.resources[shard.resource]
+            try:
+                waiting, oldest_at = call_resource(resource, "browse", partial(_waits, resource, shard.queues))
+            except XaError:
+                return None
+            counted += waiting
+            made += [] if oldest_at is None else [oldest_at]
+        return Lag(counted, min(made, default=None)) if self._found else None
 
     def _decided(self, *, again: bool) -> int:
         """The last batch of the query that is decided; the one before it where the last one is read again."""
@@ -207,18 +215,18 @@ class SourcePlanner:
     def _partition(
         self, epoch: int, index: int, planned: epoch_plan.ReadPlan, decided: int, octets: int
     ) -> SourcePartition:
-        rows, count = planned.rows, len(planned.xids)
+        rows, count = planned.rows, len(planned.parts)
         share = 0 if planned.again else rows // count + (index < rows % count)
         source = self._source
-        queues = source.queues[index % len(source.queues) :] + source.queues[: index % len(source.queues)]
+        xid, shard = planned.parts[index]
         return SourcePartition(
             self._settings.pipeline,
             epoch,
             index,
-            planned.xids[index],
-            source.resource,
-            self._settings.url(source.resource),
-            queues,
+            xid,
+            shard.resource,
+            self._settings.url(shard.resource),
+            shard.queues,
             share,
             query=self._origin.query,
             decided=decided,
@@ -253,7 +261,15 @@ class SourcePlanner:
 
     def close(self) -> None:
         """Closes the ledger. Nothing is lost where this is not called."""
-        self._pipeline.ledger.close()
+        self._pipeline.close()
+
+
+def _waits(resource: Resource, queues: Sequence[str]) -> tuple[int, float | None]:
+    """How many messages the queues have, and when the first of the oldest ones was made. XaError."""
+    rm = broker(resource)
+    waiting = sum(rm.count(queue, resource.rmid) for queue in queues)
+    first = (rm.first(queue, resource.rmid) for queue in queues) if waiting else ()
+    return waiting, min((at for at in map(_made_at, first) if at), default=None)
 
 
 def _made_at(octets: bytes | None) -> float | None:

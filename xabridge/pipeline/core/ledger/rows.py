@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from xabridge.pipeline.core.shards import PlannedRead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+NOTHING: Final = PlannedRead()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class EpochRow:
     epoch: int
     gtrid: bytes
     tries: int
-    source: str
+    read: PlannedRead = NOTHING
     previous: int = 0
     sunk: bool = False
     logged: bool = False
@@ -56,7 +60,13 @@ class PlannedEpochs:
     @property
     def sources(self) -> tuple[str, ...]:
         """The resources that are read, sorted."""
-        return tuple(sorted({row.source for row in self.epochs if row.source}))
+        return tuple(sorted({resource for row in self.epochs for resource in row.read.resources}))
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """The resources that are away, and that no source reads, sorted."""
+        away = {resource for row in self.epochs for resource in row.read.skipped}
+        return tuple(sorted(away - set(self.sources)))
 
     @property
     def sunk(self) -> bool:

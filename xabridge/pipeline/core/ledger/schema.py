@@ -17,7 +17,10 @@
         previous              the epoch that the same source of the same checkpoint read before; 0 for none
         gtrid, tries          its present global transaction, and how many it has had; the epochs that the sources of
                               one query read in one micro-batch have the same one
-        source                the resource that it reads; empty for a batch that reads nothing
+        source                the resource that it reads, or the first of them; empty for a batch that reads nothing
+        shards                what it reads, as JSON (`core.shards.PlannedRead`): the resources, the queues of each
+                              task, and the resources that were skipped; empty in a row of an earlier version, and for a
+                              batch that reads nothing
         query, place          the query that reads it, and which of its sources; empty and 0 for a job without streaming
         sunk                  whether a sink of ours was planned for it
         logged                whether Spark is known to have logged it
@@ -38,20 +41,25 @@
         bound_at              when that was
     xabridge_pipeline_source     a row for each source of that query
         pipeline, place       primary key: the source's number in the query, from 0
-        source                what it reads: the resource and its queues
+        source                what it reads: resources and their queues
         process               the process that plans it (`core.process_ids`); empty until it asks for the first time
     xabridge_pipeline_isolation  a row for a pipeline whose last tries failed (`core.protocol.isolation`)
         pipeline              primary key
         gtrid                 the try that was planned, or that failed, last
         suspects, aside       how it was planned
         place                 which of the query's sources is suspected, or was last; -1: none was
+        shard                 which of its shards, as JSON: the resource and its queues; empty: not known, or none
         failed                how many messages it had when it failed; -1: it did not, -2: no message is to blame
     xabridge_pipeline_result     a row for each of the last batches that were decided, for people: what it did, and how
         long that took (`core.ledger.rows.ResultRow`). Nothing depends on it: a driver that dies after the decision
         leaves none
 
-Tables of earlier versions lack the last four tables, and the columns query, place, offsets, decided_at, logged_at,
-waiting and oldest_at: `upgrade` adds them.
+    xabridge_pipeline_unfenced   a row for each try and each broker at which it may still take messages: it was planned
+        to read there, and is not known to be fenced there
+        pipeline, resource, gtrid   primary key
+
+Tables of earlier versions lack the last five tables, and the columns query, place, offsets, shards, shard, decided_at,
+logged_at, waiting and oldest_at: `upgrade` adds them.
 
 Each change is one short transaction, which first locks the log's row of the node and compares the incarnation.
 """
@@ -119,6 +127,7 @@ EPOCH: Final = Table(
     Column("logged_at", Double),
     Column("waiting", BigInteger),
     Column("oldest_at", Double),
+    Column("shards", Text, nullable=False, server_default=""),
 )
 BATCH: Final = Table(
     "xabridge_pipeline_batch",
@@ -138,6 +147,14 @@ ISOLATION: Final = Table(
     Column("aside", BigInteger, nullable=False),
     Column("failed", BigInteger, nullable=False),
     Column("place", Integer, nullable=False),
+    Column("shard", Text, nullable=False, server_default=""),
+)
+UNFENCED: Final = Table(
+    "xabridge_pipeline_unfenced",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("resource", String(48), primary_key=True),
+    Column("gtrid", LargeBinary(64), primary_key=True),
 )
 QUERY: Final = Table(
     "xabridge_pipeline_query",
@@ -182,7 +199,7 @@ def upgrade(database: Database) -> None:
     """Adds the columns that tables of earlier versions lack. Several processes may do so at the same time."""
     with database.writing(), database.engine.connect() as connection:
         connection.execute(text("BEGIN IMMEDIATE" if database.is_sqlite else "BEGIN"))
-        for table in (EPOCH, BATCH):
+        for table in (EPOCH, BATCH, ISOLATION):
             known = {column["name"] for column in inspect(connection).get_columns(table.name)}
             for column in table.columns:
                 if column.name not in known:

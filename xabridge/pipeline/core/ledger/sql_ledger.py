@@ -27,8 +27,9 @@ from xabridge.pipeline.core.ledger.rows import (
     QueryRow,
     ResultRow,
 )
-from xabridge.pipeline.core.ledger.schema import BATCH, EPOCH, ISOLATION, PIPELINE, QUERY, RESULT, SOURCE
+from xabridge.pipeline.core.ledger.schema import BATCH, EPOCH, ISOLATION, PIPELINE, QUERY, RESULT, SOURCE, UNFENCED
 from xabridge.pipeline.core.protocol.isolation import Isolation
+from xabridge.pipeline.core.shards import PlannedRead, Shard, shard_as_text, shard_from_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -109,6 +110,11 @@ class SqlLedger:
         rows = self._read(lambda: self._rows(found))
         return _isolation_row(rows[0]) if rows else None
 
+    async def unfenced(self) -> Collection[tuple[str, bytes]]:
+        found = select(UNFENCED.c.resource, UNFENCED.c.gtrid).where(UNFENCED.c.pipeline == self.pipeline)
+        rows = self._read(lambda: self._rows(found))
+        return sorted((row.resource, bytes(row.gtrid)) for row in rows)
+
     # --- changes ----------------------------------------------------------------------------------------
     async def allot(self) -> int:
 
@@ -119,7 +125,15 @@ class SqlLedger:
         return self._change("an epoch's number", change)
 
     async def plan(
-        self, epoch: int, previous: int, gtrid: bytes, tries: int, source: str, query: str = "", place: int = 0
+        self,
+        epoch: int,
+        previous: int,
+        gtrid: bytes,
+        tries: int,
+        read: PlannedRead,
+        query: str = "",
+        place: int = 0,
+        fenced: Collection[tuple[str, bytes]] = (),
     ) -> None:
         insert = self._database.insert(EPOCH).values(
             pipeline=self.pipeline,
@@ -127,7 +141,8 @@ class SqlLedger:
             previous=previous,
             gtrid=gtrid,
             tries=tries,
-            source=source,
+            source=read.resources[0] if read.resources else "",
+            shards=read.as_text(),
             sunk=False,
             logged=False,
             finished="",
@@ -140,13 +155,25 @@ class SqlLedger:
             oldest_at=self.lag.oldest_at if self.lag is not None else None,
         )
         names = (
-            "gtrid", "tries", "source", "sunk", "planned_at", "query", "place", "decided_at", "logged_at", "waiting",
-            "oldest_at",
+            "gtrid", "tries", "source", "shards", "sunk", "planned_at", "query", "place", "decided_at", "logged_at",
+            "waiting", "oldest_at",
         )  # fmt: skip
         row = insert.on_conflict_do_update(
             index_elements=[EPOCH.c.pipeline, EPOCH.c.epoch], set_={name: insert.excluded[name] for name in names}
         )
-        self._changes("a plan", row, self._update(gtrid=gtrid, again=0))
+        over = [
+            delete(UNFENCED).where(
+                UNFENCED.c.pipeline == self.pipeline, UNFENCED.c.resource == resource, UNFENCED.c.gtrid == old
+            )
+            for resource, old in sorted(fenced)
+        ]
+        reads = [
+            self._database.insert(UNFENCED)
+            .values(pipeline=self.pipeline, resource=resource, gtrid=gtrid)
+            .on_conflict_do_nothing()
+            for resource in sorted({shard.resource for shard in read.shards})
+        ]
+        self._changes("a plan", row, self._update(gtrid=gtrid, again=0), *over, *reads)
 
     async def plan_replay(self, gtrid: bytes) -> None:
         self._changes("a plan", self._update(gtrid=gtrid, again=self.log.epoch))
@@ -221,12 +248,12 @@ class SqlLedger:
     async def set_isolation(self, isolation: Isolation) -> None:
         self._changes("an isolation", self._isolating(isolation))
 
-    async def note_failure(self, gtrid: bytes, messages: int, place: int = -1) -> None:
+    async def note_failure(self, gtrid: bytes, messages: int, place: int = -1, shard: Shard | None = None) -> None:
 
         def change(connection: Connection) -> None:
             found = select(ISOLATION).where(ISOLATION.c.pipeline == self.pipeline)
             row = connection.execute(found).one_or_none()
-            changed = (Isolation(b"") if row is None else _isolation_row(row)).after(gtrid, messages, place)
+            changed = (Isolation(b"") if row is None else _isolation_row(row)).after(gtrid, messages, place, shard)
             connection.execute(self._isolating(changed))
 
         self._change("a failure", change)
@@ -238,6 +265,7 @@ class SqlLedger:
             "aside": isolation.aside,
             "failed": isolation.failed,
             "place": isolation.place,
+            "shard": shard_as_text(isolation.shard),
         }
         insert = self._database.insert(ISOLATION).values(pipeline=self.pipeline, **values)
         return insert.on_conflict_do_update(
@@ -361,7 +389,7 @@ def _epoch_row(row: Any) -> EpochRow:
         row.epoch,
         bytes(row.gtrid),
         row.tries,
-        row.source,
+        PlannedRead.from_text(row.shards, row.source),
         row.previous,
         bool(row.sunk),
         bool(row.logged),
@@ -373,7 +401,7 @@ def _epoch_row(row: Any) -> EpochRow:
 
 
 def _isolation_row(row: Any) -> Isolation:
-    return Isolation(bytes(row.gtrid), row.suspects, row.aside, row.failed, row.place)
+    return Isolation(bytes(row.gtrid), row.suspects, row.aside, row.failed, row.place, shard_from_text(row.shard))
 
 
 def read_results(

@@ -39,7 +39,7 @@ from xabridge.pipeline.core.protocol.recovery import (
 )
 from xabridge.pipeline.core.retry import retried
 from xabridge.pipeline.core.values import StagedFiles
-from xabridge.pipeline.core.xids import is_excuse, is_source, source_epoch
+from xabridge.pipeline.core.xids import is_excuse, is_source, source_epoch, source_index
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tm.log.sql.gtrids import Entry
     from xa import Xid
     from xabridge.pipeline.core.ledger.rows import PipelineRow, PlannedEpochs
+    from xabridge.pipeline.core.protocol.isolation import Searched
     from xabridge.pipeline.core.protocol.ports import Ports
     from xabridge.pipeline.core.values import Batch, SinkPlan, SinkReport
     from xabridge.pipeline.core.xids import Incarnation
@@ -121,8 +122,9 @@ async def _commit(
         await ports.ledger.bind_batch(batch.query, batch.number, plan.gtrid, batch.offsets)
     await _force(ports, plan, batch, decision, reports)
     outcome = Outcome(decision, before=False)
+    present = _present(plan, decision, resources)
     try:
-        await _finish(ports, plan, planned, outcome, resources, logged=batch is None or not planned.sources)
+        await _finish(ports, plan, planned, outcome, present, logged=batch is None or not planned.sources)
     except LogError as error:
         logger.warning(
             "%s is decided; recovery will finish the branches that could not be finished now: %s",
@@ -146,6 +148,12 @@ async def _force(
         raise refused
     if refused is not None:
         raise decision_error(_batch_name(plan, batch), refused) from refused
+
+
+def _present(plan: SinkPlan, decision: Decision, resources: Collection[str]) -> list[str]:
+    """The resources, but for those that the batch has skipped and does not need: they would only be waited for."""
+    needed = {branch.resource for branch in decision.branches}
+    return [name for name in resources if name in needed or name not in plan.skipped]
 
 
 async def _decided_before(ports: Ports, plan: SinkPlan, batch: Batch | None) -> Decision | None:
@@ -204,8 +212,8 @@ async def _reset_unproven_isolation(ports: Ports, gtrid: bytes, branches: Sequen
     if known is None or known.gtrid != gtrid or not known.aside:
         return
     messages = await _message_counts(ports, gtrid, branches)
-    if messages.get(known.place, 0) <= known.aside:
-        await ports.ledger.set_isolation(Isolation(gtrid, place=known.place))
+    if messages.get((known.place, known.shard), 0) <= known.aside:
+        await ports.ledger.set_isolation(known.unsuspected(gtrid))
 
 
 async def _write_staged(
@@ -263,7 +271,7 @@ async def _finish(
     if logged:
         await ports.ledger.mark_logged(tuple(row.epoch for row in planned.epochs))
         planned = planned.as_logged()
-    outcome.left = await carry_out(ports, outcome.decision, planned, resources)
+    outcome.left = len(await carry_out(ports, outcome.decision, planned, resources))
     await fence(ports, plan.gtrid, resources)
     swept = SweepResult()
     found = await scan(ports, resources, swept)
@@ -282,7 +290,7 @@ async def _discard(
         await settle(ports, plan.gtrid, found.get(plan.gtrid, ()), resources, swept)
         outcome.swept, outcome.left = swept.rolled_back, swept.left
     planned = await ports.ledger.planned(decision.gtrid)
-    outcome.left += await carry_out(ports, decision, planned, resources)
+    outcome.left += len(await carry_out(ports, decision, planned, resources))
     standing = await ports.ledger.row()
     if standing.again == own.incarnation and standing.gtrid == decision.gtrid:
         await ports.ledger.end_replay()
@@ -300,7 +308,8 @@ async def abort(ports: Ports, plan: SinkPlan, resources: Collection[str], *, wri
     await fence(ports, plan.gtrid, resources)
     swept = SweepResult()
     mine = (await scan(ports, resources, swept)).get(plan.gtrid, [])
-    if not written and not swept.unreachable and not any(is_excuse(branch.xid) for branch in mine):
+    heard = set(swept.unreachable) <= set(plan.skipped)  # tasks make no excuses at a broker that is skipped
+    if not written and heard and not any(is_excuse(branch.xid) for branch in mine):
         await _note_failed(ports, plan.gtrid, mine)
     await finish_branches(ports, Verb.ROLLBACK, mine)
     return True
@@ -312,23 +321,25 @@ async def _note_failed(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]) -
     if any(messages.values()):
         known = await ports.ledger.isolation()
         tried = known if known is not None else Isolation(gtrid)
-        place = (tried if tried.gtrid == gtrid else replace(tried, suspects=0)).suspected(messages)
-        await ports.ledger.note_failure(gtrid, messages.get(place, 0), place)
+        searched = (tried if tried.gtrid == gtrid else replace(tried, suspects=0)).suspected(messages)
+        if searched is not None:
+            await ports.ledger.note_failure(gtrid, messages.get(searched, 0), *searched)
 
 
-async def _message_counts(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]) -> dict[int, int]:
-    """How many messages the batch has read from each source, by the source's place. Empty where a broker can't be
-    asked."""
+async def _message_counts(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]) -> dict[Searched, int]:
+    """How many messages the batch has read of each shard of each source. Empty where a broker can't be asked."""
     planned = await ports.ledger.planned(gtrid)
-    places = {row.epoch: row.place for row in planned.epochs}
-    messages: dict[int, int] = {}
+    rows = {row.epoch: row for row in planned.epochs}
+    messages: dict[Searched, int] = {}
     for resource in sorted({branch.resource for branch in prepared if is_source(branch.xid)}):
         told = await ports.branches.message_counts(resource, gtrid)
         if isinstance(told, XaError):
             return {}
         for xid, count in told.items():
-            if is_source(xid) and (place := places.get(source_epoch(xid))) is not None:
-                messages[place] = messages.get(place, 0) + count
+            if is_source(xid) and (row := rows.get(source_epoch(xid))) is not None:
+                index, shards = source_index(xid), row.read.shards
+                searched = (row.place, shards[index].sorted() if index < len(shards) else None)
+                messages[searched] = messages.get(searched, 0) + count
     return messages
 
 

@@ -8,7 +8,7 @@ messages in the same order.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -18,24 +18,32 @@ from xa import XaError
 from xa.machine import Result, advance
 from xabridge.pipeline.core.epoch_states import EPOCH, EpochState, EpochVerb
 from xabridge.pipeline.core.errors import BatchRefused, EpochGone, PipelineError
+from xabridge.pipeline.core.ledger.rows import NOTHING, PlannedEpochs
 from xabridge.pipeline.core.protocol.isolation import Isolation
 from xabridge.pipeline.core.protocol.recovery import DECIDED, SweepResult, carry_out, fence, resolve, scan, settle
+from xabridge.pipeline.core.protocol.source_clearance import clear
+from xabridge.pipeline.core.protocol.waiting_shards import WaitingShards, look, look_once
 from xabridge.pipeline.core.retry import retried
+from xabridge.pipeline.core.shards import PlannedRead, Shard, is_pattern, matches
 from xabridge.pipeline.core.values import OUTAGE_S
-from xabridge.pipeline.core.xids import epoch_of, is_source, source_epoch, source_xid
+from xabridge.pipeline.core.xids import epoch_of, is_source, source_epoch, source_index, source_xid
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping, Sequence
 
     from tm.log import LogError
     from tm.log.sql.gtrids import Entry
     from xa import Xid
-    from xabridge.pipeline.core.ledger.rows import EpochRow, PipelineRow, PlannedEpochs
+    from xabridge.pipeline.core.ledger.rows import EpochRow, PipelineRow
     from xabridge.pipeline.core.protocol.ports import Ports
+    from xabridge.pipeline.core.protocol.source_clearance import Cleared
+    from xabridge.pipeline.core.values import Source
     from xabridge.pipeline.core.xids import Incarnation
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
+MAX_TASKS: Final = 1000
+"""The most tasks that read a source in one epoch."""
 OLDER: Final = (
     "the checkpoint is older than what was decided (a backup?). Restore the newest checkpoint. If it is lost, start "
     "with a new checkpoint and the option adopt"
@@ -53,14 +61,6 @@ def state_of(row: EpochRow | None, entry: Entry | None) -> EpochState:
     if not row.logged:
         return EpochState.DECIDED
     return EpochState.DONE if entry.state is GtridState.DONE else EpochState.LOGGED
-
-
-async def has_messages(ports: Ports, resource: str, queues: tuple[str, ...], outage_s: float) -> bool:
-    """Whether one of the queues has a message. PipelineError: the resource can't be reached."""
-    told = await retried(ports, partial(ports.branches.has_messages, resource, queues), outage_s)
-    if isinstance(told, XaError):
-        raise PipelineError(f"{resource} can't be read: {told.message}")
-    return told
 
 
 async def allotted(ports: Ports, epoch: int) -> PipelineRow:
@@ -158,26 +158,38 @@ async def check_newest(ports: Ports, origin: Origin, start: int, end: int | None
 
 
 async def latest(
-    ports: Ports, origin: Origin, start: int, resource: str, queues: tuple[str, ...], outage_s: float = OUTAGE_S
-) -> int:
-    """The epoch to read next; `start` when there is nothing to read. EpochGone: later ones are decided."""
+    ports: Ports,
+    origin: Origin,
+    start: int,
+    source: Source,
+    outage_s: float = OUTAGE_S,
+    away: Collection[str] = (),
+) -> tuple[int, WaitingShards]:
+    """The epoch to read next, and the shards that have messages; `start` when there is nothing to read. EpochGone:
+    later ones are decided. `away`: brokers that are not asked, because they are known to be away."""
     await check_newest(ports, origin, start)
-    if not await has_messages(ports, resource, queues, outage_s):
-        return start
-    return await ports.ledger.allot()
+    waiting = await look(ports, source, outage_s, away)
+    return (await ports.ledger.allot() if waiting.shards else start), waiting
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The input of an epoch: the branches of its partitions. Either they are read `again`, or they take `rows` messages
-    in all, the first `aside` of which are set aside. `exact`: suspected messages are searched by their number, so that
-    no other limit holds; they are no more than an earlier batch had."""
+    """The input of an epoch: the branch of each partition, and its shard. Either they are read `again`, or they take
+    `rows` messages in all, the first `aside` of which are set aside. `exact`: suspected messages are searched by their
+    number, so that no other limit holds; they are no more than an earlier batch had. `skipped`: brokers that are away,
+    with the reason."""
 
-    xids: tuple[Xid, ...]
+    parts: tuple[tuple[Xid, Shard], ...]
     rows: int = 0
     aside: int = 0
     again: bool = False
     exact: bool = False
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def xids(self) -> tuple[Xid, ...]:
+        """The branches."""
+        return tuple(xid for xid, _ in self.parts)
 
 
 async def plan(
@@ -186,18 +198,20 @@ async def plan(
     origin: Origin,
     start: int,
     end: int,
-    resource: str,
-    partitions: int,
+    source: Source,
     rows: int,
     resources: Collection[str],
     outage_s: float = OUTAGE_S,
+    away: Collection[str] = (),
 ) -> ReadPlan:
-    """Plans what the epoch reads, with at most so many partitions and rows. EpochGone: the epoch is finished, or later
-    ones are decided.
+    """Plans what the epoch reads, with so many rows at most. EpochGone: the epoch is finished, or later ones are
+    decided. `away`: as `latest`.
 
-    1. Planned twice for one micro-batch, an epoch gets the same plan.
-    2. An epoch that is decided is replayed under its global transaction.
-    3. The first source of a micro-batch begins a global transaction, and the others join it.
+    1. Planned twice for one micro-batch, an epoch gets the same plan, whatever queues there are by then.
+    2. An epoch that is decided is replayed under its global transaction, from every broker that it was read from.
+    3. A new try reads only at brokers where no earlier try can take messages any more, and where what earlier tries
+       have taken is back. The other brokers are waited for, or skipped.
+    4. The first source of a micro-batch begins a global transaction, and the others join it.
     """
     standing = await allotted(ports, end)
     await check_newest(ports, origin, start, end)
@@ -209,8 +223,9 @@ async def plan(
         entry = await ports.log.entry(row.gtrid)
         if state_of(row, entry) is EpochState.ACTIVE:
             if row.gtrid == standing.gtrid and own.planned(row.gtrid):
-                isolation = await _next_isolation(ports, row.gtrid, resources, SweepResult())
-                return _read_plan(isolation, origin, end, partitions, rows)
+                known = await ports.ledger.isolation()
+                isolation = known if known is not None and known.gtrid == row.gtrid else Isolation(row.gtrid)
+                return _read_plan(isolation, end, row.read.shards, rows, dict.fromkeys(row.read.skipped, "it was away"))
             await ports.log.abort(row.gtrid)
             entry = await ports.log.entry(row.gtrid)
             await fence(ports, row.gtrid, resources)
@@ -218,58 +233,104 @@ async def plan(
     if EPOCH.refusal(state, EpochVerb.PLAN) is not None:
         raise _too_old(end, "its messages do not exist any more")
     shared = await _shared_gtrid(ports, own, origin, standing)
-    swept = await resolve(ports, own, resources, shared)
     if state is EpochState.DECIDED and row is not None and entry is not None and entry.decision is not None:
+        await resolve(ports, own, resources, shared)
         if shared is not None:
             raise _not_one_batch(end)
-        return ReadPlan(tuple(await _replayed_xids(ports, row, entry.decision, resource, outage_s)), again=True)
+        return ReadPlan(tuple(await _replayed_parts(ports, row, entry.decision, source, outage_s)), again=True)
     if origin.query and standing.gtrid is not None and standing.again == own.incarnation:
         replayed = await ports.ledger.planned(standing.gtrid)
         if not replayed.logged:
             raise _not_one_batch(end)
+    cleared = await clear(ports, own, source, shared, resources, outage_s, away)
+    waiting = await _waiting(ports, source, outage_s, cleared)
     tries = row.tries + 1 if row is not None else 1
     gtrid = shared or own.gtrid(end, tries)
-    isolation = await _next_isolation(ports, gtrid, resources, swept)
-    await ports.ledger.plan(end, start, gtrid, tries, resource, origin.query, origin.place)
+    isolation = await _next_isolation(ports, gtrid, origin, source, cleared, resources)
+    shards = _shards(isolation, origin, source, end, rows, waiting.shards)
+    present = tuple(name for name in source.resources if name not in waiting.away)
+    read = PlannedRead(tuple(sorted({one.resource for one in shards})) or present, shards, tuple(sorted(waiting.away)))
+    await ports.ledger.plan(end, start, gtrid, tries, read, origin.query, origin.place, cleared.fenced)
     if shared is None:
         await _begin(ports, gtrid)
     advance(EPOCH, state, EpochVerb.PLAN)
-    return _read_plan(isolation, origin, end, partitions, rows)
+    return _read_plan(isolation, end, shards, rows, waiting.away)
 
 
-def _read_plan(isolation: Isolation, origin: Origin, epoch: int, partitions: int, rows: int) -> ReadPlan:
-    """The plan of a new try. While messages of one source are suspected, it is read in the order of its queue by one
-    task, and the other sources are not read."""
-    if isolation.suspects and isolation.place != origin.place:
-        return ReadPlan(())
-    share = isolation.share(rows)
-    count = 1 if isolation.suspects else min(partitions, share)
-    xids = tuple(source_xid(isolation.gtrid, epoch, index) for index in range(count))
-    return ReadPlan(xids, share, isolation.aside, exact=bool(isolation.suspects))
+async def _waiting(ports: Ports, source: Source, outage_s: float, cleared: Cleared) -> WaitingShards:
+    """What is to be read now, of brokers that are cleared. One broker whose queues are named is not asked, because its
+    tasks take what there is."""
+    (first, *others) = source.shards
+    if not others and not source.by_queue and not any(map(is_pattern, first.queues)):
+        return WaitingShards([first])
+    return await look_once(ports, source, outage_s, cleared.away)
 
 
-async def _next_isolation(ports: Ports, gtrid: bytes, resources: Collection[str], swept: SweepResult) -> Isolation:
+def _shards(
+    isolation: Isolation, origin: Origin, source: Source, epoch: int, rows: int, waiting: Sequence[Shard]
+) -> tuple[Shard, ...]:
+    """The shard of each task of a new try. While messages of one shard are suspected, it is read in the order of its
+    queues by one task, and the others are not read."""
+    if isolation.suspects:
+        return (isolation.shard or source.shards[0].sorted(),) if isolation.place == origin.place else ()
+    if not waiting:
+        return ()
+    most = min(isolation.share(rows), MAX_TASKS)
+    count = len(waiting)
+    first = epoch % count if count > most else 0  # each has its turn
+    turned = [waiting[(first + index) % count] for index in range(count)]
+    if source.by_queue:
+        return tuple(turned[:most])
+    tasks = min(max(source.partitions, count), most)
+    return tuple(_from_queue(turned[index % count], index // count) for index in range(tasks))
+
+
+def _from_queue(shard: Shard, first: int) -> Shard:
+    """The shard for a task that begins with another queue than the other tasks."""
+    turn = first % len(shard.queues)
+    return replace(shard, queues=shard.queues[turn:] + shard.queues[:turn])
+
+
+def _read_plan(
+    isolation: Isolation, epoch: int, shards: Sequence[Shard], rows: int, skipped: Mapping[str, str]
+) -> ReadPlan:
+    """The plan of a try that is not decided."""
+    parts = tuple((source_xid(isolation.gtrid, epoch, index), shard) for index, shard in enumerate(shards))
+    share = isolation.share(rows) if parts else 0
+    return ReadPlan(parts, share, isolation.aside, exact=bool(isolation.suspects), skipped=skipped)
+
+
+async def _next_isolation(
+    ports: Ports, gtrid: bytes, origin: Origin, source: Source, cleared: Cleared, resources: Collection[str]
+) -> Isolation:
     """How the try `gtrid` is isolated, after what came of the last try. It is noted before the try is planned, so that
     the other sources of the query get the same answer.
 
-    The search knows messages by their place in the queue only. While the last try may still hold some, others are at
-    the head, and would be blamed for it; then the search begins anew.
+    The search knows messages by their place in the queue only. While the last try may still hold some at the broker of
+    the suspected shard, others are at the head, and would be blamed for it; then the search begins anew. So it does
+    where that broker is skipped, or the shard is not the source's any more: other messages don't wait for it.
     """
     before = await ports.ledger.isolation()
     if before is None:
         return Isolation(gtrid)
     if before.gtrid == gtrid:
+        if before.suspects and before.place == origin.place and not _is_searchable(before, source, cleared):
+            before = before.unsuspected(gtrid)
+            await ports.ledger.set_isolation(before)
         return before
     entry = await ports.log.entry(before.gtrid)
     decided = entry is not None and entry.state in DECIDED
     following = before.following(gtrid, decided=decided)
-    if following.suspects and not (decided or await _is_over(ports, before.gtrid, resources)):
-        swept.left += 1
-    if following.suspects and (swept.left or swept.unreachable):
-        logger.warning(
-            "the search for messages that make batches fail starts again, because an earlier batch may still hold some"
-        )
-        following = Isolation(gtrid, place=before.place)
+    if following.suspects:
+        names = resources if following.shard is None else (following.shard.resource,)
+        mine = following.place == origin.place
+        held = cleared.unsure.intersection(names) or not (decided or await _is_over(ports, before.gtrid, names))
+        if held or (mine and not _is_searchable(following, source, cleared)):
+            logger.warning(
+                "the search for messages that make batches fail starts again, because an earlier batch may still hold "
+                "some, or their broker is away"
+            )
+            following = following.unsuspected(gtrid)
     if following.aside:
         logger.warning("the first %d waiting messages failed alone: the next batch sets them aside", following.aside)
     elif following.suspects > 1:
@@ -281,6 +342,16 @@ async def _next_isolation(ports: Ports, gtrid: bytes, resources: Collection[str]
     if following.suspects or before.suspects:
         await ports.ledger.set_isolation(following)
     return following
+
+
+def _is_searchable(isolation: Isolation, source: Source, cleared: Cleared) -> bool:
+    """Whether the suspected shard is one that the source can read now."""
+    shard = isolation.shard
+    if shard is None:
+        return not any(is_pattern(queue) for queue in source.shards[0].queues)
+    queues = next((one.queues for one in source.shards if one.resource == shard.resource), ())
+    known = all(any(matches(queue, name) for queue in queues) for name in shard.queues)
+    return known and shard.resource not in cleared.away
 
 
 async def _is_over(ports: Ports, gtrid: bytes, resources: Collection[str]) -> bool:
@@ -309,23 +380,35 @@ async def _begin(ports: Ports, gtrid: bytes) -> None:
         raise PipelineError(f"the log can't begin a global transaction: {refused}") from refused
 
 
-async def _replayed_xids(ports: Ports, row: EpochRow, decision: Decision, resource: str, outage_s: float) -> list[Xid]:
+async def _replayed_parts(
+    ports: Ports, row: EpochRow, decision: Decision, source: Source, outage_s: float
+) -> list[tuple[Xid, Shard]]:
+    """The branches that hold what the epoch has read. All of it is read again, so that every broker is waited for, also
+    where the source would skip it."""
     sources = [
         branch for branch in decision.branches if is_source(branch.xid) and source_epoch(branch.xid) == row.epoch
     ]
-    elsewhere = {branch.resource for branch in sources} - {resource}
+    resources = sorted({branch.resource for branch in sources})
+    elsewhere = set(resources) - set(source.resources)
     if elsewhere:
         raise PipelineError(
             f"epoch {row.epoch} was read from {', '.join(sorted(elsewhere))}, and has to be read from there again "
-            f"before the source is changed to {resource}"
+            f"before the source is changed to {', '.join(source.resources)}"
         )
-    told = await retried(ports, partial(ports.branches.prepared, resource), outage_s)
-    if isinstance(told, XaError):
-        raise PipelineError(f"can't ask {resource} which messages epoch {row.epoch} holds: {told.message}")
-    if not {branch.xid for branch in sources} <= told:
-        raise _too_old(row.epoch, "its messages do not exist any more")
+    for resource in resources:
+        told = await retried(ports, partial(ports.branches.prepared, resource), outage_s)
+        if isinstance(told, XaError):
+            raise PipelineError(
+                f"can't ask {resource} which messages epoch {row.epoch} holds, and the epoch is decided, so all of it "
+                f"has to be read again: {told.message}"
+            )
+        if not {branch.xid for branch in sources if branch.resource == resource} <= told:
+            raise _too_old(row.epoch, "its messages do not exist any more")
     await ports.ledger.plan_replay(row.gtrid)
-    return [branch.xid for branch in sources]
+    return [
+        (branch.xid, Shard(branch.resource, ()))
+        for branch in sorted(sources, key=lambda branch: source_index(branch.xid))
+    ]
 
 
 def _too_old(epoch: int, why: str) -> EpochGone:
@@ -340,34 +423,47 @@ def _not_one_batch(epoch: int) -> EpochGone:
 
 
 # --- the sink ---------------------------------------------------------------------------------------------------------
-async def plan_sink(ports: Ports, own: Incarnation, query: str, resources: Collection[str]) -> tuple[bytes, int, bool]:
-    """Plans the sink of a query ("" for a job): its global transaction, the epoch, and whether that is decided."""
+@dataclass(frozen=True, slots=True)
+class PlannedSink:
+    """The global transaction that a sink writes for, the epoch, and whether that is decided. `skipped`: brokers that
+    the batch does not read, because they are away."""
+
+    gtrid: bytes
+    epoch: int
+    decided: bool = False
+    skipped: tuple[str, ...] = ()
+
+
+async def plan_sink(ports: Ports, own: Incarnation, query: str, resources: Collection[str]) -> PlannedSink:
+    """Plans the sink of a query ("" for a job)."""
     standing = await ports.ledger.row()
     current = standing.gtrid
     entry: Entry | None = None
+    planned = PlannedEpochs(())
     if current is not None:
         entry = await ports.log.entry(current)
+        planned = await ports.ledger.planned(current)
     active = entry is not None and entry.state is GtridState.ACTIVE
-    await resolve(ports, own, resources, current if active and own.planned(current or b"") else None)
+    mine = current is not None and active and own.planned(current)
+    skipped = planned.skipped if mine else ()
+    await resolve(ports, own, [name for name in resources if name not in skipped], current if mine else None)
     if current is not None and entry is not None:
-        if active and own.planned(current):
-            planned = await ports.ledger.planned(current)
-            if planned.epochs and all(row.query == query for row in planned.epochs):
-                _check_sources(planned, resources)
-                await check_one_gtrid(ports, own, query, current)
-                await ports.ledger.mark_sink(current)
-                return current, planned.epoch, False
+        if mine and planned.epochs and all(row.query == query for row in planned.epochs):
+            _check_sources(planned, resources)
+            await check_one_gtrid(ports, own, query, current)
+            await ports.ledger.mark_sink(current)
+            return PlannedSink(current, planned.epoch, skipped=skipped)
         if active:
             await ports.log.abort(current)
         elif entry.state in DECIDED and standing.again == own.incarnation:
-            return current, epoch_of(current), True
+            return PlannedSink(current, epoch_of(current), decided=True)
     await check_one_gtrid(ports, own, query, None)
     epoch = await ports.ledger.allot()
     gtrid = own.gtrid(epoch, 1)
-    await ports.ledger.plan(epoch, 0, gtrid, 1, "", query, 0)
+    await ports.ledger.plan(epoch, 0, gtrid, 1, NOTHING, query, 0)
     await _begin(ports, gtrid)
     await ports.ledger.mark_sink(gtrid)
-    return gtrid, epoch, False
+    return PlannedSink(gtrid, epoch)
 
 
 async def check_one_gtrid(ports: Ports, own: Incarnation, query: str, gtrid: bytes | None) -> None:
@@ -378,7 +474,7 @@ async def check_one_gtrid(ports: Ports, own: Incarnation, query: str, gtrid: byt
     waiting = await ports.ledger.waiting(query)
     astray = [row for row in waiting if row.gtrid != gtrid and own.planned(row.gtrid)]
     if astray:
-        names = ", ".join(f"{row.epoch} ({row.source})" for row in astray[:3])
+        names = ", ".join(f"{row.epoch} ({', '.join(row.read.resources)})" for row in astray[:3])
         raise BatchRefused(f"the sink's decision would not contain epoch {names}: the batch has to be run again")
 
 

@@ -15,8 +15,9 @@ each of them as delivered in vain, so that the broker dead-letters it in the end
 is read alone. Where there were no other messages, nothing is proven: nothing is counted, and the next try reads what it
 may.
 
-If a query has several sources, one of them is searched at a time, and the others are not read meanwhile. The next one
-is searched when nothing is suspected of this one any more and batches still fail.
+If a query has several sources, or a source several shards, one of them is searched at a time, and the others are not
+read meanwhile. The next one is searched when nothing is suspected of this one any more and batches still fail. A shard
+is searched in the order of its queues; it keeps the queues that it had when the search began.
 
 A try proves nothing when its failure is known to have another cause: a resource could not be reached, a task could not
 write, or the decision could not be made. Then the next try reads the same messages.
@@ -25,10 +26,15 @@ write, or the decision could not be made. Then the next try reads the same messa
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from xabridge.pipeline.core.shards import Shard
+
+Searched: TypeAlias = "tuple[int, Shard | None]"
+"""The place of a source, and one of its shards."""
 
 UNKNOWN: Final = -1
 """The try is not known to have failed."""
@@ -40,13 +46,14 @@ EXCUSED: Final = -2
 class Isolation:
     """How the try `gtrid` was planned, and what came of it. `failed` is how many messages of the suspected source it
     had when it failed, or UNKNOWN, or EXCUSED. `place` says which of the query's sources is suspected, or was the last
-    to be."""
+    to be, and `shard` which of its shards; None: the only one."""
 
     gtrid: bytes
     suspects: int = 0
     aside: int = 0
     failed: int = UNKNOWN
     place: int = -1
+    shard: Shard | None = None
 
     def share(self, rows: int) -> int:
         """How many messages the try may take, where batches may have `rows`."""
@@ -70,22 +77,32 @@ class Isolation:
                 suspects = min(self._half, self.failed)
             elif self.failed > aside:
                 aside += 1
-        return Isolation(gtrid, suspects, aside, place=self.place)
+        return replace(self, gtrid=gtrid, suspects=suspects, aside=aside, failed=UNKNOWN)
 
-    def after(self, gtrid: bytes, messages: int, place: int) -> Isolation:
-        """The same after the try `gtrid` has failed: with so many messages of the source at `place`, unless it is
-        excused, or with EXCUSED."""
-        known = self if self.gtrid == gtrid else Isolation(gtrid, place=self.place)
+    def unsuspected(self, gtrid: bytes) -> Isolation:
+        """The same for the try `gtrid`, where nothing is suspected of any source."""
+        return Isolation(gtrid, place=self.place, shard=self.shard)
+
+    def after(self, gtrid: bytes, messages: int, place: int, shard: Shard | None = None) -> Isolation:
+        """The same after the try `gtrid` has failed: with so many messages of this shard of the source at `place`,
+        unless it is excused, or with EXCUSED."""
+        known = self if self.gtrid == gtrid else self.unsuspected(gtrid)
         if known.failed == EXCUSED:
             return known
         if messages == EXCUSED:
             return replace(known, failed=EXCUSED)
-        return replace(known, failed=messages, place=place)
+        return replace(known, failed=messages, place=place, shard=shard)
 
-    def suspected(self, messages: Mapping[int, int]) -> int:
-        """Which source is suspected after a try with so many messages of each: the same one as before, or the next
-        one."""
+    def suspected(self, messages: Mapping[Searched, int]) -> Searched | None:
+        """Which shard of which source is suspected after a try with so many messages of each: the same one as before,
+        or the next one. None: there were none."""
+        found = sorted((one for one, count in messages.items() if count), key=_order)
+        mine = (self.place, self.shard)
         if self.suspects:
-            return self.place
-        places = sorted(place for place, count in messages.items() if count)
-        return next((place for place in places if place > self.place), places[0] if places else self.place)
+            return mine if self.shard is not None else next((one for one in found if one[0] == self.place), None)
+        return next((one for one in found if _order(one) > _order(mine)), found[0] if found else None)
+
+
+def _order(searched: Searched) -> tuple[int, str, tuple[str, ...]]:
+    place, shard = searched
+    return (place, "", ()) if shard is None else (place, shard.resource, shard.queues)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from xabridge.pipeline.core.errors import BatchRefused
     from xabridge.pipeline.core.ledger.rows import BatchRow, EpochRow, PipelineOwnership, PipelineRow, PlannedEpochs
     from xabridge.pipeline.core.protocol.isolation import Isolation
+    from xabridge.pipeline.core.shards import PlannedRead, Shard
     from xabridge.pipeline.core.task.staged_rows import StagedRows
     from xabridge.pipeline.core.values import Staged
 
@@ -79,16 +80,30 @@ class LedgerPort(Protocol):
         """How the last try was planned, and whether it failed; None: no message was ever suspected."""
         ...
 
+    async def unfenced(self) -> Collection[tuple[str, bytes]]:
+        """The global transactions, with the resource, that were planned to read there and are not known to be fenced
+        there."""
+        ...
+
     # --- changes ----------------------------------------------------------------------------------------------------
     async def allot(self) -> int:
         """Allots the number of a new epoch. A number that is never used does no harm."""
         ...
 
     async def plan(
-        self, epoch: int, previous: int, gtrid: bytes, tries: int, source: str, query: str = "", place: int = 0
+        self,
+        epoch: int,
+        previous: int,
+        gtrid: bytes,
+        tries: int,
+        read: PlannedRead,
+        query: str = "",
+        place: int = 0,
+        fenced: Collection[tuple[str, bytes]] = (),
     ) -> None:
         """From now on the epoch, which follows `previous`, belongs to this global transaction, which becomes the one
-        that was planned last."""
+        that was planned last. It may read at the resources of its shards, until it is known to be fenced there. Those
+        in `fenced` are."""
         ...
 
     async def plan_replay(self, gtrid: bytes) -> None:
@@ -123,9 +138,9 @@ class LedgerPort(Protocol):
         """The next try is planned like this."""
         ...
 
-    async def note_failure(self, gtrid: bytes, messages: int, place: int = -1) -> None:
-        """The try failed with so many messages of the source at `place`, or EXCUSED: no message is to blame. What is
-        excused stays excused."""
+    async def note_failure(self, gtrid: bytes, messages: int, place: int = -1, shard: Shard | None = None) -> None:
+        """The try failed with so many messages of this shard of the source at `place`, or EXCUSED: no message is to
+        blame. What is excused stays excused."""
         ...
 
     async def mark_finished(self, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
@@ -197,6 +212,15 @@ class BranchPort(Protocol):
 
     async def has_messages(self, resource: str, queues: Sequence[str]) -> bool | XaError:
         """Whether one of the queues has a message."""
+        ...
+
+    async def count_messages(self, resource: str, queues: Sequence[str]) -> int | XaError:
+        """How many messages the queues have."""
+        ...
+
+    async def queues(self, resource: str, patterns: Sequence[str]) -> Mapping[str, int] | XaError:
+        """The queues that match one of the patterns, with how many messages each has; without queues for dead
+        letters."""
         ...
 
 

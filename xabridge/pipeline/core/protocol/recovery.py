@@ -5,7 +5,8 @@
 3. The log gives its final word on the global transaction of each of them, except the one at work: what is not decided
    by then never will be (presumed abort). This comes before anything is rolled back.
 4. The branches of an undecided global transaction are rolled back. So are those of a decided one that its decision does
-   not name: they belong to attempts that Spark did not accept.
+   not name: they belong to attempts that Spark did not accept. And so are those that it names and that were finished:
+   a late attempt that met no fence has prepared them again.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Mean
 
 @dataclass(slots=True)
 class SweepResult:
-    """The result of a sweep: how many branches it rolled back, how many are left for the next sweep, and which
-    resources could not be asked, with the reason."""
+    """The result of a sweep: how many branches it rolled back, how many are left for the next sweep, at which
+    resources these are, and which resources could not be asked, with the reason."""
 
     rolled_back: int = 0
     left: int = 0
+    left_at: set[str] = field(default_factory=set)
     unreachable: dict[str, str] = field(default_factory=dict)
 
 
@@ -74,9 +76,11 @@ async def finish_branches(ports: Ports, verb: Verb, branches: Iterable[Branch]) 
     return left
 
 
-async def carry_out(ports: Ports, decision: Decision, planned: PlannedEpochs, resources: Collection[str]) -> int:
+async def carry_out(
+    ports: Ports, decision: Decision, planned: PlannedEpochs, resources: Collection[str]
+) -> Sequence[Branch]:
     """Commits the branches that the decision names at these resources and that are not finished: sinks, and sources
-    once Spark has logged the batch. Ends the decision when nothing is left. Returns how many branches could not be
+    once Spark has logged the batch. Ends the decision when nothing is left. Returns the branches that could not be
     finished now."""
     finished = planned.finished
     due = [
@@ -92,7 +96,7 @@ async def carry_out(ports: Ports, decision: Decision, planned: PlannedEpochs, re
         finished = await ports.ledger.mark_finished(decision.gtrid, done)
     if {word(branch) for branch in decision.branches} <= finished | done:
         await ports.log.end(decision)
-    return len(left)
+    return left
 
 
 async def scan(ports: Ports, resources: Collection[str], swept: SweepResult) -> dict[bytes, list[Branch]]:
@@ -128,13 +132,16 @@ async def settle(
         entry = await ports.log.entry(gtrid)
         if entry is None or entry.decision is None:
             return  # it was purged in the meantime: the next sweep finds what it is then
-        named = {branch.xid for branch in entry.decision.branches}
-        orphans = [branch for branch in prepared if branch.xid not in named]
+        planned = await ports.ledger.planned(gtrid)
+        over = state is GtridState.DONE
+        kept = {one.xid for one in entry.decision.branches if not (over or word(one) in planned.finished)}
+        orphans = [branch for branch in prepared if branch.xid not in kept]
     else:
         await fence(ports, gtrid, resources)
     left = await finish_branches(ports, Verb.ROLLBACK, orphans)
     swept.rolled_back += len(orphans) - len(left)
     swept.left += len(left)
+    swept.left_at |= {branch.resource for branch in left}
 
 
 async def fence(ports: Ports, gtrid: bytes, resources: Collection[str]) -> None:
@@ -147,10 +154,11 @@ async def fence(ports: Ports, gtrid: bytes, resources: Collection[str]) -> None:
 async def resolve(ports: Ports, own: Incarnation, resources: Collection[str], keep: bytes | None) -> SweepResult:
     """Steps 1 to 4 of the module's docstring."""
     undone = await ports.log.decisions()
-    left = 0
+    left: list[Branch] = []
     for decision in undone:
         planned = await ports.ledger.planned(decision.gtrid)
         left += await carry_out(ports, decision, planned, resources)
     swept = await sweep(ports, own, resources, keep)
-    swept.left += left
+    swept.left += len(left)
+    swept.left_at |= {branch.resource for branch in left}
     return swept

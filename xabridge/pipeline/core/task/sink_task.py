@@ -15,7 +15,13 @@ from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
-from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call_resource, prepared_branches
+from xabridge.pipeline.core.resources import (
+    PROCESS,
+    ask_branches,
+    call_resource,
+    prepared_branches,
+    send_messages,
+)
 from xabridge.pipeline.core.retry import is_outage
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.databases import SCHEMES, database_of, scheme_of
@@ -170,7 +176,7 @@ class SinkTask:
         try:
             resource = self._branch(target.resource)
             encoded = encode_messages(messages)
-            broker(resource).session(resource.rmid).post(target.address, encoded)
+            send_messages(resource, target.address, encoded)
         except XaError as error:
             raise self._refusal(target.resource, error) from error
         self._messages += len(messages)
@@ -242,7 +248,8 @@ class SinkTask:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.rollback()
         if isinstance(error, PipelineError) and not (isinstance(error, BatchRefused) and error.of_rows):
-            excuse(self._plan.resources, self._plan.gtrid, self._resources)
+            urls = [(name, url) for name, url in self._plan.resources if name not in self._plan.skipped]
+            excuse(urls, self._plan.gtrid, self._resources)
 
     def _branch(self, name: str) -> Resource:
         """The resource, with the attempt's branch begun."""

@@ -1,0 +1,66 @@
+"""These tests split rows by the shards of an address, and check that the column with the key can be one."""
+
+from __future__ import annotations
+
+import zlib
+
+import pyarrow as pa
+import pytest
+
+from xabridge.pipeline import PipelineError
+from xabridge.pipeline.core import AddressTarget, Settings
+from xabridge.pipeline.options import SinkOptions
+from xabridge.pipeline.routing import Routing
+from xabridge.pipeline.spark.sharded_rows import by_shard
+from xabridge.pipeline.spark.task_writer import layout
+
+TARGET = AddressTarget("north", "orders", "customer", 4, (("south", "bestellungen"),))
+
+
+def test_the_rows_of_a_key_go_to_one_queue_in_their_order() -> None:
+    keys = [f"c{number % 7}" for number in range(100)]
+    batch = pa.record_batch([pa.array(keys), pa.array(range(100))], names=["customer", "n"])
+    written: dict[str, list[tuple[str, int]]] = {}
+    places = set()
+    for target, rows in by_shard(batch, TARGET):
+        places.add((target.resource, target.address))
+        for key, number in zip(rows.column("customer").to_pylist(), rows.column("n").to_pylist(), strict=True):
+            assert target.address.endswith(f"#{zlib.crc32(key.encode()) % 4}")
+            written.setdefault(key, []).append((target.address, number))
+    assert places <= {
+        ("north", "orders#0"),
+        ("south", "bestellungen#1"),
+        ("north", "orders#2"),
+        ("south", "bestellungen#3"),
+    }
+    assert sorted(number for some in written.values() for _, number in some) == list(range(100))
+    for some in written.values():
+        assert len({address for address, _ in some}) == 1
+        assert some == sorted(some, key=lambda one: one[1])
+
+
+def test_octets_numbers_and_nulls_are_keys() -> None:
+    for array in (pa.array([b"7", None]), pa.array([7, None], pa.int32()), pa.array(["7", None])):
+        batch = pa.record_batch([array], names=["customer"])
+        found = {target.address: rows.num_rows for target, rows in by_shard(batch, TARGET)}
+        assert found == {
+            "orders#0": 1,
+            f"{'bestellungen' if zlib.crc32(b'7') % 2 else 'orders'}#{zlib.crc32(b'7') % 4}": 1,
+        }
+
+
+def test_without_shards_all_rows_go_to_the_address() -> None:
+    batch = pa.record_batch([pa.array(["a"])], names=["customer"])
+    target = AddressTarget("north", "orders")
+    assert list(by_shard(batch, target)) == [(target, batch)]
+
+
+def test_the_column_with_the_key_is_checked() -> None:
+    options = SinkOptions(Settings("p", "sqlite:///l", ()), Routing(()), Routing((TARGET,)))
+    assert layout(options, {"body": "string", "customer": "bigint"}).addresses.targets == (TARGET,)
+    with pytest.raises(PipelineError, match="the query has body"):
+        layout(options, {"body": "string"})
+    with pytest.raises(PipelineError, match="it is double"):
+        layout(options, {"body": "string", "customer": "double"})
+    with pytest.raises(PipelineError, match="a message has no other"):
+        layout(options, {"body": "string", "customer": "string", "other": "string"})
