@@ -16,7 +16,9 @@ from tests.xabridge.cli.field import OTHER_LOG, OTHERS, xid_of
 from tests.xabridge.node.conftest import ACT_TOKEN, TOKEN, Asker
 from tm import ConfigurationError, ResourceConfig, TransactionManager
 from tm.log import read_log
+from tm.recovery import Action
 from xa import Code
+from xabridge.cli.completing import Hand
 from xabridge.cli.survey import survey
 from xabridge.node.pages import TICKET_S
 from xabridge.testing.ports import free_port
@@ -313,3 +315,35 @@ def test_who_looks_at_very_much_takes_little_of_the_processor(
     asker.do("recover")
     asker.in_doubt()
     assert len(made) == 3, "after something was done it is looked at again"
+
+
+def test_no_pass_runs_while_something_is_done_by_hand(
+    field: Field, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass that has read the notes before the act would roll back what the act has noted as committed."""
+    manager, asker = running()
+    undecided(field)
+    ticket = asker.preview("commit", NAME)[1]["ticket"]
+    going, held = threading.Event(), threading.Event()
+    really = Hand.carry_out
+
+    def waits(self: Hand, planned: Any) -> Any:
+        held.set()
+        assert going.wait(60)
+        return really(self, planned)
+
+    monkeypatch.setattr(Hand, "carry_out", waits)
+    reports: list[Any] = []
+    acting = threading.Thread(target=lambda: asker.act(ticket, heuristic=True))
+    acting.start()
+    assert held.wait(30)
+    passing = threading.Thread(target=lambda: reports.append(manager.recover()))
+    passing.start()
+    passing.join(0.5)
+    assert passing.is_alive(), "it waits"
+    assert not reports
+    going.set()
+    passing.join(30)
+    acting.join(30)
+    assert [field.stores[name].data for name in ("broker", "shop")] == [{"key": True}] * 2
+    assert not [finding for finding in reports[0].findings if finding.action is Action.ROLLED_BACK]
