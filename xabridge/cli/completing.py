@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from xabridge.cli.site import Place
 
 
+HELD: Final = "The transaction manager that holds it recovers by itself; stop it to do it by hand, or act through it"
+"""What to do where the log is in use."""
+
+
 class Act(Enum):
     """The actions that a user can ask for."""
 

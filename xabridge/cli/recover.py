@@ -13,7 +13,7 @@ from tm.resources import ConfigurationError
 from xa.telemetry.log_lines import TEXT, write_lines
 from xabridge.cli import as_json
 from xabridge.cli.acting import act
-from xabridge.cli.completing import Act
+from xabridge.cli.completing import HELD, Act
 from xabridge.cli.ending import end
 from xabridge.cli.exits import Exit
 from xabridge.cli.looking import list_transactions, show_transactions, watch_transactions
@@ -151,8 +151,7 @@ def run(arguments: Namespace) -> int:
     except ConfigurationError as error:
         return complain(error, Exit.USAGE)
     except LogLocked as error:
-        said = f"{error}. The transaction manager that holds it recovers by itself; stop it to do it by hand"
-        return complain(said, Exit.LOG_IN_USE)
+        return complain(f"{error}. {HELD}", Exit.LOG_IN_USE)
     except LogError as error:
         return complain(error, Exit.FAILED)
 

@@ -23,7 +23,7 @@ from tm.log import LogError, LogLocked
 from tm.resources import ConfigurationError
 from xa import ThreadOfControl, XaError, entered
 from xabridge.cli import ending
-from xabridge.cli.completing import Act, Changed, Hand, explained, needs_the_log, plan, refusal
+from xabridge.cli.completing import HELD, Act, Changed, Hand, explained, needs_the_log, plan, refusal
 from xabridge.cli.names import NotFound, find, only_on
 from xabridge.cli.progress import Progress
 from xabridge.cli.recovering import expected, one_pass, report_lines
@@ -154,8 +154,7 @@ class Operations:
             try:
                 return work()
             except LogLocked as error:
-                held = "The transaction manager that holds it recovers by itself; stop it to do it by hand"
-                raise NotDone(f"nothing was done: {error}. {held}") from None
+                raise NotDone(f"nothing was done: {error}. {HELD}") from None
             except (Changed, NotFound, ConfigurationError) as error:
                 raise NotDone(f"nothing was done: {error}") from None
             except LogError as error:

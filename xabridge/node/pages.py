@@ -41,6 +41,9 @@ TICKET_S: Final = 900.0
 TICKETS: Final = 1000
 ANSWER_S: Final = 8.0
 """How long who asked waits for what is done; then it is told that it goes on."""
+REST: Final = 20.0
+"""What is in doubt is put together again after so many times as long as that had the processor. It is the processor of
+the application: where a hundred thousand branches are in doubt, somebody who looks takes no more than a twentieth."""
 LIVE: Final = 500
 _LONGEST: Final = 1000
 _MANY: Final = 50
@@ -60,7 +63,10 @@ class NodePages:
         self._acting = acting
         self._clock = clock
         self._operations: Operations | None = None
+        self._closed = False
         self._tickets: dict[str, _Ticket] = {}
+        self._in_doubt_until = 0.0
+        self._in_doubt_answer: Answer | None = None
 
     @property
     def pages(self) -> Mapping[str, Page]:
@@ -71,26 +77,34 @@ class NodePages:
         return {"/node/preview": self._preview, "/node/act": self._act}
 
     def close(self) -> None:
+        self._closed = True
         if self._operations is not None:
             self._operations.close()
 
     @property
     def operations(self) -> Operations:
-        """What is done it with; made when somebody asks first, because the manager is not complete before."""
+        """What does it; made when somebody asks first, because the manager is not complete before. NotDone: the manager
+        is closing."""
+        if self._closed:
+            raise NotDone("nothing was done: this process is ending")
         if self._operations is None:
             self._operations = Operations(RunningNode(self._manager, silent()), self._clock)
         return self._operations
 
     # -- the pages
     async def _in_doubt(self) -> Answer:
+        if self._in_doubt_answer is not None and self._clock() < self._in_doubt_until:
+            return self._in_doubt_answer
         try:
-            found = survey(await self.operations.look())
+            seen = await self.operations.look()
         except (NotDone, NotTold) as error:
             return _answer(503, {"why": str(error)})
+        began = time.thread_time()
         live = [one.gtrid.hex() for one in self._manager.live if not one.waits][:LIVE]
-        return _answer(
-            200, {"pid": os.getpid(), "acting": self._acting, "survey": survey_json.told(found), "live": live}
-        )
+        told = survey_json.told(survey(seen))
+        self._in_doubt_answer = _answer(200, {"pid": os.getpid(), "acting": self._acting, "survey": told, "live": live})
+        self._in_doubt_until = self._clock() + REST * (time.thread_time() - began)
+        return self._in_doubt_answer
 
     async def _preview(self, body: bytes) -> Answer:
         try:
@@ -139,6 +153,7 @@ class NodePages:
             about |= {"transaction": wanted.name, "on": list(wanted.on), "gone": list(wanted.gone)}
         _audit(who, "asked", about, told=list(ticket.told))
         try:
+            self._in_doubt_answer = None
             said = await self.operations.carry_out(wanted, ticket.told, heuristic=heuristic)
         except NotDone as error:
             _audit(who, "refused", about, why=str(error))
@@ -153,6 +168,8 @@ class NodePages:
                 "state": "failed",
                 "why": "it is unknown whether this was done: the node's log says why. Look again",
             }
+        finally:
+            self._in_doubt_answer = None
         _audit(who, "done", about, said=[one.text for one in said], ok=all(one.ok for one in said))
         return {"state": "done", "said": [[one.ok, one.text] for one in said]}
 

@@ -210,6 +210,15 @@ def test_the_configuration_names_the_variable_of_the_token(tmp_path: Path, monke
     monkeypatch.setenv("NODE_TOKEN", TOKEN)
     with TransactionManager.from_config(file):
         assert asked_with(port, f"Bearer {TOKEN}")[1]["node"] == "n-1"
+    file.write_text(f'http = "{port}"\n{text}http_act_token_env = "NODE_ACT_TOKEN"\n', encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="http_act_token_env: the environment variable NODE_ACT_TOKEN is not"):
+        TransactionManager.from_config(file)
+    monkeypatch.setenv("NODE_ACT_TOKEN", TOKEN)
+    with pytest.raises(ConfigurationError, match="the same as http_token"):
+        TransactionManager.from_config(file)
+    file.write_text(f'http = "{port}"\nnode = "n-1"\nhttp_act_token_env = "NODE_ACT_TOKEN"\n', encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="who acts has to see first"):
+        configuration_from(file)
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigurationError, match="which is missing"):
         configuration_from(file)

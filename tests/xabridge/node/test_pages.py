@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,10 @@ from tests.xabridge.cli.field import OTHER_LOG, OTHERS, xid_of
 from tests.xabridge.node.conftest import ACT_TOKEN, TOKEN, Asker
 from tm import ConfigurationError, ResourceConfig, TransactionManager
 from tm.log import read_log
+from tm.recovery import Action
 from xa import Code
+from xabridge.cli.completing import Hand
+from xabridge.cli.survey import survey
 from xabridge.node.pages import TICKET_S
 from xabridge.testing.ports import free_port
 
@@ -271,3 +275,75 @@ def test_where_a_resource_decides_it_is_settled_first(field: Field, tmp_path: Pa
         assert asker.act(told["ticket"])[1]["state"] == "refused"
         assert asker.do("rollback", str(transaction))["said"][0][0] is True
         assert not asker.in_doubt()["survey"]["transactions"]
+
+
+def test_a_manager_that_closes_takes_no_more(field: Field, running: Running) -> None:
+    manager, asker = running()
+    undecided(field)
+    told = asker.preview("rollback", NAME)[1]
+    assert manager._operations is not None
+    manager._operations.close()
+    assert asker.act(told["ticket"])[1] == {
+        "state": "refused", "why": "nothing was done: this process is ending"
+    }  # fmt: skip
+    assert asker.preview("recover")[0] == 409
+    assert asker.send("/node/in-doubt", token=TOKEN)[0] == 503
+    assert not field.stores["shop"].data
+    manager.close()
+
+
+def test_who_looks_at_very_much_takes_little_of_the_processor(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, asker = running()
+    clock, made = Clock(), []
+    pages: Any = manager._operations
+    pages._clock = clock
+
+    def counted(seen: Any) -> Any:
+        made.append(seen)
+        began = time.thread_time()
+        while time.thread_time() - began < 0.1:
+            pass
+        return survey(seen)
+
+    monkeypatch.setattr("xabridge.node.pages.survey", counted)
+    for passed_s, count in ((0.0, 1), (1.0, 1), (9.0, 2)):
+        clock.now += passed_s
+        asker.in_doubt()
+        assert len(made) == count
+    asker.do("recover")
+    asker.in_doubt()
+    assert len(made) == 3, "after something was done it is looked at again"
+
+
+def test_no_pass_runs_while_something_is_done_by_hand(
+    field: Field, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass that has read the notes before the act would roll back what the act has noted as committed."""
+    manager, asker = running()
+    undecided(field)
+    ticket = asker.preview("commit", NAME)[1]["ticket"]
+    going, held = threading.Event(), threading.Event()
+    really = Hand.carry_out
+
+    def waits(self: Hand, planned: Any) -> Any:
+        held.set()
+        assert going.wait(60)
+        return really(self, planned)
+
+    monkeypatch.setattr(Hand, "carry_out", waits)
+    reports: list[Any] = []
+    acting = threading.Thread(target=lambda: asker.act(ticket, heuristic=True))
+    acting.start()
+    assert held.wait(30)
+    passing = threading.Thread(target=lambda: reports.append(manager.recover()))
+    passing.start()
+    passing.join(0.5)
+    assert passing.is_alive(), "it waits"
+    assert not reports
+    going.set()
+    passing.join(30)
+    acting.join(30)
+    assert [field.stores[name].data for name in ("broker", "shop")] == [{"key": True}] * 2
+    assert not [finding for finding in reports[0].findings if finding.action is Action.ROLLED_BACK]
