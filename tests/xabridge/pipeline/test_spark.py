@@ -192,7 +192,7 @@ def test_a_delta_table_gets_a_column_with_the_same_checkpoint(spark: Driver, env
     ]
     assert sorted(env.received()) == ["no json", '{"id": 4, "kind": "c", "at": "never"}']
     assert env.left() == []
-    with pytest.raises(DriverFailed, match="the column price is decimal.* can't hold every double; cast it"):
+    with pytest.raises(DriverFailed, match=r"the column price is decimal.* can't hold every double; cast it"):
         spark.call("into_lake", schema="id bigint, kind string, price double", columns=columns, **arguments)
 
 
