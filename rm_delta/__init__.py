@@ -30,7 +30,10 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
         home = _HOME.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(home), name)
+        try:
+            found = globals()[name] = getattr(import_module(home), name)
+        except ImportError as error:
+            raise ImportError(f"Delta tables need the extra delta: pip install 'xabridge[delta]' ({error})") from error
         return found
 
 

@@ -224,24 +224,31 @@ class Lake:
         slots = {one.slot for one in known}
         slot = next(number for number in range(len(slots) + 1) if number not in slots)
         application = f"xabridge-{self.id}-{slot}"
+        by_name: dict[str, list[TableWork]] = {}
+        for work in tables:
+            by_name.setdefault(work.table.name, []).append(work)
         stored = {
             "xid": str(xid),
             "application": application,
-            "tables": [self._stored(work, application) for work in tables],
+            "tables": [self._stored(name, works, application) for name, works in by_name.items()],
         }
         write_file(path, json.dumps(stored).encode("utf-8"))
         return _Manifest(slot, xid, state)
 
-    def _stored(self, work: TableWork, application: str) -> dict[str, Any]:
-        table = open_table(self.root, work.table.name)
-        work.table.check_unchanged(describe(work.table.name, table))
+    def _stored(self, name: str, works: Sequence[TableWork], application: str) -> dict[str, Any]:
+        """What a manifest says of a table. It is as it is now; some of the files may have been written before it got
+        its newest column. TableRefused: they can't be appended to it."""
+        table = open_table(self.root, name)
+        now = describe(name, table)
+        for work in works:
+            work.table.check_unchanged(now)
         return {
-            "table": work.table.name,
-            "id": work.table.id,
-            "schema": work.table.schema,
-            "partitions": list(work.table.partitions),
+            "table": name,
+            "id": now.id,
+            "schema": now.schema,
+            "partitions": list(now.partitions),
             "number": (table.transaction_version(application) or 0) + 1,
-            "files": [file.as_json() for file in work.files],
+            "files": [file.as_json() for work in works for file in work.files],
         }
 
     @contextmanager
@@ -387,11 +394,12 @@ class Lake:
         folder = self.root / work.table.name
         for file in work.files:
             source, target = self.work / file.path, folder / file.name
-            if self._is_whole(source, file):
+            with suppress(
+                FileNotFoundError, FileExistsError
+            ):  # another process has done it, and may be done altogether
                 os.utime(source)
-                with suppress(FileExistsError):
-                    os.link(source, target)
-            elif not self._is_whole(target, file):
+                os.link(source, target)
+            if not self._is_whole(target, file):
                 raise TableRefused(f"{work.table.name}: the file {source} is missing: restore it from a backup")
         force(folder)
 

@@ -35,12 +35,7 @@ class DeltaSession:
     def append(self, table: str, rows: Rows) -> None:
         """Appends rows to a table: dicts, or what pyarrow has. Columns that they lack are null."""
         self._check()
-        if isinstance(rows, pa.RecordBatch):
-            rows = pa.Table.from_batches([rows])
         with self._work.lock:
-            schema = self.schema(table)
-            if not isinstance(rows, pa.Table):
-                rows = _table_of(table, rows, schema)
             self._work.append(table, rows)
 
     def add(self, table: TableDescription, files: Iterable[WrittenFile]) -> None:
@@ -66,15 +61,20 @@ class DeltaSession:
             raise xa_error(Code.XAER_PROTO, "work: the association has ended")
 
 
-def _table_of(table: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+def _table_of(table: str, rows: Rows, schema: pa.Schema) -> pa.Table:
+    """The rows as a table of pyarrow's. RowsRefused."""
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
     unknown = sorted({str(name) for row in rows for name in row if name not in schema.names})
     if unknown:
-        raise xa_error(Code.XAER_INVAL, f"{table}: the table has no column {', '.join(unknown)}")
+        raise RowsRefused(f"{table}: the table has no column {', '.join(unknown)}; it has {', '.join(schema.names)}")
     names = [name for name in schema.names if any(name in row for row in rows)]
     try:
         return pa.Table.from_pylist(list(rows), pa.schema([schema.field(name).with_nullable(True) for name in names]))
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise xa_error(Code.XAER_INVAL, f"{table}: the rows don't fit: {error}") from error
+    except (ValueError, TypeError, OverflowError) as error:  # ArrowInvalid and ArrowTypeError are two of these
+        raise RowsRefused(f"{table}: the rows don't fit: {error}") from error
 
 
 class BranchWork:
@@ -90,15 +90,15 @@ class BranchWork:
         self._tables: dict[str, TableFiles] = {}
         self._gone = False
 
-    def append(self, table: str, rows: pa.Table) -> None:
-        """More rows."""
+    def append(self, table: str, rows: Rows) -> None:
+        """More rows. XAER_INVAL: they don't fit, and none of them was written."""
         if self._gone:
             raise xa_error(Code.XA_RBROLLBACK, "work: the branch was rolled back", self.xid)
         try:
             files = self._tables.get(table)
             if files is None:
                 files = self._tables[table] = self.lake.files(self.xid.gtrid, self.folder, table)
-            files.write(rows)
+            files.write(_table_of(table, rows, files.schema))
         except (TableRefused, RowsRefused) as error:
             raise xa_error(Code.XAER_INVAL, str(error), self.xid) from error
         except OSError as error:
