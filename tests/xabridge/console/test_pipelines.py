@@ -206,7 +206,7 @@ def test_a_defect_is_logged_and_told_and_costs_the_overview_nothing(
 ) -> None:
     visitor = visit(here, pipelines=made.watched)
     visitor.sign_in("viewer")
-    monkeypatch.setattr(visitor.console.pipelines._questions, "prefixes", lambda: {}["a defect"])
+    monkeypatch.setattr(visitor.console.pipelines._questions, "prefixes", lambda: {"": b""}["a defect"])
     clock.now += KEPT_S
     assert "a defect of the console" in text_of(visitor.get("/"))
     assert "KeyError: 'a defect'" in caplog.text
