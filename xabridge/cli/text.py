@@ -40,7 +40,9 @@ def took(seconds: float) -> str:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 0.0095:
         return f"{seconds * 1000:.1f} ms"
-    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else age(seconds)
 
 
 def duration(text: str) -> float:

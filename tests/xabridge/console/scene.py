@@ -173,7 +173,7 @@ def scene(
         stack.callback(field.close)
         field.configure(urls=[(name, field.url(name, scheme="shown-test")) for name in ("broker", "shop")])
         doubts(field)
-        nodes = (stack.enter_context(node()), WatchedNode("away", f"http://127.0.0.1:{free_port()}", TOKEN))
+        nodes = (stack.enter_context(node()), WatchedNode("orders-2", f"http://127.0.0.1:{free_port()}", TOKEN))
         made = stack.enter_context(pipeline(broker, folder, query=query))
         away = f"amqp://127.0.0.1:{free_port()}/?connect_timeout=2&timeout=5"
         server = stack.enter_context(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 from tests.xabridge.console.scene import TOKEN, node
 from tests.xabridge.console.test_pages import text_of
 from xa.telemetry.endpoint import Answer, EndpointThread
+from xabridge.cli.text import took
 from xabridge.console.brokers import Away
 from xabridge.console.drawing.timeline import WIDTH, timeline
 from xabridge.console.nodes import ANSWER_S, KEPT_S, Completed, NodeLink, Step
@@ -47,6 +49,41 @@ def test_the_page_shows_consumers_and_timelines(broker: EmbeddedBroker, visit: C
     assert "stranger has another token" in said
     assert "away can't be reached" in said
     assert TOKEN not in page
+
+
+def test_the_overview_tells_of_nodes_what_does_not_work(broker: EmbeddedBroker, visit: Callable[..., Visitor]) -> None:
+    consumer = {
+        "queue": "orders", "state": "running", "workers": 2, "busy": 1, "counts": {}, "trouble": [],
+        "rates": {"handled": 7.0, "failed": 0.02},
+    }  # fmt: skip
+    live = {"name": "t", "age_s": 3.0, "timeout_s": 60.0, "state": "active", "suspended": False, "resources": ["shop"]}
+    told = {
+        "node": "n", "pid": 1, "trouble": ["<img src=x onerror=alert(1)>\u202e can't be reached"], "waiting": 0,
+        "live": [live], "slowest": [], "last": [], "consumers": [consumer],
+    }  # fmt: skip
+
+    async def page() -> Answer:
+        return Answer(200, json.dumps(told).encode())
+
+    with EndpointThread({"/node": page}, "127.0.0.1", 0) as server:
+        one = WatchedNode("orders-1", f"http://127.0.0.1:{server.port}", TOKEN)
+        visitor = visit(f"amqp://{broker.address}/?connect_timeout=2&timeout=5", nodes=(one, away()))
+        visitor.sign_in("viewer")
+        page_ = visitor.get("/")
+        said = text_of(page_)
+        assert "1 node away: away" in said
+        assert "<0.1 failures per second at orders-1" in html.unescape(said)
+        assert "orders-1 can’t do all of its work" in said
+        assert "1 3.0 s 7" in said
+        assert "<img src=x" not in page_
+        assert "\u202e" not in page_
+        broker.stop()
+        for link in visitor.console.sessions.links_to("main"):
+            link._rights = None  # what was told a moment ago holds for a while
+        said = text_of(visitor.get("/"))
+        assert "who may see this is asked at main, which is away" in said
+        assert "the nodes could not be asked" in said
+        assert "1 node away" not in said
 
 
 def test_who_may_not_look_at_the_broker_sees_no_node(broker: EmbeddedBroker, visit: Callable[..., Visitor]) -> None:
@@ -107,6 +144,13 @@ def test_bars_stay_in_the_picture_and_are_told_in_words() -> None:
     )
     one = Completed("t", 0.0, 1.0, "committed", (), {"work": 0.5, "prepare": 0.25, "other": 1.0}, steps, 0)
     drawn = timeline(one, 2.0)
+    assert [took(seconds) for seconds in (4e-6, 0.004, 0.4, 119.0, 300.0)] == [
+        "4 µs",
+        "4.0 ms",
+        "400 ms",
+        "119.0 s",
+        "5 m",
+    ]
     assert drawn.told == "1.0 s: work 500 ms, prepare 250 ms"
     assert drawn.lanes[:2] == ("shop", "log")
     assert len(drawn.lanes) == 8

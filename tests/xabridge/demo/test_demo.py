@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import httpx2
 import psutil  # type: ignore[import-untyped]
 import pytest
 
 from xabridge.cli import main
 from xabridge.demo import command as demos
 from xabridge.testing import postgres
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +25,14 @@ if TYPE_CHECKING:
 def demo(folder: Path, *flags: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "xabridge.cli", "demo", "--folder", str(folder), *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _first_page(base: str) -> str:
+    """What the console shows to somebody who signs in without a name."""
+    with httpx2.Client(base_url=base, headers={"origin": base}, follow_redirects=True, timeout=60) as client:
+        before = re.search(r'name="before" value="([^"]+)"', client.get("/login").text)
+        assert before is not None
+        return client.post("/login", data={"user": "", "password": "", "before": before[1], "next": ""}).text
 
 
 @pytest.mark.slow
@@ -51,11 +62,15 @@ def test_it_says_in_lines_what_happened(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_interrupted_it_leaves_nothing_running(tmp_path: Path) -> None:
-    running = demo(tmp_path / "demo", "--plain")
+def test_the_console_shows_its_worker_and_interrupted_it_leaves_nothing_running(tmp_path: Path) -> None:
+    port = free_port()
+    running = demo(tmp_path / "demo", "--plain", "--console", str(port))
     assert running.stdout is not None
     while "rows" not in running.stdout.readline():
         assert running.poll() is None
+    page = _first_page(f"http://127.0.0.1:{port}")
+    assert "demo-worker" in page
+    assert "away" not in page
     children = psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signal.SIGTERM)
     running.communicate(timeout=60)

@@ -51,11 +51,6 @@ class EpochLine:
     bars: tuple[tuple[str, float, float], ...]
     phases: dict[str, float]
 
-    @property
-    def took_s(self) -> float:
-        """All phases that are known."""
-        return sum(self.phases.values())
-
 
 @dataclass(frozen=True, slots=True)
 class PipelineView:

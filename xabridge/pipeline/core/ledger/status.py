@@ -69,8 +69,8 @@ class EpochStatus:
     @property
     def phases(self) -> dict[str, float]:
         """The seconds that each phase took, as far as they are known: `work` from the plan to the decision; `log` until
-        the ledger knew that Spark has logged the batch, which is when the next one is planned; `finish` until every
-        branch was committed."""
+        the ledger knew that Spark has logged the batch, which is when Spark asks for the next one; `finish` until
+        every branch was committed."""
         ended_at = self.changed_at if self.state == GtridState.DONE.value else None
         moments = (self.planned_at, self.decided_at, self.logged_at, ended_at)
         found: dict[str, float] = {}
