@@ -242,6 +242,7 @@ def backfilled(spark: SparkSession, sink: dict[str, str], numbers: int, path: st
     )
     texts.write.mode("overwrite").json(path)
     rows = spark.read.schema("id bigint, text string, body string, message_id string").json(path)
+    rows = rows.withColumn("body", f.col("body").cast("binary"))
     pipeline.backfill(rows, sink)
     try:
         pipeline.backfill(rows, {**sink, "pipeline": "test"})
