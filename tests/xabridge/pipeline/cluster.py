@@ -33,14 +33,21 @@ class Cluster:
         self._environment = os.environ | {"SPARK_HOME": str(HOME), "SPARK_NO_DAEMONIZE": "1"} | environment
         port = free_port()
         self.master = f"spark://127.0.0.1:{port}"
-        self._processes = [
-            self._start("master", "master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
-        ]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            self._start_all(port, workers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_all(self, port: int, workers: int) -> None:
+        folder = self._folder
+        self._start("master", "master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
         self._await("master", "I have been elected leader")
         for number, host in enumerate(HOSTS[:workers]):
             work = ("--work-dir", str(folder / f"work-{number}"), "--webui-port", "0")
             limits = ("--host", host, "--cores", "1", "--memory", "600m")
-            self._processes.append(self._start(f"worker-{number}", "worker.Worker", *limits, *work, self.master))
+            self._start(f"worker-{number}", "worker.Worker", *limits, *work, self.master)
         for number in range(workers):
             self._await(f"worker-{number}", "Successfully registered with master")
 
@@ -49,15 +56,16 @@ class Cluster:
         """What a driver needs to run on it."""
         return {"spark.master": self.master, "spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1"}
 
-    def _start(self, name: str, role: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, role: str, *arguments: str) -> None:
         with (self._folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{role}", *arguments],
                 stdout=log,
                 stderr=log,
                 env=self._environment | {"SPARK_DAEMON_MEMORY": "256m"},
                 process_group=0,
             )
+        self._processes.append(process)
 
     def _await(self, name: str, words: str) -> None:
         log = self._folder / f"{name}.log"
