@@ -478,7 +478,7 @@ def _check_not_in_transaction(connection: Any) -> None:
         return
     if connection.in_atomic_block or (connection.connection and not connection.autocommit):
         raise TransactionManagementError(
-            f'the database "{connection.alias}" is in a transaction of Django\'s own, which would commit apart from that '
+            f'the database "{connection.alias}" is in a transaction of Django\'s own, which would end apart from that '
             "of the App: begin the one of the App outside of transaction.atomic and ATOMIC_REQUESTS; in tests, use "
             "TransactionTestCase in place of TestCase"
         )
