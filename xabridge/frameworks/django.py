@@ -302,6 +302,7 @@ class BranchDatabase(BaseDatabaseWrapper):  # type: ignore[misc]  # Django has n
     """A connection object of Django's, in the middle of a branch's transaction. It is mixed in before the class that
     the database's ENGINE has. The resource is enlisted when Django connects, at the first use."""
 
+    connection: Any
     run_on_commit: list[tuple[Any, Callable[[], Any], bool]]
     savepoint_ids: list[Any]
     needs_rollback: bool
@@ -321,8 +322,7 @@ class BranchDatabase(BaseDatabaseWrapper):  # type: ignore[misc]  # Django has n
         self.atomic_blocks = [Atomic(own.alias, savepoint=True, durable=False)]  # so that durable=True is refused
         # whoever counts or sees the queries of this database, does so here
         self.queries_log, self.force_debug_cursor = own.queries_log, own.force_debug_cursor
-        ours = (orm.refuse, getattr(own, "check_usable", None))
-        self.execute_wrappers = [*(one for one in own.execute_wrappers if one not in ours), self.check_usable]
+        self.execute_wrappers = [one for one in own.execute_wrappers if one != orm.refuse]
 
     @property
     def is_doomed(self) -> bool:
@@ -384,14 +384,17 @@ class BranchDatabase(BaseDatabaseWrapper):  # type: ignore[misc]  # Django has n
         tx = self.xabridge_tx
         return tx.uses() if isinstance(tx, OrmTx) else Counter()
 
-    def check_usable(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
-        """Says what to do where the transaction is suspended, for another one or for none."""
-        if self.xabridge_tx.suspended:
+    def _cursor(self, name: str | None = None) -> Any:
+        tx = self.xabridge_tx
+        if tx.suspended:
             raise TransactionManagementError(
-                f'the database "{self.alias}" works in {self.xabridge_tx}, which is suspended: with REQUIRES_NEW, work '
-                "in `with orm.take_part(app.tx):`; without a transaction, the ORM can be used before or after this one"
+                f'the database "{self.alias}" works in {tx}, which is suspended: with REQUIRES_NEW, work in '
+                "`with orm.take_part(app.tx):`; without a transaction, the ORM can be used before or after this one"
             )
-        return execute(sql, params, many, context)
+        if self.connection is not None and self.connection.closed and not tx.is_over:  # it was suspended meanwhile
+            with self.wrap_database_errors:
+                self.connection = self.get_new_connection(self.get_connection_params())
+        return super()._cursor(name)
 
     def connect(self) -> None:
         blocks, savepoints, callbacks = self.atomic_blocks, self.savepoint_ids, self.run_on_commit
@@ -420,14 +423,14 @@ class BranchDatabase(BaseDatabaseWrapper):  # type: ignore[misc]  # Django has n
                 f"{connection.info.dbname}: both have to be the same"
             )
         connection.cursor_factory = _cursor_class(conn_params["cursor_factory"])
-        if "isolation_level" in self.settings_dict["OPTIONS"]:
-            connection.isolation_level = self.settings_dict["OPTIONS"]["isolation_level"]
         return connection
 
     def _configure_connection(self, connection: Any) -> bool:
         """For Django's `init_connection_state`: the settings of the connection, for this transaction; nothing is to be
         committed."""
         options = self.settings_dict["OPTIONS"]
+        if "isolation_level" in options:
+            connection.isolation_level = options["isolation_level"]
         wanted: dict[str, Any] = {}
         if options.get("options") != connection.info.get_parameters().get("options"):
             wanted.update(_server_settings(self.alias, options.get("options") or ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import django
@@ -79,10 +80,8 @@ def refuse(request: Any) -> HttpResponse:
 
 def swallow(request: Any) -> HttpResponse:
     place(request)
-    try:
+    with suppress(IntegrityError):
         place(request)
-    except IntegrityError:
-        pass
     return HttpResponse("ok")
 
 
@@ -124,10 +123,8 @@ def count(_number: int) -> None:
 @app.consumer("twice")
 def create_twice(number: int) -> None:
     Order.objects.create(number=number, customer="Ada")
-    try:
+    with suppress(IntegrityError):
         Order.objects.create(number=number, customer="again")
-    except IntegrityError:
-        pass
 
 
 @app.consumer("awaited")

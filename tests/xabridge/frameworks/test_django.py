@@ -14,6 +14,7 @@ from django.db.backends.signals import connection_created
 from django.db.transaction import TransactionManagementError
 from django.test import Client
 from django.test.utils import CaptureQueriesContext, setup_test_environment, teardown_test_environment
+from psycopg import IsolationLevel
 from sqlalchemy import make_url, text
 
 from tests.postgres import Postgres
@@ -190,12 +191,13 @@ def test_a_view_that_gives_up_without_a_block(test: TestApp, client: Client) -> 
 
 
 def test_a_message_in_a_block_that_is_undone(test: TestApp) -> None:
-    with pytest.raises(RolledBack, match="(?s)KeyError.*'broker'.*send behind the block"), orm.begin() as tx:
+    with pytest.raises(RolledBack, match=r"(?s)KeyError.*'broker'.*send behind the block"), orm.begin() as tx:
         with suppress(KeyError), transaction.atomic():
             Order.objects.create(number=1, customer="Ada")
             with transaction.atomic():
                 tx.send("orders", ADA)
             raise KeyError("number")
+        assert numbers() == []
     with pytest.raises(RolledBack, match="send behind the block"), orm.begin() as tx:
         tx.send("orders", ADA)
         savepoint = transaction.savepoint()
@@ -213,7 +215,7 @@ def test_a_message_in_a_block_that_is_undone(test: TestApp) -> None:
 
 
 def test_what_is_swallowed_is_told(test: TestApp) -> None:
-    with pytest.raises(RolledBack, match="IntegrityError: duplicate key.*django_shop.py") as refused:
+    with pytest.raises(RolledBack, match=r"IntegrityError: duplicate key.*django_shop.py") as refused:
         test.deliver("twice", 1)
     assert isinstance(refused.value.__cause__, IntegrityError)
     assert "in create_twice" in place_of(refused.value)
@@ -246,9 +248,8 @@ def test_another_database_of_django_is_refused(other: str) -> None:
             cursor.execute("SELECT 1")
 
     ask()
-    with orm.begin():
-        with pytest.raises(TransactionManagementError, match="DjangoOrm.*other=None"):
-            ask()
+    with orm.begin(), pytest.raises(TransactionManagementError, match=r"DjangoOrm.*other=None"):
+        ask()
     ask()
 
 
@@ -276,12 +277,17 @@ def in_tenant() -> int:
 
 def test_the_options_of_the_connection_hold(test: TestApp, monkeypatch: pytest.MonkeyPatch) -> None:
     made_tenant()
-    options = {"options": r"-c search_path=tenant,\ public --statement-timeout=7s"}
+    options = {
+        "options": r"-c search_path=tenant,\ public --statement-timeout=7s",
+        "isolation_level": IsolationLevel.SERIALIZABLE,
+    }
     monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", options)
     with orm.begin() as tx, connection.cursor() as cursor:
         Order.objects.create(**ADA)
         cursor.execute("SHOW statement_timeout")
         assert cursor.fetchone() == ("7s",)
+        cursor.execute("SHOW transaction_isolation")
+        assert cursor.fetchone() == ("serializable",)
         tx.send("orders", ADA)
     assert (in_tenant(), numbers(), test.waiting("orders")) == (1, [1], 1)
     connection.close()
@@ -332,7 +338,7 @@ def test_another_name_of_the_server_and_another_server(test: TestApp, monkeypatc
         shop.execute(text("CREATE ROLE tenant LOGIN SUPERUSER; CREATE SCHEMA tenant"))
     try:
         monkeypatch.setitem(settings, "USER", "tenant")
-        with pytest.raises(ImproperlyConfigured, match="has the schemas {tenant,public}"), orm.begin():
+        with pytest.raises(ImproperlyConfigured, match=r"has the schemas {tenant,public}"), orm.begin():
             numbers()
     finally:
         with test.engine("shop").begin() as shop:
@@ -425,7 +431,12 @@ def test_queries_are_counted(test: TestApp, client: Client) -> None:  # noqa: AR
         assert client.get("/orders").status_code == 200
     assert [query["sql"] for query in around.captured_queries if "shop_order" in query["sql"]]
     seen: list[str] = []
-    with connection.execute_wrapper(lambda execute, sql, *rest: seen.append(sql) or execute(sql, *rest)):
+
+    def see(execute: Any, sql: str, *rest: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(see):
         client.get("/orders")
     assert any("shop_order" in sql for sql in seen)
     with orm.begin():
