@@ -36,6 +36,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -47,7 +48,7 @@ from psycopg.client_cursor import ClientCursorMixin
 
 from rm_db import PostgresBranchConnection
 from rm_db.sessions.psycopg_connection import PsycopgCursor
-from tm import RolledBack
+from tm import Configuration, ConfigurationError, RolledBack, configuration_from
 from xabridge.app import Tx
 from xabridge.frameworks.answers import ANSWERED, answer_for
 
@@ -86,6 +87,7 @@ class DjangoOrm:
         for connection in connections.all(initialized_only=True):
             self._watch(None, connection)
         app.middleware(self._around_handler())
+        checks.register(lambda **_: self._check_resources(), "xabridge")
 
     @contextmanager
     def begin(self, timeout_s: float | None = None) -> Iterator[Any]:
@@ -145,6 +147,24 @@ class DjangoOrm:
         if any(told != found for told, found in pair):
             _check_same_place(branch, f"{info.host}:{info.port}")
         self._same.add(pair)
+
+    def _check_resources(self) -> list[checks.CheckMessage]:
+        """For `manage.py check`: whether the configuration of the App has the resources."""
+        told = self.app.configuration
+        try:
+            configuration = told if isinstance(told, Configuration) else configuration_from(told, None)
+        except ConfigurationError as error:
+            return [checks.Warning(f"DjangoOrm: the configuration of the App can't be read: {error}", id="xabridge.W1")]
+        known = ", ".join(configuration.resources) or "none"
+        return [
+            checks.Error(
+                f'DjangoOrm: the database "{alias}" is to be the resource {resource}, which the configuration does not '
+                f"have (it has: {known})",
+                id="xabridge.E1",
+            )
+            for alias, resource in self.databases.items()
+            if resource not in configuration.resources
+        ]
 
     def _join(self, tx: Tx, alias: str, resource: str, restored: ExitStack) -> BranchDatabase | None:
         own = connections[alias]

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, connection, connections, transaction
 from django.db.backends.signals import connection_created
@@ -499,6 +500,26 @@ def test_threads_have_their_own(test: TestApp) -> None:  # noqa: ARG001
     for thread in threads:
         thread.join()
     assert (failed, numbers()) == ([], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("configuration", "told"),
+    [
+        (Configuration("shop", "file:///nowhere", {"shop": "postgresql://", "broker": "amqp://"}), []),
+        (
+            Configuration("shop", "file:///nowhere", {"store": "postgresql://", "broker": "amqp://"}),
+            ['"default" is to be the resource shop, which the configuration does not have (it has: store,'],
+        ),
+        ("/nowhere/xabridge.toml", ["the configuration of the App can't be read: /nowhere/xabridge.toml"]),
+    ],
+)
+def test_a_check_of_the_project(configuration: Any, told: list[str]) -> None:
+    before = run_checks(tags=["xabridge"])
+    DjangoOrm(App(configuration), default="shop")
+    found = [message.msg for message in run_checks(tags=["xabridge"]) if message not in before]
+    assert len(found) == len(told)
+    for message, part in zip(found, told, strict=True):
+        assert part in message
 
 
 @pytest.mark.parametrize(
