@@ -76,6 +76,8 @@ class DjangoOrm:
             _check_database(alias, takes_part=resource is not None)
         if app.is_connected:
             raise ImproperlyConfigured("DjangoOrm: the App runs already; declare it before, beside the App")
+        if issubclass(app.transaction, OrmTx):
+            raise ImproperlyConfigured("DjangoOrm: the App has one already; name all databases in that one")
         self.app = app
         self.databases = {alias: resource for alias, resource in databases.items() if resource is not None}
         self._apart = databases.keys() - self.databases.keys()

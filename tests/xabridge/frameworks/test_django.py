@@ -502,6 +502,15 @@ def test_threads_have_their_own(test: TestApp) -> None:  # noqa: ARG001
     assert (failed, numbers()) == ([], [1, 2])
 
 
+def test_an_app_has_one_orm_which_is_declared_before_it_runs(test: TestApp) -> None:  # noqa: ARG001
+    with pytest.raises(ImproperlyConfigured, match="the App runs already"):
+        DjangoOrm(app, default="shop")
+    with pytest.raises(ImproperlyConfigured, match="has one already"):
+        other = App("nowhere.toml")
+        DjangoOrm(other, default="shop")
+        DjangoOrm(other, default="shop")
+
+
 @pytest.mark.parametrize(
     ("configuration", "told"),
     [
