@@ -120,6 +120,8 @@ class App:
         self._started = ExitStack()
         self._astarted = AsyncExitStack()
         self._failure: BaseException | None = None
+        self.is_under_test = False
+        """Whether what it is connected to was made for a test."""
 
     # --- declaring --------------------------------------------------------------------------------------------
 
@@ -208,6 +210,10 @@ class App:
         self._lifespans.append(function)
         return function
 
+    def add_transaction_class(self, kind: type[Tx]) -> None:
+        """For frameworks: the transactions are of this class too, beside those that the handlers declare."""
+        self._types[kind] = None
+
     @property
     def dependency_overrides(self) -> dict[Callable[..., Any], Callable[..., Any]]:
         """What is made instead of what: for tests, `app.dependency_overrides[make_client] = FakeClient`."""
@@ -273,6 +279,7 @@ class App:
         with self._lock:
             if self._manager is not None:
                 raise ProtocolMisuse("the App runs already")
+            self.is_under_test = make is not None
             if make is not None:
                 self._manager = make(self.transaction)
             else:

@@ -79,7 +79,10 @@ def _as_json(value: Any) -> Any:
     for kind, write in _WRITTEN:
         if isinstance(value, kind):
             return write(value)
-    raise TypeError(f"{type(value).__qualname__} is no JSON: send a model, a dataclass, or a plain value")
+    raise TypeError(
+        f"{type(value).__qualname__} is no JSON: send a model of pydantic, a struct of msgspec, a dataclass, or a "
+        "plain value; of a model of an ORM (Django, SQLAlchemy) a dict of its fields"
+    )
 
 
 _WRITTEN: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = (

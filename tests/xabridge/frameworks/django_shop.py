@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import django
@@ -19,7 +20,8 @@ if not settings.configured:
     )
     django.setup()
 
-from django.db import connection, models, transaction
+from asgiref.sync import sync_to_async
+from django.db import IntegrityError, connection, connections, models, transaction
 from django.http import Http404, HttpResponse, JsonResponse
 from django.urls import path
 
@@ -69,7 +71,41 @@ def orders(_request: Any) -> JsonResponse:
     return JsonResponse({"numbers": list(Order.objects.order_by("number").values_list("number", flat=True))})
 
 
-urlpatterns = [path("place", place), path("orders", orders)]
+def refuse(request: Any) -> HttpResponse:
+    """Answers as Django REST framework does for an error, when ATOMIC_REQUESTS is set."""
+    place(request)
+    transaction.set_rollback(True)
+    return JsonResponse({"detail": "invalid"}, status=400)
+
+
+def swallow(request: Any) -> HttpResponse:
+    place(request)
+    with suppress(IntegrityError):
+        place(request)
+    return HttpResponse("ok")
+
+
+def only_send(request: Any) -> HttpResponse:
+    request.tx.send("orders", {"number": 1})
+    return HttpResponse("sent")
+
+
+async def place_later(request: Any) -> HttpResponse:
+    row = json.loads(request.body)
+    await Order.objects.acreate(**row)
+    await request.tx.asend("orders", row)
+    return HttpResponse("created", status=418 if row["customer"] == "teapot" else 500)
+
+
+urlpatterns = [
+    path("place", place),
+    path("apart", transaction.non_atomic_requests(place)),
+    path("orders", orders),
+    path("refuse", refuse),
+    path("swallow", swallow),
+    path("send", only_send),
+    path("later", place_later),
+]
 
 
 @app.consumer("orders")
@@ -77,6 +113,31 @@ def handle(row: dict[str, Any], tx: Tx) -> None:
     with transaction.atomic():
         Invoice.objects.create(order_id=row["number"])
     tx.send("invoices", row["number"])
+
+
+@app.consumer("counted")
+def count(_number: int) -> None:
+    transaction.on_commit(lambda: told.append(Order.objects.count()))
+
+
+@app.consumer("twice")
+def create_twice(number: int) -> None:
+    Order.objects.create(number=number, customer="Ada")
+    with suppress(IntegrityError):
+        Order.objects.create(number=number, customer="again")
+
+
+@app.consumer("awaited")
+async def create_awaited(number: int, tx: Tx) -> None:
+    def create() -> None:
+        try:
+            with orm.take_part(app.tx):
+                Order.objects.create(number=number, customer="Ada")
+        finally:
+            connections.close_all()
+
+    await sync_to_async(create)()
+    await tx.asend("created", number)
 
 
 def make_tables() -> None:

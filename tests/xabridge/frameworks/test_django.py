@@ -8,22 +8,28 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, connection, connections, transaction
+from django.db.backends.signals import connection_created
 from django.db.transaction import TransactionManagementError
 from django.test import Client
+from django.test.utils import CaptureQueriesContext, setup_test_environment, teardown_test_environment
+from psycopg import IsolationLevel
 from sqlalchemy import make_url, text
 
+from tests.postgres import Postgres
 from tests.xabridge.frameworks.django_shop import Invoice, Order, app, make_tables, orm, told
-from tm import Configuration, ResourceConfig, RolledBack
+from tm import Configuration, Propagation, ResourceConfig, RolledBack
+from tm.consumer.failures import place_of
 from xabridge import App
 from xabridge.frameworks.django import DjangoOrm
 from xabridge.testing import Killed, TestApp
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tests.postgres import Postgres
+    from pathlib import Path
 
 ADA = {"number": 1, "customer": "Ada"}
 
@@ -165,6 +171,296 @@ def test_what_would_be_committed_apart_is_refused(test: TestApp) -> None:  # noq
     assert numbers() == [2]
 
 
+def test_the_block_around_a_view_is_the_transaction(
+    test: TestApp, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "ATOMIC_REQUESTS", True)
+    refused = client.post("/refuse", ADA, content_type="application/json")
+    assert (refused.status_code, refused.json()) == (400, {"detail": "invalid"})
+    assert client.post("/swallow", ADA, content_type="application/json").status_code == 503
+    assert post(client, number=1, customer="nobody").status_code == 404
+    assert (numbers(), test.waiting("orders"), told) == ([], 0, [])
+    assert post(client, **ADA).status_code == 201
+    assert client.post("/apart", {"number": 2, "customer": "Boole"}, content_type="application/json").status_code == 201
+    assert (numbers(), test.waiting("orders"), told) == ([1, 2], 2, [1, 2])
+
+
+def test_a_view_that_gives_up_without_a_block(test: TestApp, client: Client) -> None:
+    assert client.post("/refuse", ADA, content_type="application/json").status_code == 400
+    assert client.post("/swallow", ADA, content_type="application/json").status_code == 503
+    assert (numbers(), test.waiting("orders"), told) == ([], 0, [])
+
+
+def test_a_message_in_a_block_that_is_undone(test: TestApp) -> None:
+    with pytest.raises(RolledBack, match=r"(?s)KeyError.*'broker'.*send behind the block"), orm.begin() as tx:
+        with suppress(KeyError), transaction.atomic():
+            Order.objects.create(number=1, customer="Ada")
+            with transaction.atomic():
+                tx.send("orders", ADA)
+            raise KeyError("number")
+        assert numbers() == []
+    with pytest.raises(RolledBack, match="send behind the block"), orm.begin() as tx:
+        tx.send("orders", ADA)
+        savepoint = transaction.savepoint()
+        tx.send("orders", ADA)
+        transaction.savepoint_rollback(savepoint)
+    assert (numbers(), test.waiting("orders")) == ([], 0)
+    with orm.begin() as tx:
+        tx.send("orders", ADA)
+        with suppress(KeyError), transaction.atomic():
+            tx["shop"].execute(text("INSERT INTO shop_order VALUES (7, 'undone', '{}', now())"))
+            raise KeyError("number")
+        tx.send("orders", ADA)
+        Order.objects.create(**ADA)
+    assert (numbers(), test.waiting("orders")) == ([1], 2)
+
+
+def test_what_is_swallowed_is_told(test: TestApp) -> None:
+    with pytest.raises(RolledBack, match=r"IntegrityError: duplicate key.*django_shop.py") as refused:
+        test.deliver("twice", 1)
+    assert isinstance(refused.value.__cause__, IntegrityError)
+    assert "in create_twice" in place_of(refused.value)
+    assert numbers() == []
+
+
+def test_a_transaction_in_a_block_of_django(test: TestApp) -> None:
+    with suppress(TransactionManagementError), transaction.atomic():
+        Order.objects.create(**ADA)
+        with app.begin() as tx:
+            tx.send("orders", ADA)
+    assert (numbers(), test.waiting("orders")) == ([], 0)
+
+
+@pytest.fixture
+def other(test: TestApp, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:  # noqa: ARG001
+    """Another database of Django's that is no resource."""
+    engine = connections.settings["default"] | {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    monkeypatch.setitem(connections.settings, "other", engine | {"TIME_ZONE": None})
+    try:
+        yield "other"
+    finally:
+        connections["other"].connection.close()  # Django keeps one in memory open
+        del connections["other"]
+
+
+def test_another_database_of_django_is_refused(other: str) -> None:
+    def ask() -> None:
+        with connections[other].cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+    ask()
+    with orm.begin(), pytest.raises(TransactionManagementError, match=r"DjangoOrm.*other=None"):
+        ask()
+    ask()
+
+
+def test_another_database_of_django_is_allowed(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ImproperlyConfigured, match="which database is which"):
+        DjangoOrm(App("nowhere.toml"), other=None)
+    DjangoOrm(App("nowhere.toml"), default="shop", other=None)
+    monkeypatch.setattr(orm, "_apart", {other})
+    with orm.begin(), connections[other].cursor() as cursor:
+        cursor.execute("SELECT 1")
+
+
+def made_tenant() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE SCHEMA tenant; CREATE TABLE tenant.shop_order (LIKE shop_order INCLUDING ALL)")
+    connection.close()
+
+
+def in_tenant() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM tenant.shop_order")
+        (count,) = cursor.fetchone()
+    return int(count)
+
+
+def test_the_options_of_the_connection_hold(test: TestApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_tenant()
+    options = {
+        "options": r"-c search_path=tenant,\ public --statement-timeout=7s",
+        "isolation_level": IsolationLevel.SERIALIZABLE,
+    }
+    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", options)
+    with orm.begin() as tx, connection.cursor() as cursor:
+        Order.objects.create(**ADA)
+        cursor.execute("SHOW statement_timeout")
+        assert cursor.fetchone() == ("7s",)
+        cursor.execute("SHOW transaction_isolation")
+        assert cursor.fetchone() == ("serializable",)
+        tx.send("orders", ADA)
+    assert (in_tenant(), numbers(), test.waiting("orders")) == (1, [1], 1)
+    connection.close()
+    for no in ("-c default_transaction_read_only=on", "-e", "-c"):
+        monkeypatch.setitem(options, "options", no)
+        with pytest.raises(ImproperlyConfigured, match="URL of the resource"), orm.begin():
+            numbers()
+
+
+def test_what_a_project_sets_on_its_connections_holds(test: TestApp) -> None:  # noqa: ARG001
+    made_tenant()
+
+    def choose(connection: Any, **_: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET search_path TO tenant, public")
+
+    class Tenant(type(connections["default"])):  # type: ignore[misc]  # Django has no types
+        def init_connection_state(self) -> None:
+            super().init_connection_state()
+            choose(self)
+
+    plain = connections["default"]
+    connections["default"] = Tenant(plain.settings_dict, "default")
+    try:
+        with orm.begin():
+            Order.objects.create(**ADA)
+        assert in_tenant() == 1
+    finally:
+        connections["default"].close()
+        connections["default"] = plain
+    connection_created.connect(choose)
+    try:
+        with orm.begin():
+            Order.objects.create(number=2, customer="Boole")
+        assert in_tenant() == 2
+    finally:
+        connection_created.disconnect(choose)
+        connection.close()
+    assert numbers() == []
+
+
+def test_another_name_of_the_server_and_another_server(test: TestApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = connections["default"].settings_dict
+    monkeypatch.setitem(settings, "HOST", "localhost")
+    with orm.begin():
+        Order.objects.create(**ADA)
+    with test.engine("shop").begin() as shop:
+        shop.execute(text("CREATE ROLE tenant LOGIN SUPERUSER; CREATE SCHEMA tenant"))
+    try:
+        monkeypatch.setitem(settings, "USER", "tenant")
+        with pytest.raises(ImproperlyConfigured, match=r"has the schemas {tenant,public}"), orm.begin():
+            numbers()
+    finally:
+        with test.engine("shop").begin() as shop:
+            shop.execute(text("DROP ROLE tenant"))
+
+
+def test_another_server_is_refused(test: TestApp, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    settings = connections["default"].settings_dict
+    server = Postgres()
+    try:
+        server.start()
+        url = make_url(server.create_database(settings["NAME"]))
+        monkeypatch.setitem(settings, "PORT", url.port)
+        monkeypatch.setitem(settings, "HOST", url.host)
+        with pytest.raises(ImproperlyConfigured, match="another server: both have to be the same"), orm.begin():
+            numbers()
+    finally:
+        server.remove()
+
+
+def test_a_run_of_tests_does_not_reach_the_broker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, postgres: Postgres
+) -> None:
+    client = Client()
+    resources = {"broker": f"amqp://127.0.0.1:{free_port()}", "shop": postgres.create_database()}
+    monkeypatch.setattr(app, "configuration", Configuration("shop", f"file://{tmp_path}", resources))
+    setup_test_environment()
+    try:
+        with pytest.raises(ImproperlyConfigured, match="TestApp"):
+            client.get("/send")
+        assert not app.is_connected
+        app.connect()
+        try:
+            with pytest.raises(ImproperlyConfigured, match="TestApp"):
+                client.get("/send")
+        finally:
+            app.disconnect()
+        with TestApp(app) as test:
+            assert (client.get("/send").status_code, test.waiting("orders")) == (200, 1)
+    finally:
+        teardown_test_environment()
+
+
+@pytest.mark.parametrize("age_s", [0, None])
+def test_a_connection_that_was_lost_is_replaced(
+    age_s: int | None, test: TestApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "CONN_MAX_AGE", age_s)
+    connection.close()
+    test.deliver("counted", 1)
+    with test.engine("shop").connect() as other:
+        other.execute(
+            text("SELECT pg_terminate_backend(:pid)"), {"pid": connections["default"].connection.info.backend_pid}
+        )
+    test.deliver("counted", 2, 3)
+    assert told[-1:] == [0]
+    assert len(told) >= 2
+
+
+def test_before_the_commit_the_orm_takes_part(test: TestApp) -> None:
+    def complete() -> None:
+        Order.objects.create(number=2, customer="Boole")
+        transaction.on_commit(lambda: told.append(2))
+
+    with orm.begin() as tx:
+        Order.objects.create(**ADA)
+        tx.register_synchronization(before=complete)
+        tx.send("orders", ADA)
+    assert (numbers(), told, test.waiting("orders")) == ([1, 2], [2], 1)
+
+
+def test_a_transaction_inside_of_another(test: TestApp) -> None:  # noqa: ARG001
+    @app.transactional(propagation=Propagation.REQUIRES_NEW)
+    def inner() -> None:
+        with pytest.raises(TransactionManagementError, match=r"orm.take_part\(app.tx\)"):
+            numbers()
+        with orm.take_part(app.tx):
+            Order.objects.create(number=2, customer="Boole")
+
+    with pytest.raises(KeyError), orm.begin():
+        Order.objects.create(**ADA)
+        inner()
+        assert numbers() == [1, 2]
+        raise KeyError
+    assert numbers() == [2]
+
+
+def test_queries_are_counted(test: TestApp, client: Client) -> None:  # noqa: ARG001
+    with CaptureQueriesContext(connection) as around:
+        assert client.get("/orders").status_code == 200
+    assert [query["sql"] for query in around.captured_queries if "shop_order" in query["sql"]]
+    seen: list[str] = []
+
+    def see(execute: Any, sql: str, *rest: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(see):
+        client.get("/orders")
+    assert any("shop_order" in sql for sql in seen)
+    with orm.begin():
+        inside = CaptureQueriesContext(connection)
+        with inside:
+            numbers()
+    assert len(inside) == 1
+
+
+def test_coroutines(test: TestApp, client: Client) -> None:
+    test.deliver("awaited", 1)
+    test.assert_sent("created", 1)
+    assert numbers() == [1]
+    for row, status in (({"number": 2, "customer": "Ada"}, 500), ({"number": 3, "customer": "teapot"}, 418)):
+        assert client.post("/later", row, content_type="application/json").status_code == status
+    assert (numbers(), test.waiting("orders")) == ([1, 3], 1)
+
+
+def test_a_model_of_an_orm_is_no_json(test: TestApp) -> None:  # noqa: ARG001
+    with pytest.raises(TypeError, match="a dict of its fields"), orm.begin() as tx:
+        tx.send("orders", Order(number=1, customer="Ada"))
+
+
 def test_another_database_is_refused(test: TestApp, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     monkeypatch.setitem(connections["default"].settings_dict, "NAME", "another")
     with pytest.raises(ImproperlyConfigured, match="both have to be the same"), orm.begin():
@@ -204,6 +500,35 @@ def test_threads_have_their_own(test: TestApp) -> None:  # noqa: ARG001
     for thread in threads:
         thread.join()
     assert (failed, numbers()) == ([], [1, 2])
+
+
+def test_an_app_has_one_orm_which_is_declared_before_it_runs(test: TestApp) -> None:  # noqa: ARG001
+    with pytest.raises(ImproperlyConfigured, match="the App runs already"):
+        DjangoOrm(app, default="shop")
+    with pytest.raises(ImproperlyConfigured, match="has one already"):
+        other = App("nowhere.toml")
+        DjangoOrm(other, default="shop")
+        DjangoOrm(other, default="shop")
+
+
+@pytest.mark.parametrize(
+    ("configuration", "told"),
+    [
+        (Configuration("shop", "file:///nowhere", {"shop": "postgresql://", "broker": "amqp://"}), []),
+        (
+            Configuration("shop", "file:///nowhere", {"store": "postgresql://", "broker": "amqp://"}),
+            ['"default" is to be the resource shop, which the configuration does not have (it has: store,'],
+        ),
+        ("/nowhere/xabridge.toml", ["the configuration of the App can't be read: /nowhere/xabridge.toml"]),
+    ],
+)
+def test_a_check_of_the_project(configuration: Any, told: list[str]) -> None:
+    before = run_checks(tags=["xabridge"])
+    DjangoOrm(App(configuration), default="shop")
+    found = [message.msg for message in run_checks(tags=["xabridge"]) if message not in before]
+    assert len(found) == len(told)
+    for message, part in zip(found, told, strict=True):
+        assert part in message
 
 
 @pytest.mark.parametrize(
