@@ -179,7 +179,7 @@ def batches_under_way(found: Iterable[PipelineView]) -> frozenset[bytes]:
 
 # -- what waits
 async def _lags(console: Console, session: Session, status: PipelineStatus) -> tuple[Lag, ...]:
-    """What waits in the queues that its query reads. The ledger has them as `broker: orders, payments`, with a semicolon
+    """What waits in the queues that its query reads. The ledger has them as `broker: orders, payments`; `; ` stands
     between those of several brokers."""
     found: dict[tuple[str, str], Lag] = {}
     for shard in (shard for source, _ in status.sources for shard in source.split("; ")):
