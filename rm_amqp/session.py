@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from dtx.amqp.messages import DELIVERY_DELAY, read_header, with_header, with_message_annotations
 from dtx.amqp.values import Long, Symbol, Timestamp, Ulong
-from dtx.protocol.capabilities import DELAYED_DELIVERY
+from dtx.protocol.capabilities import DELAYED_DELIVERY, FAILURE_REASONS
 from dtx.protocol.conditions import RefusedError
 from rm_amqp.channel.message_links import BROWSED
 from rm_amqp.channel.work import REJECT, RELEASE, modify
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LATER_OCTETS: Final = 4096
 """The most octets that wait to be written, where nothing else is to be written: the broker works meanwhile."""
+RETRY_REASON: Final = "x-opt-retry-reason"
 RETRIED: Final = "x-opt-retry-"
 """So begin the message annotations of a message that is put off. A dead letter that is sent again is a new message."""
 TOGETHER: Final = 32
@@ -155,6 +156,18 @@ class Operations:
             held = _held(links, work, message)
             links.check_outcome(outcome)
             held.outcome = outcome
+
+        return steps
+
+    @staticmethod
+    def explain(message: Message, reason: str) -> Operation[None]:
+        """What a message has failed with, for a branch that is rolled back now."""
+
+        def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
+            yield from ()
+            held = _held(links, work, message)
+            if links.offers(FAILURE_REASONS):
+                held.outcome = modify(failed=True, undeliverable=False, annotations={Symbol(RETRY_REASON): reason})
 
         return steps
 
@@ -279,6 +292,12 @@ class Session:
         committed. A broker that does not say that it has messages for later is not asked."""
         self.run(self.operations.put_off(message, address, delay_ms, annotations), later=True)
 
+    def explain(self, message: Message, reason: str) -> None:
+        """Tells what a received message has failed with, before its branch is rolled back, and only then: whoever gets
+        the message next finds it among its `instructions`, as `x-opt-retry-reason`. A broker that does not say that it
+        can do so is not told."""
+        self.run(self.operations.explain(message, reason), later=True)
+
     # -- in bulk
     def gather(self, address: str, count: int) -> list[bytes]:
         """The messages that an address has now, at most `count`, as octets, taken by the branch: in the order in which
@@ -394,6 +413,9 @@ class AsyncSession:
 
     def reject(self, message: Message) -> None:
         self._session.reject(message)
+
+    def explain(self, message: Message, reason: str) -> None:
+        self._session.explain(message, reason)
 
     def modify(self, message: Message, *, failed: bool = True, undeliverable: bool = False) -> None:
         self._session.modify(message, failed=failed, undeliverable=undeliverable)

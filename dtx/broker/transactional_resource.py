@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from dtx.amqp.conditions import Condition
 from dtx.broker.ages import Ages
 from dtx.broker.queues.entry import ORIGIN, Effect, Entry, Memory, Origin, State, write_post
+from dtx.broker.queues.failure_reasons import FailureReasons
 from dtx.broker.queues.payloads import Payloads
 from dtx.broker.queues.queue import Queue
 from dtx.broker.queues.removals import Removals
@@ -115,6 +116,7 @@ class TransactionalResource:
         self._marked: list[Queue] = []
         self.timers = Timers()
         self.schedule = Schedule()
+        self.reasons = FailureReasons()
         self.removals = Removals(clock.wall_ms, self.submit)
         self._look_at = 0.0
         self.ages = Ages()

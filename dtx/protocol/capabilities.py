@@ -12,6 +12,9 @@ END_AND_PREPARE: Final = "xabridge:end-and-prepare"
 """Ours: the resource takes `end` with `prepare`."""
 DELAYED_DELIVERY: Final = "DELAYED_DELIVERY"
 """A message is kept back as long as its annotation says: the name under which Qpid JMS and ActiveMQ Artemis know it."""
+FAILURE_REASONS: Final = "xabridge:failure-reasons"
+"""Ours: what a message has failed with, `x-opt-retry-reason` in the outcome modified of a transaction that is rolled
+back, goes with its next deliveries as a delivery annotation."""
 
 CONTROL_OUTCOMES: Final = ("amqp:accepted:list", "amqp:rejected:list")
 """What the source of a control link tells as its outcomes: a refusal is then a rejected message and leaves

@@ -80,6 +80,10 @@ class MessageLinks:
             told = f"work: the message is to be delivered later, and the broker at {broker} does not offer {capability}"
             raise xa_error(Code.XAER_INVAL, told)
 
+    def offers(self, capability: str) -> bool:
+        """Whether the broker offers a capability."""
+        return capability in self._endpoint.offered
+
     def check_work(self, work: Work | None) -> None:
         """RefusedError where no work can be done for the work any more."""
         if self._endpoint.lost is not None or self._control.refusal is not None:

@@ -13,6 +13,7 @@ became of the messages and the answer to the end, nothing more may be received.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -22,12 +23,13 @@ from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSAC
 from xa.machine import Member
 
 if TYPE_CHECKING:
-    from dtx.amqp.values import Value
+    from dtx.amqp.values import Map, Value
     from rm_amqp.channel.channel import Channel
     from rm_amqp.channel.pool import PooledChannel
     from rm_amqp.connection.links import Answer, Arrived, Sender
     from xa import Xid
 
+_LIST32: Final = struct.Struct(">BII")
 MAX_HELD: Final = 1000
 """The most received messages whose outcome is not sent yet. Beyond it, the outcomes of the oldest are sent, and can't
 be changed any more."""
@@ -42,9 +44,9 @@ RELEASE: Final = _outcome(RELEASED)
 REJECT: Final = _outcome(REJECTED)
 
 
-def modify(*, failed: bool, undeliverable: bool) -> bytes:
+def modify(*, failed: bool, undeliverable: bool, annotations: Map | None = None) -> bytes:
     """The outcome modified, as it stands in a transactional-state."""
-    return _outcome(MODIFIED, failed, undeliverable)
+    return _outcome(MODIFIED, failed, undeliverable, *([] if annotations is None else [annotations]))
 
 
 class WorkState(Member):
@@ -147,7 +149,11 @@ class Work:
         fields = self._fields.get(outcome)
         if fields is None:
             octets = self._encoded_txn_id + outcome
-            fields = bytes((0xC0, len(octets) + 1, 2 if outcome else 1)) + octets
+            count = 2 if outcome else 1
+            if len(octets) < 255:
+                fields = bytes((0xC0, len(octets) + 1, count)) + octets
+            else:
+                fields = _LIST32.pack(0xD0, len(octets) + 4, count) + octets
             self._fields[outcome] = fields
         return TRANSACTIONAL, fields
 

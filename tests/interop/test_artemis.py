@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,7 @@ from tests.interop.artemis_broker import Artemis, jars
 from tests.rm_amqp.decider.deciding import DISCHARGE, DecidingBrokerHarness
 from tests.rm_amqp.decider.test_leases import in_doubt
 from tm import OutcomeUnknown, RolledBack, TransactionManager
+from tm.consumer.failures import Failures
 from tm.resources import ResourceConfig
 from xa import ResourceError, ResourceUnavailable, XaError
 from xabridge.testing.contract.client import ScriptedRegistrar
@@ -272,3 +274,30 @@ def test_nodes_and_siblings_share_a_token_queue_while_it_is_killed(tmp_path: Pat
     finally:
         source.kill()
         target.remove()
+
+
+def test_a_message_that_is_put_off_waits_by_the_clock_of_the_broker(harness: ArtemisHarness) -> None:
+    """The consumer's clock is behind by an hour."""
+    queue = f"{harness.queue}-put-off"
+    tries: list[float] = []
+    told: list[dict[object, object]] = []
+    with Site(harness).manager as manager:
+
+        @manager.consumer(queue, idle_s=0.2, retry_waits="broker", retry_first_s=1.5, retry_jitter=0)
+        def handle(message: Message, _: object) -> None:
+            tries.append(time.monotonic())
+            told.append(dict(message.annotations or {}))
+            if len(tries) == 1:
+                raise LookupError("first")
+
+        handle.job.failures = Failures(lambda: time.time() - 3600)
+        with manager.begin() as tx:
+            tx["broker"].send(queue, Message("a", durable=True))
+        with handle:
+            give_up = time.monotonic() + 60
+            while handle.counts.handled < 1 and time.monotonic() < give_up:
+                time.sleep(0.05)
+    assert len(tries) == 2, told
+    assert tries[1] - tries[0] > 1.4
+    assert told[1]["x-opt-retry-count"] == 1
+    assert "x-opt-delivery-delay" not in told[1]

@@ -515,3 +515,31 @@ def test_outside_of_any_transaction_work_is_done_at_once(connect: Connect, queue
     assert [message.body for message in session.receive_batch(queue, 5, 5)] == [1, 2, 3, 4]
     assert onlooker.look(queue) == []
     assert client.registrar.calls[:2] == [("ax_reg", RMID, 0), ("ax_unreg", RMID, 0)]
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("offered", [False, True])
+@pytest.mark.parametrize("options", ["", "prefetch=3"])
+def test_what_a_branch_is_rolled_back_for_is_told_to_the_next_receiver(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect, queue: str, options: str, *, offered: bool
+) -> None:
+    if not offered:
+        monkeypatch.setattr("dtx.broker.endpoint.connection.CAPABILITIES", ("ANONYMOUS-RELAY",))
+    client = connect(options)
+    for reason in ("first", *("x" * length for length in range(212, 220)), "last " + "x" * 3000):  # a list8, a list32
+        client.put(queue, ["a"])
+        xid = client.start()
+        client.session.explain(client.session.receive(queue, 5), reason)
+        client.rollback(xid)
+        xid = client.start()
+        message = client.session.receive(queue, 5)
+        assert message.instructions == ({"x-opt-retry-reason": reason[:2000]} if offered else None)
+        client.commit(xid)
+    client.put(queue, ["a", "b"])
+    xid = client.start()
+    message, other = client.session.receive_batch(queue, 2, 5)
+    assert (message.body, other.body, other.instructions) == ("a", "b", None)
+    with pytest.raises(XaMisuse, match="was not received here"):
+        client.session.explain(Message("another"), "no")
+    client.commit(xid)
+    assert client.look(queue) == []

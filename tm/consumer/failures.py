@@ -71,7 +71,7 @@ class Failures:
         """Another failure of `message`; `final`: no further attempt can help; `conflict`: another transaction was in
         the way."""
         key, content, now = name_of(message), digest_of(message) if final else "", self.now_ms()
-        reason = f"{type(error).__name__}: {error}"[:MOST_TEXT]
+        reason = reason_from(error)
         with self._lock:
             before = self._of.pop(key, None)
             if is_new(message):
@@ -116,6 +116,11 @@ class Failures:
             if len(self._places) > MOST:
                 del self._places[next(iter(self._places))]
             return True
+
+
+def reason_from(error: BaseException) -> str:
+    """What a dead letter says of an error."""
+    return f"{type(error).__name__}: {error}"[:MOST_TEXT]
 
 
 def name_of(message: Any) -> str:

@@ -8,6 +8,8 @@ A message that is put off is taken, and sent again for later, in one transaction
     x-opt-retry-first     when it failed for the first time, milliseconds since 1970
     x-opt-retry-reason    what it failed with the last time
     x-opt-retry-queue     the queue for whose consumers this holds: a handler may send a message on as it came
+
+A broker that can do it tells x-opt-retry-reason also of a message that has just failed, as a delivery annotation.
 """
 
 from __future__ import annotations
@@ -74,8 +76,10 @@ def first_failure_ms(message: Any, queue: str) -> int | None:
 
 
 def reason_of(message: Any, queue: str) -> str | None:
-    """What a message that was put off had failed with."""
-    told = _told(message, REASON, queue)
+    """What a message has failed with the last time, as the broker was told; or before it was put off."""
+    told = (getattr(message, "instructions", None) or {}).get(REASON)
+    if not isinstance(told, str):
+        told = _told(message, REASON, queue)
     return str(told) if isinstance(told, str) else None
 
 

@@ -5,7 +5,8 @@ Both run the same code. What differs, that a thread blocks and a task awaits, is
 What a session for messages has to offer: `receive_batch(address, count, timeout_s)`, `reject(message)`,
 `release(message)` and `dead_letter(message, address, annotations)`, all of which take effect when the branch is
 committed; and `aio`, the same for asyncio, where `receive_batch` and `dead_letter` are coroutines. `dead_letter` sends
-the message with these annotations to the address and takes it from its queue.
+the message with these annotations to the address and takes it from its queue. It may offer `explain(message, reason)`,
+which tells other processes why the branch is rolled back.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from tm.consumer.failures import reason_from
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
 from tm.errors import ProtocolMisuse
@@ -280,10 +282,22 @@ class Worker:
         return self._job.history(message)
 
     async def _call_handler(self, messages: Sequence[Any]) -> None:
-        arguments, self._unfit = self._job.calls(messages)
-        await self._put_away(self._unfit)
-        for argument in arguments:
-            await self._calls.handle(self._job.handler, argument, self._transaction)
+        try:
+            arguments, self._unfit = self._job.calls(messages)
+            await self._put_away(self._unfit)
+            for argument in arguments:
+                await self._calls.handle(self._job.handler, argument, self._transaction)
+        except Exception as error:
+            self._explain(messages, error)
+            raise
+
+    def _explain(self, messages: Sequence[Any], error: Exception) -> None:
+        """Tells the broker what messages have failed with, for other processes; the transaction is rolled back now."""
+        with suppress(Exception):  # the session may be what has failed; what counts is `error`
+            session = self._job.session(self._transaction)
+            if hasattr(session, "explain"):
+                for message in messages:
+                    session.explain(message, reason_from(error))
 
     async def _put_away(self, messages: Sequence[Any]) -> None:
         if not messages:

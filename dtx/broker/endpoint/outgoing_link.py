@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Final
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.delivery import PARTIAL, WAITING
+from dtx.amqp.messages import with_delivery_annotations
 from dtx.amqp.performatives import SENDER_SETTLED
 from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.delivery_states import DECIDED, ENDED, FREE
 from dtx.broker.endpoint.link import Link, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, size_with_facts, with_facts
 from dtx.broker.queues.entry import State
+from dtx.broker.queues.failure_reasons import REASON
 from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, TAKEN, rejected_state
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.broker.transactions.contexts import unknown_id
@@ -229,6 +231,10 @@ class OutgoingLink(Link):
         entry = sent.entry
         if entry.count or entry.expires_ms:
             payload = with_facts(entry, payload, self.resource.now_ms)
+            reason = self.resource.reasons.of(entry.number) if entry.count else ""
+            if reason:
+                told = with_delivery_annotations(payload, {REASON: reason})
+                payload = told if not self.largest or len(told) <= self.largest else payload
         self.begin(sent, payload, more=False)
         if self.settles:
             self._sent_settled(sent)

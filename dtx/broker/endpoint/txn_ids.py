@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dtx.broker.transactions.contexts import WorkContext
 
 MAX_STATES: Final = 1000
+LONGEST: Final = 256
+"""Octets of a state that may come many times."""
 
 
 class TxnIds:
@@ -55,6 +57,8 @@ class TxnIds:
         found = self._states.get(octets)
         if found is None:
             found = read_state(octets)
+            if len(octets) > LONGEST:
+                return found
             if len(self._states) >= MAX_STATES:
                 self._states.clear()
             self._states[octets] = found

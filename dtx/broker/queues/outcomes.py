@@ -8,7 +8,7 @@ and only if it is another one than `modified` with delivery-failed, the outcome 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
@@ -16,6 +16,7 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.decoding import DecodeError, decode, decode_from
 from dtx.amqp.encoding import encode, encode_list
 from dtx.amqp.values import Described, Symbol, Ulong
+from dtx.broker.queues.failure_reasons import MOST_TEXT, REASON
 from dtx.protocol.commands import MAX_TXN_ID
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL, error_octets
 
@@ -39,11 +40,13 @@ _TRANSACTIONAL_PREFIX: Final = b"\x00" + encode(Ulong(TRANSACTIONAL))
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A terminal delivery state. `failed` and `undeliverable` are those of modified."""
+    """A terminal delivery state. `failed` and `undeliverable` are those of modified. `reason` is what the consumer says
+    that the message has failed with; it is not kept with the outcome."""
 
     code: int
     failed: bool = False
     undeliverable: bool = False
+    reason: str = field(default="", compare=False)
 
     def encode(self) -> bytes:
         """The octets, as the module's docstring says."""
@@ -75,10 +78,12 @@ def outcome_from(value: Value) -> Outcome | None:
     if code == ACCEPTED:
         return TAKEN
     if code == MODIFIED:
-        failed, undeliverable = (*value.value, None, None)[:2]
+        failed, undeliverable, annotations = (*value.value, None, None, None)[:3]
         if not isinstance(failed, bool | None) or not isinstance(undeliverable, bool | None):
             raise WireError(Condition.INVALID_FIELD, "delivery-failed and undeliverable-here are booleans")
-        return Outcome(MODIFIED, failed is True, undeliverable is True)
+        reason = annotations.get(REASON) if type(annotations) is dict else None
+        told = reason[:MOST_TEXT] if isinstance(reason, str) else ""
+        return Outcome(MODIFIED, failed is True, undeliverable is True, told)
     return Outcome(code)
 
 

@@ -153,7 +153,10 @@ class Registry:
         queues = {queue.number: queue for queue in self._resource.queues.values()}
         for stored in restored.branches:
             branch = Branch(
-                self, stored.xid, stored.owner, TransactionalWork(self._resource.limits, self._resource.unstored)
+                self,
+                stored.xid,
+                stored.owner,
+                TransactionalWork(self._resource.limits, self._resource.unstored, self._resource.reasons),
             )
             branch.number, branch.since_ms, branch.outcome = stored.number, stored.prepared_ms, stored.outcome
             branch.state = BranchState.S3
@@ -236,7 +239,9 @@ class Registry:
         if len(self._branches) >= limits.branches and not any(map(self._forget_dead, tuple(self._dead))):
             told = f"there are {len(self._branches)} branches"
             raise refused(Code.XAER_RMERR, told, xid, Condition.RESOURCE_LIMIT)
-        branch = Branch(self, xid, owner, TransactionalWork(self._resource.limits, self._resource.unstored))
+        branch = Branch(
+            self, xid, owner, TransactionalWork(self._resource.limits, self._resource.unstored, self._resource.reasons)
+        )
         branch.since_ms = self._resource.clock.wall_ms()
         branch.move(BranchVerb.START)
         self._branches[xid] = branch

@@ -228,7 +228,9 @@ class LocalTransaction(WorkContext):
         control: Control,
         ended: Callable[[LocalTransaction], None],
     ) -> None:
-        super().__init__(resource, txn_id, control, TransactionalWork(resource.limits, resource.unstored))
+        super().__init__(
+            resource, txn_id, control, TransactionalWork(resource.limits, resource.unstored, resource.reasons)
+        )
         self.state = Local.ACTIVE
         self._cause: Refusal | None = None
         self._ended = ended

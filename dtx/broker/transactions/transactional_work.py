@@ -19,6 +19,7 @@ from xa import Code
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from dtx.broker.queues.failure_reasons import FailureReasons
     from dtx.broker.settings import Limits
     from dtx.store.contract import Batch
 
@@ -85,10 +86,11 @@ class WorkFullError(Exception):
 class TransactionalWork:
     """Posts in their order, and retirements in theirs, by message number."""
 
-    __slots__ = ("_answers", "_unstored", "limits", "octets", "posts", "retired")
+    __slots__ = ("_answers", "_reasons", "_unstored", "limits", "octets", "posts", "retired")
 
-    def __init__(self, limits: Limits, unstored: Unstored) -> None:
+    def __init__(self, limits: Limits, unstored: Unstored, reasons: FailureReasons) -> None:
         self.limits = limits
+        self._reasons = reasons
         self._unstored = unstored
         self.posts: list[Entry] = []
         self.retired: dict[int, Retirement] = {}
@@ -248,6 +250,8 @@ class TransactionalWork:
             if held.acquired and held.delivery is not None:
                 held.delivery.withdrawn()
         for number, held in retired:
+            if held.outcome is not None and held.outcome.reason:
+                self._reasons.note(number, held.outcome.reason)
             effect = planned.get(number)
             if held.delivery is not None:
                 if not held.acquired:

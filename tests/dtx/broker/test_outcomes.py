@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from dtx.amqp.composites import WireError
 from dtx.amqp.encoding import encode
 from dtx.amqp.values import Described, Symbol, Uint, Ulong
+from dtx.broker.queues.failure_reasons import MOST, FailureReasons
 from dtx.broker.queues.outcomes import (
     FAILED,
     GIVEN_BACK,
@@ -78,3 +80,32 @@ def test_what_the_store_keeps_of_a_retired_message() -> None:
     assert encode_outcomes(TAKEN, FAILED) == before
     for outcomes in ((TAKEN, GIVEN_BACK), (FAILED, GIVEN_BACK), (FAILED, FAILED), (GIVEN_BACK, TAKEN)):
         assert decode_outcomes(encode_outcomes(*outcomes)) == outcomes
+
+
+@pytest.mark.parametrize(
+    ("annotations", "reason"),
+    [
+        ({Symbol("x-opt-retry-reason"): "ValueError: no"}, "ValueError: no"),
+        ({Symbol("x-opt-retry-reason"): "x" * 5000}, "x" * 2000),
+        ({Symbol("x-opt-retry-reason"): Uint(7), Symbol("x-opt-other"): "x"}, ""),
+        ({}, ""),
+        (None, ""),
+        ("no map", ""),
+    ],
+)
+def test_the_reason_of_a_failure_is_read_and_not_kept(annotations: Any, reason: str) -> None:
+    octets = encode(Described(Ulong(0x27), [True, False, annotations]))
+    _, outcome = read_state(transactional_state(b"t", octets))
+    assert outcome is not None
+    assert (outcome.reason, outcome.failed) == (reason, True)
+    assert outcome == FAILED
+    assert outcome.encode() == FAILED.encode()
+
+
+def test_reasons_are_bounded() -> None:
+    reasons = FailureReasons()
+    for number in range(MOST + 5):
+        reasons.note(number, f"reason {number}")
+    reasons.note(5, "again")
+    reasons.note(MOST + 5, "the last")
+    assert [reasons.of(number) for number in (4, 5, 6, 7, MOST + 5)] == ["", "again", "", "reason 7", "the last"]

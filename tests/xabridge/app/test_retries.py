@@ -5,6 +5,7 @@ messages that are put off, with their count, across a process that dies.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -309,3 +310,65 @@ def test_a_message_that_was_put_off_and_is_sent_on_does_not_wait_again() -> None
         test.advance(60)
         test.deliver("orders")
         assert (test.sent("done"), test.later("onward"), test.waiting("onward")) == ([7], [], 1)
+
+
+# --- what another process knows
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_reason_goes_with_the_message_to_another_process(is_async: bool) -> None:
+    app = App(NOWHERE)
+    errors: list[Exception] = [LookupError("first"), ValueError("second"), KeyError("third")]
+
+    def work(number: int) -> None:
+        assert number == 7
+        raise errors.pop(0)
+
+    async def awork(number: int) -> None:
+        work(number)
+
+    settings: dict[str, Any] = {"retry_waits": "broker", "max_deliveries": 3, "retry_jitter": 0}
+    app.consumer("orders", **settings)(awork if is_async else work)
+    with TestApp(app) as test:
+        for expected in ("LookupError: first", "ValueError: second"):
+            with pytest.raises(Exception, match=expected.partition(": ")[2]):
+                test.deliver("orders", *([] if test.waiting("orders") else [7]))
+            test.restart()  # another process has the message next
+            test.deliver("orders")
+            assert told_with(test)["x-opt-retry-reason"] == expected
+            test.advance(31)
+            test.restart()
+        with pytest.raises(KeyError):
+            test.deliver("orders")
+        test.restart()
+        test.deliver("orders")
+        assert test.dead("orders") == ["KeyError: 'third'"]
+
+
+def test_the_reason_of_a_batch_goes_with_each_message() -> None:
+    app = App(NOWHERE)
+
+    @app.consumer("orders", takes="batch", batch=5, max_deliveries=1)
+    def work(numbers: list[int]) -> None:
+        raise LookupError(len(numbers))
+
+    with TestApp(app) as test:
+        with pytest.raises(LookupError):
+            test.deliver("orders", 1, 2)
+        for _ in range(3):
+            test.restart()
+            test.deliver("orders")
+        assert test.dead("orders") == ["LookupError: 2"] * 2
+
+
+def test_a_reason_is_of_the_last_failure_and_commits_nothing() -> None:
+    """A middleware that has the transaction commit after the handler's error: nothing comes again."""
+    handler = Handler()
+    handler.raises = [LookupError("no")]
+
+    @handler.app.middleware
+    def forgive() -> Iterator[None]:
+        with suppress(LookupError):
+            yield
+
+    with TestApp(handler.app) as test:
+        test.deliver("orders", 7)
+        assert (test.sent("done"), test.waiting("orders")) == ([7], 0)
