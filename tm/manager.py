@@ -611,7 +611,7 @@ class TransactionManager(Generic[Tx_co]):
     def recover(self) -> Report:
         """Runs one recovery pass now, over every resource manager, whether its back-off has passed or not. Transactions
         whose `with` block an interruption has left before `__exit__` could begin are rolled back first."""
-        self._check_unforked()
+        self.check_unforked()
         return self._uninterrupted.run("recovery", self._recover)
 
     def _recover(self) -> Report:
@@ -621,7 +621,7 @@ class TransactionManager(Generic[Tx_co]):
 
     def forget(self, name: str, xid: Any) -> None:
         """Has the resource `name` forget a branch that it completed on its own, and drops the note of it."""
-        self._check_unforked()
+        self.check_unforked()
         resource = self.resource(name)
         self._uninterrupted.run("recovery", lambda: self._recovery.forget(resource, xid))
 
@@ -633,7 +633,7 @@ class TransactionManager(Generic[Tx_co]):
         branches were committed by hand. ProtocolMisuse, and nothing is ended: one is not named in `gone`, is
         configured, or another branch can't be finished now; the message says which, with the xids.
         """
-        self._check_unforked()
+        self.check_unforked()
         return self._uninterrupted.run(named(gtrid), lambda: self._recovery.end_decision(gtrid, frozenset(gone)))
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -652,7 +652,8 @@ class TransactionManager(Generic[Tx_co]):
         for resource in self._resources.values():
             resource.leave(FORKED)
 
-    def _check_unforked(self) -> None:
+    def check_unforked(self) -> None:
+        """Raises ManagerUnusable in a fork of the process that opened it."""
         if self._unusable is FORKED:
             raise ManagerUnusable(FORKED)
 

@@ -316,8 +316,6 @@ class MariaConnection:
         return "does not end"
 
 
-
-
 class _Reader:
     """What PyMySQL reads from, with a buffer of our own."""
 
