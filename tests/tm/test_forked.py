@@ -89,7 +89,7 @@ def forked(folder: Path, log: str | None, shop: str, mode: str) -> None:
         connection.execute(text("CREATE TABLE orders (number integer PRIMARY KEY)"))
     with TestBroker() as broker:
         arguments = [json.dumps([log, broker.url, shop, mode]), str(folder)]
-        ended = subprocess.run(  # noqa: S603 — our own program
+        ended = subprocess.run(
             [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=20, check=False
         )
         assert ended.returncode == 0, ended.stderr

@@ -35,8 +35,8 @@ from tm.log.sql.states import GtridState
 from tm.log.sql.tables import HEURISTICS
 from tm.throttle import WarningThrottle
 from xa import check_node
-from xa.gtrid import INCARNATION_SIZE
 from xa.fork import belongs_to_this_process
+from xa.gtrid import INCARNATION_SIZE
 from xa.machine import advance
 
 if TYPE_CHECKING:
