@@ -41,6 +41,7 @@ from tm.two_phase.blocking import BlockingPorts
 from tm.two_phase.executor import Executor
 from tm.two_phase.states import FINAL
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
+from xa.fork import belongs_to_this_process
 from xa.gtrid import incarnation_prefix
 from xa.telemetry.address import host_and_port
 from xa.telemetry.endpoint import TOKEN_OCTETS, Acts, AddressTaken, EndpointThread, Private
@@ -66,6 +67,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xabridge.tm")
 
+FORKED: Final = (
+    "this process is a fork of the one that opened this transaction manager, whose connections, lease and threads "
+    "stay with that one: open a transaction manager after the fork, in each process"
+)
 LEFT_S: Final = 0.5
 """How long a consumer may leave the answers to a commit; then the reaper waits for them."""
 _T = TypeVar("_T")
@@ -181,6 +186,7 @@ class TransactionManager(Generic[Tx_co]):
         self.executor = Executor(self._live, ports, self._recovery, self._recorder)
         self._reaper = Reaper(self._live, clock)
         self._uninterrupted = UninterruptedCalls(self._break_off)
+        belongs_to_this_process(self)
         try:
             if http is not None:
                 self._endpoint = self._listen(http)
@@ -605,6 +611,7 @@ class TransactionManager(Generic[Tx_co]):
     def recover(self) -> Report:
         """Runs one recovery pass now, over every resource manager, whether its back-off has passed or not. Transactions
         whose `with` block an interruption has left before `__exit__` could begin are rolled back first."""
+        self.check_unforked()
         return self._uninterrupted.run("recovery", self._recover)
 
     def _recover(self) -> Report:
@@ -614,6 +621,7 @@ class TransactionManager(Generic[Tx_co]):
 
     def forget(self, name: str, xid: Any) -> None:
         """Has the resource `name` forget a branch that it completed on its own, and drops the note of it."""
+        self.check_unforked()
         resource = self.resource(name)
         self._uninterrupted.run("recovery", lambda: self._recovery.forget(resource, xid))
 
@@ -625,13 +633,29 @@ class TransactionManager(Generic[Tx_co]):
         branches were committed by hand. ProtocolMisuse, and nothing is ended: one is not named in `gone`, is
         configured, or another branch can't be finished now; the message says which, with the xids.
         """
+        self.check_unforked()
         return self._uninterrupted.run(named(gtrid), lambda: self._recovery.end_decision(gtrid, frozenset(gone)))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stops taking transactions, waits for those under way (`timeout_s` at most), then closes resources and
-        log. What is left in doubt is finished by the next start."""
+        log. What is left in doubt is finished by the next start. In a fork of the process that opened it, nothing is
+        closed: all of it is the parent's."""
         if not self._closed:
             self._uninterrupted.run("close", lambda: self._close(timeout_s))
+
+    def forked(self) -> None:
+        """This process is a child of the one that opened this manager. A lease, an incarnation and the connections are
+        one process's, and its threads don't exist here. So nothing is begun, recovered or closed here."""
+        self._unusable = FORKED
+        self._closed = True
+        self._live.clear()
+        for resource in self._resources.values():
+            resource.leave(FORKED)
+
+    def check_unforked(self) -> None:
+        """Raises ManagerUnusable in a fork of the process that opened it."""
+        if self._unusable is FORKED:
+            raise ManagerUnusable(FORKED)
 
     def _close(self, timeout_s: float) -> None:
         self._closed = True

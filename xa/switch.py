@@ -16,13 +16,11 @@ lost, as if its connection had broken: the next verb of any thread, or `reap`, t
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from functools import partial
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
-from weakref import WeakSet
 
 from xa.association import DYNAMIC, STATIC, Association, Thread
 from xa.codes import AxCode, Code
@@ -45,6 +43,7 @@ from xa.flags import (
     TMUSEASYNC,
     check_flags,
 )
+from xa.fork import belongs_to_this_process
 from xa.machine import advance
 from xa.operation import Operation
 from xa.resource_manager import Completion, Handle
@@ -116,7 +115,7 @@ class Switch(Generic[W]):
         self._abandoned: deque[Thread[W]] = deque()
         """Threads of control that are gone."""
         self._forget_everything()
-        _SWITCHES.add(self)
+        belongs_to_this_process(self)
 
     def forked(self) -> None:
         """This process was forked, and the instance is the parent's: it is not open here, and its connections are not
@@ -688,18 +687,6 @@ def _check_answer(answer: AxCode, call: str) -> None:
     """The transaction manager's refusal is the resource manager's."""
     if answer in _AX_ERRORS:
         raise xa_error(_AX_ERRORS[answer], f"{call} answered {answer.name}")
-
-
-_SWITCHES: Final[WeakSet[Switch[Any]]] = WeakSet()
-"""Every instance of this process, for what happens when it is forked."""
-
-
-def _forked() -> None:
-    for switch in list(_SWITCHES):
-        switch.forked()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 class LateEndingSwitch(Switch[W]):

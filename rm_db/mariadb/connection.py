@@ -19,12 +19,12 @@ import threading
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
-from weakref import WeakSet
 
 import pymysql
 from pymysql.constants import COMMAND
 
 from rm_db.connections.steps import ConnectionLost, Failure, Wait, drive
+from xa.fork import belongs_to_this_process
 from xa.sql.errors import MARIADB, ErrorKind
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class MariaConnection:
         self._poller = select.poll()
         self._poller.register(self._socket, select.POLLIN)
         self._readable = Wait(self, select.POLLIN)
-        _CONNECTIONS.add(self)
+        belongs_to_this_process(self)
 
     @property
     def alive(self) -> bool:
@@ -314,18 +314,6 @@ class MariaConnection:
                 return None if failure.number == NO_SUCH_THREAD else f"can't be ended by this user: {failure}"
             yield from self.exchange(PAUSE)
         return "does not end"
-
-
-_CONNECTIONS: Final[WeakSet[MariaConnection]] = WeakSet()
-"""Those of this process, for what happens when it is forked."""
-
-
-def _forked() -> None:
-    for connection in list(_CONNECTIONS):
-        connection.forked()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 class _Reader:

@@ -126,6 +126,7 @@ class Consumer:
 
     def start(self) -> None:
         """Starts the workers, in the background."""
+        self.job.manager.check_unforked()
         self._advance(ConsumerVerb.START)
         self._pool = (TaskPoolInThread if self.is_async else ThreadPool)(self.job, self._failed)
         if self.failure is not None:  # of a worker that failed before we knew it
@@ -164,6 +165,7 @@ class Consumer:
         if not self.is_async:
             self.start()
             return self
+        self.job.manager.check_unforked()
         self._advance(ConsumerVerb.START)
         self._pool = TaskPool(self.job, self._failed)
         return self

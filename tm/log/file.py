@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +34,7 @@ from tm.log.records import (
     encode_heuristic_dropped,
     encode_noted,
 )
+from xa.fork import belongs_to_this_process
 from xa.machine import advance
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class FileLog:
         self._filling = _Batch()
         self._stopped: str | None = None
         self._closed = False
-        _OPEN.add(self)
+        belongs_to_this_process(self)
 
     @property
     def node(self) -> str:
@@ -277,20 +277,9 @@ class FileLog:
         if self._stopped is None:
             self._stopped = reason
 
-    def _forget_after_fork(self) -> None:
-        """In a child process: the log stays the parent's, whatever its threads were doing."""
+    def forked(self) -> None:
+        # Whatever the parent's threads were doing.
         self._mutex, self._disk = threading.Lock(), threading.Lock()
         self._closed = True
         self._stop("this process is a fork of the one that opened the log")
         self._journal.disown()
-
-
-_OPEN: Final[weakref.WeakSet[FileLog]] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for log in _OPEN:
-        log._forget_after_fork()  # noqa: SLF001 — the hook belongs to the class
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -331,6 +331,12 @@ class Resource:
             self._retry_at = self._clock() + BROKEN_OFF_S  # without the lock: who opens it holds that, and may wait
             self.rm.break_off()
 
+    def leave(self, why: str) -> None:
+        """In a fork of the process that opened it: it stays the parent's, and nobody opens it again here."""
+        self._lock = threading.Lock()
+        self.state = advance(RESOURCE, self.state, ResourceVerb.CLOSE)
+        self.suspect, self.why = True, why
+
     def close(self) -> None:
         """Closes the resource manager for good. An error is logged."""
         self.state = advance(RESOURCE, self.state, ResourceVerb.CLOSE)  # nobody opens it again from here on

@@ -35,6 +35,7 @@ from tm.log.sql.states import GtridState
 from tm.log.sql.tables import HEURISTICS
 from tm.throttle import WarningThrottle
 from xa import check_node
+from xa.fork import belongs_to_this_process
 from xa.gtrid import INCARNATION_SIZE
 from xa.machine import advance
 
@@ -112,6 +113,7 @@ class SqlLog:
         self._closing = threading.Event()
         self._keeper: threading.Thread | None = None
         self._entropy = entropy
+        belongs_to_this_process(self)
         if epoch is None:
             self._keeper = threading.Thread(target=self._keep, name=f"xabridge-lease-{node}", daemon=True)
             self._keeper.start()
@@ -268,6 +270,13 @@ class SqlLog:
                 _LOGGER.warning("the lease of node %s could not be ended: %s", self._node, error)
         self._stop(f"the decision log of node {self._node!r} was closed")
         self._database.engine.dispose()
+
+    def forked(self) -> None:
+        # Whatever the parent's threads were doing. The lease and the connections stay the parent's, too.
+        self._mutex, self._closing = threading.Lock(), threading.Event()
+        self._closing.set()
+        self._ends, self._keeper = [], None
+        self._stop("this process is a fork of the one that opened the log")
 
     # --- beyond DecisionLog: gtrids that are begun and aborted explicitly -----------------------------------
     def begin(self, gtrid: bytes) -> None:

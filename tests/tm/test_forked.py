@@ -1,0 +1,124 @@
+"""A process that opens a transaction manager and forks then. Its children share its connections and its incarnation,
+and have none of its threads: they refuse, and the parent goes on. A child that opens a manager of its own works.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from xabridge.testing.in_process import TestBroker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.postgres import Postgres
+
+PROGRAM = """
+import json, os, sys
+from sqlalchemy import text
+from rm_amqp import Message
+from tm import ManagerUnusable, ResourceConfig, TransactionManager, TransactionError
+
+log, broker, shop, mode = json.loads(sys.argv[1])
+
+
+def make():
+    return TransactionManager("api-1", log, {"broker": broker, "shop": ResourceConfig(shop, mode)})
+
+
+def order(tm, number):
+    with tm.begin() as tx:
+        tx["shop"].execute(text("INSERT INTO orders VALUES (:n)"), {"n": number})
+        tx["broker"].send("orders", Message(b"%d" % number))
+
+
+def refusal(call):
+    try:
+        call()
+    except ManagerUnusable as error:
+        return str(error)
+    return "not refused"
+
+
+def child(tm, half, number):
+    told = [refusal(lambda: order(tm, number)), refusal(tm.recover), refusal(lambda: tm.end_decision(b"x"))]
+    told += [refusal(lambda: tm.forget("shop", None))]
+    try:
+        half.commit()
+        told.append("committed")
+    except TransactionError:
+        told.append("not committed")
+    consumer = tm.consumer("orders")(lambda message, tx: None)
+    told.append(refusal(consumer.run))
+    tm.close()
+    if mode == "decider":
+        with make() as own:
+            order(own, number)
+    with open(sys.argv[2] + f"/{number}", "w") as file:
+        json.dump(told, file)
+
+
+tm = make()
+order(tm, 0)
+half = tm.begin()
+if not shop.startswith("sqlite"):  # where one writer excludes all others
+    half["shop"].execute(text("INSERT INTO orders VALUES (50)"))
+half["broker"].send("orders", Message(b"50"))
+for number in (10, 20):
+    if os.fork() == 0:
+        child(tm, half, number)
+        sys.exit(0)  # as a program does that ends
+for _ in range(2):
+    assert os.wait()[1] == 0
+half.commit()
+for number in range(1, 5):
+    order(tm, number)
+tm.close()
+"""
+
+
+def forked(folder: Path, log: str | None, shop: str, mode: str) -> None:
+    engine = create_engine(shop.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (number integer PRIMARY KEY)"))
+    with TestBroker() as broker:
+        arguments = [json.dumps([log, broker.url, shop, mode]), str(folder)]
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=20, check=False
+        )
+        assert ended.returncode == 0, ended.stderr
+        for number in (10, 20):
+            *refusals, across, consumer = json.loads((folder / str(number)).read_text(encoding="utf-8"))
+            assert all(told.startswith("this process is a fork of the one that opened") for told in refusals), refusals
+            assert "after the fork, in each process" in refusals[0]
+            assert across == "not committed"
+            assert consumer.startswith("this process is a fork"), consumer
+        with engine.connect() as connection:
+            rows = set(connection.execute(text("SELECT number FROM orders")).scalars())
+        engine.dispose()
+        own = {10, 20} if mode == "decider" else set()
+        assert rows | {50} == {0, 1, 2, 3, 4, 50} | own
+        assert broker.available("orders") == len(rows | {50})
+
+
+def test_a_child_of_a_process_with_a_decider_refuses(tmp_path: Path) -> None:
+    forked(tmp_path, None, f"sqlite:///{tmp_path}/shop.db", "decider")
+
+
+@pytest.mark.parametrize("mode", ["two-phase", "decider"])
+@pytest.mark.slow
+def test_a_child_refuses_beside_postgres(tmp_path: Path, postgres: Postgres, mode: str) -> None:
+    forked(tmp_path, None if mode == "decider" else f"file://{tmp_path}/log", postgres.create_database(), mode)
+
+
+@pytest.mark.parametrize("place", ["sqlite", "postgresql"])
+@pytest.mark.slow
+def test_a_child_leaves_a_log_in_a_database_to_its_parent(tmp_path: Path, postgres: Postgres, place: str) -> None:
+    log = f"sqlite:///{tmp_path}/log.db" if place == "sqlite" else postgres.create_database()
+    forked(tmp_path, log, postgres.create_database(), "two-phase")
