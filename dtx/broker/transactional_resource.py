@@ -310,6 +310,14 @@ class TransactionalResource:
         consumer sends its dead letters there, too, of which the broker knows nothing else."""
         return queue.lasting and (_is_of_dead_letters(queue) or queue.name in self._dead_letter_queues)
 
+    def source_of_dead_letters(self, queue: Queue) -> Queue | None:
+        """The lasting queue whose dead letters have the name of `queue`; None: there is none."""
+        if not queue.lasting or not _is_of_dead_letters(queue):
+            return None
+        before, _, behind = queue.settings.dead_letter.partition("*")
+        found = self.queues.get(queue.name[len(before) : len(queue.name) - len(behind)])
+        return found if found is not None and self._dead_letter_name(found) == queue.name else None
+
     def _dead_letter_name(self, queue: Queue) -> str:
         before, star, behind = queue.settings.dead_letter.partition("*")
         if not queue.lasting or _is_of_dead_letters(queue):

@@ -150,19 +150,21 @@ def purge(question: Question, answer: Answer) -> None:
 
 
 def retry(question: Question, answer: Answer) -> None:
-    """Dead letters go back to where they came from, as if they had never been delivered."""
+    """Dead letters go back to where they came from, as if they had never been delivered. Of those that a consumer has
+    sent, the name of their queue tells it."""
     queue = queue_of(question)
-    queues = question.container.resource.queues
+    resource = question.container.resource
+    queues, by_name = resource.queues, resource.source_of_dead_letters(queue)
     fallback = queue_of(question, "to") if question.text("to", "") else None
 
-    def target(entry: Entry) -> Queue:
+    def target(entry: Entry) -> Queue | None:
         origin = queue.origins.get(entry.number)
-        if origin is None and fallback is None:
+        found = queues.get(origin.queue) if origin is not None else fallback or by_name
+        if found is not None or fallback is not None:
+            return found or fallback
+        if origin is None:
             raise Unmoved("it is not known where it came from: say where to with --to (field `to`)")
-        found = queues.get(origin.queue) if origin is not None else None
-        if found is None and fallback is None:
-            raise Unmoved("the queue that it came from is gone: name another one with --to (field `to`)")
-        return found or fallback or queue
+        raise Unmoved("the queue that it came from is gone: name another one with --to (field `to`)")
 
     _transfer(question, answer, queue, target, _about(question, queue), anew=True)
 

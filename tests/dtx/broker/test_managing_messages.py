@@ -107,14 +107,26 @@ def test_dead_letters_say_where_they_come_from_and_go_back() -> None:
     assert not [record for record in again.disk.records.values() if record.kind == "origin"]
 
 
-def test_what_comes_from_nowhere_needs_a_name() -> None:
+def test_dead_letters_of_a_consumer_go_back_by_the_name_of_their_queue() -> None:
+    """A consumer has sent them there: the broker has noted no origin."""
     world = World()
-    peer = posted(world, "q.dead", "by hand")
+    peer = posted(world, "q.dead", "one", "two")
     posted(world, "q")
-    answer = manage(peer, operation="retry", queue="q.dead")
+    posted(world, "other")
+    assert manage(peer, operation="retry", queue="q.dead", most=1) == {"done": 1, "left": {}}
+    assert manage(peer, operation="retry", queue="q.dead", to="other") == {"done": 1, "left": {}}
+    assert contents(world, "q", "q.dead", "other") == {"q": ["one"], "q.dead": [], "other": ["two"]}
+
+
+@pytest.mark.parametrize("queue", ["letters", "gone.dead"])
+def test_what_comes_from_nowhere_needs_a_name(queue: str) -> None:
+    world = World()
+    peer = posted(world, queue, "by hand")
+    posted(world, "q")
+    answer = manage(peer, operation="retry", queue=queue)
     assert (answer["done"], list(answer["left"].values())) == (0, [1])
-    assert manage(peer, operation="retry", queue="q.dead", to="q")["done"] == 1
-    assert contents(world, "q", "q.dead") == {"q": ["by hand"], "q.dead": []}
+    assert manage(peer, operation="retry", queue=queue, to="q")["done"] == 1
+    assert contents(world, "q", queue) == {"q": ["by hand"], queue: []}
 
 
 def test_a_dead_letter_that_was_consumed_leaves_no_record() -> None:

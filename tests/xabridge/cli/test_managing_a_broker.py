@@ -360,6 +360,8 @@ def test_dead_letters_that_a_consumer_sent_are_found(broker: EmbeddedBroker, she
     assert r"x-opt-dead-reason: ValueError: no\x1b[2J" in shell.lines("read", "orders.dead", told["id"])
     assert shell.value("read", "orders.dead", told["id"])["annotations"]["x-opt-dead-queue"] == "orders"
     assert len(shell.value("dead", "orders*")) == 2
+    assert shell.lines("retry", "orders.dead", "--yes")[-1] == "1 message done"
+    assert [one["state"] for one in shell.value("messages", "orders")] == ["available"] * 2
     assert shell.run("dead", "orders.daed") == (5, "")
     assert "there is no queue 'orders.daed'" in shell.error
 
