@@ -309,9 +309,19 @@ class TestApp:
             opening.enter_context(self.broker)
             self.folder = folder
             self._configuration = self._under_test(folder)
-            opening.callback(self.app.disconnect)
+            opening.callback(self._end)
             self._connect()
             self._open = opening.pop_all()
+
+    def _end(self) -> None:
+        """Disconnects the App. A database of the test's own outlives this: what failures have left prepared there would
+        hold its rows for good."""
+        try:
+            if self._faults.may_leave_work:
+                self._faults.clear()
+                self.restart()
+        finally:
+            self.app.disconnect()
 
     def __enter__(self) -> Self:
         with ExitStack() as opening:

@@ -71,6 +71,18 @@ class Faults:
         with self._lock:
             self._wanted = {(resource, at) for resource, at in self._wanted if at != "commit"}
 
+    @property
+    def may_leave_work(self) -> bool:
+        """Whether branches may be prepared that nobody finishes before the end of the test."""
+        with self._lock:
+            return self.is_dead or any(at == "commit" for _, at in self._wanted)
+
+    def clear(self) -> None:
+        """Nothing fails any more."""
+        with self._lock:
+            self._wanted.clear()
+            self._kill = None
+
     def passes(self, point: KilledAt) -> None:
         """The process comes to this point."""
         if self._kill == point and not self._paused:

@@ -131,3 +131,21 @@ def test_a_vote_of_no_and_an_unknown_outcome(tested: Running) -> None:
 def test_a_point_that_there_is_not_is_told(tested: Running) -> None:
     with pytest.raises(ValueError, match=r"at='after': expected 'before the decision' or 'after the decision'"):
         tested.test.kill("after")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("failure", ["fail", *POINTS])
+def test_nothing_stays_prepared_where_a_test_forgets_to_recover(failure: str) -> None:
+    """A broker or a database of the test's own outlives the application."""
+    app = App(Configuration("shop-1", "file:///nowhere", {"broker": "amqp://nowhere", "other": "amqp://nowhere"}))
+    with TestBroker() as other:
+        with TestApp(app, resources={"other": other.url}) as test:
+            if failure == "fail":
+                test.fail("other", at="commit")
+            else:
+                test.kill(failure)  # type: ignore[arg-type]
+            with pytest.raises((TransactionError, Killed)), test.manager.begin() as tx:
+                tx["broker"].send("invoices", Message("one"))
+                tx["other"].send("copies", Message("one"))
+            assert other.inside(lambda: other.broker.container.registry.in_doubt_count) == 1
+        assert other.inside(lambda: other.broker.container.registry.in_doubt_count) == 0
+        assert other.waiting("copies") == (failure != "before the decision")
