@@ -178,6 +178,8 @@ def test_a_broker_that_is_away_is_shown_and_costs_the_others_nothing(
     assert "Waiting 67" in said
     assert "7 dead letters second could not be asked" in said
     assert "can&#39;t be reached" in visitor.get("/b/second/queue?name=orders", status=503)
+    told = visitor.get("/transactions/one?name=orders-1", status=503)
+    assert "whether orders-1 is in doubt is not known now: second: " in told, "it may be, at the second one"
 
 
 def test_the_user_of_the_settings_watches_while_nobody_is_there(
@@ -265,7 +267,7 @@ def test_who_may_look_changes_nothing_and_opens_nothing(filled: EmbeddedBroker, 
         ("purge?queue=orders", {}, {"orders": 1}),
         ("move?queue=orders", {"to": "parcels"}, {"orders": 1, "parcels": 55}),
         ("copy?queue=orders", {"to": "parcels"}, {"orders": 55, "parcels": 56}),
-        ("retry?queue=orders.dead", {"to": ""}, {"orders.dead": 1, "orders": 60}),
+        ("retry?queue=orders.dead", {"to": ""}, {"orders.dead": 0, "orders": 61}),
         ("retry?queue=orders.dead", {"to": "parcels"}, {"orders.dead": 0, "orders": 60, "parcels": 2}),
         ("retry?queue=orders.dead&from=orders&why=rejected", {}, {"orders.dead": 1, "orders": 60}),
         ("purge?queue=orders.dead&from=&why=", {}, {"orders.dead": 5}),
@@ -724,6 +726,7 @@ def test_transactions_of_the_node_are_drawn(
     assert "2 messages: 1 from orders, 1 to invoices" in said
     assert 'aria-label="Decision: commit, this node&#39;s log knows. broker prepared' in page
     assert "is not in doubt any more" in visitor.get("/transactions/one?name=none-1", status=409)
+    visitor.get("/transactions/one?name=", status=404)
 
 
 def choice(visitor: Visitor, act: str, name: str, on: str = "") -> tuple[str, dict[str, str]]:

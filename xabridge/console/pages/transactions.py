@@ -14,7 +14,7 @@ from xabridge.cli.recovering import would
 from xabridge.cli.survey import Known, State
 from xabridge.cli.tables import advice, state_of
 from xabridge.console.app import View
-from xabridge.console.brokers import Refused, Trouble, Unknown
+from xabridge.console.brokers import Away, Refused, Trouble, Unknown
 from xabridge.console.doubts import HERE, together
 from xabridge.console.pages.asking import Answer, checked_form, of_each, page_of
 from xabridge.node.operations import END, RECOVER, Wanted
@@ -162,9 +162,15 @@ async def transaction(console: Console, request: Request, session: Session) -> V
 
 
 def _view(found: Survey, name: str) -> TransactionView:
+    if not name:
+        raise HTTPException(404, "No transaction is named.")
     try:
         return find(name, found.transactions)[0]
     except NotFound:
+        silent = [f"{place}: {why}" for place, why in found.unreachable.items()]
+        silent += [found.log_trouble] if found.log_trouble is not None else []
+        if silent:
+            raise Away(f"whether {name} is in doubt is not known now: {'; '.join(silent)}") from None
         raise Refused(f"{name} is not in doubt any more") from None
 
 

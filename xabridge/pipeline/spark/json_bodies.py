@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from base64 import b64decode
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     Body = bytes | str | None
+
+_NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+"""A decimal as text; Python would read more, like 1_000."""
 
 
 def json_reader(type_: pa.StructType) -> Callable[[Body], dict[str, Any]]:
@@ -115,7 +119,7 @@ def _text(value: str, type_: pa.DataType) -> Any:
     if pa.types.is_timestamp(type_):
         moment = datetime.fromisoformat(value)
         if (moment.tzinfo is None) == (type_.tz is None):
-            return moment
+            return moment if moment.tzinfo is None else moment.astimezone(UTC)  # OverflowError: years are 1 to 9999
     if pa.types.is_date(type_):
         return date.fromisoformat(value)
     if pa.types.is_binary(type_):
@@ -126,6 +130,8 @@ def _text(value: str, type_: pa.DataType) -> Any:
 
 
 def _decimal(value: int | Decimal | str, type_: pa.Decimal128Type) -> Decimal:
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        raise ValueError(value)
     try:
         number = Decimal(value)
     except InvalidOperation as error:
