@@ -183,7 +183,11 @@ def _shards(given: _Given, settings: Settings) -> tuple[Shard, ...]:
     named = given.names("resource")
     everywhere = [_chosen(given, settings, "resource", name, BROKERS) for name in named]
     if named and all(":" in queue for queue in queues):
-        raise given.wrong("resource", "no queue is read there, because each of them names its broker: omit it")
+        raise given.wrong(
+            "resource",
+            f"no queue is read there, because what is before the : of {queues[0]!r} is taken for its broker. Omit "
+            f"resource, or write the broker before a name that has a colon itself: {named[0]}:{queues[0]}",
+        )
     found: dict[str, dict[str, None]] = {}
     for queue in queues:
         resource, colon, what = queue.partition(":")

@@ -46,9 +46,14 @@ def run(arguments: argparse.Namespace) -> int:
     stem = next((packages.name.removesuffix(end) for end in SUFFIXES if packages.name.endswith(end)), packages.name)
     modules = packages.with_name(f"{stem}-modules.zip")
     try:
-        packed = write_packages(packages, arguments.without)
-        if arguments.modules:
+        if arguments.modules:  # which takes a moment, and the packages minutes
             write_modules(modules, arguments.modules)
+        try:
+            packed = write_packages(packages, arguments.without)
+        except BaseException:
+            if arguments.modules:
+                modules.unlink()
+            raise
     except (PipelineError, OSError) as error:
         sys.stderr.write(f"xabridge pipeline package: {printable(str(error))}\n")
         return Exit.USAGE if isinstance(error, PipelineError) else Exit.FAILED

@@ -21,7 +21,7 @@ from tests.test_wheel import PIP, environment
 from tests.xabridge.pipeline.cluster import HOME, Cluster
 from tests.xabridge.pipeline.environment import BRIEF, ROOT
 from xabridge.cli import main
-from xabridge.pipeline import PipelineError
+from xabridge.pipeline import PipelineError, package_command
 from xabridge.pipeline.archive import tag, write_modules, write_packages
 
 if TYPE_CHECKING:
@@ -134,6 +134,19 @@ def test_modules_are_packed_and_compiled_ones_refused(tmp_path: Path) -> None:
 def test_the_command_says_why_it_can_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "package", "--output", str(tmp_path / "p.tar")]) == 2
     assert "editable mode" in capsys.readouterr().err
+
+
+def test_modules_are_looked_at_before_packages_and_nothing_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("")
+    command = ["pipeline", "package", "--output", str(tmp_path / "p.tar")]
+    assert main([*command, str(tmp_path / "mine.py")]) == 2
+    assert "editable mode" in capsys.readouterr().err
+    monkeypatch.setattr(package_command, "write_packages", None)  # is not reached
+    assert main([*command, str(tmp_path / "none.py")]) == 2
+    assert "neither a module" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]
 
 
 @pytest.mark.slow
