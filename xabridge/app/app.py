@@ -278,7 +278,10 @@ class App:
         handlers declare; otherwise the configuration says what it is."""
         with self._lock:
             if self._manager is not None:
-                raise ProtocolMisuse("the App runs already")
+                raise ProtocolMisuse(
+                    "the App is connected already, as by a request, a lifespan or another TestApp: end that first, or "
+                    "call app.disconnect()"
+                )
             self.is_under_test = make is not None
             if make is not None:
                 self._manager = make(self.transaction)

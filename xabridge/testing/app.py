@@ -287,6 +287,8 @@ class TestApp:
     def _replaced(self, name: str, config: str | ResourceConfig, folder: Path) -> ResourceConfig:
         given = self._given.get(name)
         if given is not None:
+            if not isinstance(given, str | ResourceConfig):
+                raise ConfigurationError(f"TestApp, resources: {name} has to be an open string or a ResourceConfig")
             return given if isinstance(given, ResourceConfig) else ResourceConfig(given)
         url = config if isinstance(config, str) else config.url
         if url.partition("://")[0].removeprefix("decider+") in BROKERS:

@@ -4,13 +4,24 @@ decides, a log decides over two brokers, and a broker alone is all that there is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import text
 
 from tests.xabridge.testing.test_app_under_test import Invoice, Order, Shop
-from xabridge import App, Broker, Configuration, Message, OutcomeUnknown, RolledBack, TransactionError, Tx
+from xabridge import (
+    App,
+    Broker,
+    Configuration,
+    ConfigurationError,
+    Message,
+    OutcomeUnknown,
+    ProtocolMisuse,
+    RolledBack,
+    TransactionError,
+    Tx,
+)
 from xabridge.testing import Killed, TestApp, TestBroker
 
 if TYPE_CHECKING:
@@ -149,3 +160,12 @@ def test_nothing_stays_prepared_where_a_test_forgets_to_recover(failure: str) ->
             assert other.inside(lambda: other.broker.container.registry.in_doubt_count) == 1
         assert other.inside(lambda: other.broker.container.registry.in_doubt_count) == 0
         assert other.waiting("copies") == (failure != "before the decision")
+
+
+def test_what_can_not_be_put_under_test_is_told() -> None:
+    app = App(Configuration("shop-1", "file:///nowhere", {"broker": "amqp://nowhere"}))
+    with TestApp(app), pytest.raises(ProtocolMisuse, match="connected already, as by a request"), TestApp(app):
+        pass
+    wrong: Any = {"broker": {"url": "amqp://127.0.0.1"}}
+    with pytest.raises(ConfigurationError, match="broker has to be an open string"), TestApp(app, resources=wrong):
+        pass
