@@ -135,7 +135,7 @@ def test_a_task_that_nobody_awaits_has_sent_or_the_transaction_is_rolled_back() 
     app.consumer("orders", max_deliveries=100)(leaves_a_task)
     told = r"asend to 'done' (was not awaited: write `await tx.asend|is not done: await its task)"
     with TestApp(app) as test:
-        for number in range(10):
+        for number in range(5):  # fewer than the broker allows
             sent = len(test.sent("done"))
             try:
                 test.deliver("orders", *([] if test.waiting("orders") else [number]))
