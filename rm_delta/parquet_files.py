@@ -52,7 +52,7 @@ class WrittenFile:
         return self.path.rpartition("/")[2]
 
     def as_json(self) -> dict[str, Any]:
-        """As a manifest has it."""
+        """What a manifest stores of it."""
         return {
             "path": self.path,
             "size": self.size,
@@ -63,7 +63,7 @@ class WrittenFile:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """As it was stored."""
+        """What was stored."""
         return cls(stored["path"], stored["size"], stored["rows"], tuple(stored["partition"].items()), stored["stats"])
 
 

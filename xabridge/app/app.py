@@ -408,7 +408,7 @@ class App:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        """As `start`, with the handlers that are coroutine functions in the running event loop."""
+        """Starts it. Handlers that are coroutine functions run in the running event loop."""
         self._check()
         async with AsyncExitStack() as started:
             connected = ExitStack()

@@ -34,7 +34,7 @@ class Doubts:
     nodes: Mapping[str, InDoubt]
 
     def place_of(self, view: TransactionView) -> str:
-        """As whose it is shown."""
+        """The place that shows it."""
         return self.places.get((view.format_id, view.gtrid), HERE)
 
 

@@ -41,7 +41,7 @@ class PlannedRead:
     skipped: tuple[str, ...] = ()
 
     def as_text(self) -> str:
-        """As the ledger stores it."""
+        """The text that the ledger stores."""
         if not self.resources:
             return ""
         shards = [[shard.resource, *shard.queues] for shard in self.shards]
@@ -57,7 +57,7 @@ class PlannedRead:
 
 
 def shard_as_text(shard: Shard | None) -> str:
-    """As the ledger stores it."""
+    """The text that the ledger stores."""
     return "" if shard is None else json.dumps([shard.resource, *shard.queues])
 
 

@@ -45,7 +45,7 @@ async def look(ports: Ports, source: Source, outage_s: float, away: Collection[s
 
 
 async def look_once(ports: Ports, source: Source, outage_s: float, away: Mapping[str, str]) -> WaitingShards:
-    """As `look`, but what is `away`, with the reason, stays away."""
+    """Looks once at every broker but those that are `away`, each with its reason: they stay away."""
     found = await _look(ports, source, outage_s, away)
     found.away.update(away)
     return _some(source, found)
