@@ -206,10 +206,9 @@ class Book:
 
     def mark_finished(self, incarnation: int, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
         self.check(incarnation)
-        every = self.planned(gtrid).finished | frozenset(words)
         for row in self.planned(gtrid).epochs:
-            self.epochs[row.epoch] = replace(row, finished=every)
-        return every
+            self.epochs[row.epoch] = replace(row, finished=row.finished | frozenset(words))
+        return self.planned(gtrid).finished | frozenset(words)
 
     # --- the log --------------------------------------------------------------------------------------------------
     def begin(self, incarnation: int, gtrid: bytes) -> None:

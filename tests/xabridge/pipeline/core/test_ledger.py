@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from tests.simulation.pipeline.book import Book
@@ -24,6 +27,7 @@ from xabridge.pipeline.core.xids import Incarnation
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.postgres import Postgres
     from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger
 
 QUERIES = ("a", "b")
@@ -217,6 +221,46 @@ def _ended(ledger: SqlLedger, gtrid: bytes) -> None:
 
 def _sorted(decisions: Any) -> list[Decision]:
     return sorted(decisions, key=lambda decision: decision.gtrid)
+
+
+@pytest.mark.parametrize("change", ["allot", "mark_sink", "mark_finished", "mark_logged", "bind_batch", "plan_replay"])
+def test_a_change_waits_for_a_process_that_is_taking_the_pipeline(postgres: Postgres, change: str) -> None:
+    """It was sent before the other process had committed, and is refused once it has."""
+    url = postgres.create_database()
+    ledger = _opener(url).take("d")
+    gtrid = Incarnation("p", ledger.log.log_id, ledger.log.epoch).gtrid(drive(ledger.allot()), 1)
+    drive(ledger.plan(1, 0, gtrid, 1, READS[0], "q"))
+    changes: dict[str, Any] = {
+        "allot": ledger.allot,
+        "mark_sink": lambda: ledger.mark_sink(gtrid),
+        "mark_finished": lambda: ledger.mark_finished(gtrid, {"src:broker"}),
+        "mark_logged": lambda: ledger.mark_logged((1,)),
+        "bind_batch": lambda: ledger.bind_batch("q", 1, gtrid),
+        "plan_replay": lambda: ledger.plan_replay(gtrid),
+    }
+    with psycopg.connect(url) as taking, ThreadPoolExecutor(1) as pool:
+        taking.execute("UPDATE xabridge_node SET epoch = epoch + 1")
+        sent = pool.submit(lambda: drive(changes[change]()))
+        _wait_for_lock(url)
+        taking.commit()
+        with pytest.raises(TakenOver):
+            sent.result(20)
+    other = _opener(url).take("e")
+    assert (drive(other.row()).epoch, drive(other.row()).again, drive(other.last_batch("q"))) == (1, 0, None)
+    (row,) = drive(other.planned(gtrid)).epochs
+    assert (row.sunk, row.logged, row.finished) == (False, False, frozenset())
+    for one in (ledger, other):
+        one.close()
+
+
+def _wait_for_lock(url: str) -> None:
+    """Until a statement there waits for another session."""
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    deadline = time.monotonic() + 20
+    with psycopg.connect(url, autocommit=True) as looking:
+        while not looking.execute(asked).fetchone()[0]:  # type: ignore[index]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_what_is_needed_is_not_purged(url: str) -> None:

@@ -90,7 +90,7 @@ class SinkCoordinator:
         )
 
     def _query(self, pipeline: OpenPipeline) -> str:
-        bound = drive(pipeline.ledger.known()).bound
+        bound = pipeline.ledger.bound()
         if bound is None or bound.incarnation != pipeline.own.incarnation:
             raise PipelineTaken(not_bound(self._settings.pipeline))
         return bound.query
@@ -219,9 +219,12 @@ class SinkCoordinator:
         return OpenPipeline(self._ledger, self._resources, self._sleep)
 
     def _still(self, ledger: SqlLedger, incarnation: int | None) -> bool:
-        """Whether the ledger that is open is the one that would be joined now."""
+        """Whether the ledger that is open is the one that would be joined now. What was planned under its incarnation is
+        refused by each change if that is over."""
+        if incarnation is not None:
+            return ledger.log.epoch == incarnation
         try:
             drive(ledger.row())
         except TakenOver:
             return False
-        return incarnation is None or ledger.log.epoch == incarnation
+        return True

@@ -209,7 +209,7 @@ class SourcePlanner:
 
     def _decided(self, *, again: bool) -> int:
         """The last batch of the query that is decided; the one before it where the last one is read again."""
-        last = drive(self._pipeline.ledger.known()).decided.get(self._origin.query)
+        last = self._pipeline.ledger.decided_batch(self._origin.query)
         return -1 if last is None else last.batch - again
 
     def _partition(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import delete, func, literal, select, text, true, update
 
 from tm.log.sql import retry
 from tm.log.sql.gtrids import TakenOver
@@ -34,7 +34,7 @@ from xabridge.pipeline.core.shards import PlannedRead, Shard, shard_as_text, sha
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from sqlalchemy import Connection, Executable
+    from sqlalchemy import Connection, Executable, Select
 
     from tm.log.sql import SqlLog
     from tm.log.sql.database import Database
@@ -47,6 +47,8 @@ KEEP_EPOCHS: Final = 1000
 """How many epochs are kept, for people."""
 KEEP_RESULTS: Final = 200
 """Of how many epochs the results are kept, for people."""
+FORGET_EVERY: Final = 50
+"""Old rows are removed by the first of so many changes."""
 
 
 class SqlLedger:
@@ -58,6 +60,7 @@ class SqlLedger:
         self.pipeline = log.node
         self._database = database
         self._sleep = sleep
+        self._turns = {"epochs": 0, "results": 0}
         self.lag: Lag | None = None
         """What waits, as far as it is known: noted with the next plan."""
 
@@ -86,6 +89,18 @@ class SqlLedger:
     async def waiting(self, query: str | None = None) -> Sequence[EpochRow]:
         of_query = () if query is None else (EPOCH.c.query == query,)
         return self._epochs(EPOCH.c.logged.is_(False), EPOCH.c.source != "", *of_query)
+
+    def bound(self) -> QueryRow | None:
+        """The query that the pipeline is bound to."""
+        asked = select(QUERY.c.query, QUERY.c.run, QUERY.c.incarnation).where(QUERY.c.pipeline == self.pipeline)
+        rows = self._read(lambda: self._rows(asked))
+        return QueryRow(*rows[0]) if rows else None
+
+    def decided_batch(self, query: str) -> BatchRow | None:
+        """The last micro-batch of this query, if it is decided."""
+        asked = _decided_batches(self.pipeline).where(BATCH.c.query == query)
+        rows = self._read(lambda: self._rows(asked))
+        return _batch_row(rows[0]) if rows else None
 
     async def known(self, query: str = "") -> PipelineOwnership:
         found = self._read(lambda: read_ownership(self._database, self.pipeline, query))
@@ -117,12 +132,8 @@ class SqlLedger:
 
     # --- changes ----------------------------------------------------------------------------------------
     async def allot(self) -> int:
-
-        def change(connection: Connection) -> int:
-            more = self._update(epoch=PIPELINE.c.epoch + 1)
-            return int(connection.execute(more.returning(PIPELINE.c.epoch)).scalar_one())
-
-        return self._change("an epoch's number", change)
+        more = self._update(epoch=PIPELINE.c.epoch + 1).returning(PIPELINE.c.epoch)
+        return int(self._change_one("an epoch's number", more)[0].epoch)
 
     async def plan(
         self,
@@ -176,21 +187,24 @@ class SqlLedger:
         self._changes("a plan", row, self._update(gtrid=gtrid, again=0), *over, *reads)
 
     async def plan_replay(self, gtrid: bytes) -> None:
-        self._changes("a plan", self._update(gtrid=gtrid, again=self.log.epoch))
+        replaying = self._update(gtrid=gtrid, again=self.log.epoch)
+        self._change_one("a plan", replaying.returning(PIPELINE.c.pipeline))
 
     async def end_replay(self) -> None:
-        self._changes("the end of a replay", self._update(again=0))
+        self._change_one("the end of a replay", self._update(again=0).returning(PIPELINE.c.pipeline))
 
     async def mark_sink(self, gtrid: bytes) -> None:
-        self._changes("a sink's plan", update(EPOCH).where(EPOCH.c.gtrid == gtrid).values(sunk=True))
+        self._change_one("a sink's plan", self._update_epochs(gtrid).values(sunk=True).returning(EPOCH.c.epoch))
 
     async def bind_batch(self, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
-        row = {"batch": batch, "gtrid": gtrid, "offsets": offsets}
-        insert = self._database.insert(BATCH).values(pipeline=self.pipeline, query=query, **row)
+        row = {"query": query, "batch": batch, "gtrid": gtrid, "offsets": offsets}
+        values = [literal(value, BATCH.c[name].type) for name, value in row.items()]
+        held = select(NODE.c.node, *values).where(NODE.c.node == self.pipeline, NODE.c.epoch == self.log.epoch)
+        insert = self._database.insert(BATCH).from_select(["pipeline", *row], held.with_for_update(read=True))
         binding = insert.on_conflict_do_update(
             index_elements=[BATCH.c.pipeline, BATCH.c.query], set_={name: insert.excluded[name] for name in row}
         )
-        self._changes("a batch", binding)
+        self._change_one("a batch", binding.returning(BATCH.c.batch))
 
     async def bind_query(self, query: str, run: str, sources: Sequence[str]) -> None:
         row = {"query": query, "run": run, "incarnation": self.log.epoch, "bound_at": self._database.now()}
@@ -237,13 +251,19 @@ class SqlLedger:
             "decided_at": func.coalesce(EPOCH.c.decided_at, decided_at),
             "logged_at": func.coalesce(EPOCH.c.logged_at, self._database.now()),
         }
-        these = (EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch.in_(epochs))
-        logging = update(EPOCH).where(*these).values(logged=True, **times)
-        last = max(epochs, default=0) - KEEP_EPOCHS  # the oldest rows go, of those that were logged before
+        these = update(EPOCH).where(EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch.in_(epochs), self._held)
+        self._change_one("what Spark has logged", these.values(logged=True, **times).returning(EPOCH.c.epoch))
+        if self._is_turn("epochs"):
+            self._forget(max(epochs, default=0) - KEEP_EPOCHS)
+
+    def _forget(self, last: int) -> None:
+        """Removes the rows of epochs up to this one that Spark has logged."""
+        if last <= 0:
+            return
         old = (EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch <= last, EPOCH.c.logged.is_(True))
         forgotten = select(func.max(EPOCH.c.epoch)).where(*old).scalar_subquery()
         noting = self._update(forgotten=forgotten).where(PIPELINE.c.forgotten < forgotten)
-        self._changes("what Spark has logged", logging, *((noting, delete(EPOCH).where(*old)) if last > 0 else ()))
+        self._changes("what is forgotten", noting, delete(EPOCH).where(*old))
 
     async def set_isolation(self, isolation: Isolation) -> None:
         self._changes("an isolation", self._isolating(isolation))
@@ -273,27 +293,34 @@ class SqlLedger:
         )
 
     async def mark_finished(self, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
-
-        def change(connection: Connection) -> frozenset[str]:
-            where = (EPOCH.c.pipeline == self.pipeline, EPOCH.c.gtrid == gtrid)
-            known = connection.execute(select(EPOCH.c.finished).where(*where)).scalars()
-            every = frozenset(words).union(*(finished.split() for finished in known))
-            connection.execute(update(EPOCH).where(*where).values(finished=" ".join(sorted(every))))
-            return every
-
-        return self._change("what is finished", change)
+        more = EPOCH.c.finished + "".join(f" {word}" for word in sorted(words))
+        marking = self._update_epochs(gtrid).values(finished=more).returning(EPOCH.c.finished)
+        known = self._change_one("what is finished", marking)
+        return frozenset(words).union(*(row.finished.split() for row in known))
 
     def note_result(self, result: ResultRow) -> None:
-        """Notes what a batch did, and removes the oldest of such notes. PostgreSQL need not force it to the disk,
-        because nothing depends on it."""
+        """Notes what a batch did. Nothing depends on it, so PostgreSQL need not force it to the disk."""
         values = asdict(result)
-        insert = self._database.insert(RESULT).values(pipeline=self.pipeline, **values)
+        insert = self._database.insert(RESULT)
+        if self._database.is_sqlite:
+            insert = insert.values(pipeline=self.pipeline, **values)
+        else:
+            named = {"pipeline": self.pipeline, **values}
+            unforced = select(func.set_config("synchronous_commit", "off", true())).cte("unforced")
+            row = select(*(literal(value, RESULT.c[name].type) for name, value in named.items())).select_from(unforced)
+            insert = insert.from_select(list(named), row)
         noting = insert.on_conflict_do_update(
             index_elements=[RESULT.c.pipeline, RESULT.c.gtrid], set_={name: insert.excluded[name] for name in values}
         )
-        old = delete(RESULT).where(RESULT.c.pipeline == self.pipeline, RESULT.c.epoch <= result.epoch - KEEP_RESULTS)
-        unforced = () if self._database.is_sqlite else (text("SET LOCAL synchronous_commit = off"),)
-        self._changes("a result", *unforced, noting, old)
+        self._change_one("a result", noting.returning(RESULT.c.epoch))
+        if self._is_turn("results"):
+            last = result.epoch - KEEP_RESULTS
+            self._changes("old results", delete(RESULT).where(RESULT.c.pipeline == self.pipeline, RESULT.c.epoch <= last))
+
+    def _is_turn(self, what: str) -> bool:
+        turn = self._turns[what]
+        self._turns[what] = (turn + 1) % FORGET_EVERY
+        return turn == 0
 
     def purge(self, older_than_s: float = KEEP_S) -> int:
         """Removes the gtrids that nobody needs any more, and returns how many these were."""
@@ -307,8 +334,18 @@ class SqlLedger:
         return self.log.purge(older_than_s=older_than_s, keep=keep)
 
     # --- statements ---------------------------------------------------------------------------------------------
+    @property
+    def _held(self) -> Any:
+        """The condition of a change of one statement: the pipeline is under this incarnation, and no process takes it
+        until the change is durable."""
+        node = select(NODE.c.epoch).where(NODE.c.node == self.pipeline).with_for_update(read=True)
+        return node.scalar_subquery() == self.log.epoch
+
     def _update(self, **values: Any) -> Any:
-        return update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline).values(**values)
+        return update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline, self._held).values(**values)
+
+    def _update_epochs(self, gtrid: bytes) -> Any:
+        return update(EPOCH).where(EPOCH.c.pipeline == self.pipeline, EPOCH.c.gtrid == gtrid, self._held)
 
     def _epochs(self, *where: Any) -> Sequence[EpochRow]:
         statement = select(EPOCH).where(EPOCH.c.pipeline == self.pipeline, *where).order_by(EPOCH.c.epoch)
@@ -317,6 +354,19 @@ class SqlLedger:
     def _rows(self, statement: Any) -> Sequence[Any]:
         with self._database.engine.connect() as connection:
             return connection.execute(statement).all()
+
+    def _change_one(self, what: str, statement: Executable) -> Sequence[Any]:
+        """Makes a change of one statement, and returns the rows that it returns. TakenOver: it returned none, because
+        the pipeline is under another incarnation."""
+
+        def attempt() -> Sequence[Any]:
+            with self._database.writing(), self._database.engine.connect() as connection:
+                return connection.execute(statement).all()
+
+        rows = retry.change(attempt, f"{what} in {self._database}", self._sleep)
+        if not rows:
+            self._changes(what)
+        return rows
 
     def _changes(self, what: str, *statements: Executable) -> None:
         def change(connection: Connection) -> None:
@@ -366,18 +416,19 @@ def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
 def read_ownership(database: Database, pipeline: str, query: str) -> PipelineOwnership:
     """The pipeline's owner, as this query has to know it when it asks for the pipeline."""
     asked = select(QUERY.c.query, QUERY.c.run, QUERY.c.incarnation).where(QUERY.c.pipeline == pipeline)
-    states = (GtridState.COMMITTED.value, GtridState.DONE.value)
-    batches = (
-        select(BATCH)
-        .join(GTRIDS, GTRIDS.c.gtrid == BATCH.c.gtrid)
-        .where(BATCH.c.pipeline == pipeline, GTRIDS.c.state.in_(states))
-    )
     others = select(QUERY.c.pipeline).where(QUERY.c.query == query, QUERY.c.pipeline != pipeline)
     with database.engine.connect() as connection:
         row = connection.execute(asked).one_or_none()
         elsewhere = tuple(connection.execute(others.order_by(QUERY.c.pipeline)).scalars())
-        decided = {one.query: _batch_row(one) for one in connection.execute(batches)}
+        decided = {one.query: _batch_row(one) for one in connection.execute(_decided_batches(pipeline))}
     return PipelineOwnership(None if row is None else QueryRow(*row), decided, elsewhere)
+
+
+def _decided_batches(pipeline: str) -> Select[Any]:
+    """The last micro-batches of queries, those that are decided."""
+    states = (GtridState.COMMITTED.value, GtridState.DONE.value)
+    batches = select(BATCH).join(GTRIDS, GTRIDS.c.gtrid == BATCH.c.gtrid)
+    return batches.where(BATCH.c.pipeline == pipeline, GTRIDS.c.state.in_(states))
 
 
 def _batch_row(row: Any) -> BatchRow:
