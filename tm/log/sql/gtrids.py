@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 LONGEST_GTRID: Final = 64
 
 _COLUMNS: Final = (GTRIDS.c.gtrid, GTRIDS.c.state, GTRIDS.c.epoch, GTRIDS.c.record)
+_ENTRY: Final = select(*_COLUMNS).where(GTRIDS.c.gtrid == bindparam("gtrid"))
+_HOLDER: Final = select(NODE.c.epoch, NODE.c.holder).where(NODE.c.node == bindparam("node"))
+_DECISIONS: Final = (
+    select(GTRIDS.c.record)
+    .where(GTRIDS.c.node == bindparam("node"), GTRIDS.c.state == GtridState.COMMITTED.value)
+    .order_by(GTRIDS.c.changed_at, GTRIDS.c.gtrid)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,7 @@ class GtridTable:
     def _check_decided(self, gtrid: bytes, record: bytes) -> None:
         """Why a decision had no effect: it was made before, or DecisionRefused."""
         with self._database.engine.connect() as connection:
-            row = connection.execute(select(*_COLUMNS).where(GTRIDS.c.gtrid == gtrid)).one_or_none()
+            row = connection.execute(_ENTRY, {"gtrid": gtrid}).one_or_none()
         if row is not None and row.record == record:
             return
         entry = self._current(gtrid)
@@ -120,7 +127,7 @@ class GtridTable:
     def entry(self, gtrid: bytes) -> Entry | None:
         """The row of `gtrid`."""
         with self._database.engine.connect() as connection:
-            row = connection.execute(select(*_COLUMNS).where(GTRIDS.c.gtrid == gtrid)).one_or_none()
+            row = connection.execute(_ENTRY, {"gtrid": gtrid}).one_or_none()
         return None if row is None else _entry(row)
 
     def entries(self, prefix: bytes, states: Collection[GtridState], after: bytes, count: int) -> Sequence[Entry]:
@@ -134,15 +141,14 @@ class GtridTable:
 
     def decisions(self) -> Sequence[Decision]:
         """The decisions that have not ended, oldest first."""
-        statement = self._of_node((GtridState.COMMITTED,)).order_by(GTRIDS.c.changed_at, GTRIDS.c.gtrid)
         with self._database.engine.connect() as connection:
-            return [decode_decision(row.record) for row in connection.execute(statement)]
+            records = connection.execute(_DECISIONS, {"node": self._node}).scalars()
+            return [decode_decision(record) for record in records]
 
     def check_epoch(self) -> None:
         """TakenOver when the node is in another epoch than this one."""
-        statement = select(NODE.c.epoch, NODE.c.holder).where(NODE.c.node == self._node)
         with self._database.engine.connect() as connection:
-            row = connection.execute(statement).one_or_none()
+            row = connection.execute(_HOLDER, {"node": self._node}).one_or_none()
         if row is None:
             raise TakenOver(f"node {self._node!r} was removed from {self._database}")
         if row.epoch != self._epoch:

@@ -20,7 +20,6 @@ from xabridge.pipeline.core.ledger.rows import ResultRow
 from xabridge.pipeline.core.protocol import batch_decision, epoch_plan
 from xabridge.pipeline.core.resources import PROCESS, call_resource
 from xabridge.pipeline.core.values import SinkPlan
-from xabridge.pipeline.core.xids import is_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +126,6 @@ class SinkCoordinator:
         told = [report for report in reports if report is not None]
         with pipeline_errors():
             pipeline = self._opened(plan.incarnation)
-            taken = self._taken(pipeline, plan.gtrid)
             outcome = drive(batch_decision.commit(pipeline.ports, pipeline.own, plan, batch, told, pipeline.names))
             pipeline.ledger.log.flush()
         decided = BatchResult(
@@ -141,21 +139,9 @@ class SinkCoordinator:
             time.perf_counter() - began,
         )
         if not decided.before:
-            self._note(pipeline, plan, batch, told, decided, taken, began)
+            self._note(pipeline, plan, batch, told, decided, outcome.taken, began)
         logger.info("pipeline %s: %s", plan.pipeline, decided)
         return decided
-
-    @staticmethod
-    def _taken(pipeline: OpenPipeline, gtrid: bytes) -> int | None:
-        """How many messages the batch takes from its sources; None where one can't be asked."""
-        counts: list[int] = []
-        for resource in drive(pipeline.ledger.planned(gtrid)).sources:
-            known = resource in pipeline.resources
-            told = drive(pipeline.ports.branches.message_counts(resource, gtrid)) if known else None
-            if told is None or isinstance(told, XaError):
-                return None
-            counts += [count for xid, count in told.items() if is_source(xid)]
-        return sum(counts)
 
     @staticmethod
     def _note(
@@ -219,8 +205,8 @@ class SinkCoordinator:
         return OpenPipeline(self._ledger, self._resources, self._sleep)
 
     def _still(self, ledger: SqlLedger, incarnation: int | None) -> bool:
-        """Whether the ledger that is open is the one that would be joined now. What was planned under its incarnation is
-        refused by each change if that is over."""
+        """Whether the ledger that is open is the one that would be joined now. What was planned under its incarnation
+        is refused by each change if that is over."""
         if incarnation is not None:
             return ledger.log.epoch == incarnation
         try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import delete, func, literal, select, text, true, update
+from sqlalchemy import bindparam, delete, func, literal, select, text, true, update
 
 from tm.log.sql import retry
 from tm.log.sql.gtrids import TakenOver
@@ -51,6 +51,36 @@ FORGET_EVERY: Final = 50
 """Old rows are removed by the first of so many changes."""
 
 
+# --- questions, made once: making one takes longer than asking it -----------------------------------------------------
+_MINE: Final = EPOCH.c.pipeline == bindparam("pipeline")
+_NODE: Final = (
+    select(NODE.c.epoch, NODE.c.holder).where(NODE.c.node == bindparam("pipeline")).with_for_update(read=True)
+)
+_READS: Final = EPOCH.c.source != ""
+_ROW: Final = select(PIPELINE).where(PIPELINE.c.pipeline == bindparam("pipeline"))
+_EPOCH: Final = select(EPOCH).where(_MINE, EPOCH.c.epoch == bindparam("epoch"))
+_PLANNED: Final = select(EPOCH).where(_MINE, EPOCH.c.gtrid == bindparam("gtrid")).order_by(EPOCH.c.epoch)
+_LATER: Final = (
+    select(EPOCH)
+    .where(_MINE, EPOCH.c.query == bindparam("query"), EPOCH.c.place == bindparam("place"))
+    .where(EPOCH.c.epoch > bindparam("epoch"), _READS)
+    .order_by(EPOCH.c.epoch)
+)
+_WAITING: Final = select(EPOCH).where(_MINE, EPOCH.c.logged.is_(False), _READS).order_by(EPOCH.c.epoch)
+_WAITING_OF_QUERY: Final = _WAITING.where(EPOCH.c.query == bindparam("query"))
+_LAST_BATCH: Final = select(BATCH).where(BATCH.c.pipeline == bindparam("pipeline"), BATCH.c.query == bindparam("query"))
+_DECIDED_BATCHES: Final = (
+    select(BATCH)
+    .join(GTRIDS, GTRIDS.c.gtrid == BATCH.c.gtrid)
+    .where(BATCH.c.pipeline == bindparam("pipeline"))
+    .where(GTRIDS.c.state.in_((GtridState.COMMITTED.value, GtridState.DONE.value)))
+)
+_DECIDED_BATCH: Final = _DECIDED_BATCHES.where(BATCH.c.query == bindparam("query"))
+_BOUND: Final = select(QUERY.c.query, QUERY.c.run, QUERY.c.incarnation).where(QUERY.c.pipeline == bindparam("pipeline"))
+_ISOLATION: Final = select(ISOLATION).where(ISOLATION.c.pipeline == bindparam("pipeline"))
+_UNFENCED: Final = select(UNFENCED.c.resource, UNFENCED.c.gtrid).where(UNFENCED.c.pipeline == bindparam("pipeline"))
+
+
 class SqlLedger:
     """The ledger of one pipeline, under one incarnation, in the database of its log: a `LedgerPort` whose methods
     block, so that they never suspend a coroutine."""
@@ -77,29 +107,26 @@ class SqlLedger:
         return row
 
     async def epoch(self, epoch: int) -> EpochRow | None:
-        found = self._epochs(EPOCH.c.epoch == epoch)
+        found = self._epochs(_EPOCH, epoch=epoch)
         return found[0] if found else None
 
     async def planned(self, gtrid: bytes) -> PlannedEpochs:
-        return PlannedEpochs(tuple(self._epochs(EPOCH.c.gtrid == gtrid)))
+        return PlannedEpochs(tuple(self._epochs(_PLANNED, gtrid=gtrid)))
 
     async def later(self, query: str, place: int, epoch: int) -> Sequence[EpochRow]:
-        return self._epochs(EPOCH.c.query == query, EPOCH.c.place == place, EPOCH.c.epoch > epoch, EPOCH.c.source != "")
+        return self._epochs(_LATER, query=query, place=place, epoch=epoch)
 
     async def waiting(self, query: str | None = None) -> Sequence[EpochRow]:
-        of_query = () if query is None else (EPOCH.c.query == query,)
-        return self._epochs(EPOCH.c.logged.is_(False), EPOCH.c.source != "", *of_query)
+        return self._epochs(_WAITING) if query is None else self._epochs(_WAITING_OF_QUERY, query=query)
 
     def bound(self) -> QueryRow | None:
         """The query that the pipeline is bound to."""
-        asked = select(QUERY.c.query, QUERY.c.run, QUERY.c.incarnation).where(QUERY.c.pipeline == self.pipeline)
-        rows = self._read(lambda: self._rows(asked))
+        rows = self._rows(_BOUND)
         return QueryRow(*rows[0]) if rows else None
 
     def decided_batch(self, query: str) -> BatchRow | None:
         """The last micro-batch of this query, if it is decided."""
-        asked = _decided_batches(self.pipeline).where(BATCH.c.query == query)
-        rows = self._read(lambda: self._rows(asked))
+        rows = self._rows(_DECIDED_BATCH, query=query)
         return _batch_row(rows[0]) if rows else None
 
     async def known(self, query: str = "") -> PipelineOwnership:
@@ -116,19 +143,15 @@ class SqlLedger:
         return found[::-1]
 
     async def last_batch(self, query: str) -> BatchRow | None:
-        statement = select(BATCH).where(BATCH.c.pipeline == self.pipeline, BATCH.c.query == query)
-        rows = self._read(lambda: self._rows(statement))
+        rows = self._rows(_LAST_BATCH, query=query)
         return _batch_row(rows[0]) if rows else None
 
     async def isolation(self) -> Isolation | None:
-        found = select(ISOLATION).where(ISOLATION.c.pipeline == self.pipeline)
-        rows = self._read(lambda: self._rows(found))
+        rows = self._rows(_ISOLATION)
         return _isolation_row(rows[0]) if rows else None
 
     async def unfenced(self) -> Collection[tuple[str, bytes]]:
-        found = select(UNFENCED.c.resource, UNFENCED.c.gtrid).where(UNFENCED.c.pipeline == self.pipeline)
-        rows = self._read(lambda: self._rows(found))
-        return sorted((row.resource, bytes(row.gtrid)) for row in rows)
+        return sorted((row.resource, bytes(row.gtrid)) for row in self._rows(_UNFENCED))
 
     # --- changes ----------------------------------------------------------------------------------------
     async def allot(self) -> int:
@@ -271,8 +294,7 @@ class SqlLedger:
     async def note_failure(self, gtrid: bytes, messages: int, place: int = -1, shard: Shard | None = None) -> None:
 
         def change(connection: Connection) -> None:
-            found = select(ISOLATION).where(ISOLATION.c.pipeline == self.pipeline)
-            row = connection.execute(found).one_or_none()
+            row = connection.execute(_ISOLATION, {"pipeline": self.pipeline}).one_or_none()
             changed = (Isolation(b"") if row is None else _isolation_row(row)).after(gtrid, messages, place, shard)
             connection.execute(self._isolating(changed))
 
@@ -314,8 +336,8 @@ class SqlLedger:
         )
         self._change_one("a result", noting.returning(RESULT.c.epoch))
         if self._is_turn("results"):
-            last = result.epoch - KEEP_RESULTS
-            self._changes("old results", delete(RESULT).where(RESULT.c.pipeline == self.pipeline, RESULT.c.epoch <= last))
+            old = (RESULT.c.pipeline == self.pipeline, RESULT.c.epoch <= result.epoch - KEEP_RESULTS)
+            self._changes("old results", delete(RESULT).where(*old))
 
     def _is_turn(self, what: str) -> bool:
         turn = self._turns[what]
@@ -328,9 +350,7 @@ class SqlLedger:
             EPOCH.c.pipeline == self.pipeline, EPOCH.c.logged.is_(False), EPOCH.c.source != ""
         )
         last = select(BATCH.c.gtrid).where(BATCH.c.pipeline == self.pipeline)
-        keep = [
-            bytes(row[0]) for row in (*self._read(lambda: self._rows(needed)), *self._read(lambda: self._rows(last)))
-        ]
+        keep = [bytes(row[0]) for row in (*self._rows(needed), *self._rows(last))]
         return self.log.purge(older_than_s=older_than_s, keep=keep)
 
     # --- statements ---------------------------------------------------------------------------------------------
@@ -347,13 +367,15 @@ class SqlLedger:
     def _update_epochs(self, gtrid: bytes) -> Any:
         return update(EPOCH).where(EPOCH.c.pipeline == self.pipeline, EPOCH.c.gtrid == gtrid, self._held)
 
-    def _epochs(self, *where: Any) -> Sequence[EpochRow]:
-        statement = select(EPOCH).where(EPOCH.c.pipeline == self.pipeline, *where).order_by(EPOCH.c.epoch)
-        return [_epoch_row(row) for row in self._read(lambda: self._rows(statement))]
+    def _epochs(self, asked: Select[Any], **values: Any) -> Sequence[EpochRow]:
+        return [_epoch_row(row) for row in self._rows(asked, **values)]
 
-    def _rows(self, statement: Any) -> Sequence[Any]:
-        with self._database.engine.connect() as connection:
-            return connection.execute(statement).all()
+    def _rows(self, asked: Select[Any], **values: Any) -> Sequence[Any]:
+        def read() -> Sequence[Any]:
+            with self._database.engine.connect() as connection:
+                return connection.execute(asked, {"pipeline": self.pipeline, **values}).all()
+
+        return self._read(read)
 
     def _change_one(self, what: str, statement: Executable) -> Sequence[Any]:
         """Makes a change of one statement, and returns the rows that it returns. TakenOver: it returned none, because
@@ -403,8 +425,7 @@ def changing(database: Database, pipeline: str, incarnation: int) -> Iterator[Co
 def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
     """Locks the pipeline, so that no process takes it until the transaction is over. TakenOver: another process has
     it."""
-    held = select(NODE.c.epoch, NODE.c.holder).where(NODE.c.node == pipeline).with_for_update(read=True)
-    row = connection.execute(held).one_or_none()
+    row = connection.execute(_NODE, {"pipeline": pipeline}).one_or_none()
     if row is None or row.epoch != incarnation:
         raise TakenOver(
             f"pipeline {pipeline!r} was taken by {row.holder if row else 'nobody'} as incarnation "
@@ -415,20 +436,13 @@ def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
 
 def read_ownership(database: Database, pipeline: str, query: str) -> PipelineOwnership:
     """The pipeline's owner, as this query has to know it when it asks for the pipeline."""
-    asked = select(QUERY.c.query, QUERY.c.run, QUERY.c.incarnation).where(QUERY.c.pipeline == pipeline)
+    mine = {"pipeline": pipeline}
     others = select(QUERY.c.pipeline).where(QUERY.c.query == query, QUERY.c.pipeline != pipeline)
     with database.engine.connect() as connection:
-        row = connection.execute(asked).one_or_none()
+        row = connection.execute(_BOUND, mine).one_or_none()
         elsewhere = tuple(connection.execute(others.order_by(QUERY.c.pipeline)).scalars())
-        decided = {one.query: _batch_row(one) for one in connection.execute(_decided_batches(pipeline))}
+        decided = {one.query: _batch_row(one) for one in connection.execute(_DECIDED_BATCHES, mine)}
     return PipelineOwnership(None if row is None else QueryRow(*row), decided, elsewhere)
-
-
-def _decided_batches(pipeline: str) -> Select[Any]:
-    """The last micro-batches of queries, those that are decided."""
-    states = (GtridState.COMMITTED.value, GtridState.DONE.value)
-    batches = select(BATCH).join(GTRIDS, GTRIDS.c.gtrid == BATCH.c.gtrid)
-    return batches.where(BATCH.c.pipeline == pipeline, GTRIDS.c.state.in_(states))
 
 
 def _batch_row(row: Any) -> BatchRow:
@@ -469,5 +483,5 @@ def read_results(
 def read_pipeline(database: Database, pipeline: str) -> PipelineRow | None:
     """The row of a pipeline; None where there is none."""
     with database.engine.connect() as connection:
-        row = connection.execute(select(PIPELINE).where(PIPELINE.c.pipeline == pipeline)).one_or_none()
+        row = connection.execute(_ROW, {"pipeline": pipeline}).one_or_none()
     return None if row is None else PipelineRow(*row)

@@ -34,6 +34,7 @@ from xabridge.pipeline.core.protocol.recovery import (
     carry_out,
     fence,
     finish_branches,
+    roll_back_others,
     scan,
     settle,
 )
@@ -57,11 +58,13 @@ logger: Final = logging.getLogger("xabridge.pipeline")
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a batch: its decision; whether it was decided `before`; how many orphans were rolled back
-    (`swept`), and how many branches are left to recovery (`left`)."""
+    """The result of a batch: its decision; whether it was decided `before`; how many messages it has `taken` from its
+    sources, if they could be asked; how many orphans were rolled back (`swept`), and how many branches are left to
+    recovery (`left`)."""
 
     decision: Decision
     before: bool
+    taken: int | None = None
     swept: int = 0
     left: int = 0
 
@@ -118,10 +121,11 @@ async def _commit(
     reported += await _write_staged(ports, plan, reports, resources)
     decision = Decision(plan.gtrid, await _branches_to_decide(ports, plan, planned, reported, resources))
     await _reset_unproven_isolation(ports, plan.gtrid, decision.branches)
+    taken = await _taken(ports, planned, plan.gtrid)
     if batch is not None:
         await ports.ledger.bind_batch(batch.query, batch.number, plan.gtrid, batch.offsets)
     await _force(ports, plan, batch, decision, reports)
-    outcome = Outcome(decision, before=False)
+    outcome = Outcome(decision, before=False, taken=taken)
     present = _present(plan, decision, resources)
     try:
         await _finish(ports, plan, planned, outcome, present, logged=batch is None or not planned.sources)
@@ -132,6 +136,17 @@ async def _commit(
             error,
         )
     return outcome
+
+
+async def _taken(ports: Ports, planned: PlannedEpochs, gtrid: bytes) -> int | None:
+    """How many messages the batch takes from its sources; None where one can't be asked."""
+    taken = 0
+    for resource in planned.sources:
+        counts = await ports.branches.message_counts(resource, gtrid)
+        if isinstance(counts, XaError):
+            return None
+        taken += sum(count for xid, count in counts.items() if is_source(xid))
+    return taken
 
 
 async def _force(
@@ -275,7 +290,11 @@ async def _finish(
     await fence(ports, plan.gtrid, resources)
     swept = SweepResult()
     found = await scan(ports, resources, swept)
-    await settle(ports, plan.gtrid, found.get(plan.gtrid, ()), resources, swept)
+    sources = {branch.xid for branch in outcome.decision.branches if is_source(branch.xid)}
+    others = [branch for branch in found.get(plan.gtrid, ()) if branch.xid not in sources]
+    if others:
+        planned = await ports.ledger.planned(plan.gtrid)
+        await roll_back_others(ports, outcome.decision, planned.finished, others, swept)
     outcome.swept, outcome.left = swept.rolled_back, outcome.left + swept.left
 
 

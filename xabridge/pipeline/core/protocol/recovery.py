@@ -127,17 +127,28 @@ async def settle(
 ) -> None:
     """Steps 3 and 4 for one global transaction, of which these branches are prepared."""
     state = await ports.log.abort(gtrid)
-    orphans = list(prepared)
     if state in DECIDED:
         entry = await ports.log.entry(gtrid)
         if entry is None or entry.decision is None:
             return  # it was purged in the meantime: the next sweep finds what it is then
         planned = await ports.ledger.planned(gtrid)
-        over = state is GtridState.DONE
-        kept = {one.xid for one in entry.decision.branches if not (over or word(one) in planned.finished)}
-        orphans = [branch for branch in prepared if branch.xid not in kept]
-    else:
-        await fence(ports, gtrid, resources)
+        finished = frozenset(map(word, entry.decision.branches)) if state is GtridState.DONE else planned.finished
+        await roll_back_others(ports, entry.decision, finished, prepared, swept)
+        return
+    await fence(ports, gtrid, resources)
+    await _roll_back(ports, prepared, swept)
+
+
+async def roll_back_others(
+    ports: Ports, decision: Decision, finished: Collection[str], prepared: Sequence[Branch], swept: SweepResult
+) -> None:
+    """Step 4 for a decided global transaction, of which these branches are prepared and those that the words `finished`
+    name are finished."""
+    kept = {one.xid for one in decision.branches if word(one) not in finished}
+    await _roll_back(ports, [branch for branch in prepared if branch.xid not in kept], swept)
+
+
+async def _roll_back(ports: Ports, orphans: Sequence[Branch], swept: SweepResult) -> None:
     left = await finish_branches(ports, Verb.ROLLBACK, orphans)
     swept.rolled_back += len(orphans) - len(left)
     swept.left += len(left)
