@@ -185,6 +185,7 @@ class SinkCoordinator:
         written = bool(reports) and None not in reports
         with pipeline_errors():
             pipeline = self._opened(plan.incarnation)
+            drive(pipeline.ledger.row())  # a driver that has lost the pipeline is told who has it
             if not drive(batch_decision.abort(pipeline.ports, plan, pipeline.names, written=written)):
                 logger.warning(
                     "epoch %d of pipeline %s is not rolled back, because it is decided", plan.epoch, plan.pipeline
