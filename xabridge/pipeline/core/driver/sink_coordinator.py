@@ -87,6 +87,7 @@ class SinkCoordinator:
             outage_s=self._settings.outage_s,
             deciders=self._settings.deciders,
             skipped=planned.skipped,
+            unfinished=planned.unfinished,
         )
 
     def _query(self, pipeline: OpenPipeline) -> str:
