@@ -5,9 +5,11 @@ The query reads from both brokers, by a source for each or by one with a shard a
 one of them and to the database. A source with two shards waits for a broker that is away, or skips it. Every port call
 of every actor is a step; the schedule draws the actor that makes the next one. Drivers die before and after any of
 their calls. Attempts fail, come late and run twice. Tasks of one source begin before another source is planned. Replies
-are lost, brokers and the database are unreachable for a while, or only their commits fail, a commit raises and is
-aborted, and other drivers take the pipeline. Checkpoints are restored from an earlier copy, or deleted and created again, with the option `adopt` and
-without it. Then the faults stop, the checkpoint runs to its end, and the checker looks.
+are lost, brokers and the database are unreachable for a while, or only their commits have no answer, a commit raises
+and is aborted, and other drivers take the pipeline. Checkpoints are restored from an earlier copy, or deleted and
+created again, with the option `adopt` and without it. Then the faults stop, the checkpoint runs to its end, and the
+checker looks. Among other things it compares the order in which the places have committed batches with the order of
+their decisions.
 
 In some worlds rows are written by key, so that tasks stage them and the driver upserts, under a branch or with its
 decision; or they are shuffled to more
@@ -195,7 +197,7 @@ class World:
         self.away: str | None = None
         self.room = self.random.choice(ROOMS)
         """How many branches a place surely completes of those that are asked of it at a time."""
-        self.commits = Random(f"{seed} commits")
+        self.commits = Random(f"{seed} stalls")
         self.stalls = self.commits.random() < 0.4
         """Whether places commit nothing for a while, whatever else they do."""
         self.stalled: dict[str, int] = {}

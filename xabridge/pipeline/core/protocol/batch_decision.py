@@ -145,7 +145,7 @@ async def _commit(
 def _used(plan: SinkPlan, planned: PlannedEpochs, reports: Sequence[SinkReport]) -> frozenset[str]:
     """The resources at which the decision will have branches."""
     staged = {one.target.resource for report in reports for one in report.staged}
-    written = {branch.resource for report in reports for branch in report.branches}
+    written = frozenset(branch.resource for report in reports for branch in report.branches)
     return written.union(planned.sources, (name for name in staged if not plan.decides(name)))
 
 

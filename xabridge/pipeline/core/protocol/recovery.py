@@ -19,7 +19,8 @@ from tm.log.sql.states import GtridState
 from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import XaError
-from xabridge.pipeline.core.xids import epoch_of, is_source, word
+from xabridge.pipeline.core.ledger.rows import due
+from xabridge.pipeline.core.xids import epoch_of, word
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -95,23 +96,15 @@ async def carry_out(
     once Spark has logged the batch. Ends the decision when nothing is left. Returns the branches that could not be
     finished now."""
     finished = planned.finished
-    due = [branch for branch in _due(decision, planned) if branch.resource in resources]
-    left = await finish_branches(ports, Verb.COMMIT_AGAIN, due)
-    done = {word(branch) for branch in due} - {word(branch) for branch in left}
+    pending = due(decision.branches, finished, logged=planned.logged)
+    asked = [branch for branch in pending if branch.resource in resources]
+    left = await finish_branches(ports, Verb.COMMIT_AGAIN, asked)
+    done = {word(branch) for branch in asked} - {word(branch) for branch in left}
     if done and planned.epochs:
         finished = await ports.ledger.mark_finished(decision.gtrid, done)
     if {word(branch) for branch in decision.branches} <= finished | done:
         await ports.log.end(decision)
     return left
-
-
-def _due(decision: Decision, planned: PlannedEpochs) -> list[Branch]:
-    """The branches, wherever they are, that are to be committed by now and are not known to be finished."""
-    return [
-        branch
-        for branch in decision.branches
-        if word(branch) not in planned.finished and (planned.logged or not is_source(branch.xid))
-    ]
 
 
 async def carry_out_all(ports: Ports, resources: Collection[str]) -> Unfinished:
@@ -122,7 +115,7 @@ async def carry_out_all(ports: Ports, resources: Collection[str]) -> Unfinished:
         left = await carry_out(ports, decision, planned, resources)
         count += len(left)
         left_at |= {branch.resource for branch in left}
-        for branch in _due(decision, planned):
+        for branch in due(decision.branches, planned.finished, logged=planned.logged):
             if branch in left or branch.resource not in resources:
                 oldest.setdefault(branch.resource, decision.gtrid)
     return Unfinished(count, frozenset(left_at), oldest)
