@@ -21,6 +21,7 @@ from xabridge.pipeline.core import AddressTarget, Attempt, Batch, BatchRefused, 
 from xabridge.pipeline.core.driver.open_pipeline import BlockingBranches, BlockingLog
 from xabridge.pipeline.core.ledger.status import look
 from xabridge.pipeline.core.protocol import batch_decision
+from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.status_command import as_json, summary
 
@@ -44,7 +45,7 @@ def second(env: CoreEnvironment, tmp_path: Path) -> Iterator[EmbeddedBroker]:
     folder.mkdir()
     broker = EmbeddedBroker(folder)
     env.others = (("second", f"amqp://{broker.address}/?timeout=2"),)
-    env.outage_s = 1.0
+    env.outage_s = 10.0
     try:
         yield broker
     finally:
@@ -59,10 +60,14 @@ def _planned(
     return env.writer(driver).plan(), env.rows(part)
 
 
-def _written(env: CoreEnvironment, plan: SinkPlan, rows: Sequence[str]) -> SinkReport:
-    with SinkTask(plan, Attempt(0, 0), resources=env.resources) as task:
+def _written(plan: SinkPlan, rows: Sequence[str]) -> SinkReport:
+    """What a task has prepared, in a process of its own: it does not know that the broker was away."""
+    resources = Resources()
+    with SinkTask(plan, Attempt(0, 0), resources=resources) as task:
         task.send(CALLED, Messages([row.encode() for row in rows]))
-        return task.prepare()
+        report = task.prepare()
+    resources.close()
+    return report
 
 
 def _committed_without(env: CoreEnvironment, second: EmbeddedBroker, plan: SinkPlan, report: SinkReport) -> None:
@@ -81,6 +86,7 @@ def _committed_without(env: CoreEnvironment, second: EmbeddedBroker, plan: SinkP
     assert (outcome.before, outcome.left) == (False, 1)
 
 
+@pytest.mark.slow
 def test_a_broker_that_comes_back_between_two_batches_has_them_in_order(
     env: CoreEnvironment, second: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,7 +94,7 @@ def test_a_broker_that_comes_back_between_two_batches_has_them_in_order(
     reader = env.reader(partitions=1)
     first = reader.latest(Offset())
     plan, rows = _planned(env, reader, Offset(), first)
-    _committed_without(env, second, plan, _written(env, plan, rows))
+    _committed_without(env, second, plan, _written(plan, rows))
     assert "it can't be finished at second now" in caplog.text
     (shown,) = look(env.log, env.settings.resources, opened=env.resources)
     assert [(epoch.epoch, epoch.unfinished) for epoch in shown.epochs] == [(1, ("second",))]
@@ -100,7 +106,7 @@ def test_a_broker_that_comes_back_between_two_batches_has_them_in_order(
     plan, rows = _planned(env, reader, first, following)
     assert plan.unfinished == ("second",)
     second.start()  # after the plan, which could not finish anything there
-    report = _written(env, plan, rows)
+    report = _written(plan, rows)
     assert env.queued("called", second) == []
     assert env.writer().commit(plan, Batch("q", 1), [report]).left == 0
     assert env.queued("called", second) == ["1", "2"]
@@ -109,7 +115,7 @@ def test_a_broker_that_comes_back_between_two_batches_has_them_in_order(
     last = reader.latest(following)
     plan, rows = _planned(env, reader, following, last)
     assert plan.unfinished == ()
-    env.writer().commit(plan, Batch("q", 2), [_written(env, plan, rows)])
+    env.writer().commit(plan, Batch("q", 2), [_written(plan, rows)])
     reader.logged(last)
     assert env.queued("called", second) == ["1", "2", "3"]
     assert env.prepared() == []
@@ -117,6 +123,7 @@ def test_a_broker_that_comes_back_between_two_batches_has_them_in_order(
     assert {epoch.unfinished for epoch in shown.epochs} == {()}
 
 
+@pytest.mark.slow
 def test_a_batch_is_refused_while_an_earlier_one_can_not_be_finished(
     env: CoreEnvironment, second: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,30 +132,32 @@ def test_a_batch_is_refused_while_an_earlier_one_can_not_be_finished(
     reader = env.reader(partitions=1)
     first = reader.latest(Offset())
     plan, rows = _planned(env, reader, Offset(), first)
-    _committed_without(env, second, plan, _written(env, plan, rows))
+    report = _written(plan, rows)
+    _committed_without(env, second, plan, report)
     second.start()
+    env.outage_s = 1.0
     with monkeypatch.context() as patched:
-        patched.setattr(BlockingBranches, "ask", _without_answer(plan.gtrid))
+        patched.setattr(BlockingBranches, "ask", _without_answer(*report.branches))
         env.put(["2"])
         following = reader.latest(first)
         plan, rows = _planned(env, reader, first, following)
-        report = _written(env, plan, rows)
+        report = _written(plan, rows)
         with pytest.raises(BatchRefused, match=r"could not be finished \(epoch 1 at second\)"):
             env.writer().commit(plan, Batch("q", 1), [report])
         env.writer().abort(plan, Batch("q", 1), [report])
         assert env.queued("called", second) == []
     plan, rows = _planned(env, reader, first, following)
-    env.writer().commit(plan, Batch("q", 1), [_written(env, plan, rows)])
+    env.writer().commit(plan, Batch("q", 1), [_written(plan, rows)])
     assert env.queued("called", second) == ["1", "2"]
 
 
-def _without_answer(gtrid: bytes) -> Callable[..., Any]:
-    """Commits have no answer, and no effect, for branches of this global transaction."""
+def _without_answer(branch: Branch) -> Callable[..., Any]:
+    """A commit of this branch has no answer, and no effect."""
     whole = BlockingBranches.ask
 
     async def ask(self: BlockingBranches, verb: Verb, branches: Sequence[Branch]) -> list[Answer]:
-        if verb is Verb.COMMIT_AGAIN and branches[0].xid.gtrid == gtrid:
-            return [xa_error(Code.XAER_RMFAIL, "the reply is lost") for _ in branches]
+        if verb is Verb.COMMIT_AGAIN and branches[0] == branch:
+            return [xa_error(Code.XAER_RMFAIL, "the reply is lost"), *await whole(self, verb, branches[1:])]
         return await whole(self, verb, branches)
 
     return ask
@@ -179,7 +188,7 @@ def test_a_driver_is_killed_before_phase_two_and_the_next_one_keeps_the_order(
     reader = env.reader(partitions=1)
     first = reader.latest(Offset())
     plan, rows = _planned(env, reader, Offset(), first)
-    given = pickle.dumps((env.settings, plan, _written(env, plan, rows)))
+    given = pickle.dumps((env.settings, plan, _written(plan, rows)))
     ended = subprocess.run([sys.executable, "-c", DRIVER], input=given, check=False)
     assert ended.returncode == -signal.SIGKILL
     second.stop()
@@ -194,7 +203,7 @@ def test_a_driver_is_killed_before_phase_two_and_the_next_one_keeps_the_order(
     following = reader.latest(first)
     plan, rows = _planned(env, reader, first, following, "driver-2")
     second.start()
-    env.writer("driver-2").commit(plan, Batch("q", 1), [_written(env, plan, rows)])
+    env.writer("driver-2").commit(plan, Batch("q", 1), [_written(plan, rows)])
     assert env.queued("called", second) == ["1", "2"]
     reader.logged(following)
     assert env.prepared() == []
