@@ -207,3 +207,37 @@ def test_a_driver_is_killed_before_phase_two_and_the_next_one_keeps_the_order(
     assert env.queued("called", second) == ["1", "2"]
     reader.logged(following)
     assert env.prepared() == []
+
+
+@pytest.mark.slow
+def test_a_resource_that_is_not_configured_any_more_holds_up_nobody_else(
+    env: CoreEnvironment, second: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is left there is told of, and finished once the resource is configured again."""
+    env.put(["1"])
+    reader = env.reader(partitions=1)
+    first = reader.latest(Offset())
+    plan, rows = _planned(env, reader, Offset(), first)
+    _committed_without(env, second, plan, _written(plan, rows))
+    second.start()
+    configured, env.others = env.others, ()
+
+    env.put(["2"])
+    reader = env.reader(partitions=1)
+    following, decided = env.batch(reader, first, 1)
+    assert decided.left == 0
+    assert env.queued("alerts") == ["2"]
+    assert "not finished at second, which is not configured any more" in caplog.text
+    (shown,) = look(env.log, env.settings.resources, opened=env.resources)
+    told = " ".join(summary(shown))
+    assert "epoch 1 is decided, and not finished at second" in told
+    assert "second: there is no such resource in the configuration" in told
+    assert env.queued("called", second) == []
+
+    env.others = configured
+    env.put(["3"])
+    reader = env.reader(partitions=1)
+    plan, rows = _planned(env, reader, following, reader.latest(following))
+    assert env.queued("called", second) == ["1"]
+    env.writer().commit(plan, Batch("q", 2), [_written(plan, rows)])
+    assert env.queued("called", second) == ["1", "3"]
