@@ -154,20 +154,24 @@ async def _finish_earlier(
 ) -> None:
     """Step 2. BatchRefused: an earlier batch can't be finished at a resource that this one has used."""
     needed = sorted(used.intersection(plan.unfinished))
-    for name in needed:
-        _check_configured(name, resources)
-    for pause_s in (*pauses(plan.outage_s), None) if needed else ():
+    if not needed:
+        return
+    for resource in needed:
+        _check_configured(resource, resources)
+    name, waits = _batch_name(plan, batch), False
+    for pause_s in (*pauses(plan.outage_s), None):
         oldest = (await carry_out_all(ports, needed)).oldest
-        left = [name for name in needed if name in oldest]
+        left = ", ".join(f"epoch {epoch_of(oldest[one])} at {one}" for one in needed if one in oldest)
         if not left:
             return
-        told = ", ".join(f"epoch {epoch_of(oldest[name])} at {name}" for name in left)
         if pause_s is None:
             raise BatchRefused(
-                f"{_batch_name(plan, batch)} can't be decided, because earlier batches are decided and could not be "
-                f"finished ({told}): their messages come before those of this batch"
+                f"{name} can't be decided, because earlier batches are decided and could not be finished ({left}): "
+                "their messages come before those of this batch"
             )
-        logger.warning("%s waits until earlier batches are finished: %s", _batch_name(plan, batch), told)
+        if not waits:
+            logger.warning("%s waits until earlier batches are finished: %s", name, left)
+        waits = True
         await ports.pause(pause_s)
 
 
