@@ -117,6 +117,7 @@ def as_json(found: PipelineStatus, last: int) -> dict[str, Any]:
                 "state": epoch.state,
                 "decided_branches": epoch.branches,
                 "logged": epoch.logged,
+                "unfinished": epoch.unfinished,
                 "changed_at": epoch.changed_at,
                 "planned_at": epoch.planned_at,
                 "phases": epoch.phases,
@@ -225,6 +226,10 @@ def _cells(number: str, gtrid: bytes, state: str, old: str, told: str) -> Iterat
     yield _row((number, name, state, old, told))
 
 
+def _names(names: Sequence[str]) -> str:
+    return listed([printable(name) for name in names])
+
+
 def _row(cells: Sequence[str]) -> str:
     first, *others = cells
     padded = [cell.ljust(width) for cell, width in zip(others, _WIDTHS[1:], strict=False)]
@@ -259,5 +264,14 @@ def summary(found: PipelineStatus) -> Iterator[str]:
         yield "nothing in doubt"
     if given_up:
         yield f"{count(given_up)} of them are orphans of abandoned attempts: the next micro-batch rolls them back"
+    for epoch in found.epochs:
+        if epoch.unfinished:
+            yield (
+                f"epoch {epoch.epoch} is decided, and not finished at {_names(epoch.unfinished)}: a later batch that "
+                "has work there is decided after that"
+            )
+            strange = [name for name in epoch.unfinished if name not in found.prepared]
+            if strange:
+                yield f"{_names(strange)}: there is no such resource in the configuration of this command"
     if found.suspects:
         yield f"one of {several(found.suspects, 'message')} makes batches fail: the next batches search for it"

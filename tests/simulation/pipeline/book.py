@@ -51,6 +51,8 @@ class Book:
     sources: dict[str, tuple[int, str]] = field(default_factory=dict)
     """What the bound query reads → its place, and who plans it."""
     gtrids: dict[bytes, Entry] = field(default_factory=dict)
+    decided: list[bytes] = field(default_factory=list)
+    """What was decided, in this order."""
     isolation: Isolation | None = None
     may_read: set[tuple[str, bytes]] = field(default_factory=set)
 
@@ -225,6 +227,7 @@ class Book:
         if entry is not None and entry.state is not S.ACTIVE:
             raise DecisionRefused(f"it is {entry.state.value}")
         self.gtrids[decision.gtrid] = Entry(decision.gtrid, S.COMMITTED, incarnation, decision)
+        self.decided.append(decision.gtrid)
 
     def abort(self, incarnation: int, gtrid: bytes) -> GtridState:
         entry = self.gtrids.get(gtrid)

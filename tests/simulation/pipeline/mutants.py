@@ -191,6 +191,11 @@ async def _read_in_part(*arguments: Any) -> epoch_plan.ReadPlan:
     return replace(planned, parts=planned.parts[:-1]) if planned.again else planned
 
 
+async def _in_no_order(*arguments: Any) -> epoch_plan.PlannedSink:
+    """A batch is decided whatever earlier ones have left."""
+    return replace(await epoch_plan.plan_sink(*arguments), unfinished=())
+
+
 _NO_SWEEP = Cores(
     plan=bent(epoch_plan.plan, _without({"prepared": frozenset()})),
     plan_sink=bent(epoch_plan.plan_sink, _without({"prepared": frozenset()})),
@@ -251,4 +256,5 @@ MUTANTS = (
     Mutant("anybody's checkpoint is taken", Cores(check=_anybody, bind=_bind_anybody)),
     Mutant("what another query left is not given up", Cores(bind=bent(ownership.bind, _without({"waiting": ()})))),
     Mutant("a decided epoch is read again in part", Cores(plan=_read_in_part)),
+    Mutant("batches overtake each other", Cores(plan_sink=_in_no_order)),
 )

@@ -46,6 +46,8 @@ class Place:
         self.fences: set[bytes] = set()
         self.queue: list[int] = []
         self.output: list[str] = []
+        self.committed: list[Xid] = []
+        """The branches that were committed, in this order."""
         self.active: dict[tuple[Xid, int], Branch] = {}
         self.ended: dict[Xid, Branch] = {}
         self.doomed: set[Xid] = set()
@@ -148,6 +150,7 @@ class Place:
         if branch is None:
             return xa_error(Code.XAER_NOTA, "unknown", xid)
         self.output += branch.posts
+        self.committed.append(xid)
         for place, number in enumerate(branch.taken):
             if place in branch.judged.failed:
                 self.counts[number] += 1

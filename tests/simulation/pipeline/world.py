@@ -5,9 +5,11 @@ The query reads from both brokers, by a source for each or by one with a shard a
 one of them and to the database. A source with two shards waits for a broker that is away, or skips it. Every port call
 of every actor is a step; the schedule draws the actor that makes the next one. Drivers die before and after any of
 their calls. Attempts fail, come late and run twice. Tasks of one source begin before another source is planned. Replies
-are lost, brokers and the database are unreachable for a while, a commit raises and is aborted, and other drivers take
-the pipeline. Checkpoints are restored from an earlier copy, or deleted and created again, with the option `adopt` and
-without it. Then the faults stop, the checkpoint runs to its end, and the checker looks.
+are lost, brokers and the database are unreachable for a while, or only their commits have no answer, a commit raises
+and is aborted, and other drivers take the pipeline. Checkpoints are restored from an earlier copy, or deleted and
+created again, with the option `adopt` and without it. Then the faults stop, the checkpoint runs to its end, and the
+checker looks. Among other things it compares the order in which the places have committed batches with the order of
+their decisions.
 
 In some worlds rows are written by key, so that tasks stage them and the driver upserts, under a branch or with its
 decision; or they are shuffled to more
@@ -45,7 +47,7 @@ from xabridge.pipeline.core.values import (
     SourcePartition,
     TableTarget,
 )
-from xabridge.pipeline.core.xids import Incarnation, excuse_xid, sink_xid, source_epoch, upsert_xid
+from xabridge.pipeline.core.xids import Incarnation, excuse_xid, is_source, sink_xid, source_epoch, upsert_xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -195,6 +197,11 @@ class World:
         self.away: str | None = None
         self.room = self.random.choice(ROOMS)
         """How many branches a place surely completes of those that are asked of it at a time."""
+        self.commits = Random(f"{seed} stalls")
+        self.stalls = self.commits.random() < 0.4
+        """Whether places commit nothing for a while, whatever else they do."""
+        self.stalled: dict[str, int] = {}
+        """Up to which step."""
         self.queued = 0
         self.keyed = self.random.random() < 0.5
         self.deciding = self.keyed and Random(f"{seed} decides").random() < 0.4
@@ -468,7 +475,7 @@ class World:
         gtrid = to_write.gtrid
         plan = SinkPlan(
             "p", gtrid, to_write.epoch, joined, (), to_write.decided, checkpoint.query,
-            deciders=(("shop", ""),) if self.deciding else (), skipped=to_write.skipped,
+            deciders=(("shop", ""),) if self.deciding else (), skipped=to_write.skipped, unfinished=to_write.unfinished,
         )  # fmt: skip
         if plan.skipped:  # a broker at which nobody works for it is not fenced
             self.unfenced.add(gtrid)
@@ -793,7 +800,14 @@ class World:
         if verb is Verb.ROLLBACK:
             return self._reached(branch.resource, lambda: place.roll_back(branch.xid))
         assert verb is Verb.COMMIT_AGAIN, verb
+        if self.faults and self._has_stalled(branch.resource):
+            return xa_error(Code.XAER_RMFAIL, "the commit has no answer")
         return self._reached(branch.resource, lambda: place.commit(branch.xid))
+
+    def _has_stalled(self, name: str) -> bool:
+        if self.stalls and self.commits.random() < 0.1:
+            self.stalled[name] = self.steps + self.commits.choice((10, 50, 200))
+        return self.steps < self.stalled.get(name, 0)
 
     def _written(self, call: DriverCall) -> Any:
         """The book; in doubt, it has it or not."""
@@ -839,7 +853,7 @@ class World:
             entry = self.book.entry(xid.gtrid)
             if entry is not None and entry.decision is not None and told != [told[0]] * len(told):
                 wrong.append(f"{xid} is decided, and told {told}")
-        wrong += self._miscounted() + self._out_of_order()
+        wrong += self._miscounted() + self._out_of_order() + self._overtaken()
         suspect = self.poison | self.unreadable
         inputs = Counter({str(number): 1 for number in range(INPUTS) if number not in suspect})
         written = {row for place in self.places.values() for row in place.output}
@@ -870,6 +884,18 @@ class World:
             wrong.append(f"dead: {dead - suspect}")
         if left := {number for broker in brokers for number in broker.queue} - self.poison:
             wrong.append(f"still queued: {left}")
+        return wrong
+
+    def _overtaken(self) -> list[str]:
+        """At each place the batches become visible in the order of their decisions: what their sinks have written, and
+        what their sources have taken."""
+        wrong = []
+        order = {gtrid: number for number, gtrid in enumerate(self.book.decided)}
+        for name, place in self.places.items():
+            for what, of_source in (("sources", True), ("sinks", False)):
+                seen = [order.get(xid.gtrid, -1) for xid in place.committed if is_source(xid) == of_source]
+                if seen != sorted(seen):
+                    wrong.append(f"{name}: decided batches overtake each other: {what} {seen}")
         return wrong
 
     def _out_of_order(self) -> list[str]:

@@ -247,6 +247,8 @@ class SinkPlan:
     deciders: tuple[tuple[str, str], ...] = ()
     skipped: tuple[str, ...] = ()
     """Brokers that the batch does not read, because they were away when it was planned."""
+    unfinished: tuple[str, ...] = ()
+    """Resources where an earlier batch was not finished when this one was planned."""
 
     def check(self, query: str) -> None:
         """For a task of this query ("": of none), before it writes. PipelineError: it was planned for another one."""

@@ -65,6 +65,8 @@ class SinkCoordinator:
         self._resources = resources.of(settings.resources)
         self._sleep = sleep
         self._ledger: SqlLedger | None = None
+        self._unfinished: frozenset[str] = frozenset()
+        """The resources of which it is told that an earlier batch is not finished there."""
 
     def plan(self, *, streaming: bool = True) -> SinkPlan:
         """Plans the sink of the micro-batch that is being planned, and sweeps orphans. Its global transaction is the
@@ -75,6 +77,7 @@ class SinkCoordinator:
             pipeline = self._opened(None, takes=not streaming)
             query = self._query(pipeline) if streaming else ""
             planned = drive(epoch_plan.plan_sink(pipeline.ports, pipeline.own, query, pipeline.names))
+        self._tell_unfinished(planned.unfinished)
         return SinkPlan(
             self._settings.pipeline,
             planned.gtrid,
@@ -86,7 +89,20 @@ class SinkCoordinator:
             outage_s=self._settings.outage_s,
             deciders=self._settings.deciders,
             skipped=planned.skipped,
+            unfinished=planned.unfinished,
         )
+
+    def _tell_unfinished(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._unfinished:
+                logger.warning(
+                    "pipeline %s: an earlier batch is decided and not finished at %s%s: a batch that has work there is "
+                    "decided after that",
+                    self._settings.pipeline,
+                    name,
+                    "" if name in self._resources else ", which is not configured any more",
+                )
+        self._unfinished = frozenset(names)
 
     def _query(self, pipeline: OpenPipeline) -> str:
         bound = pipeline.ledger.bound()

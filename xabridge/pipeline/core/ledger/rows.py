@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from xabridge.pipeline.core.shards import PlannedRead
+from xabridge.pipeline.core.xids import is_source, word
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
+
+    from tm.log import Branch
 
 NOTHING: Final = PlannedRead()
 
@@ -86,6 +89,12 @@ class PlannedEpochs:
     def as_logged(self) -> PlannedEpochs:
         """The same after Spark has logged it."""
         return PlannedEpochs(tuple(replace(row, logged=True) for row in self.epochs))
+
+
+def due(branches: Collection[Branch], finished: Collection[str], *, logged: bool) -> list[Branch]:
+    """Of the branches of a decision, those that are to be committed by now and that no word in `finished` names: sinks,
+    and sources once Spark has logged the batch."""
+    return [branch for branch in branches if word(branch) not in finished and (logged or not is_source(branch.xid))]
 
 
 @dataclass(frozen=True, slots=True)

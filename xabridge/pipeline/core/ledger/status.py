@@ -24,6 +24,7 @@ from tm.log.sql.node import read_node
 from tm.log.sql.states import GtridState
 from tm.log.sql.tables import GTRIDS, NODE
 from xa import XaError, log_prefix
+from xabridge.pipeline.core.ledger.rows import due
 from xabridge.pipeline.core.ledger.schema import EPOCH, ISOLATION, PIPELINE, QUERY, RESULT, SOURCE
 from xabridge.pipeline.core.ledger.sql_ledger import read_pipeline, read_results
 from xabridge.pipeline.core.resources import PROCESS, prepared_branches
@@ -53,6 +54,7 @@ class EpochStatus:
 
     `state`: active, committed, aborted or done. `logged`: Spark is known to have logged the epoch. `planned_at`,
     `decided_at`, `logged_at`: when; None where the ledger does not have it, as of a try that was given up.
+    `unfinished`: the resources where it is decided, and has branches that are due and not finished.
     """
 
     epoch: int
@@ -65,6 +67,7 @@ class EpochStatus:
     planned_at: float | None = None
     decided_at: float | None = None
     logged_at: float | None = None
+    unfinished: tuple[str, ...] = ()
 
     @property
     def phases(self) -> dict[str, float]:
@@ -293,7 +296,9 @@ def _planned(database: Database, pipeline: str, gtrids: Collection[bytes]) -> Se
     """What the ledger has of the epochs that these have, or had."""
     epochs = {epoch_of(gtrid) for gtrid in gtrids}
     which = (EPOCH.c.pipeline == pipeline, or_(EPOCH.c.epoch.in_(epochs), EPOCH.c.gtrid.in_(gtrids)))
-    columns: list[ColumnElement[Any]] = [EPOCH.c.epoch, EPOCH.c.gtrid, EPOCH.c.logged, EPOCH.c.planned_at]
+    columns: list[ColumnElement[Any]] = [
+        EPOCH.c.epoch, EPOCH.c.gtrid, EPOCH.c.logged, EPOCH.c.finished, EPOCH.c.planned_at,
+    ]  # fmt: skip
     with database.engine.connect() as connection:
         try:
             return connection.execute(select(*columns, EPOCH.c.decided_at, EPOCH.c.logged_at).where(*which)).all()
@@ -308,17 +313,21 @@ def _epoch(row: Any, planned: Sequence[Any]) -> EpochStatus:
     decided_at = _latest(present, "decided_at")
     if decided_at is None and row.state == GtridState.COMMITTED.value:
         decided_at = row.changed_at
+    branches = decode_decision(row.record).branches if row.record is not None else ()
+    finished = {word for one in present for word in one.finished.split()}
+    left = due(branches, finished, logged=all(one.logged for one in present))
     return EpochStatus(
         epoch,
         gtrid,
         row.epoch,
         row.state,
-        len(decode_decision(row.record).branches) if row.record is not None else 0,
+        len(branches),
         any(one.logged for one in planned if one.epoch == epoch),
         row.changed_at,
         min((one.planned_at for one in present), default=None),
         decided_at,
         _latest(present, "logged_at"),
+        tuple(sorted({branch.resource for branch in left})) if row.state == GtridState.COMMITTED.value else (),
     )
 
 

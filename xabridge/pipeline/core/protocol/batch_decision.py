@@ -3,14 +3,20 @@
 Commit:
 
  1. A batch that was decided before is not decided again: this attempt at it is rolled back.
- 2. What tasks have staged is written: rows by key are upserted, files are appended. These branches are prepared. The
-    rows for a database that decides wait for step 5.
- 3. Every branch that a task reported must be prepared. What the sources took is what their prepared branches hold.
- 4. The batch is bound to its global transaction, durably.
- 5. The decision, which names all of these branches, is forced into the log: the commit point. The transaction that does
+ 2. Earlier batches are finished at every resource where this one has branches. Otherwise messages of this batch could
+    be visible before theirs.
+ 3. What tasks have staged is written: rows by key are upserted, files are appended. These branches are prepared. The
+    rows for a database that decides wait for step 6.
+ 4. Every branch that a task reported must be prepared. What the sources took is what their prepared branches hold.
+ 5. The batch is bound to its global transaction, durably.
+ 6. The decision, which names all of these branches, is forced into the log: the commit point. The transaction that does
     so also writes the rows for the database that decides, which is the log's. Nothing is raised after it.
- 6. The sinks are committed, the global transaction is fenced, and its other branches are rolled back. The sources wait
+ 7. The sinks are committed, the global transaction is fenced, and its other branches are rolled back. The sources wait
     until Spark has logged the batch.
+
+The order of batches rests on step 2, and not on who carries out their decisions, and when: at a resource, at most one
+decided batch is not finished. Step 2 costs nothing where the plan of the sink found every decision carried out, because
+no other batch of the pipeline is decided between the plan of a batch and its decision.
 """
 
 from __future__ import annotations
@@ -32,15 +38,16 @@ from xabridge.pipeline.core.protocol.recovery import (
     DECIDED,
     SweepResult,
     carry_out,
+    carry_out_all,
     fence,
     finish_branches,
     roll_back_others,
     scan,
     settle,
 )
-from xabridge.pipeline.core.retry import retried
+from xabridge.pipeline.core.retry import pauses, retried
 from xabridge.pipeline.core.values import StagedFiles
-from xabridge.pipeline.core.xids import is_excuse, is_source, source_epoch, source_index
+from xabridge.pipeline.core.xids import epoch_of, is_excuse, is_source, source_epoch, source_index
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -118,6 +125,7 @@ async def _commit(
         raise _refusal(plan, batch, entry, standing)
     await check_one_gtrid(ports, own, plan.query, plan.gtrid)
     reported = [branch for report in reports for branch in report.branches]
+    await _finish_earlier(ports, plan, batch, _used(plan, planned, reports), resources)
     reported += await _write_staged(ports, plan, reports, resources)
     decision = Decision(plan.gtrid, await _branches_to_decide(ports, plan, planned, reported, resources))
     await _reset_unproven_isolation(ports, plan.gtrid, decision.branches)
@@ -149,10 +157,43 @@ async def _taken(ports: Ports, planned: PlannedEpochs, gtrid: bytes) -> int | No
     return taken
 
 
+def _used(plan: SinkPlan, planned: PlannedEpochs, reports: Sequence[SinkReport]) -> frozenset[str]:
+    """The resources at which the decision will have branches."""
+    staged = {one.target.resource for report in reports for one in report.staged}
+    written = frozenset(branch.resource for report in reports for branch in report.branches)
+    return written.union(planned.sources, (name for name in staged if not plan.decides(name)))
+
+
+async def _finish_earlier(
+    ports: Ports, plan: SinkPlan, batch: Batch | None, used: frozenset[str], resources: Collection[str]
+) -> None:
+    """Step 2. BatchRefused: an earlier batch can't be finished at a resource that this one has used."""
+    needed = sorted(used.intersection(plan.unfinished))
+    if not needed:
+        return
+    for resource in needed:
+        _check_configured(resource, resources)
+    name, waits = _batch_name(plan, batch), False
+    for pause_s in (*pauses(plan.outage_s), None):
+        oldest = (await carry_out_all(ports, needed)).oldest
+        left = ", ".join(f"epoch {epoch_of(oldest[one])} at {one}" for one in needed if one in oldest)
+        if not left:
+            return
+        if pause_s is None:
+            raise BatchRefused(
+                f"{name} can't be decided, because earlier batches are decided and could not be finished ({left}): "
+                "their messages come before those of this batch"
+            )
+        if not waits:
+            logger.warning("%s waits until earlier batches are finished: %s", name, left)
+        waits = True
+        await ports.pause(pause_s)
+
+
 async def _force(
     ports: Ports, plan: SinkPlan, batch: Batch | None, decision: Decision, reports: Sequence[SinkReport]
 ) -> None:
-    """Step 5. BatchRefused: the rows of the database that decides can't be written, or the log decided otherwise."""
+    """Step 6. BatchRefused: the rows of the database that decides can't be written, or the log decided otherwise."""
     staged = [one for report in reports for one in report.staged if plan.decides(one.target.resource)]
     rows = [one for one in staged if not isinstance(one, StagedFiles)]  # no lake decides
     if rows:
@@ -282,11 +323,21 @@ async def _branches_to_decide(
 async def _finish(
     ports: Ports, plan: SinkPlan, planned: PlannedEpochs, outcome: Outcome, resources: Collection[str], *, logged: bool
 ) -> None:
-    """Step 6. `logged`: the sources need not wait for Spark."""
+    """Step 7. `logged`: the sources need not wait for Spark."""
     if logged:
         await ports.ledger.mark_logged(tuple(row.epoch for row in planned.epochs))
         planned = planned.as_logged()
-    outcome.left = len(await carry_out(ports, outcome.decision, planned, resources))
+    left = await carry_out(ports, outcome.decision, planned, resources)
+    outcome.left = len(left)
+    if left:
+        names = ", ".join(sorted({branch.resource for branch in left}))
+        logger.warning(
+            "pipeline %r, epoch %d is decided, but it can't be finished at %s now: what it wrote there becomes visible "
+            "later, and before what later batches write there",
+            plan.pipeline,
+            plan.epoch,
+            names,
+        )
     await fence(ports, plan.gtrid, resources)
     swept = SweepResult()
     found = await scan(ports, resources, swept)

@@ -426,12 +426,13 @@ def _not_one_batch(epoch: int) -> EpochGone:
 @dataclass(frozen=True, slots=True)
 class PlannedSink:
     """The global transaction that a sink writes for, the epoch, and whether that is decided. `skipped`: brokers that
-    the batch does not read, because they are away."""
+    the batch does not read, because they are away. `unfinished`: resources where an earlier batch is not finished."""
 
     gtrid: bytes
     epoch: int
     decided: bool = False
     skipped: tuple[str, ...] = ()
+    unfinished: tuple[str, ...] = ()
 
 
 async def plan_sink(ports: Ports, own: Incarnation, query: str, resources: Collection[str]) -> PlannedSink:
@@ -446,24 +447,25 @@ async def plan_sink(ports: Ports, own: Incarnation, query: str, resources: Colle
     active = entry is not None and entry.state is GtridState.ACTIVE
     mine = current is not None and active and own.planned(current)
     skipped = planned.skipped if mine else ()
-    await resolve(ports, own, [name for name in resources if name not in skipped], current if mine else None)
-    if current is not None and entry is not None:
-        if mine and planned.epochs and all(row.query == query for row in planned.epochs):
-            _check_sources(planned, resources)
-            await check_one_gtrid(ports, own, query, current)
-            await ports.ledger.mark_sink(current)
-            return PlannedSink(current, planned.epoch, skipped=skipped)
-        if active:
-            await ports.log.abort(current)
-        elif entry.state in DECIDED and standing.again == own.incarnation:
-            return PlannedSink(current, epoch_of(current), decided=True)
+    joins = mine and bool(planned.epochs) and all(row.query == query for row in planned.epochs)
+    if current is not None and active and not joins:
+        await ports.log.abort(current)  # before it is read what is decided and not finished
+    present = [name for name in resources if name not in skipped]
+    unfinished = tuple(sorted((await resolve(ports, own, present, current if mine else None)).unfinished))
+    if current is not None and joins:
+        _check_sources(planned, resources)
+        await check_one_gtrid(ports, own, query, current)
+        await ports.ledger.mark_sink(current)
+        return PlannedSink(current, planned.epoch, skipped=skipped, unfinished=unfinished)
+    if current is not None and entry is not None and entry.state in DECIDED and standing.again == own.incarnation:
+        return PlannedSink(current, epoch_of(current), decided=True)
     await check_one_gtrid(ports, own, query, None)
     epoch = await ports.ledger.allot()
     gtrid = own.gtrid(epoch, 1)
     await ports.ledger.plan(epoch, 0, gtrid, 1, NOTHING, query, 0)
     await _begin(ports, gtrid)
     await ports.ledger.mark_sink(gtrid)
-    return PlannedSink(gtrid, epoch)
+    return PlannedSink(gtrid, epoch, unfinished=unfinished)
 
 
 async def check_one_gtrid(ports: Ports, own: Incarnation, query: str, gtrid: bytes | None) -> None:

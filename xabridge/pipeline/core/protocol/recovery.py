@@ -19,10 +19,11 @@ from tm.log.sql.states import GtridState
 from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import XaError
-from xabridge.pipeline.core.xids import is_source, word
+from xabridge.pipeline.core.ledger.rows import due
+from xabridge.pipeline.core.xids import epoch_of, word
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from tm.log import Decision
     from xabridge.pipeline.core.ledger.rows import PlannedEpochs
@@ -41,12 +42,24 @@ _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Mean
 @dataclass(slots=True)
 class SweepResult:
     """The result of a sweep: how many branches it rolled back, how many are left for the next sweep, at which
-    resources these are, and which resources could not be asked, with the reason."""
+    resources these are, and which resources could not be asked, with the reason. `unfinished`: the resources, asked or
+    not, at which a decided batch has branches that are due and not finished."""
 
     rolled_back: int = 0
     left: int = 0
     left_at: set[str] = field(default_factory=set)
     unreachable: dict[str, str] = field(default_factory=dict)
+    unfinished: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What decisions have left: how many branches of `resources` could not be finished now, where these are, and for
+    every resource the oldest gtrid that is not finished there."""
+
+    count: int
+    left_at: frozenset[str]
+    oldest: Mapping[str, bytes]
 
 
 async def finish_branches(ports: Ports, verb: Verb, branches: Iterable[Branch]) -> list[Branch]:
@@ -83,20 +96,29 @@ async def carry_out(
     once Spark has logged the batch. Ends the decision when nothing is left. Returns the branches that could not be
     finished now."""
     finished = planned.finished
-    due = [
-        branch
-        for branch in decision.branches
-        if branch.resource in resources
-        and word(branch) not in finished
-        and (planned.logged or not is_source(branch.xid))
-    ]
-    left = await finish_branches(ports, Verb.COMMIT_AGAIN, due)
-    done = {word(branch) for branch in due} - {word(branch) for branch in left}
+    pending = due(decision.branches, finished, logged=planned.logged)
+    asked = [branch for branch in pending if branch.resource in resources]
+    left = await finish_branches(ports, Verb.COMMIT_AGAIN, asked)
+    done = {word(branch) for branch in asked} - {word(branch) for branch in left}
     if done and planned.epochs:
         finished = await ports.ledger.mark_finished(decision.gtrid, done)
     if {word(branch) for branch in decision.branches} <= finished | done:
         await ports.log.end(decision)
     return left
+
+
+async def carry_out_all(ports: Ports, resources: Collection[str]) -> Unfinished:
+    """Step 1 of the module's docstring, at these resources."""
+    count, left_at, oldest = 0, set[str](), dict[str, bytes]()
+    for decision in sorted(await ports.log.decisions(), key=lambda decision: epoch_of(decision.gtrid)):
+        planned = await ports.ledger.planned(decision.gtrid)
+        left = await carry_out(ports, decision, planned, resources)
+        count += len(left)
+        left_at |= {branch.resource for branch in left}
+        for branch in due(decision.branches, planned.finished, logged=planned.logged):
+            if branch in left or branch.resource not in resources:
+                oldest.setdefault(branch.resource, decision.gtrid)
+    return Unfinished(count, frozenset(left_at), oldest)
 
 
 async def scan(ports: Ports, resources: Collection[str], swept: SweepResult) -> dict[bytes, list[Branch]]:
@@ -164,12 +186,9 @@ async def fence(ports: Ports, gtrid: bytes, resources: Collection[str]) -> None:
 
 async def resolve(ports: Ports, own: Incarnation, resources: Collection[str], keep: bytes | None) -> SweepResult:
     """Steps 1 to 4 of the module's docstring."""
-    undone = await ports.log.decisions()
-    left: list[Branch] = []
-    for decision in undone:
-        planned = await ports.ledger.planned(decision.gtrid)
-        left += await carry_out(ports, decision, planned, resources)
+    undone = await carry_out_all(ports, resources)
     swept = await sweep(ports, own, resources, keep)
-    swept.left += len(left)
-    swept.left_at |= {branch.resource for branch in left}
+    swept.left += undone.count
+    swept.left_at |= undone.left_at
+    swept.unfinished = frozenset(undone.oldest)
     return swept
