@@ -11,7 +11,8 @@ import pytest
 
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import TableTarget
-from xabridge.pipeline.core.task.mariadb import connect, inserts
+from xabridge.pipeline.core.task.mariadb import inserts
+from xabridge.pipeline.core.task.mariadb_session import connect
 from xabridge.pipeline.spark.database_table import check_rows
 from xabridge.pipeline.spark.mariadb_table import look_up, rows_of
 

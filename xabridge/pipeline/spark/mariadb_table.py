@@ -15,7 +15,8 @@ import pymysql
 
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.secrets import expanded
-from xabridge.pipeline.core.task.mariadb import DDL, connect, make_table
+from xabridge.pipeline.core.task.mariadb import DDL, make_table
+from xabridge.pipeline.core.task.mariadb_session import connect
 from xabridge.pipeline.spark.database_table import Column
 from xabridge.pipeline.spark.json_values import json_texts
 

@@ -14,7 +14,6 @@ from pyarrow import csv
 from rm_db.address import Address
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.secrets import expanded
-from xabridge.pipeline.core.task import once_table
 from xabridge.pipeline.core.task.staging_table import DDL, NAME, make_table
 from xabridge.pipeline.spark.database_table import Column
 from xabridge.pipeline.spark.json_values import json_texts
@@ -152,18 +151,6 @@ def _make_staging(target: TableTarget, url: str) -> None:
             f"resource {target.resource}: rows first go into a staging table of this database, and this user can't "
             f"create it: {error}. Ask an administrator to create it, and to grant SELECT, INSERT, UPDATE and DELETE on "
             f"it: {DDL}"
-        ) from error
-
-
-def make_once_table(target: TableTarget, url: str) -> None:
-    """Makes the table of the option once_table where it is missing. PipelineError: this user can't."""
-    try:
-        once_table.make_table(expanded(target.resource, url), target.table)
-    except psycopg.Error as error:
-        raise PipelineError(
-            f"resource {target.resource}: the table {target.table} of the option once_table can't be made: {error}. "
-            "Ask an administrator to create it, and to grant SELECT and INSERT on it: "
-            f"{once_table.DDL.format(target.table)}"
         ) from error
 
 
