@@ -58,6 +58,16 @@ FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = AN
 WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
 GROUP BY i.indexrelid"""
 
+_OTHERS: Final = """
+SELECT CASE WHEN array_length(parts, 1) = 1 AND pg_table_is_visible(c.oid) THEN quote_ident(c.relname)
+            ELSE quote_ident(n.nspname) || '.' || quote_ident(c.relname) END,
+       c.relname = parts[array_length(parts, 1)] AND array_length(parts, 1) = 1
+FROM parse_ident(%(table)s) parts, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'f', 'v') AND lower(c.relname) = lower(parts[array_length(parts, 1)])
+      AND n.nspname !~ '^(pg_|information_schema$)'
+      AND (array_length(parts, 1) = 1 OR lower(n.nspname) = lower(parts[1]))
+ORDER BY pg_table_is_visible(c.oid) DESC, n.nspname, c.relname LIMIT 1"""
+
 
 @dataclass(frozen=True, slots=True)
 class PostgresTable:
@@ -137,9 +147,24 @@ def _described(target: TableTarget, connection: psycopg.Connection[Any]) -> Post
     columns = connection.execute(_COLUMNS, (target.table,)).fetchall()
     keys = connection.execute(_KEYS, (target.table,)).fetchall()
     if not columns:
-        raise PipelineError(f"table {target.resource}:{target.table}: there is no such table in this database")
+        where = f"table {target.resource}:{target.table}"
+        raise PipelineError(f"{where}: there is no such table in this database{_other(target, connection)}")
     return PostgresTable(
         target.table, tuple(Column(*column) for column in columns), tuple(tuple(key[0]) for key in keys)
+    )
+
+
+def _other(target: TableTarget, connection: psycopg.Connection[Any]) -> str:
+    """Which table there is whose name differs in capitals, or that is in a schema that is not searched."""
+    found = connection.execute(_OTHERS, {"table": target.table}).fetchone()
+    if found is None:
+        return ""
+    name, same = found
+    if same:
+        return f". There is {name}, in a schema that is not in the search_path: write {target.resource}:{name}"
+    return (
+        f". There is {name}: capitals count, and PostgreSQL reads a name without quotes as one in small letters. Write "
+        f"{target.resource}:{name}"
     )
 
 

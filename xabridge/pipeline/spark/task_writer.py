@@ -102,13 +102,15 @@ def _check_route(option: str, column: str, rows: Mapping[str, str]) -> None:
 
 
 def _table(options: SinkOptions, one: TableRows, rows: Mapping[str, str], routes: Sequence[str]) -> TableRows:
-    from xabridge.pipeline.spark.database_table import check_rows, look_up  # noqa: PLC0415 — loads pyarrow
+    from xabridge.pipeline.spark.database_table import check_rows, look_up, meant  # noqa: PLC0415 — loads pyarrow
 
     target = one.target
     named = f"columns.{target.table}" if options.tables.column else "columns"
     for name in one.columns:
         if name not in rows:
-            raise PipelineError(f"format xa, option {named}: the query has no column {name!r}; it has {_list(rows)}")
+            raise PipelineError(
+                f"format xa, option {named}: the query has no column {name!r}{meant(name, rows)}; it has {_list(rows)}"
+            )
     table = look_up(target, options.settings)
     has = {column.name for column in table.columns}
     columns = one.columns or tuple(
