@@ -7,11 +7,11 @@ column `double`; text makes it `timestamp`, `timestamp_ntz` or `date` only where
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import date, datetime
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
+
+from xabridge.pipeline.json_document import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,17 +25,10 @@ _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 def read_body(body: bytes | str) -> dict[str, Any]:
     """The body as an object. ValueError: it is none."""
-    try:
-        value = json.loads(body, parse_float=Decimal, parse_constant=_no_number)
-    except RecursionError as error:
-        raise ValueError("the body is nested too deeply") from error
+    value = read_json(body)
     if not isinstance(value, dict):
         raise ValueError("the body is no JSON object")  # noqa: TRY004 — of what it reads, not of what it was given
     return value
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
 
 
 def inferred_ddl(bodies: Sequence[dict[str, Any]]) -> str:
@@ -50,6 +43,8 @@ def _fields(values: Iterable[dict[str, Any]], where: str) -> dict[str, str]:
     found: dict[str, list[Any]] = {}
     for value in values:
         for name, one in value.items():
+            if not name.isascii() and _is_broken(name):
+                raise ValueError(f"{where}{name!a} is no name: it has half of a surrogate pair")
             found.setdefault(name, []).append(one)
     names: dict[str, str] = {}
     for name in found:
@@ -57,6 +52,14 @@ def _fields(values: Iterable[dict[str, Any]], where: str) -> dict[str, str]:
         if other != name:
             raise ValueError(f"{where}{other} and {where}{name} are one column to Spark, which ignores case")
     return {name: _type(some, f"{where}{name}") for name, some in found.items()}
+
+
+def _is_broken(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _type(values: Sequence[Any], where: str) -> str:
@@ -95,7 +98,7 @@ def _kind(value: Any) -> str:
 
 
 def _number(values: Sequence[Any]) -> str:
-    if any(isinstance(value, Decimal) for value in values):
+    if not all(isinstance(value, int) for value in values):
         return "double"
     if all(-_LONG <= value < _LONG for value in values):
         return "bigint"

@@ -47,8 +47,6 @@ TARGETS: Final = (*BROKERS, "openwire", "openwire+ssl", "amqp010", "amqp010s")
 """What messages are sent to."""
 LAKES: Final = ("delta",)
 TABLES: Final = (*SCHEMES, *LAKES)
-REMEMBERING: Final = POSTGRES
-"""Databases that can have the table of the option once_table."""
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NAME: Final = re.compile(r'[A-Za-z_][\w$]*|"(?:[^"]|"")+"')
 _BETWEEN_COMMAS: Final = re.compile(r'(?:[^",]|"(?:[^"]|"")*"?)+')
@@ -280,11 +278,13 @@ def _once(given: _Given, settings: Settings) -> Once | None:
         raise given.wrong("once_table", "remembers which rows were written; set the option once too, which names them")
     if text is None:
         raise given.wrong("once", "needs the option once_table, which remembers the rows that were written")
-    resource, table = _placed(given, settings, "once_table", text, REMEMBERING)
+    resource, table = _placed(given, settings, "once_table", text, SCHEMES)
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", table):
         raise given.wrong("once_table", f"{table!r} is not a table name; write orders_once or public.orders_once")
     timeout_s = given.seconds("lockTimeout", LOCK_TIMEOUT_S)
-    return Once(column, TableTarget(resource, table.lower(), lock_timeout_s=timeout_s))  # as SQL reads it
+    if scheme_of(settings.table_url(resource)) in POSTGRES:
+        table = table.lower()  # as it reads names that are not quoted
+    return Once(column, TableTarget(resource, table, lock_timeout_s=timeout_s))
 
 
 def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> Settings:

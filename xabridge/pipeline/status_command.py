@@ -121,6 +121,7 @@ def as_json(found: PipelineStatus, last: int) -> dict[str, Any]:
                 "changed_at": epoch.changed_at,
                 "planned_at": epoch.planned_at,
                 "phases": epoch.phases,
+                "skipped": dict(epoch.skipped),
                 "prepared": _xids(prepared.get(epoch.gtrid, {})),
             }
             for epoch in found.epochs[:last]
@@ -176,7 +177,7 @@ def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
     if phases:
         each = [f"{phase} {took(seconds)}" for phase, seconds in phases.items()]
         yield from paragraph(f"a batch took on average: {', '.join(each)}")
-    for sentence in summary(found):
+    for sentence in (*skipped(found, last), *summary(found)):
         yield from paragraph(sentence)
     for name, why in found.unreachable.items():
         yield from paragraph(f"{printable(name)} could not be reached: {printable(why)}")
@@ -248,6 +249,29 @@ def mean_phases(found: PipelineStatus, last: int) -> dict[str, float]:
         for phase, seconds in epoch.phases.items():
             known.setdefault(phase, []).append(seconds)
     return {phase: sum(each) / len(each) for phase, each in known.items()}
+
+
+def skipped(found: PipelineStatus, last: int) -> Iterator[str]:
+    """Which of the last epochs did not read a broker because it was away, in sentences, the latest reason first."""
+    by_reason: dict[tuple[str, str], list[int]] = {}
+    for epoch in found.epochs[:last]:
+        for one in epoch.skipped:
+            by_reason.setdefault(one, []).append(epoch.epoch)
+    for (name, why), epochs in by_reason.items():
+        known = f": {printable(why)}" if why else ", which was away"
+        yield f"{_numbered(epochs)} skipped {printable(name)}{known}"
+
+
+def _numbered(epochs: Sequence[int]) -> str:
+    """ "epoch 7", "epochs 3 to 5 and 7"."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(epochs)):
+        if ranges and ranges[-1][-1] == number - 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    words = [" to ".join(map(str, one)) for one in ranges]
+    return f"epoch{'s' if len(set(epochs)) > 1 else ''} {listed(words)}"
 
 
 def summary(found: PipelineStatus) -> Iterator[str]:

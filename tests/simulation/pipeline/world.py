@@ -392,10 +392,10 @@ class World:
     def _latest(self, origin: Origin, start: int, source: Source, ports: Ports) -> Any:
         return self.cores.latest(ports, origin, start, source, OUTAGE_S, self._known_away(source))
 
-    def _known_away(self, source: Source) -> tuple[str, ...]:
+    def _known_away(self, source: Source) -> dict[str, str]:
         """What the process remembers as away, rightly or not."""
         forgets = not source.skips or not self.faults or self.random.random() < 0.8
-        return () if forgets else (self.random.choice(source.resources),)
+        return {} if forgets else {self.random.choice(source.resources): "it was away"}
 
     def _bind(self, driver: str, checkpoint: Checkpoint) -> Steps:
         """As `xabridge.pipeline.core.driver.query_binding.bind`, with one effect for each of its parts."""

@@ -18,6 +18,7 @@ from xabridge.pipeline.core.process_ids import driver_id
 from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.core.task.source_task import read
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,11 +35,18 @@ EVERY: Final = 1_000_000
 class Pipeline:
     """One pipeline, from the queue `clicks` to the queue `alerts`."""
 
-    def __init__(self, broker: EmbeddedBroker, folder: Path, name: str = "revenue", *, queue: str = QUEUE) -> None:
+    def __init__(
+        self, broker: EmbeddedBroker, folder: Path, name: str = "revenue", *, queue: str = QUEUE, away: str = ""
+    ) -> None:
         self.broker = broker
         self.name = name
         self.queue = queue
-        self.watched = WatchedPipelines(f"sqlite:///{folder / 'pipelines.db'}", (("main", url(broker)),))
+        resources = [("main", url(broker))]
+        self._shards = [Shard("main", (queue,))]
+        if away:
+            resources.append((away, f"amqp://127.0.0.1:{free_port()}/?connect_timeout=1&timeout=1"))
+            self._shards.append(Shard(away, (queue,)))
+        self.watched = WatchedPipelines(f"sqlite:///{folder / 'pipelines.db'}", tuple(resources))
         self.resources = Resources()
         self.driver = driver_id()
         self._settings = Settings(name, self.watched.log, self.watched.resources)
@@ -58,7 +66,7 @@ class Pipeline:
     def start(self, query: str = "5f0c7be2-9d1b-4a57-b4cf-6a2f8a1c9e33") -> None:
         """A query starts."""
         self._query = query
-        source = Source((Shard("main", (self.queue,)),), partitions=2, rows=3)
+        source = Source(tuple(self._shards), partitions=2, rows=3, skips=True)
         bind(self._settings, self.driver, Query(query, "run", EVERY), [source], resources=self.resources)
         self._planner = SourcePlanner(self._settings, source, self.driver, resources=self.resources)
 
@@ -102,10 +110,11 @@ class Pipeline:
 
 @contextlib.contextmanager
 def pipeline(
-    broker: EmbeddedBroker, folder: Path, *, queue: str = QUEUE, query: str = "q", many: int = 4
+    broker: EmbeddedBroker, folder: Path, *, queue: str = QUEUE, query: str = "q", many: int = 4, away: str = ""
 ) -> Iterator[Pipeline]:
-    """A pipeline whose last batch but one is decided and not logged, and whose last one is under way."""
-    made = Pipeline(broker, folder, queue=queue)
+    """A pipeline whose last batch but one is decided and not logged, and whose last one is under way. It also reads a
+    broker that is `away`."""
+    made = Pipeline(broker, folder, queue=queue, away=away)
     made.put(3 * many + 5)
     made.start(query)
     for _ in range(many):

@@ -70,6 +70,22 @@ def test_the_page_shows_batches_and_what_waits(made: Pipeline, here: str, visit:
     assert f'href="/b/main/queue?name={made.queue}"' in page
 
 
+def test_brokers_that_were_skipped_are_shown_with_the_reason(
+    made: Pipeline, here: str, visit: Callable[..., Visitor], broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    visitor = visit(here, pipelines=made.watched)
+    visitor.sign_in("viewer")
+    assert "skipped" not in text_of(visitor.get("/pipelines")).lower()
+    folder = tmp_path / "north"
+    folder.mkdir()
+    with pipeline(broker, folder, queue="north", away="north") as other:
+        visitor = visit(here, pipelines=other.watched)
+        visitor.sign_in("viewer")
+        said = text_of(visitor.get("/pipelines"))
+    assert "revenue a broker is away" in said
+    assert re.search("Skipped epochs 1 to 5 skipped north: north can.+ be read: .*refused", said)
+
+
 def test_orphans_are_told_in_the_words_of_the_command(
     made: Pipeline, here: str, visit: Callable[..., Visitor], clock: Clock
 ) -> None:

@@ -1,4 +1,6 @@
-"""This test runs a backfill beside a live query on real Spark, and kills its driver before and after the decision."""
+"""This test runs a backfill beside a live query on real Spark, and kills its driver before and after the decision. What
+was written is remembered in PostgreSQL, or in MariaDB beside the PostgreSQL of the rows.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,23 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import make_url
 
 if TYPE_CHECKING:
     from tests.xabridge.pipeline.environment import Driver, SparkEnvironment
+    from xabridge.testing.mariadb import MariaDB
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def test_a_backfill_writes_what_the_live_query_has_not_written(spark: Driver, env: SparkEnvironment) -> None:
+@pytest.mark.parametrize("place", ["shop", pytest.param("maria", marks=pytest.mark.long)])
+def test_a_backfill_writes_what_the_live_query_has_not_written(
+    spark: Driver, env: SparkEnvironment, mariadb: MariaDB, place: str
+) -> None:
     env.send([*range(40, 60), *range(50, 60)])  # some were sent twice
-    sink = env.sink(table="rows", address="out", once="message_id", once_table="shop:seen")
+    url = mariadb.create_database("mariadb")
+    maria = {"resource.maria": url} if place == "maria" else {}
+    sink = env.sink(table="shop:rows", address="out", once="message_id", once_table=f"{place}:seen", **maria)
     live = {"query": "identified", "source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
     assert spark.call("stream", **live)["errors"] == []
     assert env.rows("SELECT count(*) FROM rows") == [(20,)]
@@ -29,4 +38,8 @@ def test_a_backfill_writes_what_the_live_query_has_not_written(spark: Driver, en
     env.send(range(70, 90))  # the live query goes on
     assert spark.call("stream", **live)["errors"] == []
     env.check_copies(Counter(range(90)))
-    assert env.rows("SELECT count(*) FROM seen") == [(90,)]
+    if place == "shop":
+        assert env.rows("SELECT count(*) FROM seen") == [(90,)]
+    else:
+        assert mariadb.ask(f"SELECT count(*) FROM {make_url(url).database}.seen") == [(90,)]  # noqa: S608 — our own
+        assert mariadb.ask("XA RECOVER") == []

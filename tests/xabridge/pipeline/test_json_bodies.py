@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from rm_amqp import Message
+from rm_amqp.message import encoded
 from xabridge.pipeline.core import Messages
+from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
 from xabridge.pipeline.json_schema import ddl_of
 from xabridge.pipeline.spark.json_bodies import json_reader
 from xabridge.pipeline.spark.message_rows import batch_of
@@ -137,6 +140,108 @@ def test_large_decimals_are_not_rounded() -> None:
 def test_a_value_that_does_not_fit_is_bad(name: str, value: object) -> None:
     with pytest.raises(ValueError, match="which is no"):
         json_reader(EVERY)(json.dumps({name: value}))
+
+
+WIDE = pa.struct({**{field.name: field.type for field in EVERY}, "float_": pa.float32(), "large": pa.int64()})
+DEEP = "[" * 100_000 + "]" * 100_000
+FAR = "1e99999999999999999999"
+"""A number that Python can't read as a Decimal."""
+
+
+@pytest.mark.parametrize(
+    ("name", "literal", "read"),
+    [
+        ("large", "9223372036854775807", (1 << 63) - 1),
+        ("large", "9223372036854775808", None),
+        ("large", "-9223372036854775808", -1 << 63),
+        ("large", "-9223372036854775809", None),
+        ("large", "-0", 0),
+        ("large", "1e2", None),
+        ("large", "9" * 5000, None),
+        ("large", "-" + "9" * 1_000_000, None),
+        ("large", FAR, None),
+        ("small", "9" * 39, None),
+        ("small", "9" * 41, None),
+        ("ratio", "9" * 5000, None),
+        ("ratio", "0." + "9" * 5000, 1.0),
+        ("ratio", "9" * 300, 1e300),
+        ("ratio", "1e999", None),
+        ("ratio", "-1e999", None),
+        ("ratio", FAR, None),
+        ("ratio", "1e-999", 0.0),
+        ("ratio", "-0", 0.0),
+        ("ratio", "-0.0", -0.0),
+        ("float_", "3.4028234e38", 3.4028234663852886e38),
+        ("float_", "3.5e38", None),
+        ("float_", "-1e39", None),
+        ("amount", "9" * 5000, None),
+        ("amount", '"' + "9" * 5000 + '"', None),
+        ("amount", "1." + "0" * 5000, Decimal(1)),
+        ("amount", "1.1" + "0" * 60, Decimal("1.1")),
+        ("amount", "1" + "0" * 5000 + "e-5000", Decimal(1)),
+        ("amount", "1e999", None),
+        ("amount", FAR, None),
+        ("amount", f'"{FAR}"', None),
+        ("amount", "1e-99999999999999999999", None),
+        ("amount", "1e-999999999999999999", None),
+        ("amount", "-0", Decimal(0)),
+        ("amount", "-0.00", Decimal(0)),
+        ("text", "9" * 5000, None),
+        ("text", '"\\ud83d\\ude00"', "\U0001f600"),
+        ("text", '"\\ud83d"', None),
+        ("text", '"\\ude00\\ud83d"', None),
+        ("text", '"\\u0000"', "\0"),
+        ("flag", "9" * 5000, None),
+        ("at", "9" * 5000, None),
+        ("at", '"\\ud800"', None),
+        ("day", '"\\ud800"', None),
+        ("raw", '"\\ud800"', None),
+        ("tags", '{"x": ' + "9" * 5000 + "}", None),
+        ("tags", '{"\\ud800": 1}', None),
+        ("tags", '{"\\ud800": "x"}', None),
+        ("tags", '{"x": 1, "y": 2, "x": 3}', [("x", 3), ("y", 2)]),
+        ("lines", "[" + "9" * 5000 + "]", None),
+        ("lines", DEEP, None),
+        ("lines", "[" * 200 + "]" * 200, None),
+        ("large", '1, "large": 2', 2),
+    ],
+)
+def test_what_is_json_and_strange(name: str, literal: str, read: Any) -> None:
+    """It is read exactly, or the message is bad: the reason says which field, is text itself, and is not Python's."""
+    body = f'{{"{name}": {literal}}}'.encode()
+    if read is not None:
+        (row,) = column(WIDE, body)
+        assert row[name] == read
+        assert not isinstance(read, float) or str(row[name]) == str(read), "the sign of zero, too"
+        return
+    sorting = Sorting(body=json_reader(WIDE))
+    octets = [(None, encoded(Message(one, inferred=True))) for one in (b"{}", body, b"{}")]
+    (messages,) = decode_messages(octets, 10, sorting)
+    assert len(messages) == 2
+    ((place, why),) = sorting.bad.items()
+    assert place == 1
+    assert name in why or "nested too deeply" in why
+    assert "which is no " in why or "nested too deeply" in why
+    assert len(why.encode()) < 200
+
+
+def test_a_strange_number_in_a_field_that_is_left_out_is_no_matter() -> None:
+    for literal in ("9" * 5000, FAR, "1e999", '"\\ud800"', '{"\\ud800": -0}'):
+        assert column(ORDER, f'{{"number": 1, "other": {literal}}}') == [{"number": 1, "product": None}]
+
+
+def test_keys_of_a_map_fit_their_type() -> None:
+    days = pa.struct({"days": pa.map_(pa.date32(), pa.int32())})
+    assert column(days, '{"days": {"2026-11-21": 1}}') == [{"days": [(date(2026, 11, 21), 1)]}]
+    with pytest.raises(ValueError, match='a key of days is "today", which is no date32'):
+        json_reader(days)('{"days": {"today": 1}}')
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_constants_are_no_json(constant: str) -> None:
+    for name in ("ratio", "amount", "other"):
+        with pytest.raises(ValueError, match=f"{constant} is not JSON"):
+            json_reader(EVERY)(f'{{"{name}": {constant}}}')
 
 
 @pytest.mark.parametrize("body", [None, b"", b"{", b"\xff", b"[]", b"null", b'{"number": NaN}', b"{}", b"[" * 100_000])

@@ -21,6 +21,7 @@ from xabridge.pipeline.spark.json_bodies import json_reader
         (["1", "9223372036854775808"], "decimal(38,0)"),
         (["1", "1.5"], "double"),
         (["1e3"], "double"),
+        (["9" * 5000, "1e99999999999999999999"], "double"),
         (["true", "false"], "boolean"),
         (['"2026-11-21T23:12:07Z"', '"2026-11-21T23:12:07.5+01:00"'], "timestamp"),
         (['"2026-11-21T23:12:07"'], "timestamp_ntz"),
@@ -46,6 +47,7 @@ def test_a_type(values: list[str], type_: str) -> None:
     [
         (['{"v": 1}', '{"v": "1"}'], "v is a number and text, which no type of Spark holds"),
         (['{"v": {"w": [1, {}]}}'], r"v\.w\[\] is a number and an object"),
+        (['{"\\ud800": 1}'], r"'\\ud800' is no name: it has half of a surrogate pair"),
         (['{"v": true}', '{"v": 0}'], "v is a number and true or false"),
         (['{"v": 1}', '{"V": 1}'], "v and V are one column to Spark"),
         (["{}"], "the bodies have no fields"),

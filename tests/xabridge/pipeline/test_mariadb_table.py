@@ -11,7 +11,8 @@ import pytest
 
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import TableTarget
-from xabridge.pipeline.core.task.mariadb import connect, inserts
+from xabridge.pipeline.core.task.mariadb import inserts
+from xabridge.pipeline.core.task.mariadb_session import connect
 from xabridge.pipeline.spark.database_table import check_rows
 from xabridge.pipeline.spark.mariadb_table import look_up, rows_of
 
@@ -109,7 +110,8 @@ def test_every_type_arrives_as_it_was(database: str) -> None:
         ("numbered", {"nr": "int", "code": "string"}, ("code",), r"another unique constraint \(nr\)"),
         ("prefixed", {"code": "string", "n": "string"}, ("code",), r"another unique constraint \(n\)"),
         ("at_once", {"id": "bigint"}, (), "its engine is Aria, which can't roll back"),
-        ("nowhere", {"id": "bigint"}, (), "there is no such table"),
+        ("nowhere", {"id": "bigint"}, (), "there is no such table in this database$"),
+        ("WIDE", {"id": "bigint"}, (), "There is wide: this server tells capitals in names of tables$"),
     ],
 )
 def test_what_does_not_fit_is_refused(

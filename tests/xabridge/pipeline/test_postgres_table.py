@@ -126,6 +126,38 @@ def test_no_table_and_no_prepared_transactions(database: str) -> None:
         look_up(TableTarget("shop", "t"), "postgresql://postgres@127.0.0.1:1/x")
 
 
+@pytest.mark.parametrize(
+    ("given", "there"),
+    [
+        ("Orders", '"Orders": capitals count, and PostgreSQL reads .* in small letters. Write shop:"Orders"$'),
+        ("orders", 'Write shop:"Orders"$'),
+        ("public.orders", r'Write shop:public."Orders"$'),
+        ('"WIDE"', "Write shop:wide$"),
+        ("sales.Revenue", r'Write shop:"Sales"."Revenue"$'),
+        ("archived", r"There is old.archived, in a schema that is not in the search_path: write shop:old.archived$"),
+        ('"Archived"', r"There is old.archived: capitals count.* Write shop:old.archived$"),
+        ("wide.nowhere", "there is no such table in this database$"),
+    ],
+)
+def test_a_table_of_another_case_or_schema_is_named(database: str, given: str, there: str) -> None:
+    with psycopg.connect(database) as connection:
+        connection.execute('CREATE SCHEMA "Sales"')
+        connection.execute("CREATE SCHEMA old")
+        for name in ('"Orders"', '"Sales"."Revenue"', "old.archived"):
+            connection.execute(f"CREATE TABLE {name} (id bigint)")
+    with pytest.raises(PipelineError, match=there):
+        look_up(TableTarget("shop", given), database)
+
+
+def test_a_column_of_another_case_is_named(database: str) -> None:
+    wide = TableTarget("shop", "wide")
+    with pytest.raises(PipelineError, match=r"it has no column 'TEXT_' \(did you mean text_\?\)"):
+        check_rows(wide, look_up(wide, database), {"id": "bigint", "TEXT_": "string"})
+    key = TableTarget("shop", "wide", ("ID",))
+    with pytest.raises(PipelineError, match=r"the query has no column ID \(did you mean id\?\), which is in the key"):
+        check_rows(key, look_up(key, database), {"id": "bigint", "text_": "string"})
+
+
 def test_columns_of_messages_stay_out_of_the_table(database: str) -> None:
     given = {"pipeline": "p", "log": database, "resource.shop": database, "resource.broker": "amqp://x/"}
     rows = {"id": "bigint", "text_": "string", "body": "string", "subject": "string"}

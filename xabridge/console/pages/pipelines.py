@@ -64,6 +64,8 @@ class PipelineView:
     mean: dict[str, float]
     sentences: tuple[str, ...]
     orphans: tuple[tuple[str, str], ...]
+    skipped: tuple[str, ...]
+    """Which epochs did not read a broker, and why."""
 
     @property
     def last(self) -> EpochStatus | None:
@@ -154,6 +156,7 @@ async def _view(console: Console, session: Session, status: PipelineStatus) -> P
         words.mean_phases(status, len(shown)),
         tuple(words.summary(status)),
         tuple((gtrid_name(gtrid), words.told(branches)) for gtrid, branches in words.orphans(status).items()),
+        tuple(words.skipped(status, len(shown))),
     )
 
 

@@ -34,18 +34,19 @@ class Shard:
 @dataclass(frozen=True, slots=True)
 class PlannedRead:
     """What a source reads in an epoch, as the ledger keeps it: from these brokers, by a task for each of `shards`, in
-    the order of their indexes. Brokers that are away were `skipped`. Rows of earlier versions know one broker only."""
+    the order of their indexes. Brokers that are away were `skipped`, each with the reason. Rows of earlier
+    versions know one broker only."""
 
     resources: tuple[str, ...] = ()
     shards: tuple[Shard, ...] = ()
-    skipped: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
 
     def as_text(self) -> str:
         """The text that the ledger stores."""
         if not self.resources:
             return ""
         shards = [[shard.resource, *shard.queues] for shard in self.shards]
-        return json.dumps({"resources": self.resources, "shards": shards, "skipped": self.skipped})
+        return json.dumps({"resources": self.resources, "shards": shards, "skipped": dict(self.skipped)})
 
     @classmethod
     def from_text(cls, text: str, source: str) -> PlannedRead:
@@ -53,7 +54,10 @@ class PlannedRead:
         if not text:
             return cls((source,)) if source else cls()
         stored = json.loads(text)
-        return cls(tuple(stored["resources"]), tuple(map(_shard, stored["shards"])), tuple(stored["skipped"]))
+        skipped = stored["skipped"]
+        if isinstance(skipped, list):  # of an earlier version, which kept no reasons
+            skipped = dict.fromkeys(skipped, "")
+        return cls(tuple(stored["resources"]), tuple(map(_shard, stored["shards"])), tuple(skipped.items()))
 
 
 def shard_as_text(shard: Shard | None) -> str:

@@ -14,7 +14,7 @@ from xabridge.pipeline.core import LakeTarget, PipelineError
 from xabridge.pipeline.core.task.databases import MARIADB, POSTGRES, scheme_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from xabridge.pipeline.core import Settings, TableTarget
 
@@ -81,6 +81,14 @@ def look_up(target: TableTarget | LakeTarget, settings: Settings) -> DatabaseTab
     return postgres_table.look_up(target, url)
 
 
+def meant(name: str, known: Iterable[str]) -> str:
+    """A question whether one of the known names was meant, in parentheses; "" for none. Names that differ in capitals
+    are different columns here."""
+    names = list(known)
+    close = [one for one in names if one.casefold() == name.casefold()] or get_close_matches(name, names, 1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
 def check_rows(
     target: TableTarget | LakeTarget, table: DatabaseTable, rows: Mapping[str, str], option: str = "columns"
 ) -> None:
@@ -90,11 +98,9 @@ def check_rows(
     known = {column.name: column for column in table.columns}
     for name, type_ in rows.items():
         if name not in known:
-            close = get_close_matches(name, known, 1)
-            meant = f" (did you mean {close[0]}?)" if close else ""
             raise PipelineError(
-                f"{where}: it has no column {name!r}{meant}; it has {', '.join(known)}. Select what belongs there, or "
-                f"name it in the option {option}"
+                f"{where}: it has no column {name!r}{meant(name, known)}; it has {', '.join(known)}. Select what "
+                f"belongs there, or name it in the option {option}"
             )
         if known[name].made:
             raise PipelineError(f"{where}: the database makes the column {name} itself; leave it out")
@@ -109,7 +115,9 @@ def check_rows(
         return
     for name in target.key:
         if name not in rows:
-            raise PipelineError(f"{where}: the query has no column {name}, which is in the key: {', '.join(rows)}")
+            raise PipelineError(
+                f"{where}: the query has no column {name}{meant(name, rows)}, which is in the key: {', '.join(rows)}"
+            )
     if tuple(sorted(target.key)) not in table.keys:
         keys = "; ".join(", ".join(key) for key in table.keys) or "none"
         raise PipelineError(

@@ -9,6 +9,9 @@ knows and the body lacks are null, so that a schema may get new nullable columns
     decimal         a number, or text with one; it has to fit without being rounded
     binary          text by base64
     map, struct     an object; array: an array
+
+A number fits if the type holds it: a whole one for integers, one that is not infinite there for float and double, of
+which digits may be lost.
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
 from base64 import b64decode
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+
+from xabridge.pipeline.json_document import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """A decimal as text; Python would read more, like 1_000."""
+_EXACT: Final = Context(prec=38, traps=[InvalidOperation, Inexact])
 
 
 def json_reader(type_: pa.StructType) -> Callable[[Body], dict[str, Any]]:
@@ -38,18 +45,10 @@ def json_reader(type_: pa.StructType) -> Callable[[Body], dict[str, Any]]:
     def read(body: Body) -> dict[str, Any]:
         if body is None:
             raise ValueError("there is no body")
-        try:
-            value = json.loads(body, parse_float=Decimal, parse_constant=_no_number)
-        except RecursionError as error:
-            raise ValueError("the body is nested too deeply") from error
-        found: dict[str, Any] = _fitting(value, type_, "the body")
+        found: dict[str, Any] = _fitting(read_json(body), type_, "the body")
         return found
 
     return read
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
 
 
 def _wrong(value: Any, type_: pa.DataType, where: str) -> ValueError:
@@ -65,7 +64,8 @@ def _fitting(value: Any, type_: pa.DataType, where: str) -> Any:
     if pa.types.is_map(type_):
         if not isinstance(value, dict):
             raise _wrong(value, type_, where)
-        return [(key, _field(one, type_.item_field, f"{where}.{key}")) for key, one in value.items()]
+        keys = {key: _fitting(key, type_.key_type, f"a key of {where}") for key in value}
+        return [(keys[key], _field(one, type_.item_field, f"{where}.{key}")) for key, one in value.items()]
     if pa.types.is_list(type_):
         if not isinstance(value, list):
             raise _wrong(value, type_, where)
@@ -106,6 +106,8 @@ def _number(value: int | Decimal, type_: pa.DataType) -> Any:
         found = float(value)
         if not math.isfinite(found):
             raise ValueError(value)
+        if pa.types.is_float32(type_):
+            struct.pack("<f", found)  # OverflowError: Arrow would make it infinite
         return found
     if pa.types.is_decimal(type_):
         return _decimal(value, type_)
@@ -142,7 +144,8 @@ def _decimal(value: int | Decimal | str, type_: pa.Decimal128Type) -> Decimal:
         return Decimal(0)
     if number.adjusted() >= type_.precision - type_.scale or _places(number) > type_.scale:
         raise ValueError(value)
-    return number
+    # Exactly so many places: of a number with many zeros at its end Arrow makes an error, or another number.
+    return number.quantize(Decimal(1).scaleb(-type_.scale), context=_EXACT)
 
 
 def _places(number: Decimal) -> int:

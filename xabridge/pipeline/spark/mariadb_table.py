@@ -15,7 +15,8 @@ import pymysql
 
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.secrets import expanded
-from xabridge.pipeline.core.task.mariadb import DDL, connect, make_table
+from xabridge.pipeline.core.task.mariadb import DDL, make_table
+from xabridge.pipeline.core.task.mariadb_session import connect
 from xabridge.pipeline.spark.database_table import Column
 from xabridge.pipeline.spark.json_values import json_texts
 
@@ -53,6 +54,9 @@ _NUMBERS: Final = re.compile(r"\d+")
 _SETTINGS: Final = """
 SELECT t.engine FROM information_schema.tables t
 WHERE t.table_schema = {schema} AND t.table_name = {table} AND t.table_type = 'BASE TABLE'"""
+_OTHERS: Final = """
+SELECT t.table_name FROM information_schema.tables t
+WHERE t.table_schema = {schema} AND lower(t.table_name) = lower({table}) ORDER BY t.table_name LIMIT 1"""
 _COLUMNS: Final = """
 SELECT column_name, column_type, is_nullable, column_default, extra FROM information_schema.columns
 WHERE table_schema = {schema} AND table_name = {table} ORDER BY ordinal_position"""
@@ -124,6 +128,10 @@ def look_up(target: TableTarget, url: str) -> MariaTable:
             }
             cursor.execute(_SETTINGS.format(**names))
             engines = [engine for (engine,) in cursor.fetchall()]
+            cursor.execute(_OTHERS.format(**names))
+            others = [
+                f". There is {name}: this server tells capitals in names of tables" for (name,) in cursor.fetchall()
+            ]
             cursor.execute(_COLUMNS.format(**names))
             columns = cursor.fetchall()
             cursor.execute(_KEYS.format(**names))
@@ -133,7 +141,7 @@ def look_up(target: TableTarget, url: str) -> MariaTable:
     except pymysql.MySQLError as error:
         raise PipelineError(f"{where}: its columns can't be read: {error}") from error
     if not engines:
-        raise PipelineError(f"{where}: there is no such table in this database")
+        raise PipelineError(f"{where}: there is no such table in this database{''.join(others)}")
     if engines[0] != "InnoDB":
         raise PipelineError(f"{where}: its engine is {engines[0]}, which can't roll back; it has to be InnoDB")
     if target.key:

@@ -14,7 +14,6 @@ from pyarrow import csv
 from rm_db.address import Address
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.secrets import expanded
-from xabridge.pipeline.core.task import once_table
 from xabridge.pipeline.core.task.staging_table import DDL, NAME, make_table
 from xabridge.pipeline.spark.database_table import Column
 from xabridge.pipeline.spark.json_values import json_texts
@@ -58,6 +57,16 @@ SELECT array_agg(a.attname::text ORDER BY a.attname)
 FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
 WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
 GROUP BY i.indexrelid"""
+
+_OTHERS: Final = """
+SELECT CASE WHEN array_length(parts, 1) = 1 AND pg_table_is_visible(c.oid) THEN quote_ident(c.relname)
+            ELSE quote_ident(n.nspname) || '.' || quote_ident(c.relname) END,
+       c.relname = parts[array_length(parts, 1)] AND array_length(parts, 1) = 1
+FROM parse_ident(%(table)s) parts, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'f', 'v') AND lower(c.relname) = lower(parts[array_length(parts, 1)])
+      AND n.nspname !~ '^(pg_|information_schema$)'
+      AND (array_length(parts, 1) = 1 OR lower(n.nspname) = lower(parts[1]))
+ORDER BY pg_table_is_visible(c.oid) DESC, n.nspname, c.relname LIMIT 1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +147,24 @@ def _described(target: TableTarget, connection: psycopg.Connection[Any]) -> Post
     columns = connection.execute(_COLUMNS, (target.table,)).fetchall()
     keys = connection.execute(_KEYS, (target.table,)).fetchall()
     if not columns:
-        raise PipelineError(f"table {target.resource}:{target.table}: there is no such table in this database")
+        where = f"table {target.resource}:{target.table}"
+        raise PipelineError(f"{where}: there is no such table in this database{_other(target, connection)}")
     return PostgresTable(
         target.table, tuple(Column(*column) for column in columns), tuple(tuple(key[0]) for key in keys)
+    )
+
+
+def _other(target: TableTarget, connection: psycopg.Connection[Any]) -> str:
+    """Which table there is whose name differs in capitals, or that is in a schema that is not searched."""
+    found = connection.execute(_OTHERS, {"table": target.table}).fetchone()
+    if found is None:
+        return ""
+    name, same = found
+    if same:
+        return f". There is {name}, in a schema that is not in the search_path: write {target.resource}:{name}"
+    return (
+        f". There is {name}: capitals count, and PostgreSQL reads a name without quotes as one in small letters. Write "
+        f"{target.resource}:{name}"
     )
 
 
@@ -152,18 +176,6 @@ def _make_staging(target: TableTarget, url: str) -> None:
             f"resource {target.resource}: rows first go into a staging table of this database, and this user can't "
             f"create it: {error}. Ask an administrator to create it, and to grant SELECT, INSERT, UPDATE and DELETE on "
             f"it: {DDL}"
-        ) from error
-
-
-def make_once_table(target: TableTarget, url: str) -> None:
-    """Makes the table of the option once_table where it is missing. PipelineError: this user can't."""
-    try:
-        once_table.make_table(expanded(target.resource, url), target.table)
-    except psycopg.Error as error:
-        raise PipelineError(
-            f"resource {target.resource}: the table {target.table} of the option once_table can't be made: {error}. "
-            "Ask an administrator to create it, and to grant SELECT and INSERT on it: "
-            f"{once_table.DDL.format(target.table)}"
         ) from error
 
 

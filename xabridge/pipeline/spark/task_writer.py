@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from xabridge.pipeline.core import Attempt, BatchRefused, LakeTarget, PipelineError, SinkReport
 from xabridge.pipeline.core.retry import Backoff
-from xabridge.pipeline.core.task.databases import MARIADB, scheme_of
+from xabridge.pipeline.core.secrets import expanded
+from xabridge.pipeline.core.task.databases import MARIADB, database_of, scheme_of
 from xabridge.pipeline.options import TableRows
 from xabridge.pipeline.spark.message_rows import COLUMNS, RECEIVED, SENT, messages_of, with_body
 from xabridge.pipeline.spark.sharded_rows import by_shard
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from xabridge.pipeline.core import AddressTarget, Once, SinkPlan
+    from xabridge.pipeline.core import AddressTarget, Once, SinkPlan, TableTarget
     from xabridge.pipeline.core.task.sink_task import SinkTask
     from xabridge.pipeline.options import SinkOptions
     from xabridge.pipeline.routing import Routing
@@ -70,10 +71,27 @@ def _remembered(options: SinkOptions, rows: Mapping[str, str]) -> Once | None:
         raise PipelineError(f"format xa, option once: the query has no column {once.column!r}; it has {_list(rows)}")
     if rows[once.column] not in IDENTIFYING:
         raise PipelineError(f"format xa, option once: {once.column} is {rows[once.column]}; cast it to string")
-    from xabridge.pipeline.spark.postgres_table import make_once_table  # noqa: PLC0415 — loads psycopg
-
-    make_once_table(once.values, options.settings.url(once.values.resource))
+    _make_once_table(once.values, options.settings.url(once.values.resource))
     return once
+
+
+def _make_once_table(target: TableTarget, url: str) -> None:
+    url = expanded(target.resource, url)
+    kind = database_of(target.resource, url)
+    where = f"resource {target.resource}: the table {target.table} of the option once_table"
+    statement = kind.once.statement(target.table)
+    try:
+        fits = kind.once.make(url, target.table)
+    except kind.errors as error:
+        raise PipelineError(
+            f"{where} can't be made: {error}. Ask an administrator to create it, and to grant SELECT and INSERT on it: "
+            f"{statement}"
+        ) from error
+    if not fits:
+        raise PipelineError(
+            f"{where} is there, but can't tell values exactly, each of them once. Name another table, or make it anew: "
+            f"{statement}"
+        )
 
 
 def _check_route(option: str, column: str, rows: Mapping[str, str]) -> None:
@@ -84,13 +102,15 @@ def _check_route(option: str, column: str, rows: Mapping[str, str]) -> None:
 
 
 def _table(options: SinkOptions, one: TableRows, rows: Mapping[str, str], routes: Sequence[str]) -> TableRows:
-    from xabridge.pipeline.spark.database_table import check_rows, look_up  # noqa: PLC0415 — loads pyarrow
+    from xabridge.pipeline.spark.database_table import check_rows, look_up, meant  # noqa: PLC0415 — loads pyarrow
 
     target = one.target
     named = f"columns.{target.table}" if options.tables.column else "columns"
     for name in one.columns:
         if name not in rows:
-            raise PipelineError(f"format xa, option {named}: the query has no column {name!r}; it has {_list(rows)}")
+            raise PipelineError(
+                f"format xa, option {named}: the query has no column {name!r}{meant(name, rows)}; it has {_list(rows)}"
+            )
     table = look_up(target, options.settings)
     has = {column.name for column in table.columns}
     columns = one.columns or tuple(

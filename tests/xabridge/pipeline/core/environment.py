@@ -29,7 +29,7 @@ from xabridge.pipeline.core import (
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import BatchResult, SinkCoordinator
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
-from xabridge.pipeline.core.resources import Resources
+from xabridge.pipeline.core.resources import Resources, prepared_branches
 from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.core.task.source_task import read
@@ -191,8 +191,8 @@ class CoreEnvironment:
         found = [xid.bqual.decode() for xid in rm.recover(1, TMSTARTRSCAN | TMENDRSCAN)]
         rm.close("", 1)
         for name, url in self.others:
-            other = self.resources.get(name, url).rm
-            found += [xid.bqual.decode() for xid in other.recover(1, TMSTARTRSCAN | TMENDRSCAN)]
+            other = self.resources.get(name, url)
+            found += [xid.bqual.decode() for xid in prepared_branches(other, b"")]
         with psycopg.connect(self.database) as connection:
             gids = [row[0] for row in connection.execute(_GIDS)]
         return sorted(found + [Xid.parse(gid).bqual.decode() for gid in gids])

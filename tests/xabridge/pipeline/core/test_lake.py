@@ -17,8 +17,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from rm_delta import lake as lake_module
 from tests.rm_delta.test_contract import rows_of
-from tests.xabridge.pipeline.core.environment import ALERTS
-from xabridge.pipeline.core import Attempt, Batch, BatchRefused, LakeTarget, Messages, Offset
+from tests.xabridge.pipeline.core.environment import ALERTS, TABLE
+from xabridge.pipeline.core import Attempt, Batch, BatchRefused, LakeTarget, Messages, Offset, TableTarget
 from xabridge.pipeline.core.task.sink_task import SinkTask
 
 if TYPE_CHECKING:
@@ -117,65 +117,163 @@ def test_a_batch_that_is_aborted_leaves_nothing(env: CoreEnvironment, folder: Pa
     check(env, folder, ROWS, versions=1)
 
 
-CHILD = """
+DRIVERS = """
 import os, pickle, signal, sys
 from rm_delta import lake
-from rm_delta.resource_manager import DeltaUnit
+from rm_delta.lake import Lake
 from tm.log.sql import SqlLog
 from xabridge.pipeline.core import Batch
+from xabridge.pipeline.core.driver import append_branch, deciding_rows, upsert_branch
+from xabridge.pipeline.core.driver.open_pipeline import BlockingBranches
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
+from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger
+from xabridge.pipeline.core.resources import Resources, ask_branches
 
-def dies_behind(owner, name, times=1):
+passed = []
+
+def point(name):
+    passed.append(name)
+    if len(passed) == least:
+        told.write("\\n".join(passed))
+        told.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def stops_behind(owner, name):
     whole = getattr(owner, name)
-    left = [times]
     def call(*args, **options):
         result = whole(*args, **options)
-        left[0] -= 1
-        if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
+        point(name)
         return result
     setattr(owner, name, call)
 
-settings, plan, reports = pickle.load(sys.stdin.buffer)
-owner, name, times = {
-    "prepared": (DeltaUnit, "prepare", 1),
-    "decided": (SqlLog, "decide", 1),
-    "first table": (lake, "_write_version", 1),
-    "second table": (lake, "_write_version", 2),
-}[sys.argv[1]]
-dies_behind(owner, name, times)
-SinkCoordinator(settings, "driver-1").commit(plan, Batch("q", 0), reports)
+def stops_behind_awaited(owner, name):
+    whole = getattr(owner, name)
+    async def call(*args, **options):
+        result = await whole(*args, **options)
+        point(name)
+        return result
+    setattr(owner, name, call)
+
+async def ask(self, verb, branches):
+    answers = []
+    for branch in branches:
+        answers += ask_branches(self._resources, verb, [branch])
+        point(f"{verb.name.lower().partition('_')[0]} {branch.resource}")
+    return answers
+
+for owner, name in ((SqlLog, "decide"), (SqlLog, "abort"), (upsert_branch, "vote"), (Lake, "prepare"),
+                    (Lake, "_moved"), (Lake, "_link"), (lake, "_write_version"), (Lake, "remove")):
+    stops_behind(owner, name)
+for owner, name in ((SqlLedger, "bind_batch"), (SqlLedger, "mark_logged"), (SqlLedger, "mark_finished"),
+                    (BlockingBranches, "write_staged"), (BlockingBranches, "fence")):
+    stops_behind_awaited(owner, name)
+BlockingBranches.ask = ask
+
+while True:
+    try:
+        least, driver, path, settings, plan, batch, reports = pickle.load(sys.stdin.buffer)
+    except EOFError:
+        break
+    pid = os.fork()  # nothing is open yet
+    if pid == 0:
+        told = open(path, "w")
+        point("begun")
+        SinkCoordinator(settings, driver, resources=Resources()).commit(plan, batch, reports)
+        told.write("\\n".join(passed))
+        told.flush()
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
 """
+EFFECTS = ["begun", "prepare", "vote", "write_staged", "bind_batch"]
+EFFECTS += [
+    "decide",
+    "_moved",
+    "_link",
+    "_write_version",
+    "remove",
+    "commit lake",
+    "commit shop",
+    "commit broker",
+    "fence",
+]
+TOTALS = TableTarget("shop", "public.totals", ("product",))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["prepared", "decided", "first table", "second table"])
-def test_the_driver_is_killed(env: CoreEnvironment, folder: Path, point: str) -> None:
-    env.put(ROWS)
-    reader = env.reader()
-    end = reader.latest(Offset())
-    plan, reports = planned(env, reader, Offset(), end)
-    given = pickle.dumps((env.settings, plan, reports))
-    ended = subprocess.run([sys.executable, "-c", CHILD, point], input=given, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    assert [name for name in env.prepared() if name.startswith("snk/key/")]
-    env.put([f"{row}" for row in range(10, 15)])
-    write_deltalake(folder / "orders", pa.table({"body": ["0"]}), mode="append")  # somebody else's
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_drivers_are_killed_behind_their_effects(env: CoreEnvironment, folder: Path, tmp_path: Path, step: int) -> None:
+    """Each batch writes two Delta tables, rows of PostgreSQL by task and by key, and messages. Its driver is killed one
+    effect later than that of the batch before, or some, until one gets to the end. The next driver goes on, each time,
+    and somebody else writes to one of the tables meanwhile."""
 
-    reader = env.reader("driver-2")
-    plan, reports = planned(env, reader, Offset(), end, "driver-2")
-    assert plan.decided is (point != "prepared")
-    decided = env.writer("driver-2").commit(plan, Batch("q", 0), reports)
-    assert decided.before is plan.decided
-    start, end = end, reader.latest(end)
-    plan, reports = planned(env, reader, start, end, "driver-2")
-    env.writer("driver-2").commit(plan, Batch("q", 1), reports)
-    assert reader.latest(end) == end
-    assert env.prepared() == []
-    rows = [f"{row}" for row in range(15)]
-    assert sorted((row["body"] for row in rows_of(folder / "orders")), key=int) == ["0", *rows]
-    assert sorted((row["body"] for row in rows_of(folder / "by/kind")), key=int) == rows
-    assert sorted(env.queued("alerts"), key=int) == rows
+    def tasks(plan: SinkPlan, parts: Sequence[SourcePartition]) -> list[SinkReport]:
+        reports = []
+        for part in parts:
+            rows = env.rows(part)
+            with SinkTask(plan, Attempt(part.index, part.index), resources=env.resources) as task:
+                task.write_files(ORDERS, pa.table({"body": rows}), len(rows))
+                task.write_files(KINDS, pa.table({"body": rows, "kind": ["1"] * len(rows)}), len(rows))
+                task.write_rows(TABLE, ("body",), [(row,) for row in rows])
+                task.write_rows(TOTALS, ("product",), [(row,) for row in rows])
+                task.send(ALERTS, Messages([row.encode() for row in rows]))
+                reports.append(task.prepare())
+        return reports
+
+    others, seen, start, rows = 0, list[str](), Offset(), list[str]()
+    killed_behind = set[str]()
+    with subprocess.Popen([sys.executable, "-c", DRIVERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as drivers:
+        assert drivers.stdin is not None
+        assert drivers.stdout is not None
+        for number in range(200):
+            new = [f"{number * 2}", f"{number * 2 + 1}"]
+            env.put(new)
+            rows += new
+            batch, killed = Batch("q", number), f"driver-{number}"
+            reader = env.reader(killed, partitions=1)
+            end = reader.latest(start)
+            parts = reader.plan(start, end)
+            plan = env.writer(killed).plan()
+            reports = tasks(plan, parts)
+            path = tmp_path / f"points-{number}"
+            pickle.dump((1 + number * step, killed, str(path), env.settings, plan, batch, reports), drivers.stdin)
+            drivers.stdin.flush()
+            status = int(drivers.stdout.readline())
+            seen = path.read_text().splitlines()
+
+            write_deltalake(folder / "orders", pa.table({"body": ["-1"]}), mode="append")
+            others += 1
+            reader.close()
+            if status == -signal.SIGKILL:
+                survivor = f"driver-{number}-b"
+                reader = env.reader(survivor, partitions=1)
+                parts = reader.plan(start, end)
+                plan = env.writer(survivor).plan()
+                assert plan.decided is ("decide" in seen)
+                killed_behind.add(seen[-1])
+                result = env.writer(survivor).commit(plan, batch, tasks(plan, parts))
+                assert result.before is plan.decided
+            else:
+                assert status == 0
+                reader = env.reader(f"driver-{number}-b", partitions=1)
+            assert reader.latest(end) == end
+            start = end
+            for name, strange in (("orders", others), ("by/kind", 0)):
+                found = sorted((row["body"] for row in rows_of(folder / name)), key=int)
+                assert found == ["-1"] * strange + rows, seen
+            assert sorted(env.table(), key=int) == rows, seen
+            assert sorted(env.queued("alerts"), key=int) == rows, seen
+            assert env.prepared() == [], seen
+            for opened in env._opened:
+                opened.close()
+            env._opened.clear()
+            if status == 0:
+                break
+        drivers.stdin.close()
+        assert drivers.wait(60) == 0
+    assert set(EFFECTS) <= set(seen)
+    if step == 1:
+        assert killed_behind == set(seen)
 
 
 def test_phase_two_comes_after_the_next_batch(

@@ -35,7 +35,7 @@ SOURCES = ("broker: orders", "second: orders")
 SHARD = Shard("second", ("orders#0", 'a "queue", with é'))
 READS = (
     PlannedRead(("broker",), (Shard("broker", ("orders",)), Shard("broker", ("orders",)))),
-    PlannedRead(("broker", "second"), (SHARD, Shard("broker", ("orders#1",))), ("third",)),
+    PlannedRead(("broker", "second"), (SHARD, Shard("broker", ("orders#1",))), (("third", "refused"), ("fourth", ""))),
     PlannedRead(),
 )
 

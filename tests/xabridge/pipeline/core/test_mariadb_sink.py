@@ -30,7 +30,7 @@ from xabridge.pipeline.core import (
 )
 from xabridge.pipeline.core.protocol import batch_decision
 from xabridge.pipeline.core.resources import Resources
-from xabridge.pipeline.core.task.mariadb import connect
+from xabridge.pipeline.core.task.mariadb_session import connect
 from xabridge.pipeline.core.task.sink_task import SinkTask
 
 if TYPE_CHECKING:

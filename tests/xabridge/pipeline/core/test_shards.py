@@ -18,7 +18,8 @@ from rm_amqp import AmqpResource
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tm.log.sql.database import Database
 from xabridge.pipeline.core import Attempt, Batch, Offset, PipelineError, Shard, Source
-from xabridge.pipeline.core.shards import matches, overlap
+from xabridge.pipeline.core.ledger.status import look
+from xabridge.pipeline.core.shards import PlannedRead, matches, overlap
 from xabridge.pipeline.core.values import Query
 from xabridge.pipeline.options import SourceOptions
 from xabridge.pipeline.spark.amqp_format import AmqpStream, EpochPartition
@@ -215,12 +216,22 @@ def test_a_broker_that_is_away_is_skipped_and_read_when_it_is_back(
     writer = env.writer()
     plan = writer.plan()
     assert plan.skipped == ("second",)
+    reader.plan(Offset(), end)  # as Spark may
+    (epoch,) = look(env.log, ())[0].epochs
+    ((name, why),) = epoch.skipped
+    assert name == "second"
+    assert why.startswith("second can't be read: ")
+    assert "refused" in why
     second.start()
     env.finish(parts, 0)
     _done(env, ["1"])
+    env.put(["3"])
+    end, _ = env.batch(reader, end, 1)  # it is not asked again at once
+    assert look(env.log, ())[0].epochs[0].skipped == epoch.skipped, "not that it was away"
     reader._away._until.clear()  # as if some seconds had passed
-    env.batch(reader, end, 1)
-    _done(env, ["1", "2"])
+    env.batch(reader, end, 2)
+    _done(env, ["1", "2", "3"])
+    assert look(env.log, ())[0].epochs[0].skipped == ()
 
 
 def test_all_brokers_away_is_an_error_and_no_end(env: CoreEnvironment, second: EmbeddedBroker) -> None:
@@ -361,6 +372,13 @@ def test_the_plan_stands_in_the_ledger(env: CoreEnvironment, second: EmbeddedBro
     assert row.source == "broker"
     assert '[["broker", "a#0"], ["second", "a#1"]]' in row.shards
     assert sorted(unfenced) == ["broker", "second"]
+
+
+def test_what_is_read_is_stored_with_why_brokers_were_skipped() -> None:
+    read = PlannedRead(("a", "b"), (Shard("a", ("q",)),), (("c", "it was away"),))
+    assert PlannedRead.from_text(read.as_text(), "a") == read
+    earlier = '{"resources": ["a"], "shards": [["a", "q"]], "skipped": ["c"]}'
+    assert PlannedRead.from_text(earlier, "a") == PlannedRead(("a",), (Shard("a", ("q",)),), (("c", ""),))
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

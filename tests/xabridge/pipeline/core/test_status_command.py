@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,9 @@ import pytest
 from xabridge.cli import main
 from xabridge.pipeline.core import Attempt, Batch, Offset
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
+from xabridge.pipeline.core.ledger.status import look
+from xabridge.pipeline.status_command import skipped
+from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +72,41 @@ def test_a_batch_on_its_way_and_decided(env: CoreEnvironment, capsys: Capture) -
     assert shown[at + 1].count(" ms") == 3
     assert max(map(len, shown)) <= 80
     assert shown[-1] == "nothing in doubt"
+
+
+def test_brokers_that_were_skipped_are_told(env: CoreEnvironment, capsys: Capture) -> None:
+    """With the reason, and in 80 columns."""
+    env.others = (("second", f"amqp://127.0.0.1:{free_port()}/?connect_timeout=1&timeout=1"),)
+    env.put(["1", "2", "3"])
+    source = env.source("broker", "second", rows=1, skips=True)
+    env.start(source)
+    reader, end = env.joined(source), Offset()
+    for number in range(3):
+        end, _ = env.batch(reader, end, number)
+    reader.close()
+    whole = told(env, capsys)
+    for epoch in whole["epochs"]:
+        assert list(epoch["skipped"]) == ["second"]
+        assert "refused" in epoch["skipped"]["second"]
+    assert len(whole["epochs"]) == 3
+    status(env, "orders")
+    out = capsys.readouterr().out
+    assert "epochs 1 to 3 skipped second: second can't be read: " in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    status(env, "orders", "--last", "1")
+    assert "epoch 3 skipped second: " in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_numbers_of_epochs_are_told_in_ranges(env: CoreEnvironment) -> None:
+    """One that was planned twice is told once, and a reason that no earlier version has kept is not told."""
+    env.batch(env.reader(), Offset(), 0)
+    (found,) = look(env.log, ())
+    (one,) = found.epochs
+    skipped_by = dict.fromkeys((9, 7, 3, 3, 4, 5), (("b", ""),))
+    epochs = [replace(one, epoch=number, skipped=skipped_by.get(number, ())) for number in (9, 8, 7, 3, 3, 4, 5)]
+    found = replace(found, epochs=tuple(epochs))
+    assert list(skipped(found, 10)) == ["epochs 3 to 5, 7 and 9 skipped b, which was away"]
+    assert list(skipped(found, 2)) == ["epoch 9 skipped b, which was away"]
 
 
 def test_orphans_are_told_and_gone_after_the_next_plan(env: CoreEnvironment, capsys: Capture) -> None:

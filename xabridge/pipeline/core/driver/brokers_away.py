@@ -23,12 +23,12 @@ class BrokersAway:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._until: dict[str, float] = {}
+        self._until: dict[str, tuple[float, str]] = {}
 
-    def now(self) -> frozenset[str]:
-        """Those that are not asked now."""
+    def now(self) -> Mapping[str, str]:
+        """Those that are not asked now, with the reason."""
         now = self._clock()
-        return frozenset(name for name, until in self._until.items() if now < until)
+        return {name: why for name, (until, why) in self._until.items() if now < until}
 
     def note(self, away: Mapping[str, str]) -> None:
         """These are away, with the reason, and the others are not."""
@@ -40,4 +40,4 @@ class BrokersAway:
             if name not in asked:
                 if name not in self._until:
                     logger.warning("%s is skipped until it can be reached: %s", name, why)
-                self._until[name] = self._clock() + AGAIN_S
+                self._until[name] = self._clock() + AGAIN_S, why

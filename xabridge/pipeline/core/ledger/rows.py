@@ -68,7 +68,7 @@ class PlannedEpochs:
     @property
     def skipped(self) -> tuple[str, ...]:
         """The resources that are away, and that no source reads, sorted."""
-        away = {resource for row in self.epochs for resource in row.read.skipped}
+        away = {resource for row in self.epochs for resource, _ in row.read.skipped}
         return tuple(sorted(away - set(self.sources)))
 
     @property

@@ -19,8 +19,8 @@
                               one query read in one micro-batch have the same one
         source                the resource that it reads, or the first of them; empty for a batch that reads nothing
         shards                what it reads, as JSON (`core.shards.PlannedRead`): the resources, the queues of each
-                              task, and the resources that were skipped; empty in a row of an earlier version, and for a
-                              batch that reads nothing
+                              task, and the resources that were skipped, with the reason; empty in a row of an earlier
+                              version, and for a batch that reads nothing
         query, place          the query that reads it, and which of its sources; empty and 0 for a job without streaming
         sunk                  whether a sink of ours was planned for it
         logged                whether Spark is known to have logged it

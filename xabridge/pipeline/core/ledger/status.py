@@ -28,6 +28,7 @@ from xabridge.pipeline.core.ledger.rows import due
 from xabridge.pipeline.core.ledger.schema import EPOCH, ISOLATION, PIPELINE, QUERY, RESULT, SOURCE
 from xabridge.pipeline.core.ledger.sql_ledger import read_pipeline, read_results
 from xabridge.pipeline.core.resources import PROCESS, prepared_branches
+from xabridge.pipeline.core.shards import PlannedRead
 from xabridge.pipeline.core.xids import epoch_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ LOG: Final = "log"
 FINISH: Final = "finish"
 _WAITING: Final = frozenset({GtridState.ACTIVE.value, GtridState.COMMITTED.value})
 _MOST_WAITING: Final = 1000
+LATER: Final = (EPOCH.c.decided_at, EPOCH.c.logged_at, EPOCH.c.shards)
+"""Columns that the tables of earlier versions lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,13 @@ class EpochStatus:
     given up.
 
     `state`: active, committed, aborted or done. `logged`: Spark is known to have logged the epoch. `planned_at`,
+<<<<<<< HEAD
     `decided_at`, `logged_at`: when; None where the ledger does not have it, as of a try that was given up.
     `unfinished`: the resources where it is decided, and has branches that are due and not finished.
+=======
+    `decided_at`, `logged_at`: when; None where the ledger does not have it, as of a try that was given up. `skipped`:
+    brokers that were away when it was planned, each with the reason, which is "" where it is not known.
+>>>>>>> sinks2
     """
 
     epoch: int
@@ -67,7 +75,11 @@ class EpochStatus:
     planned_at: float | None = None
     decided_at: float | None = None
     logged_at: float | None = None
+<<<<<<< HEAD
     unfinished: tuple[str, ...] = ()
+=======
+    skipped: tuple[tuple[str, str], ...] = ()
+>>>>>>> sinks2
 
     @property
     def phases(self) -> dict[str, float]:
@@ -301,7 +313,7 @@ def _planned(database: Database, pipeline: str, gtrids: Collection[bytes]) -> Se
     ]  # fmt: skip
     with database.engine.connect() as connection:
         try:
-            return connection.execute(select(*columns, EPOCH.c.decided_at, EPOCH.c.logged_at).where(*which)).all()
+            return connection.execute(select(*columns, *LATER).where(*which)).all()
         except DBAPIError:  # of before: nobody has opened it since
             return connection.execute(select(*columns).where(*which)).all()
 
@@ -327,8 +339,16 @@ def _epoch(row: Any, planned: Sequence[Any]) -> EpochStatus:
         min((one.planned_at for one in present), default=None),
         decided_at,
         _latest(present, "logged_at"),
+<<<<<<< HEAD
         tuple(sorted({branch.resource for branch in left})) if row.state == GtridState.COMMITTED.value else (),
+=======
+        tuple(sorted({name: why for one in present for name, why in _skipped(one)}.items())),
+>>>>>>> sinks2
     )
+
+
+def _skipped(row: Any) -> tuple[tuple[str, str], ...]:
+    return PlannedRead.from_text(getattr(row, "shards", ""), "").skipped
 
 
 def _latest(rows: Sequence[Any], name: str) -> float | None:

@@ -22,7 +22,7 @@ from xabridge.pipeline.core.ledger.rows import NOTHING, PlannedEpochs
 from xabridge.pipeline.core.protocol.isolation import Isolation
 from xabridge.pipeline.core.protocol.recovery import DECIDED, SweepResult, carry_out, fence, resolve, scan, settle
 from xabridge.pipeline.core.protocol.source_clearance import clear
-from xabridge.pipeline.core.protocol.waiting_shards import WaitingShards, look, look_once
+from xabridge.pipeline.core.protocol.waiting_shards import NONE, WaitingShards, look, look_once
 from xabridge.pipeline.core.retry import retried
 from xabridge.pipeline.core.shards import PlannedRead, Shard, is_pattern, matches
 from xabridge.pipeline.core.values import OUTAGE_S
@@ -163,10 +163,10 @@ async def latest(
     start: int,
     source: Source,
     outage_s: float = OUTAGE_S,
-    away: Collection[str] = (),
+    away: Mapping[str, str] = NONE,
 ) -> tuple[int, WaitingShards]:
     """The epoch to read next, and the shards that have messages; `start` when there is nothing to read. EpochGone:
-    later ones are decided. `away`: brokers that are not asked, because they are known to be away."""
+    later ones are decided. `away`: brokers that are not asked, because they are known to be away, with the reason."""
     await check_newest(ports, origin, start)
     waiting = await look(ports, source, outage_s, away)
     return (await ports.ledger.allot() if waiting.shards else start), waiting
@@ -202,7 +202,7 @@ async def plan(
     rows: int,
     resources: Collection[str],
     outage_s: float = OUTAGE_S,
-    away: Collection[str] = (),
+    away: Mapping[str, str] = NONE,
 ) -> ReadPlan:
     """Plans what the epoch reads, with so many rows at most. EpochGone: the epoch is finished, or later ones are
     decided. `away`: as `latest`.
@@ -225,7 +225,7 @@ async def plan(
             if row.gtrid == standing.gtrid and own.planned(row.gtrid):
                 known = await ports.ledger.isolation()
                 isolation = known if known is not None and known.gtrid == row.gtrid else Isolation(row.gtrid)
-                return _read_plan(isolation, end, row.read.shards, rows, dict.fromkeys(row.read.skipped, "it was away"))
+                return _read_plan(isolation, end, row.read.shards, rows, dict(row.read.skipped))
             await ports.log.abort(row.gtrid)
             entry = await ports.log.entry(row.gtrid)
             await fence(ports, row.gtrid, resources)
@@ -249,7 +249,9 @@ async def plan(
     isolation = await _next_isolation(ports, gtrid, origin, source, cleared, resources)
     shards = _shards(isolation, origin, source, end, rows, waiting.shards)
     present = tuple(name for name in source.resources if name not in waiting.away)
-    read = PlannedRead(tuple(sorted({one.resource for one in shards})) or present, shards, tuple(sorted(waiting.away)))
+    read = PlannedRead(
+        tuple(sorted({one.resource for one in shards})) or present, shards, tuple(sorted(waiting.away.items()))
+    )
     await ports.ledger.plan(end, start, gtrid, tries, read, origin.query, origin.place, cleared.fenced)
     if shared is None:
         await _begin(ports, gtrid)

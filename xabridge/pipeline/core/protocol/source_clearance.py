@@ -22,7 +22,7 @@ from xabridge.pipeline.core.protocol.recovery import DECIDED, resolve
 from xabridge.pipeline.core.retry import is_outage, pauses, retried
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from xabridge.pipeline.core.protocol.ports import Ports
     from xabridge.pipeline.core.values import Source
@@ -48,16 +48,16 @@ async def clear(
     keep: bytes | None,
     resources: Collection[str],
     outage_s: float,
-    away: Collection[str],
+    away: Mapping[str, str],
 ) -> Cleared:
-    """Clears the brokers of the source, but for those that are known to be `away`. `keep` is the global transaction at
-    work. PipelineError: a broker is away that is not skipped, or all of them are."""
+    """Clears the brokers of the source, but for those that are known to be `away`, with the reason. `keep` is the
+    global transaction at work. PipelineError: a broker is away that is not skipped, or all of them are."""
     done = await _clear(ports, own, source, keep, resources, outage_s, away)
     for pause_s in pauses(outage_s):
         if len(done.away) < len(source.shards):
             return done
         await ports.pause(pause_s)
-        done = await _clear(ports, own, source, keep, resources, outage_s, ())
+        done = await _clear(ports, own, source, keep, resources, outage_s, {})
     if len(done.away) == len(source.shards):
         raise PipelineError("; ".join(done.away.values()))
     return done
@@ -70,10 +70,9 @@ async def _clear(
     keep: bytes | None,
     resources: Collection[str],
     outage_s: float,
-    away: Collection[str],
+    away: Mapping[str, str],
 ) -> Cleared:
-    known = set(source.resources) & set(away)
-    done = Cleared({name: f"{name} was away a moment ago" for name in sorted(known)})
+    done = Cleared({name: why for name, why in away.items() if name in source.resources})
     patience_s = 0.0 if source.skips else outage_s
     await _fence(ports, source, keep, patience_s, done)
     for pause_s in (*pauses(patience_s), None):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from xa import XaError
 from xabridge.pipeline.core.errors import PipelineError
@@ -17,10 +18,13 @@ from xabridge.pipeline.core.retry import is_outage, pauses, retried
 from xabridge.pipeline.core.shards import Shard, is_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from xabridge.pipeline.core.protocol.ports import Ports
     from xabridge.pipeline.core.values import Source
+
+NONE: Final[Mapping[str, str]] = MappingProxyType({})
+"""No broker."""
 
 
 @dataclass(slots=True)
@@ -32,23 +36,21 @@ class WaitingShards:
     away: dict[str, str] = field(default_factory=dict)
 
 
-async def look(ports: Ports, source: Source, outage_s: float, away: Collection[str] = ()) -> WaitingShards:
-    """Looks at every broker of the source, but for those that are known to be `away`. PipelineError: a broker can't be
-    read that is not skipped, or all of them are away."""
+async def look(ports: Ports, source: Source, outage_s: float, away: Mapping[str, str] = NONE) -> WaitingShards:
+    """Looks at every broker of the source, but for those that are known to be `away`, with the reason.
+    PipelineError: a broker can't be read that is not skipped, or all of them are away."""
     found = await _look(ports, source, outage_s, away)
     for pause_s in pauses(outage_s):
         if len(found.away) < len(source.shards):
             break
         await ports.pause(pause_s)
-        found = await _look(ports, source, outage_s, ())
+        found = await _look(ports, source, outage_s, NONE)
     return _some(source, found)
 
 
 async def look_once(ports: Ports, source: Source, outage_s: float, away: Mapping[str, str]) -> WaitingShards:
     """Looks once at every broker but those that are `away`, each with its reason: they stay away."""
-    found = await _look(ports, source, outage_s, away)
-    found.away.update(away)
-    return _some(source, found)
+    return _some(source, await _look(ports, source, outage_s, away))
 
 
 def _some(source: Source, found: WaitingShards) -> WaitingShards:
@@ -57,11 +59,11 @@ def _some(source: Source, found: WaitingShards) -> WaitingShards:
     return found
 
 
-async def _look(ports: Ports, source: Source, outage_s: float, away: Collection[str]) -> WaitingShards:
+async def _look(ports: Ports, source: Source, outage_s: float, away: Mapping[str, str]) -> WaitingShards:
     found = WaitingShards()
     for shard in source.shards:
         if shard.resource in away:
-            found.away[shard.resource] = f"{shard.resource} was away a moment ago"
+            found.away[shard.resource] = away[shard.resource]
             continue
         asking = partial(_waiting, ports, shard, by_queue=source.by_queue)
         told = await retried(ports, asking, 0.0 if source.skips else outage_s)
@@ -104,7 +106,7 @@ async def _waiting(ports: Ports, shard: Shard, *, by_queue: bool) -> list[Shard]
 
 
 async def count_waiting(
-    ports: Ports, source: Source, outage_s: float, away: Collection[str] = ()
+    ports: Ports, source: Source, outage_s: float, away: Mapping[str, str] = NONE
 ) -> tuple[int, dict[str, str]]:
     """How many messages the source has to read now, and which brokers are away. PipelineError: as `look`."""
     found = await look(ports, source, outage_s, away)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tm.resources import Resource
     from xa import Xid
     from xabridge.pipeline.core.task.staged_rows import StagedRows
-    from xabridge.pipeline.core.values import TableTarget
+    from xabridge.pipeline.core.values import Once, TableTarget
 
 POSTGRES: Final = ("postgresql",)
 MARIADB: Final = ("mariadb", "mysql", "mariadb+pymysql", "mysql+pymysql")
@@ -70,10 +70,33 @@ class StagingTable(Protocol):
         ...
 
 
+class OnceTable(Protocol):
+    """The tables of the rows that were written (`xabridge.pipeline.core.task.once_table`), in one kind of database. Its
+    methods raise the `errors` of the kind, unless they say otherwise."""
+
+    def statement(self, name: str) -> str:
+        """The statement that makes the table."""
+        ...
+
+    def make(self, url: str, name: str) -> bool:
+        """Makes the table where it is missing. False: it is there, but can't have every value once, or can't tell it
+        from every other one."""
+        ...
+
+    def claim(
+        self, resource: Resource, once: Once, values: Iterable[str], orphans: Callable[[], int]
+    ) -> frozenset[str]:
+        """Adds the values under the branch that is at work, and returns those that were not there. `orphans` rolls back
+        what earlier attempts at this task have prepared, and returns how many branches these were. BatchRefused:
+        another transaction holds one of them."""
+        ...
+
+
 class Database(Protocol):
     """One kind of database. Its methods raise `errors`, unless they say otherwise."""
 
     errors: tuple[type[Exception], ...]
+    once: OnceTable
 
     def fault(self, error: Exception) -> Fault:
         """What one of `errors`, or an XaError, means."""

@@ -18,22 +18,28 @@ a task ends its session when its branch is prepared.
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-import math
 from contextlib import suppress
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import pymysql
 
-from rm_db.address import Address
 from rm_db.mariadb.connection import failure_of, is_loss
-from rm_db.mariadb.database import DriverConnection, arguments
 from xa import XaError
 from xabridge.pipeline.core.errors import BatchRefused
 from xabridge.pipeline.core.retry import OUTAGE_CODES
+from xabridge.pipeline.core.task import once_mariadb
 from xabridge.pipeline.core.task.databases import Fault, RowsGone
+from xabridge.pipeline.core.task.mariadb_session import (
+    LOCKED,
+    asked,
+    connect,
+    literal,
+    quoted,
+    session_of,
+    settings_of,
+    text_of,
+)
 from xabridge.pipeline.core.task.staged_rows import StagedCounts, in_order
 
 if TYPE_CHECKING:
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
     from rm_db.sessions.pymysql_connection import PymysqlConnection
     from tm.resources import Resource
     from xa import Xid
+    from xabridge.pipeline.core.task.databases import OnceTable
     from xabridge.pipeline.core.task.staged_rows import StagedRows
     from xabridge.pipeline.core.values import TableTarget
 
@@ -52,7 +59,6 @@ DDL: Final = (
     "COLLATE ascii_bin NOT NULL, number bigint NOT NULL, cells longtext CHARACTER SET utf8mb4 NOT NULL, "
     "PRIMARY KEY (gtrid, attempt, number)) ENGINE = InnoDB"
 )
-MODE: Final = "ANSI_QUOTES,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO,NO_BACKSLASH_ESCAPES,STRICT_ALL_TABLES"
 SENT: Final = 1 << 20
 """So many characters an INSERT has, or a row more."""
 PAGE: Final = 5000
@@ -64,24 +70,8 @@ _ROW_ERRORS: Final = frozenset(
 """A value does not fit its column, or a constraint or a trigger refuses it."""
 _FULL: Final = frozenset({1040, 1203, 1226})
 """The server has no connection left."""
-_LOCKED: Final = 1205
-_IN_THE_WAY: Final = frozenset({_LOCKED, 1213, 1020})
+_IN_THE_WAY: Final = frozenset({LOCKED, 1213, 1020})
 """A lock wait timeout, a deadlock, a row that was changed since the snapshot."""
-
-
-def settings_of(timeout_s: float) -> str:
-    """The statement that a session begins with; locks are waited for so long."""
-    wait_s = max(1, math.ceil(timeout_s))
-    return f"SET SESSION time_zone = '+00:00', sql_mode = '{MODE}', innodb_lock_wait_timeout = {wait_s}"
-
-
-def connect(url: str) -> pymysql.Connection[Any]:
-    """A connection beside the branches, which does not commit by itself. pymysql.MySQLError."""
-    connection = DriverConnection(**{**arguments(Address.parse(url)), "autocommit": False})
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        cursor.execute(settings_of(1))
-    return connection
 
 
 def make_table(connection: pymysql.Connection[Any]) -> None:
@@ -91,35 +81,6 @@ def make_table(connection: pymysql.Connection[Any]) -> None:
         cursor.execute(there, (NAME,))
         if cursor.fetchone() is None:
             cursor.execute(DDL)
-
-
-def literal(value: object) -> str:
-    """The value in a statement, under the session's settings: only the quote has to be doubled."""
-    if value is None:
-        return "NULL"
-    if isinstance(value, bool):
-        return "1" if value else "0"
-    if isinstance(value, int | Decimal):
-        return str(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return f"X'{bytes(value).hex()}'"
-    return "'" + text_of(value).replace("'", "''") + "'"
-
-
-def text_of(value: object) -> str:
-    """The value as text that the server reads as the same."""
-    if isinstance(value, dt.datetime):
-        if value.tzinfo is not None:
-            value = value.astimezone(dt.UTC).replace(tzinfo=None)
-        return value.isoformat(sep=" ")
-    if isinstance(value, dict | list):
-        return json.dumps(value, default=str, ensure_ascii=False)
-    return str(value)
-
-
-def quoted(name: str) -> str:
-    """A column's name in a statement."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 class MariaWriter:
@@ -138,7 +99,7 @@ class MariaWriter:
             try:
                 self._connection.insert(statement)
             except pymysql.MySQLError as error:
-                if failure_of(error).number != _LOCKED:
+                if failure_of(error).number != LOCKED:
                     raise
                 if not self._orphans():  # the statement alone was undone
                     raise BatchRefused(
@@ -158,7 +119,7 @@ def inserts(
 ) -> Iterator[str]:
     """The statements that insert the rows, with `behind` at their end. BatchRefused: a row is longer than the server
     takes."""
-    most = int(_asked(connection, "SELECT @@max_allowed_packet")[0][0]) - (1 << 10)
+    most = int(asked(connection, "SELECT @@max_allowed_packet")[0][0]) - (1 << 10)
     head = f"INSERT INTO {table} ({', '.join(map(quoted, columns))}) VALUES "  # noqa: S608 — options have checked it
     fixed = len(head.encode()) + len(behind.encode()) + 1
     some: list[str] = []
@@ -242,16 +203,10 @@ def upsert(connection: PymysqlConnection, gtrid: bytes, staged: Sequence[StagedR
             connection.insert(statement)
 
 
-def _asked(connection: Any, query: str) -> tuple[tuple[Any, ...], ...]:
-    with connection.cursor() as cursor:
-        cursor.execute(query)
-        return tuple(cursor.fetchall())
-
-
 def _staged(connection: PymysqlConnection, gtrid: bytes, staged: StagedRows) -> Iterable[list[object]]:
     found: list[list[object]] = []
     while True:
-        page = _asked(
+        page = asked(
             connection,
             f"SELECT cells FROM {NAME} WHERE gtrid = {literal(gtrid)} AND attempt = {literal(staged.attempt)} "  # noqa: S608 — literals
             f"AND number >= {len(found)} ORDER BY number LIMIT {PAGE}",
@@ -280,6 +235,7 @@ class Maria:
     """MariaDB and MySQL."""
 
     errors: tuple[type[Exception], ...] = (pymysql.MySQLError,)
+    once: OnceTable = once_mariadb.TABLE
 
     def fault(self, error: Exception) -> Fault:
         if isinstance(error, XaError):
@@ -289,7 +245,7 @@ class Maria:
         return Fault(failure.number in _ROW_ERRORS, outage, failure.number in _IN_THE_WAY)
 
     def writer(self, resource: Resource, target: TableTarget, orphans: Callable[[], int]) -> MariaWriter:
-        return MariaWriter(_session(resource), target, orphans)
+        return MariaWriter(session_of(resource), target, orphans)
 
     def staging(self, url: str, gtrid: bytes, place: int, attempt: str) -> MariaStaging:
         return MariaStaging(url, gtrid, place, attempt)
@@ -308,23 +264,14 @@ class Maria:
                 cursor.execute(f"DELETE FROM {NAME} WHERE {old}")  # noqa: S608 — literals
             connection.commit()
         except pymysql.MySQLError as error:
-            if failure_of(error).number != _LOCKED:  # by an attempt that is still at work: the next batch deletes it
+            if failure_of(error).number != LOCKED:  # by an attempt that is still at work: the next batch deletes it
                 raise
         finally:
             connection.close()
 
     def upsert(self, resource: Resource, gtrid: bytes, staged: Sequence[StagedRows], pipeline: bytes) -> None:
         del pipeline
-        upsert(_session(resource), gtrid, staged)
-
-
-def _session(resource: Resource) -> PymysqlConnection:
-    """The connection of the branch. Its isolation keeps the gaps between staged rows free for other writers."""
-    session = resource.rm.session(resource.rmid)
-    connection: PymysqlConnection = session.pymysql
-    if not connection.access.work.used:
-        session.execution_options(isolation_level="READ COMMITTED")
-    return connection
+        upsert(session_of(resource), gtrid, staged)
 
 
 DATABASE: Final = Maria()

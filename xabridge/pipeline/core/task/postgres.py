@@ -8,6 +8,7 @@ import psycopg
 
 from xa import XaError
 from xabridge.pipeline.core.retry import OUTAGE_CODES
+from xabridge.pipeline.core.task import once_postgres
 from xabridge.pipeline.core.task.databases import Fault
 from xabridge.pipeline.core.task.staging_table import PostgresStaging, upsert
 from xabridge.pipeline.core.task.table_writer import TableWriter
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from tm.resources import Resource
     from xa import Xid
+    from xabridge.pipeline.core.task.databases import OnceTable
     from xabridge.pipeline.core.task.staged_rows import StagedRows
     from xabridge.pipeline.core.values import TableTarget
 
@@ -31,6 +33,7 @@ class Postgres:
     """PostgreSQL."""
 
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
+    once: OnceTable = once_postgres.TABLE
 
     def fault(self, error: Exception) -> Fault:
         if isinstance(error, XaError):

@@ -154,12 +154,10 @@ class SinkTask:
     def first_ones(self, once: Once, values: Iterable[str]) -> frozenset[str]:
         """Those of the values that no row which was written had. From now on these rows count as written, if the batch
         is decided."""
-        from xabridge.pipeline.core.task.once_table import claim  # noqa: PLC0415 — loads psycopg
-
         kind = self._kind(once.values.resource)
         try:
             resource = self._branch(once.values.resource)
-            return claim(resource, once, values, partial(self._roll_back_orphans, resource))
+            return kind.once.claim(resource, once, values, partial(self._roll_back_orphans, resource))
         except kind.errors as error:
             fault = kind.fault(error)
             raise BatchRefused(f"{once.values.table}: {error}", of_rows=fault.of_rows, outage=fault.outage) from error
