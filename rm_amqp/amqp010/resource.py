@@ -36,5 +36,5 @@ class QpidResource(Switch[Work]):
         return session
 
     def diagnose(self, open_string: str) -> Diagnosis:
-        """As `xa.diagnosis.Diagnosing` says. A driver of its own is opened and closed again."""
+        """Opens a driver of its own, and closes it again."""
         return diagnose(open_string)
