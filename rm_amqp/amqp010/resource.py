@@ -14,7 +14,7 @@ from rm_amqp.amqp010.work import Work
 from xa.switch import Switch
 
 if TYPE_CHECKING:
-    from rm_amqp.amqp010.messaging import QpidSession
+    from rm_amqp.amqp010.qpid_session import QpidSession
     from xa import Registrar
     from xa.diagnosis import Diagnosis
 
