@@ -117,7 +117,7 @@ def _package_of(frame: FrameType) -> str | None:
 
 
 def measure(*, quick: bool, listed: Listed | None = None) -> dict[str, Any]:  # noqa: ARG001
-    """As `bench.command.Benchmark` says; `listed` is told which functions each figure counts."""
+    """A `bench.command.Benchmark`; `listed` is told which functions each figure counts."""
     figures: dict[str, Any] = {}
 
     def work() -> None:

@@ -101,7 +101,7 @@ def _gtrids() -> Callable[[], bytes]:
 
 # --- psycopg by itself ------------------------------------------------------------------------------------------
 class _Connections:
-    """As many as there are transactions at once."""
+    """Connections, as many as there are transactions at once."""
 
     def __init__(self, url: str, *, autocommit: bool = False) -> None:
         self._url = url

@@ -33,7 +33,7 @@ from bench.peers.artemis import OpenWireArtemis
 from tm import TransactionManager
 from xabridge.demo.shop.embedded_servers import EmbeddedServers
 from xabridge.demo.shop.orders import AT_ONCE, orders_from
-from xabridge.demo.shop.places import BROKER
+from xabridge.demo.shop.shop import BROKER
 from xabridge.testing.broker import cpu_s
 
 if TYPE_CHECKING:

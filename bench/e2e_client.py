@@ -21,7 +21,7 @@ from tm import Consumer, ResourceConfig, TransactionManager
 from tm.log import FileLog
 from tm.resources import find_factory
 from xabridge.demo.shop.orders import INVOICES, Order
-from xabridge.demo.shop.places import BROKER, DATABASE
+from xabridge.demo.shop.shop import BROKER, DATABASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -316,7 +316,7 @@ class AmqpDriver(Driver[BranchWork]):
             yield from found.in_doubt
 
     def details(self, page: int) -> Iterator[Details]:
-        """As `scan`, with what each branch holds."""
+        """Lists the same branches as `scan`, with what each of them holds."""
         for found in self.pages(Recover(NULL_XID, page, details=True)):
             yield from found.details
 

@@ -91,7 +91,7 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
         return self.page("in_doubt", scan, rmid, flags, count)
 
     def diagnose(self, open_string: str) -> Diagnosis:
-        """As `xa.diagnosis.Diagnosing` says. An instance of its own is opened and closed again."""
+        """Opens an instance of its own, and closes it again."""
 
         def try_it() -> None:
             other = AmqpResource()
@@ -104,9 +104,9 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
 
     # --- for coordinators of several processes ----------------------------------------------------------------
     def prepare_kept(self, xid: Xid, rmid: int, failed: Collection[int] = (), released: Collection[int] = ()) -> Code:
-        """As `prepare`, and a branch that holds nothing is prepared durably as well: XA_OK instead of XA_RDONLY. Its
-        xid stays taken until it is committed or rolled back. Of what it gathered, by the places from 0, `failed`
-        messages are available again when it commits, with their delivery-count raised, and `released` ones without."""
+        """Prepares a branch durably also if it holds nothing: XA_OK instead of XA_RDONLY. Its xid stays taken until it
+        is committed or rolled back. Of what it gathered, by the places from 0, `failed` messages are available again
+        when it commits, with their delivery-count raised, and `released` ones without."""
         prepare = Prepare(xid, keep=True, failed=tuple(sorted(failed)), released=tuple(sorted(released)))
 
         def prepared() -> Code:

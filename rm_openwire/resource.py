@@ -213,5 +213,5 @@ class OpenWireResource(Switch[Part[BranchWork]]):
         return len(pool.opened)
 
     def diagnose(self, open_string: str) -> Diagnosis:
-        """As `xa.diagnosis.Diagnosing` says. A connection of its own is opened and closed again."""
+        """Opens a connection of its own, and closes it again."""
         return diagnose(open_string)

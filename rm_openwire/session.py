@@ -76,7 +76,7 @@ class Session:
             self._run(lambda work: work.release(message, counted=failed))
 
     def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
-        """As `rm_amqp.messaging.MessagingSession` says; the annotations are properties here, of the same names."""
+        """The annotations become properties of the same names, because OpenWire has none."""
         self._run(lambda work: work.dead_letter(message, address, annotations))
 
     def _run(self, operation: Callable[[BranchWork], T]) -> T:

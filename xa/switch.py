@@ -75,7 +75,7 @@ R0, R1 = ResourceState.R0, ResourceState.R1
 D0, D3 = RegistrationState.D0, RegistrationState.D3
 OK: Final = Code.XA_OK
 _CURRENT: Final = CURRENT.get
-"""As `thread_of_control`, which every verb asks, but for one that has none yet."""
+"""Gives the current thread of control, which every verb asks for. It makes none, which `thread_of_control` would do."""
 
 _AX_STARTS: Final = {AxCode.TM_OK: 0, AxCode.TM_JOIN: TMJOIN, AxCode.TM_RESUME: TMRESUME}
 _AX_ERRORS: Final = {

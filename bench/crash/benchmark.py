@@ -40,7 +40,7 @@ QUICK: Final = 3
 def measure(
     *, quick: bool, rounds: int | None = None, seed: int | None = None, part: str | None = None
 ) -> dict[str, Any]:
-    """As `bench.command.Seeded` says; `part` is "orders", "bank", or None for both."""
+    """A `bench.command.Seeded`; `part` is "orders", "bank", or None for both."""
     seed = 1 if seed is None else seed
     if rounds is None:
         rounds = QUICK if quick else ROUNDS

@@ -99,7 +99,7 @@ class Child:
         return said
 
     def listen(self, *events: str, patience_s: float) -> dict[str, Any] | None:
-        """As `wait`, but None when it did not say so in time."""
+        """Waits for one of these; None when it did not say so in time."""
         event = " or ".join(events)
         deadline = time.monotonic() + patience_s
         while True:

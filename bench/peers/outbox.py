@@ -56,7 +56,7 @@ class Job:
     seconds: float = 3.0
 
     def text(self) -> str:
-        """As JSON."""
+        """The JSON of it."""
         return json.dumps(asdict(self))
 
 

@@ -52,7 +52,7 @@ class PlainSource(DataSource):
         return PlainReader(dict(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> PlainWriter:  # noqa: ARG002, N802 — Spark's
-        """As Spark asks; options `broker`, `address`, `database`, `table`."""
+        """Takes the options `broker`, `address`, `database`, `table`."""
         return PlainWriter(dict(self.options))
 
 

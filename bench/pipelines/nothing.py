@@ -55,7 +55,7 @@ class Maker(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._partitions, self._rows, self._batches = partitions, rows, batches
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 — Spark's
-        """As Spark calls it."""
+        """Spark calls it; there is nothing to do."""
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 — Spark's
         return {"batch": 0}

@@ -44,6 +44,7 @@ class OutgoingDelivery:
         "queued",
         "settles_at_end",
         "size",
+        "start",
         "tag",
     )
 
@@ -55,9 +56,11 @@ class OutgoingDelivery:
         self.progress = WAITING
         self.local_state = state
         self.parts: deque[bytes] = deque()
-        """What is not transferred yet."""
+        """What is not transferred yet, or only in part."""
+        self.start = 0
+        """How many octets of the first of `parts` are transferred."""
         self.size = 0
-        """Octets in `parts`."""
+        """Octets in `parts` that are not transferred."""
         self.more = True
         """Whether the caller has more to add."""
         self.queued = False
@@ -79,15 +82,18 @@ class OutgoingDelivery:
     def take(self, room: int) -> bytes:
         """At most `room` octets of what is not transferred yet."""
         parts = self.parts
-        if len(parts) == 1 and self.size <= room:
+        if len(parts) == 1 and self.size <= room and not self.start:
             self.size = 0
             return parts.popleft()
         taken: list[bytes] = []
         while parts and room:
-            part = parts.popleft()
-            if len(part) > room:
-                parts.appendleft(part[room:])
-                part = part[:room]
+            start = self.start
+            part = parts[0][start : start + room]
+            if start + len(part) == len(parts[0]):
+                parts.popleft()
+                self.start = 0
+            else:
+                self.start = start + len(part)
             taken.append(part)
             room -= len(part)
             self.size -= len(part)
@@ -125,6 +131,7 @@ class OutgoingDelivery:
         """Its link is gone."""
         self.progress = advance(DELIVERY, self.progress, DeliveryVerb.LOSE)
         self.parts.clear()
+        self.start = 0
         self.size = 0
 
 

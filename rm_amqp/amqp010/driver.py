@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from rm_amqp.amqp010.branches import MARGIN, Branch, Branches, BranchState
 from rm_amqp.amqp010.channel import ILLEGAL_STATE, NOT_ALLOWED, NOT_FOUND, Refused, connect
-from rm_amqp.amqp010.messaging import QpidSession
 from rm_amqp.amqp010.pool import COMMAND_CHANNELS, Pool
+from rm_amqp.amqp010.qpid_session import QpidSession
 from rm_amqp.amqp010.settings import parse
 from rm_amqp.amqp010.structs import (
     DtxCommit,

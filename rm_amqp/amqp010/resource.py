@@ -14,7 +14,7 @@ from rm_amqp.amqp010.work import Work
 from xa.switch import Switch
 
 if TYPE_CHECKING:
-    from rm_amqp.amqp010.messaging import QpidSession
+    from rm_amqp.amqp010.qpid_session import QpidSession
     from xa import Registrar
     from xa.diagnosis import Diagnosis
 
@@ -36,5 +36,5 @@ class QpidResource(Switch[Work]):
         return session
 
     def diagnose(self, open_string: str) -> Diagnosis:
-        """As `xa.diagnosis.Diagnosing` says. A driver of its own is opened and closed again."""
+        """Opens a driver of its own, and closes it again."""
         return diagnose(open_string)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, TypeVar, get_type_hints
 from uuid import UUID
 
 from rm_amqp.amqp010.values import FIELDS, Kind, Ranges, Reader, WireError
@@ -18,7 +18,7 @@ from rm_amqp.amqp010.values import FIELDS, Kind, Ranges, Reader, WireError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-T = TypeVar("T", bound="Struct")
+T = TypeVar("T", bound="AnyStruct")
 _HEAD: Final = struct.Struct(">HH")
 _U16: Final = struct.Struct(">H")
 _U32: Final = struct.Struct(">I")
@@ -40,21 +40,29 @@ Array = Annotated[list[Any] | None, Kind.ARRAY]
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """What a connection says, or a session outside of its commands."""
+
+    CODE: ClassVar[int]
+    """Class and number, an octet each; so in the other two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What has a number in its session."""
+
+    CODE: ClassVar[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Struct:
-    """What all of them have."""
+    """What is a field of these, or a part of a message's header."""
 
-    CODE: ClassVar[int] = -1
-    """Class and number, an octet each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Control(Struct):
-    """Of the connection, or of a session outside of its commands."""
+    CODE: ClassVar[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Command(Struct):
-    """Numbered, in a session."""
+AnyStruct: TypeAlias = Control | Command | Struct
+Root = TypeVar("Root", Control, Command, Struct)
 
 
 # --- connection -------------------------------------------------------------------------------------------------------
@@ -526,8 +534,8 @@ class QueueQueryResult(Struct):
 
 
 # --- reading and writing ----------------------------------------------------------------------------------------------
-def _subclasses(of: type[T]) -> Iterator[type[T]]:
-    for found in of.__subclasses__():
+def _subclasses(root: type[Root]) -> Iterator[type[Root]]:
+    for found in root.__subclasses__():
         if "CODE" in vars(found):
             yield found
 
@@ -538,7 +546,7 @@ STRUCTS: Final = {found.CODE: found for found in _subclasses(Struct)}
 """By their codes: the numbers of commands and of other structs are apart."""
 
 
-def _layout(of: type[Struct]) -> tuple[tuple[str, Kind], ...]:
+def _layout(of: type[AnyStruct]) -> tuple[tuple[str, Kind], ...]:
     hints = get_type_hints(of, include_extras=True)
     return tuple((field.name, hints[field.name].__metadata__[0]) for field in fields(of))
 
@@ -546,7 +554,7 @@ def _layout(of: type[Struct]) -> tuple[tuple[str, Kind], ...]:
 _LAYOUTS: Final = {of: _layout(of) for of in (*CONTROLS.values(), *COMMANDS.values(), *STRUCTS.values(), ReplyTo)}
 
 
-def write_fields(value: Struct) -> bytes:
+def write_fields(value: AnyStruct) -> bytes:
     """The flags and the fields. ValueError, TypeError, struct.error: a field does not fit."""
     flags, pieces = 0, [b""]
     for number, (name, kind) in enumerate(_LAYOUTS[type(value)]):

@@ -149,7 +149,7 @@ class DecisionLog:
 
     # -- settling
     def settle(self, gtrid: bytes, deadline: float) -> bytes | None:
-        """As `xa.DecidingResource` says. TokenBusyError: it can't be told now."""
+        """TokenBusyError: it can't be told now."""
 
         def fence(token: Token) -> Token | None:
             return token.fencing(gtrid) if token.word_on(gtrid, token.epoch) is Word.OPEN else None
@@ -195,7 +195,7 @@ class DecisionLog:
 
     # -- leases
     def hold(self, owner: Owner, until_ms: int, now_ms: int, deadline: float) -> None:
-        """As `hold` of `xa.DecidingResource` says; it ends where `until_ms` is past. TooManyLeasesError."""
+        """The lease ends where `until_ms` is past. TooManyLeasesError."""
         self.exchange(
             self.founding.lease_slot, lambda token: token.holding(owner, until_ms, now_ms), deadline, over=self._leases
         )

@@ -70,8 +70,8 @@ class DecidingBroker(DecidingSwitch[LocalBranchWork]):
         return session
 
     def diagnose(self, open_string: str) -> Diagnosis:
-        """As `xa.diagnosis.Diagnosing` says. The queues are only browsed, over a connection of its own; a broker that
-        makes queues on demand may make them, empty."""
+        """Only browses the queues, over a connection of its own; a broker that makes queues on demand may make them,
+        empty."""
         return diagnose_decider(lambda: parse(open_string), lambda: _tokens_at(open_string))
 
 

@@ -77,7 +77,7 @@ class SqlBackend:
         self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, address.pool_wait_s, **options))
 
     def reach(self) -> None:
-        """As `DeciderBackend` says: opening the table reaches it, where nothing is to be asked."""
+        """Asks only MariaDB for its settings; otherwise opening the table reaches the database."""
         if self._engine.dialect.name in mariadb.DIALECTS:
             with from_dbapi("open"), self._engine.connect() as connection:
                 for weakness, mend in mariadb.weaknesses(connection):

@@ -291,7 +291,7 @@ class DecisionTable:
         return [decision for decision in found if decision.gtrid not in left][:count]
 
     def end(self, gtrids: Sequence[bytes]) -> bool:
-        """As `end_decisions` of `xa.DecidingResource` says, but for the deletion; whether that is due."""
+        """Notes that these decisions are carried out, without deleting them; whether a deletion is due."""
         ended = self._ended
         with self._lock:
             if not ended:

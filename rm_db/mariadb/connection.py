@@ -369,7 +369,7 @@ class _Reader:
             self.waiter(connected, needed, self.timeout_s)
 
     def read(self, count: int) -> bytes:
-        """As a buffered reader: blocks until there are so many octets, or the end."""
+        """Blocks until there are so many octets, or the end."""
         buffer = self._buffer
         while len(buffer) < count and self.receive():
             pass

@@ -169,7 +169,7 @@ class BranchConnection(Connection):
             self._orm.flush()
 
     def execution_options(self, **options: Any) -> Any:
-        """As SQLAlchemy's. `isolation_level` is that of this transaction, to be set before its first statement."""
+        """`isolation_level` is that of this transaction, to be set before its first statement."""
         level = options.pop("isolation_level", None)
         if level is not None:
             if level.upper() == "AUTOCOMMIT":
@@ -208,7 +208,7 @@ class BranchConnection(Connection):
         self.refuse("detach()")
 
     def invalidate(self, exception: BaseException | None = None) -> None:
-        """As SQLAlchemy's; the branch becomes rollback-only."""
+        """The branch becomes rollback-only."""
         super().invalidate(exception)
 
     def refuse(self, what: str) -> NoReturn:

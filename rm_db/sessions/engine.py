@@ -131,7 +131,7 @@ class EngineConnection(BorrowedConnection):
                 self._execute(f"ROLLBACK TO SAVEPOINT {name}", f"RELEASE SAVEPOINT {name}")
 
     def close(self) -> None:
-        """As a pool does: undoes the work that was not committed."""
+        """Undoes the work that was not committed, as a pool does."""
         self.rollback()
 
     def _close_special(self, transaction_reset: bool = False) -> None:  # noqa: ARG002 — SQLAlchemy's signature

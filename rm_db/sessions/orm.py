@@ -31,8 +31,8 @@ class BranchSession(OrmSession):
             return super().begin(nested=True)
 
     def flush(self, objects: Sequence[Any] | None = None) -> None:
-        """As SQLAlchemy's. It holds the connection from its first statement to its last, because SQLAlchemy would roll
-        the whole transaction back if a statement in the middle were refused."""
+        """Holds the connection from its first statement to its last, because SQLAlchemy would roll the whole
+        transaction back if a statement in the middle were refused."""
         with self._branch.hold():
             super().flush(objects)
 

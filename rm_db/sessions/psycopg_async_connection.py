@@ -133,7 +133,7 @@ class PsycopgAsyncConnection(ReservedMethods, psycopg.AsyncConnection[Any]):
 
     @asynccontextmanager
     async def pipeline(self) -> AsyncIterator[psycopg.AsyncPipeline]:
-        """As psycopg's. No statement of another thread or task comes between those of the pipeline."""
+        """No statement of another thread or task comes between those of the pipeline."""
         with self.access.hold():
             async with super().pipeline() as pipeline:
                 yield pipeline
@@ -142,7 +142,7 @@ class PsycopgAsyncConnection(ReservedMethods, psycopg.AsyncConnection[Any]):
     async def transaction(
         self, savepoint_name: str | None = None, force_rollback: bool = False
     ) -> AsyncIterator[AsyncSavepoint]:
-        """As psycopg's: a savepoint."""
+        """Makes a savepoint, as psycopg does inside of a transaction."""
         savepoint = AsyncSavepoint(self, savepoint_name, force_rollback)
         if self._pipeline:
             async with self.pipeline(), savepoint, self.pipeline():

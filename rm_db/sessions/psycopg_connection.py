@@ -134,13 +134,13 @@ class PsycopgConnection(ReservedMethods, psycopg.Connection[Any]):
 
     @contextmanager
     def pipeline(self) -> Iterator[psycopg.Pipeline]:
-        """As psycopg's. No statement of another thread or task comes between those of the pipeline."""
+        """No statement of another thread or task comes between those of the pipeline."""
         with self.access.hold(), super().pipeline() as pipeline:
             yield pipeline
 
     @contextmanager
     def transaction(self, savepoint_name: str | None = None, force_rollback: bool = False) -> Iterator[Savepoint]:
-        """As psycopg's: a savepoint."""
+        """Makes a savepoint, as psycopg does inside of a transaction."""
         savepoint = Savepoint(self, savepoint_name, force_rollback)
         if self._pipeline:
             with self.pipeline(), savepoint, self.pipeline():

@@ -82,11 +82,11 @@ class PymysqlConnection:
         return affected
 
     def affected_rows(self) -> int:
-        """As PyMySQL's: of the last statement."""
+        """How many rows the last statement has changed."""
         return self._result.affected_rows if self._result is not None else 0
 
     def insert_id(self) -> int:
-        """As PyMySQL's: of the last statement."""
+        """The number that the last statement has generated for a row."""
         return self._result.insert_id if self._result is not None else 0
 
     def show_warnings(self) -> Any:

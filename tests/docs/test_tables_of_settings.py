@@ -13,9 +13,10 @@ from dtx.broker.config import BrokerConfig
 from dtx.broker.settings import MEGABYTE, Limits, QueueSettings, Settings
 from tests.docs.guide import ROOT
 from tm import Configuration, ConfigurationError, ConsumerSettings, configuration_from
+from xa.telemetry.metric import table
 from xabridge.console.settings import ConsoleSettings
 from xabridge.outbox import RelaySettings
-from xabridge.outbox.metrics import metrics_table
+from xabridge.outbox.metrics import METRICS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,4 +107,4 @@ def value(text: str) -> float | bool:
 
 
 def test_the_metrics_of_the_outbox_are_those_that_are_made() -> None:
-    assert metrics_table() in (ROOT / "docs" / "outbox.md").read_text(encoding="utf-8")
+    assert table(METRICS) in (ROOT / "docs" / "outbox.md").read_text(encoding="utf-8")

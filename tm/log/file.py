@@ -133,7 +133,7 @@ class FileLog:
         self._commit(encode_noted(incarnation, standing), (self._state.noted, incarnation, standing))
 
     def held(self) -> bool:
-        """As `DecisionLog.held`. The folder is this process's."""
+        """Always: no other process can open the folder."""
         return True
 
     def decide(self, decision: Decision) -> None:
@@ -141,7 +141,7 @@ class FileLog:
         self._commit(record, (self._state.decisions, decision.gtrid, record))
 
     def end(self, gtrid: bytes) -> None:
-        """As `DecisionLog.end`. Visible at once; written with the next forced record, or when many wait."""
+        """Visible at once; written with the next forced record, or when many wait."""
         record = encode_end(gtrid)
         with self._mutex:
             if self._state.decisions.pop(gtrid, None) is None or self._stopped is not None:
@@ -178,7 +178,7 @@ class FileLog:
         return [decode_heuristic(record) for record in records]
 
     def close(self) -> None:
-        """As `DecisionLog.close`. Writes what is lazy, and an empty frame behind it (see `tm.log.segment`)."""
+        """Writes what is lazy, and an empty frame behind it (see `tm.log.segment`)."""
         with self._mutex:
             if self._closed:
                 return

@@ -171,14 +171,14 @@ class PosixFile:
         return os.fstat(self._descriptor).st_size
 
     def write(self, offset: int, octets: bytes) -> None:
-        """As `File.write`. A block at a time: a page cache that made large units of a large write would have
-        much to go through at each small write into them afterwards (measured: a third of the forces a second)."""
+        """Writes a block at a time: a page cache that made large units of a large write would have much to go through
+        at each small write into them afterwards (measured: a third of the forces a second)."""
         view = memoryview(octets)
         for start in range(0, len(octets), BLOCK):
             _write(self._descriptor, offset + start, view[start : start + BLOCK])
 
     def write_forced(self, offset: int, octets: bytes) -> None:
-        """As `File.write_forced`; one system call where the system can."""
+        """Makes one system call where the system can."""
         if self._dsync:
             try:
                 written = os.pwritev(self._descriptor, (octets,), offset, _DSYNC)
@@ -223,7 +223,7 @@ class PosixLock:
         self._handle.close()
 
     def disown(self) -> None:
-        """As `Lock.disown`. Left open, the descriptor would hold the lock for longer than the parent lives."""
+        """Closes the descriptor. Left open, the descriptor would hold the lock for longer than the parent lives."""
         self._handle.close()
 
 

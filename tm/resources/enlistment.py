@@ -146,7 +146,7 @@ class Enlistments:
         return session
 
     def enlist_at_once(self, resource: Resource) -> Any:
-        """As `enlist`, for a caller that must not wait. WouldWait: it has to be done in a thread that may."""
+        """Enlists for a caller that must not wait. WouldWait: it has to be done in a thread that may."""
         session = self.session(resource.name)
         if session is not None:
             return session

@@ -164,20 +164,6 @@ CONNECTIONS_PENDING: Final = Metric(
     "db.client.connection.pending_requests", "gauge", "{request}", (POOL,), "Callers that wait for a connection."
 )
 
-GAUGES: Final = (
-    IN_DOUBT,
-    IN_DOUBT_AGE,
-    ACTIVE,
-    LOG_SIZE,
-    LOG_DECISIONS,
-    UNREACHABLE,
-    CONSUMER_WORKERS,
-    CONSUMER_BUSY,
-    CONSUMER_TROUBLED,
-    CONNECTIONS,
-    CONNECTIONS_MAX,
-    CONNECTIONS_PENDING,
-)
 METRICS: Final = (
     BEGUN,
     COMPLETED,

@@ -126,7 +126,7 @@ class MeasuredResource:
         return answer
 
     def _told(self, verb: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        """As `_asked`, for what answers no code: what it returns is its success."""
+        """Does what `_asked` does for calls that answer no code: to return is their success."""
         began = perf_counter()
         code: Code | None = None
         try:

@@ -95,21 +95,11 @@ class Telemetry:
     def show(self, meter_provider: MeterProvider | None) -> None:
         """The metrics are told to this provider, too, from now on."""
         meter = metrics.get_meter(_SCOPE, version("xabridge"), meter_provider)
-
-        def counter(metric: Metric) -> Callable[..., None]:
-            return meter.create_counter(metric.name, metric.unit, metric.description).add
-
-        def histogram(metric: Metric) -> Callable[..., None]:
-            return meter.create_histogram(
-                metric.name, metric.unit, metric.description, explicit_bucket_boundaries_advisory=metric.buckets
-            ).record
-
         for metric in table.METRICS:
             if metric.kind == "gauge":
-                callbacks = [partial(self._observe, metric)]
-                meter.create_observable_gauge(metric.name, callbacks, metric.unit, metric.description)
+                metric.observed(meter, partial(self._observe, metric))
             else:
-                record = (counter if metric.kind == "counter" else histogram)(metric)
+                record = metric.recorded(meter)
                 before = self.instruments.get(metric)
                 self.instruments[metric] = record if before is None else _both(before, record)
 

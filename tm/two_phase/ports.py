@@ -67,8 +67,8 @@ class Ports(OutcomePorts, Protocol):
         ...
 
     async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
-        """As `ask`, but the answers of the resource `leave` are not waited for, where it takes TMASYNC. Every request
-        was sent when it returns."""
+        """Asks, and does not wait for the answers of the resource `leave`, if that takes TMASYNC. Every request was
+        sent when it returns."""
         ...
 
     async def collect(self, asked: Asked) -> list[Answer]:

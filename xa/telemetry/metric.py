@@ -1,4 +1,4 @@
-"""Metric: one metric as data, for the code that makes its instrument, the guides' tables, the dashboard and the alerts.
+"""Metric: one metric as data, from which its instrument, the guides' tables, the dashboard and the alerts are made.
 
 Names are those of OpenTelemetry. `prometheus_name` gives the one under which Prometheus knows it, by OpenTelemetry's
 rules: dots become underscores, the unit stands behind the name, and `_total` behind that of a counter.
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 Kind = Literal["counter", "histogram", "gauge"]
 
@@ -61,6 +63,19 @@ class Metric:
     def labels(self) -> frozenset[str]:
         """The names of its attributes at Prometheus."""
         return frozenset(map(prometheus_label, self.attributes))
+
+    def recorded(self, meter: Meter) -> Callable[..., None]:
+        """Makes the instrument of a counter or a histogram whose values are told as they come; what takes them."""
+        if self.kind == "counter":
+            return meter.create_counter(self.name, self.unit, self.description).add
+        return meter.create_histogram(
+            self.name, self.unit, self.description, explicit_bucket_boundaries_advisory=self.buckets
+        ).record
+
+    def observed(self, meter: Meter, points: Callable[[CallbackOptions], Iterable[Observation]]) -> None:
+        """Makes the instrument of a counter or a gauge whose points are asked for when a reader looks."""
+        make = meter.create_observable_counter if self.kind == "counter" else meter.create_observable_gauge
+        make(self.name, [points], self.unit, self.description)
 
 
 def prometheus_label(attribute: str) -> str:

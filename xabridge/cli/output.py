@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import NoReturn, TextIO
 
 EXIT_PIPE: Final = 141
-"""As a shell has it for a program that SIGPIPE has ended."""
+"""What a shell reports of a program that SIGPIPE has ended."""
 EXIT_LOST: Final = 1
 
 

@@ -87,7 +87,7 @@ def _work(arguments: Namespace) -> int:
     any more: as long as it runs, because their resources may be away now."""
     from tm import ConfigurationError, TransactionManager  # noqa: PLC0415 — as above
     from xabridge.app.find import find_app  # noqa: PLC0415 — as above
-    from xabridge.app.nodes import configuration_of, left_behind  # noqa: PLC0415
+    from xabridge.app.process_configuration import configuration_of, left_behind  # noqa: PLC0415
 
     number = arguments.process or 1
     if arguments.process is not None:

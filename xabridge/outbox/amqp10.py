@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from rm_amqp.errors import ConnectionLost, TimedOut
-from rm_amqp.publisher import Delivery, PlainPublisher
+from rm_amqp.plain_publisher import Delivery, PlainPublisher
 from xabridge.outbox.publisher import BrokerAway, Refusal, Sent
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ class Inbox:
         return True
 
     async def is_new_async(self, where: AsyncConnection | AsyncSession, message_id: MessageId | None) -> bool:
-        """As `is_new`, with an asyncio connection or session."""
+        """Does what `is_new` does, with an asyncio connection or session."""
         row = self._row(message_id)
         await transactions.check_async(where, self.tables.inbox)
         if self._dialect(where) in _RETURNS:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy.exc import SQLAlchemyError
 
 from tm.resources import ConfigurationError
-from tm.telemetry import Metric
+from xa.telemetry.metric import Metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,22 +54,22 @@ class OutboxMetrics:
         self._store = store
         meter = metrics.get_meter("xabridge", version("xabridge"), meter_provider)
         self._observation = metrics.Observation
-        self._sent = meter.create_counter(SENT.name, SENT.unit, SENT.description)
-        self._refused = meter.create_counter(REFUSED.name, REFUSED.unit, REFUSED.description)
-        self._set_aside = meter.create_counter(SET_ASIDE.name, SET_ASIDE.unit, SET_ASIDE.description)
-        self._lag = meter.create_histogram(LAG.name, LAG.unit, LAG.description)
-        meter.create_observable_gauge(WAITING.name, [self._waiting], WAITING.unit, WAITING.description)
-        meter.create_observable_gauge(OLDEST.name, [self._oldest], OLDEST.unit, OLDEST.description)
+        self._sent = SENT.recorded(meter)
+        self._refused = REFUSED.recorded(meter)
+        self._set_aside = SET_ASIDE.recorded(meter)
+        self._lag = LAG.recorded(meter)
+        WAITING.observed(meter, self._waiting)
+        OLDEST.observed(meter, self._oldest)
 
     def carried(self, carried: Carried) -> None:
         """One turn of the relay."""
         if carried.sent:
-            self._sent.add(carried.sent)
-            self._lag.record(carried.lag_s)
+            self._sent(carried.sent)
+            self._lag(carried.lag_s)
         if carried.refused:
-            self._refused.add(carried.refused)
+            self._refused(carried.refused)
         if carried.set_aside:
-            self._set_aside.add(carried.set_aside)
+            self._set_aside(carried.set_aside)
 
     def _waiting(self, _options: CallbackOptions) -> Iterable[Observation]:
         figures = self._figures()
@@ -85,10 +85,3 @@ class OutboxMetrics:
             return self._store.figures()
         except SQLAlchemyError:
             return None
-
-
-def metrics_table() -> str:
-    """The table in Markdown."""
-    lines = ["| metric | kind | unit | what it says |", "|---|---|---|---|"]
-    lines += [f"| `{metric.name}` | {metric.kind} | {metric.unit} | {metric.description} |" for metric in METRICS]
-    return "\n".join(lines) + "\n"

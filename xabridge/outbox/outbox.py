@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class OutboxFull(Exception):
-    """As many messages wait as may wait. Nothing was written; the transaction goes on, and its owner decides."""
+    """The outbox holds as many messages as it may. Nothing was written; the transaction goes on. Its owner decides."""
 
 
 class Executes(Protocol):
@@ -95,13 +95,13 @@ class Outbox:
     async def put_async(
         self, where: AwaitsExecution, destination: str, message: Message, *, key: str | None = None
     ) -> str:
-        """As `put`, with an asyncio connection or session."""
+        """Does what `put` does, with an asyncio connection or session."""
         return (await self.put_all_async(where, destination, [message], key=key))[0]
 
     async def put_all_async(
         self, where: AwaitsExecution, destination: str, messages: Sequence[Message], *, key: str | None = None
     ) -> list[str]:
-        """As `put_all`, with an asyncio connection or session."""
+        """Does what `put_all` does, with an asyncio connection or session."""
         rows = self._rows(destination, messages, key)
         await transactions.check_async(where, self.tables.outbox)
         if self._limit is not None:

@@ -2,7 +2,7 @@
 
 amqp091://user:password@host:5672/vhost      RabbitMQ 3 and 4 over AMQP 0-9-1 (`xabridge.outbox.rabbitmq`)
 amqp091s://…                                 the same with TLS
-amqp://host, amqps://host                    any broker over AMQP 1.0, without transactions (`rm_amqp.publisher`)
+amqp://host, amqps://host                    any broker over AMQP 1.0, without transactions (`rm_amqp.plain_publisher`)
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def check(where: Any, table: Table) -> None:
 
 
 async def check_async(where: Any, table: Table) -> None:
-    """As `check`, with an asyncio connection or session."""
+    """Does what `check` does, with an asyncio connection or session."""
     if hasattr(where, "sync_session"):
         where = await where.connection(bind_arguments={"clause": table})
     connection = getattr(where, "sync_connection", None)

@@ -11,7 +11,7 @@ from xa import NULL_XID, AxCode, Xid
 
 
 class NoTransaction:
-    """As `xa.Registrar` says, with no transaction in any thread of control."""
+    """A `xa.Registrar` that has no transaction in any thread of control."""
 
     def ax_reg(self, rmid: int, flags: int = 0) -> tuple[AxCode, Xid]:
         del rmid, flags

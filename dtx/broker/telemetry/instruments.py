@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import TimeoutError as TimedOut
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,20 +95,12 @@ class Instruments:
     def _make(self, meter: metrics.Meter) -> None:
         for metric in table.METRICS:
             if metric.kind == "histogram":
-                made = meter.create_histogram(
-                    metric.name, metric.unit, metric.description, explicit_bucket_boundaries_advisory=metric.buckets
-                )
-                self._record.setdefault(metric, []).append(made.record)
-            elif metric.kind == "counter":
-                meter.create_observable_counter(metric.name, [self._observed(metric)], metric.unit, metric.description)
+                self._record.setdefault(metric, []).append(metric.recorded(meter))
             else:
-                meter.create_observable_gauge(metric.name, [self._observed(metric)], metric.unit, metric.description)
+                metric.observed(meter, partial(self._observe, metric))
 
-    def _observed(self, metric: Metric) -> Callable[[metrics.CallbackOptions], Iterable[metrics.Observation]]:
-        def observe(_: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
-            return list(_observations(metric, self._now()))
-
-        return observe
+    def _observe(self, metric: Metric, _: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
+        return list(_observations(metric, self._now()))
 
     def _now(self) -> Figures:
         """The figures, from a reader's thread."""

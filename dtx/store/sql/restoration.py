@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FETCHED: Final = 1000
 _message: Final[Callable[[type[StoredMessage], Any], StoredMessage]] = tuple.__new__
-"""As `StoredMessage._make`, which is a call in Python for each of a million messages."""
+"""Makes a message from a row. `StoredMessage._make` does so by a call in Python, for each of a million messages."""
 
 
 class RestoredFromSql:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rm_amqp.amqp010.driver import QpidDriver
-    from rm_amqp.amqp010.messaging import QpidSession
+    from rm_amqp.amqp010.qpid_session import QpidSession
     from xa import Xid
 
 

@@ -34,6 +34,7 @@ from rm_amqp.amqp010.structs import (
     COMMANDS,
     CONTROLS,
     STRUCTS,
+    AnyStruct,
     DeliveryProperties,
     DtxStart,
     ExecutionResult,
@@ -95,7 +96,7 @@ FIELDS: dict[Kind, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def struct_of(draw: st.DrawFn, of: type[Struct]) -> Struct:
+def struct_of(draw: st.DrawFn, of: type[AnyStruct]) -> AnyStruct:
     """Any value of a struct, with any of its fields missing."""
     told = {}
     for name, kind in structs._LAYOUTS[of]:

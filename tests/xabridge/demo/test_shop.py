@@ -13,7 +13,7 @@ import pytest
 from tm import TransactionManager
 from xabridge.demo.shop import ORDERS, Audit, Gauge, Order, Shop, WorkerProcess, orders_from, place
 from xabridge.demo.shop.orders import TABLE, engine_of, open_books
-from xabridge.demo.shop.places import BRANCH_TIMEOUT_S
+from xabridge.demo.shop.shop import BRANCH_TIMEOUT_S
 from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:

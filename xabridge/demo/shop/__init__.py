@@ -8,7 +8,7 @@ three.
 from xabridge.demo.shop.audit import Audit, Figures, Gauge
 from xabridge.demo.shop.embedded_servers import EmbeddedServers
 from xabridge.demo.shop.orders import INVOICES, ORDERS, Order, handle, orders_from, place
-from xabridge.demo.shop.places import Shop
+from xabridge.demo.shop.shop import Shop
 from xabridge.demo.shop.worker import WorkerProcess
 from xabridge.testing.postgres import EmbeddedPostgres, PostgresMissing
 

@@ -16,14 +16,14 @@ from sqlalchemy import func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from xabridge.demo.shop.orders import INVOICES, ORDERS, TABLE, Order, engine_of
-from xabridge.demo.shop.places import BROKER
+from xabridge.demo.shop.shop import BROKER
 from xabridge.testing.management import Management
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tm import TransactionManager
-    from xabridge.demo.shop.places import Shop
+    from xabridge.demo.shop.shop import Shop
 
 ASK_S: Final = 2.0
 _PREPARED: Final = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"

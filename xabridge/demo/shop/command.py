@@ -18,7 +18,7 @@ from xabridge.demo.display import Display
 from xabridge.demo.shop import worker
 from xabridge.demo.shop.audit import Audit, Figures
 from xabridge.demo.shop.orders import TABLE, engine_of, open_books, orders_from, place
-from xabridge.demo.shop.places import BROKER, DATABASE, Shop
+from xabridge.demo.shop.shop import BROKER, DATABASE, Shop
 
 if TYPE_CHECKING:
     import argparse

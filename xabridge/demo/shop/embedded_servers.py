@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from xabridge.demo.shop.orders import open_books
-from xabridge.demo.shop.places import BRANCH_TIMEOUT_S, Shop
+from xabridge.demo.shop.shop import BRANCH_TIMEOUT_S, Shop
 from xabridge.testing.broker import BrokerProcess
 from xabridge.testing.ports import free_port
 from xabridge.testing.postgres import EmbeddedPostgres

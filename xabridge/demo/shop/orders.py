@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, create_engine, insert
 
 from rm_amqp import Message
-from xabridge.demo.shop.places import BROKER, DATABASE
+from xabridge.demo.shop.shop import BROKER, DATABASE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

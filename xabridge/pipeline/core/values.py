@@ -34,7 +34,7 @@ class Offset:
     epoch: int = 0
 
     def as_json(self) -> dict[str, int]:
-        """As Spark stores it."""
+        """The form that Spark stores."""
         return {"epoch": self.epoch}
 
     @classmethod
