@@ -56,13 +56,9 @@ class EpochStatus:
     given up.
 
     `state`: active, committed, aborted or done. `logged`: Spark is known to have logged the epoch. `planned_at`,
-<<<<<<< HEAD
     `decided_at`, `logged_at`: when; None where the ledger does not have it, as of a try that was given up.
-    `unfinished`: the resources where it is decided, and has branches that are due and not finished.
-=======
-    `decided_at`, `logged_at`: when; None where the ledger does not have it, as of a try that was given up. `skipped`:
-    brokers that were away when it was planned, each with the reason, which is "" where it is not known.
->>>>>>> sinks2
+    `unfinished`: the resources where it is decided, and has branches that are due and not finished. `skipped`: brokers
+    that were away when it was planned, each with the reason, which is "" where it is not known.
     """
 
     epoch: int
@@ -75,11 +71,8 @@ class EpochStatus:
     planned_at: float | None = None
     decided_at: float | None = None
     logged_at: float | None = None
-<<<<<<< HEAD
     unfinished: tuple[str, ...] = ()
-=======
     skipped: tuple[tuple[str, str], ...] = ()
->>>>>>> sinks2
 
     @property
     def phases(self) -> dict[str, float]:
@@ -339,11 +332,8 @@ def _epoch(row: Any, planned: Sequence[Any]) -> EpochStatus:
         min((one.planned_at for one in present), default=None),
         decided_at,
         _latest(present, "logged_at"),
-<<<<<<< HEAD
         tuple(sorted({branch.resource for branch in left})) if row.state == GtridState.COMMITTED.value else (),
-=======
         tuple(sorted({name: why for one in present for name, why in _skipped(one)}.items())),
->>>>>>> sinks2
     )
 
 
