@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
 
     from rm_db.postgres.libpq import LibpqConnection
-    from rm_db.sessions.access import PostgresAccess
     from rm_db.sessions.connection import BranchConnection
     from rm_db.sessions.postgres import PostgresBranchConnection, PostgresSession
+    from rm_db.sessions.postgres_access import PostgresAccess
     from rm_db.sessions.psycopg_async_connection import PsycopgAsyncConnection
 
 RV = TypeVar("RV")

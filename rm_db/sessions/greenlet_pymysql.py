@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from rm_db.mariadb.connection import MariaConnection
-    from rm_db.sessions.mariadb import MariaAccess
+    from rm_db.sessions.mariadb_access import MariaAccess
 
 
 class GreenletPymysqlConnection(PymysqlConnection):

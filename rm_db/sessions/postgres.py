@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from rm_db.sessions.access import PostgresAccess
 from rm_db.sessions.errors import check_greenlet
 from rm_db.sessions.lazy_connection import LazyBranchConnection
+from rm_db.sessions.postgres_access import PostgresAccess
 from rm_db.sessions.psycopg_async_connection import PsycopgAsyncConnection
 from rm_db.sessions.psycopg_connection import PsycopgConnection
 

@@ -23,9 +23,14 @@ from psycopg.adapt import AdaptersMap
 
 from rm_db.connections.steps import ConnectionLost
 from rm_db.postgres.libpq import IDLE
-from rm_db.sessions.access import ReservedMethods, access_mode_statement, deferrable_statement, isolation_statement
 from rm_db.sessions.connection import ending_savepoint
 from rm_db.sessions.executemany import Executemany
+from rm_db.sessions.postgres_access import (
+    ReservedMethods,
+    access_mode_statement,
+    deferrable_statement,
+    isolation_statement,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     from psycopg.rows import Row
 
     from rm_db.postgres.libpq import LibpqConnection
-    from rm_db.sessions.access import PostgresAccess
+    from rm_db.sessions.postgres_access import PostgresAccess
 
 RV = TypeVar("RV")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from rm_db.mariadb.connection import MariaConnection
-    from rm_db.sessions.mariadb import MariaAccess
+    from rm_db.sessions.mariadb_access import MariaAccess
 
 _PASSED: Final = frozenset(
     {"charset", "encoding", "use_unicode", "decoders", "encoders", "conv", "cursorclass", "host", "port", "user", "db"}

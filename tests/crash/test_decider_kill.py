@@ -43,7 +43,7 @@ def field(tmp_path: Path) -> Iterator[Field]:
 
 
 def check(field: Field) -> None:
-    """As it says above; and every decision has ended."""
+    """Checks what the module's docstring promises, and that every decision has ended."""
     field.check()
     with field.source.client() as source:
         for slot in range(3):

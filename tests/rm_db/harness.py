@@ -102,7 +102,7 @@ class PostgresHarness(_Harness):
         return {key for (key,) in self.admin("SELECT key FROM work")}
 
     def crash(self, rm: ResourceManager) -> None:
-        """As `Harness` says: the process is gone, and what it had connected to the server."""
+        """The process is gone, and what it had connected to the server."""
         self.disconnect(rm)
         let_go(rm)
         self._clients.remove(rm)
@@ -174,7 +174,7 @@ class PooledDeciderHarness(PostgresDeciderHarness):
         self.open_string = self.proxy.url + "?xa_pooler=transaction"
 
     def disconnect(self, rm: ResourceManager) -> None:  # noqa: ARG002 — the server does not know whose a connection is
-        """As `Harness` says: what anybody has connected to the pooler."""
+        """Cuts what anybody has connected to the pooler."""
         self.proxy.cut()
 
 
@@ -223,7 +223,7 @@ class MariaHarness(_Harness):
         return {key for (key,) in self.admin("SELECT `key` FROM work")}
 
     def crash(self, rm: ResourceManager) -> None:
-        """As `Harness` says: the process is gone, and what it had connected to the server."""
+        """The process is gone, and what it had connected to the server."""
         self.disconnect(rm)
         self._let_go(rm)
         self._clients.remove(rm)
@@ -235,7 +235,7 @@ class MariaHarness(_Harness):
             database.close()
 
     def disconnect(self, rm: ResourceManager) -> None:
-        """As `Harness` says: what anybody has connected through the proxy, and the server has rolled it back."""
+        """Cuts what anybody has connected through the proxy, and waits until the server has rolled it back."""
         del rm  # the server does not know whose a connection is
         self.proxy.cut()
         while self._at_work():
@@ -327,7 +327,7 @@ class SqliteDeciderHarness(_Harness):
         return {key for (key,) in self.admin("SELECT key FROM work")}
 
     def crash(self, rm: ResourceManager) -> None:
-        """As `Harness` says: the operating system closes the files of the process."""
+        """The operating system closes the files of the process."""
         abandon(rm)
         rm.driver.unit_driver.backend.close()  # type: ignore[attr-defined]
 

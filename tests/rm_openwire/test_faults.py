@@ -127,7 +127,7 @@ def test_an_old_branch_takes_no_work(client: Client) -> None:
 
 
 def test_a_branch_that_was_rolled_back_behind_our_back(client: Client) -> None:
-    """As Artemis' timer, or an operator, does it: the vote is no."""
+    """Artemis' timer does so, or an operator: the vote is no."""
     queue = new_name()
     xid, session = client.begin()
     session.send(queue, Message("never"))

@@ -84,7 +84,7 @@ class Broker:
         return sorted((token for (at, token), by in self.tokens.items() if at == slot and by), key=repr)
 
     def some_of(self, things: list[Any]) -> list[Any]:
-        """As the schedule says."""
+        """Those that the schedule chooses."""
         return [thing for thing in things if self.choose(2)]
 
     def let_go(self, holder: Process | Transaction) -> None:

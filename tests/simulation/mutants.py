@@ -294,7 +294,7 @@ def recovery_by(
 
 
 class _EndsWhatIsOthers(Ownership):
-    """As it was: what is decided and has no branch that this pass may resolve is ended, whosever it is."""
+    """A former fault: what is decided and has no branch that this pass may resolve is ended, whosever it is."""
 
     __slots__ = ()
 

@@ -50,7 +50,7 @@ def test_every_schedule_of_two() -> None:
 
 @pytest.mark.parametrize("lapses", [1, 4])
 def test_locks_that_run_out(lapses: int) -> None:
-    """As those of Azure Service Bus."""
+    """Azure Service Bus has such locks."""
     for seed in few(QUICK // 2):
         run(seed, lapses=lapses)
 

@@ -566,7 +566,7 @@ class World:
     async def send_all(
         self, process: Process, control: ThreadOfControl, verb: Verb, branches: tuple[Branch, ...], leave: str
     ) -> Asked:
-        """As `ask_all`, without the answers of the resource `leave`."""
+        """Asks all, and does not wait for the answers of the resource `leave`."""
         answers = await self._send_all(process, control, verb, branches, 0, leave)
         for name in {branch.resource for branch in branches if branch.resource != leave}:
             await self._collect_all(process, control, branches, answers, name)
@@ -598,7 +598,7 @@ class World:
         asked_flags: int,
         leave: str = "",
     ) -> list[Any]:
-        """As `tm.two_phase.blocking` overlaps: whoever is told to collect first does, and then asks again."""
+        """Overlaps as `tm.two_phase.blocking` does: whoever is told to collect first does, and then asks again."""
         routine = _ROUTINE[verb]
         answers: list[Any] = []
         for branch in branches:

@@ -183,13 +183,13 @@ def test_a_savepoint_that_is_taken_back_leaves_the_rest_of_zopes_transaction(sho
 
 
 class SerializationFailure(Exception):
-    """As psycopg's."""
+    """A class of the same name as psycopg's."""
 
     sqlstate = "40001"
 
 
 class Wrapped(Exception):
-    """As SQLAlchemy's."""
+    """An error with its cause in `orig`, which SQLAlchemy has too."""
 
     def __init__(self, orig: Exception) -> None:
         super().__init__(str(orig))
@@ -203,7 +203,7 @@ def _caused() -> Exception:
 
 
 class Deadlock(Exception):
-    """As PyMySQL's."""
+    """An error with PyMySQL's number."""
 
 
 def _busy() -> Exception:

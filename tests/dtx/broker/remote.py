@@ -114,7 +114,7 @@ class RemotePeer(Peer):
         return delivery
 
     def answer(self) -> Reply:
-        """As Peer says, once it is there."""
+        """Waits for the reply, and takes it."""
         replies: Any = self._replies
         self.until(lambda: replies.current is not None and replies.current.readable)
         return super().answer()

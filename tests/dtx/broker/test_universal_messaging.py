@@ -94,5 +94,5 @@ def test_unauthorized_access_is_fatal_and_the_link_is_closed() -> None:
 
 
 def test_what_is_fatal() -> None:
-    """As the guide's table says; a resource limit is transient."""
+    """The guide has a table of them; a resource limit is transient."""
     assert {Condition.UNAUTHORIZED, Condition.INTERNAL_ERROR, Condition.NOT_FOUND} == FATAL

@@ -88,7 +88,7 @@ def tokens(harness: DecidingBrokerHarness, slots: int) -> list[Token]:
 # --- several foundings ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("order", list(permutations([FIRST, SECOND, THIRD])), ids=str)
 def test_no_order_of_the_messages_says_which_counts(harness: DecidingBrokerHarness, order: Sequence[bytes]) -> None:
-    """As a broker that does not keep it shows them after a restart."""
+    """A broker that keeps no order shows them in any after a restart."""
     found(harness, *(Founding(founder, 2) for founder in order), used=[SECOND])
     rm = opened(harness)
     assert rm.decider_id == SECOND

@@ -133,7 +133,7 @@ def test_what_is_no_token(body: object) -> None:
 
 
 def test_bodies_of_version_1_are_read() -> None:
-    """As the former version wrote them, with a decision and fences in them."""
+    """The former version wrote these, with a decision and fences in them."""
     body = (
         '{"version": 1, "founder": "666f756e64657221", "slot": 3, "generation": 7, "incarnation": 4, "epoch": 2, '
         '"floor": 1, "decided": [["6700ff", "0102"]], "fenced": [["68", 2]]}'

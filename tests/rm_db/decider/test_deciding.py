@@ -571,7 +571,7 @@ def test_settings_of_a_sqlite_session_do_not_leak(sqlite_harness: SqliteDeciderH
 
 
 def test_a_statement_is_cut_short_when_its_branch_is_rolled_back(sqlite_harness: SqliteDeciderHarness) -> None:
-    """As the manager's reaper does, from a thread of its own."""
+    """The manager's reaper does so, from a thread of its own."""
     client = Decider(sqlite_harness)
     control = ThreadOfControl()
     with entered(control):

@@ -256,7 +256,7 @@ def test_a_lock_that_is_not_had_in_time_takes_the_statement_back_and_no_more(sho
 
 # --- the tables for decisions -------------------------------------------------------------------------------------
 def table_of(url: str) -> DecisionTable:
-    """As the resource manager makes it."""
+    """The table of decisions, made as the resource manager does."""
     return DecisionTable(make_engine(sa.make_url(url), 2, 10.0, isolation_level="READ COMMITTED"))
 
 

@@ -40,7 +40,7 @@ def alarm() -> Iterator[None]:
 
 
 def end_and_roll_back(client: Client, xid: Any) -> None:
-    """As the manager does behind an interruption."""
+    """Does what the manager does after an interruption."""
     with suppress(XaError):
         client.end(xid)
     with suppress(XaError):

@@ -57,7 +57,7 @@ class Strangers:
 
 
 def quoted(gid: bytes) -> bytes:
-    """As a literal."""
+    """The literal for it in SQL."""
     return b"'" + gid.replace(b"'", b"''") + b"'"
 
 

@@ -28,7 +28,7 @@ PATIENCE_S: Final = 60
 
 # --- a manager that ends what takes too long, while the application is inside ---------------------------------------
 def test_a_statement_is_cancelled_when_its_branch_is_rolled_back(client: Client, harness: PostgresHarness) -> None:
-    """As the manager's reaper does: for the application's thread of control, from a thread of its own."""
+    """The manager's reaper does so for the application's thread of control, from a thread of its own."""
     control = ThreadOfControl()
     with entered(control):
         xid = client.begun(key := new_key())

@@ -72,7 +72,7 @@ class Shop:
             return connection.execute("SELECT id, name FROM items ORDER BY id").fetchall()
 
     def empty(self) -> None:
-        """As every transaction meets it."""
+        """Makes it what every transaction begins with."""
         with psycopg.connect(self.url) as connection:
             connection.execute("DELETE FROM items")
             connection.execute("INSERT INTO items VALUES (1, 'one')")

@@ -118,7 +118,7 @@ class Book:
         return [self.epochs[epoch] for epoch in sorted(self.epochs)]
 
     def known(self, incarnation: int, query: str = "") -> PipelineOwnership:
-        """As Ledger; there is one pipeline, so that no query has another one."""
+        """There is one pipeline, so that no query has another one."""
         del query
         self.check(incarnation)
         decided = {

@@ -165,7 +165,7 @@ def _anybody(pipeline: str, query: Any, known: Any) -> None:
 
 
 async def _bind_anybody(ports: Ports, own: Incarnation, query: Any, sources: Any, resources: Any) -> None:
-    """As it was: nothing is asked, and nothing of the other query is finished."""
+    """A former fault: nothing is asked, and nothing of the other query is finished."""
     del own, resources
     await ports.ledger.bind_query(query.id, query.run, tuple(sources))
 

@@ -398,7 +398,7 @@ class World:
         return {} if forgets else {self.random.choice(source.resources): "it was away"}
 
     def _bind(self, driver: str, checkpoint: Checkpoint) -> Steps:
-        """As `xabridge.pipeline.core.driver.query_binding.bind`, with one effect for each of its parts."""
+        """Does what `xabridge.pipeline.core.driver.query_binding.bind` does, with one effect for each of its parts."""
         query = Query(checkpoint.query, driver, max(checkpoint.offsets, default=-1), checkpoint.adopt)
         known = yield Do("look", lambda: self.book.known(self.book.incarnation))
         self.cores.check("p", query, known)

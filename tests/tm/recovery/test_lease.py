@@ -99,7 +99,7 @@ def test_it_is_renewed_before_it_runs_out(shop: Shop, store: DecidingStore, monk
 
 
 def test_it_is_ended_though_a_thread_has_lost_the_decider(shop: Shop, store: DecidingStore) -> None:
-    """As when the decider was restarted: the connections of some threads are gone, and nobody has made them anew."""
+    """After a restart of the decider the connections of some threads are gone, and nobody has replaced them."""
     manager = shop.tm
     manager.begin().rollback()
 

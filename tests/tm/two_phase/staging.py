@@ -34,7 +34,7 @@ def branch(name: str) -> Branch:
 
 
 def as_answer(code: Code) -> Answer:
-    """As a resource manager tells it: some codes are returned, the others raised."""
+    """The answer of a resource manager: some codes are returned, the others raised."""
     return xa_error(code) if code in EXCEPTIONS else code
 
 

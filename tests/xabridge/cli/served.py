@@ -90,14 +90,12 @@ class FatalReference(ServedReference):
         return super().open(open_string, rmid, flags)
 
     def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says, if it gets that far."""
         self._pass("before-commit")
         answer = super().commit(xid, rmid, flags)
         self._pass("after-commit")
         return answer
 
     def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says, if it gets that far."""
         self._pass("before-rollback")
         answer = super().rollback(xid, rmid, flags)
         self._pass("after-rollback")

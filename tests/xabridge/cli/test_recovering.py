@@ -250,7 +250,7 @@ def test_by_hand_the_decider_has_the_last_word(deciding: Field, xabridge: Xabrid
 def test_by_hand_what_another_process_is_at_work_with_is_left_to_it(
     deciding: Field, xabridge: Xabridge, act: str
 ) -> None:
-    """As a recovery pass leaves it: the process may be about to decide, or to complete it."""
+    """A recovery pass leaves it alone: the process may be about to decide, or to complete it."""
     DECIDER.hold(AT_WORK, 300)
     deciding.prepare("shop", its_gtrid(1), "row")
     if act == "commit":

@@ -53,7 +53,7 @@ def test_batches_follow_each_other_and_read_limits_hold(env: CoreEnvironment) ->
 
 
 def test_writers_that_are_kept(env: CoreEnvironment) -> None:
-    """As Spark's processes keep them: from batch to batch, and when the driver starts its query again. Once another
+    """Spark's processes keep them from batch to batch, and when the driver starts its query again. Once another
     driver has had the pipeline they hear of it."""
     planner, committer = env.writer(), env.writer()
 

@@ -192,7 +192,7 @@ def test_a_source_that_nobody_announced_takes_nothing(env: CoreEnvironment) -> N
 
 
 def test_another_query_of_the_driver_does_not_take_the_pipeline(env: CoreEnvironment) -> None:
-    """As long as the first one runs; a new start of the same query takes it, and so does another driver."""
+    """Not while the first one runs. A new start of the same query takes it, and so does another driver."""
     env.start(env.source(), query=Query("q", "run-1", 0))
     runs = {("q", "run-1")}
 
