@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from sqlalchemy import make_url
 
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.pipeline.core.environment import new_environment
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tests.postgres import Postgres
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
     from xabridge.pipeline.options import SinkOptions
+    from xabridge.testing.mariadb import MariaDB
 
 pa = pytest.importorskip("pyarrow")
 ROWS = {"body": "string", "number": "int"}
@@ -88,3 +90,20 @@ def test_what_is_refused_when_a_query_starts(env: CoreEnvironment) -> None:
     check_mode(options(env), "Append")
     with pytest.raises(PipelineError, match=r"(?s)can't be made: .*\. Ask an administrator"):
         layout(options(env, once_table="shop:nowhere.seen"), ROWS)
+    with pytest.raises(PipelineError, match=r"the table public.orders of .* is there, but can't tell values .* CREATE"):
+        layout(options(env, once_table="shop:public.orders"), ROWS)
+
+
+def test_what_was_written_may_be_remembered_in_mariadb(env: CoreEnvironment, mariadb: MariaDB) -> None:
+    """Where capitals count in names of tables."""
+    url = mariadb.create_database("mariadb")
+    name = make_url(url).database
+    given = options(env, once_table=f"maria:{name}.Seen", **{"resource.maria": url})
+    assert layout(given, ROWS).once == given.once
+    layout(given, ROWS)  # it is there
+    assert mariadb.ask(f"SELECT count(*) FROM {name}.Seen") == [(0,)]  # noqa: S608 — our own
+    mariadb.admin(f"ALTER TABLE {name}.Seen MODIFY id varchar(100)")
+    with pytest.raises(PipelineError, match=r"Seen of the option once_table is there, but .*id varbinary\(576\)"):
+        layout(given, ROWS)
+    with pytest.raises(PipelineError, match=r"(?s)can't be made: .*\. Ask an administrator"):
+        layout(options(env, once_table="maria:nowhere.seen", **{"resource.maria": url}), ROWS)

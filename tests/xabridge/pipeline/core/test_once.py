@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -292,6 +293,44 @@ def test_the_second_waits_for_the_outcome_of_the_first(env: CoreEnvironment, pla
     others.close()
 
 
+@pytest.mark.slow
+def test_two_that_wait_for_each_other(env: CoreEnvironment, place: Place) -> None:
+    """The database ends it: one of the two is refused, and the other goes on, long before the time is over."""
+    place = place.with_timeout(60.0)
+    place.make()
+    backfill = replace(env, pipeline="backfill", _opened=[])
+    writers = env.writer(), backfill.writer()
+    plans = [writer.plan(streaming=False) for writer in writers]
+    others = Resources()
+    both = threading.Barrier(2)
+
+    def claim(number: int) -> Any:
+        resources = (env.resources, others)[number]
+        with SinkTask(plans[number], Attempt(0, 0), resources=resources) as sink:
+            assert sink.first_ones(place.once, "ab"[number]) == {"ab"[number]}
+            both.wait(30)
+            try:
+                assert sink.first_ones(place.once, "ba"[number]) == {"ba"[number]}
+            except BatchRefused as error:
+                return error
+            return sink.prepare()
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        answers = [done.result(50) for done in [pool.submit(claim, number) for number in (0, 1)]]
+    assert time.monotonic() - began < 30
+    (lost,) = [number for number, answer in enumerate(answers) if isinstance(answer, BatchRefused)]
+    assert not answers[lost].of_rows
+    assert "eadlock" in str(answers[lost])
+    writers[1 - lost].commit(plans[1 - lost], None, [answers[1 - lost]])
+    writers[lost].commit(plans[lost], None, [place.write(plans[lost], ["a", "b", "c"])])
+    assert place.remembered() == ["a", "b", "c"]
+    assert place.table() == ["c"], "the other one has written no rows here"
+    assert env.prepared() == []
+    backfill.close()
+    others.close()
+
+
 def _until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not holds():
@@ -306,12 +345,14 @@ def test_pipelines_that_write_the_same_values_in_other_orders(env: CoreEnvironme
     the end all of them have finished, and each value is written once."""
     place.make()
     refused: list[BatchRefused] = []
+    start = threading.Barrier(4)
 
     def run(number: int) -> None:
         chance = random.Random(seed + number)
         mine = replace(env, pipeline=f"backfill-{number}", _opened=[], resources=Resources())
         values = [str(value) for value in chance.sample(range(40), 20)]
         deadline = time.monotonic() + 120
+        start.wait(60)
         while True:
             assert time.monotonic() < deadline, f"pipeline {number} never ends"
             writer = mine.writer()
