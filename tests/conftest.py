@@ -83,13 +83,16 @@ def _needs_spark(item: pytest.Item) -> bool:
     return "spark" in getattr(item, "fixturenames", ())
 
 
+SHARED = {"spark": "spark", "broker_j_server": GROUP, "go_amqp": "go-amqp", "jms": "qpid-jms"}
+"""A fixture of the session's that takes long to start or to build → the xdist group of the tests that use it."""
+
+
 def _group(item: pytest.Item) -> str | None:
-    """Which tests have to run in one process, because what they share takes long to start: Spark's driver, or a fixture
+    """Which tests have to run in one process, because what they share takes long to start: a fixture of `SHARED`, or one
     of their module."""
-    if _needs_spark(item):
-        return "spark"
-    if "broker_j_server" in getattr(item, "fixturenames", ()):
-        return GROUP
+    for fixture in getattr(item, "fixturenames", ()):
+        if fixture in SHARED:
+            return SHARED[fixture]
     fixtures = getattr(item, "_fixtureinfo", None)
     if fixtures is None:
         return None

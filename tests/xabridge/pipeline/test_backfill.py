@@ -1,4 +1,6 @@
-"""This test runs a backfill beside a live query on real Spark, and kills its driver before and after the decision."""
+"""This test runs a backfill beside a live query on real Spark, and kills its driver after the decision, or before and
+after it; without Spark every point is in `tests.xabridge.pipeline.core.test_once`.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,22 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def test_a_backfill_writes_what_the_live_query_has_not_written(spark: Driver, env: SparkEnvironment) -> None:
+@pytest.mark.parametrize(
+    "points", [("decided",), pytest.param(("undecided", "decided"), marks=pytest.mark.long)], ids=" and ".join
+)
+def test_a_backfill_writes_what_the_live_query_has_not_written(
+    spark: Driver, env: SparkEnvironment, points: tuple[str, ...]
+) -> None:
     env.send([*range(40, 60), *range(50, 60)])  # some were sent twice
     sink = env.sink(table="rows", address="out", once="message_id", once_table="shop:seen")
     live = {"query": "identified", "source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
     assert spark.call("stream", **live)["errors"] == []
     assert env.rows("SELECT count(*) FROM rows") == [(20,)]
 
-    env.schedule(("undecided", "kill driver"), ("decided", "kill driver"))
+    env.schedule(*((point, "kill driver") for point in points))
     path, own = str(env.folder / "archive"), {**sink, "pipeline": "backfill"}
-    (refused,) = env.run("backfilled", killed=2, sink=own, numbers=80, path=path)
-    assert env.fired() == 2
+    (refused,) = env.run("backfilled", killed=len(points), sink=own, numbers=80, path=path)
+    assert env.fired() == len(points)
     assert "pipeline 'test' belongs to query" in refused
 
     env.send(range(70, 90))  # the live query goes on
