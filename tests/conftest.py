@@ -76,7 +76,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(600))
         if (group := _group(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: (_needs_spark(item), _patience_s(item)), reverse=True)  # Spark's group is the longest
+    items.sort(key=_first, reverse=True)
+
+
+def _first(item: pytest.Item) -> tuple[bool, float, bool]:
+    """What is begun first is the greatest: Spark's group, which is the longest; what may take long; and groups, because
+    single tests are what all processes can share when the end comes."""
+    return _needs_spark(item), _patience_s(item), _group(item) is not None
 
 
 def _needs_spark(item: pytest.Item) -> bool:
@@ -88,8 +94,8 @@ SHARED = {"spark": "spark", "broker_j_server": GROUP, "go_amqp": "go-amqp", "jms
 
 
 def _group(item: pytest.Item) -> str | None:
-    """Which tests have to run in one process, because what they share takes long to start: a fixture of `SHARED`, or one
-    of their module."""
+    """Which tests have to run in one process, because what they share takes long to start: a fixture of `SHARED`, or
+    one of their module."""
     for fixture in getattr(item, "fixturenames", ()):
         if fixture in SHARED:
             return SHARED[fixture]

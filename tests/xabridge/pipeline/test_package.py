@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -180,13 +181,12 @@ def test_a_python_that_has_no_xabridge_runs_what_was_packed(tmp_path: Path) -> N
     """Where both files are, as on a worker, and nothing else of ours."""
     _, options = packed(tmp_path)
     worker = tmp_path / "worker"
-    with tarfile.open(tmp_path / "packages.tar") as archive:
-        archive.extractall(worker / "packages", filter="data")
+    shutil.unpack_archive(tmp_path / "packages.tar", worker / "packages")
     (tmp_path / "packages-modules.zip").rename(worker / "packages-modules.zip")
-    given = dict(option.removeprefix("spark.executorEnv.").split("=", 1) for option in options if "executorEnv" in option)
-    code = "import called, called.checks, json, xabridge.pipeline.spark.worker_daemon; print(json.dumps(called.where()))"
+    (folder,) = (option.partition("PYTHONPATH=")[2] for option in options if "PYTHONPATH=" in option)
     spark = map(str, (HOME / "python" / "lib").glob("*.zip"))
-    path = ":".join([f"{worker}/packages-modules.zip", given["PYTHONPATH"], *spark])
+    path = ":".join([f"{worker}/packages-modules.zip", folder, *spark])
+    code = "import called, json, xabridge.pipeline.spark.worker_daemon; print(json.dumps(called.where()))"
     done = subprocess.run(
         [str(BARE / PYTHON), "-c", code], env={"PYTHONPATH": path}, cwd=worker, capture_output=True, text=True,
         check=False,
