@@ -70,7 +70,7 @@ test-long: test
 
 # All of it at once: mypy and the end of the tests take one processor each.
 check: setup
-	$(MAKE) --jobs --output-sync=target lint types layers fast
+	$(MAKE) --no-print-directory --jobs lint types layers fast
 
 lint: setup
 	$(BIN)/ruff check .
