@@ -6,12 +6,16 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= 3
 
-.PHONY: help setup demo test test-slow test-long fuzz check compiled pure check-compiled bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
+# Python keeps what it has compiled, also where the caller's environment forbids it: a run of the tests starts some
+# thousand processes, and each would compile our modules again, and each of pytest's every test.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup demo test test-slow test-long fuzz check lint types layers fast compiled pure check-compiled bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
 
 help:
 	@echo "make setup   the virtual environment .venv, with .venv/bin/xabridge"
 	@echo "make demo    the product's main job, on embedded defaults"
-	@echo "make check   lint, types, layering and the fast tests"
+	@echo "make check   lint, types, layering and the fast tests, at once; make lint, types, layers, fast: one of them"
 	@echo "make test    every test"
 	@echo "make compiled  the hot modules compiled to C, in place; make pure removes them again"
 	@echo "make check-compiled  the fast tests with compiled modules"
@@ -64,11 +68,21 @@ test-long: export XABRIDGE_IMAGE = 1
 test-long: export XABRIDGE_BACKLOG = 1000000
 test-long: test
 
+# All of it at once: mypy and the end of the tests take one processor each.
 check: setup
+	$(MAKE) --no-print-directory --jobs lint types layers fast
+
+lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: setup
 	$(BIN)/mypy
+
+layers: setup
 	$(BIN)/lint-imports
+
+fast: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow"
 
 compiled: setup

@@ -20,7 +20,7 @@ from rm_amqp.amqp010.session import SessionState
 from rm_amqp.amqp010.settings import parse
 from rm_amqp.amqp010.structs import QueueDeclare
 from rm_amqp.amqp010.work import Work
-from tests.java_process import JAVA, JavaProcess
+from tests.java_process import JavaProcess, java_program
 from xa import Xid
 from xabridge.testing.ports import free_port
 
@@ -83,8 +83,8 @@ class BrokerJ(JavaProcess):
         return f"amqp010://{self.address}/"
 
     def command(self) -> Sequence[str]:
-        files = [str(SOURCES / "Broker.java"), str(self._configuration), str(self.folder)]
-        return [*JAVA, "-cp", f"{self._lib}/*", *files]
+        program = java_program(SOURCES / "Broker.java", self._lib)
+        return [*program, str(self._configuration), str(self.folder)]
 
     def freeze(self) -> None:
         """It answers nothing until it is thawed."""

@@ -76,20 +76,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(600))
         if (group := _group(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: (_needs_spark(item), _patience_s(item)), reverse=True)  # Spark's group is the longest
+    items.sort(key=_first, reverse=True)
+
+
+def _first(item: pytest.Item) -> tuple[bool, float, bool]:
+    """What is begun first is the greatest: Spark's group, which is the longest; what may take long; and groups, because
+    single tests are what all processes can share when the end comes."""
+    return _needs_spark(item), _patience_s(item), _group(item) is not None
 
 
 def _needs_spark(item: pytest.Item) -> bool:
     return "spark" in getattr(item, "fixturenames", ())
 
 
+SHARED = {"spark": "spark", "broker_j_server": GROUP, "go_amqp": "go-amqp", "jms": "qpid-jms"}
+"""A fixture of the session's that takes long to start or to build → the xdist group of the tests that use it."""
+
+
 def _group(item: pytest.Item) -> str | None:
-    """Which tests have to run in one process, because what they share takes long to start: Spark's driver, or a fixture
-    of their module."""
-    if _needs_spark(item):
-        return "spark"
-    if "broker_j_server" in getattr(item, "fixturenames", ()):
-        return GROUP
+    """Which tests have to run in one process, because what they share takes long to start: a fixture of `SHARED`, or
+    one of their module."""
+    for fixture in getattr(item, "fixturenames", ()):
+        if fixture in SHARED:
+            return SHARED[fixture]
     fixtures = getattr(item, "_fixtureinfo", None)
     if fixtures is None:
         return None

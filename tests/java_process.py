@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 JAVA: Final = ("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+CLASSES: Final = Path(__file__).parents[1] / ".cache" / "java"
+
+
+def java_program(source: Path, lib: Path) -> list[str]:
+    """The command that runs the class `Broker` of a file with the jars of a folder. It is compiled the first time, and
+    not at each start, of which tests have hundreds."""
+    jars = "".join(sorted(path.name for path in lib.glob("*.jar")))
+    digest = hashlib.sha256(source.read_bytes() + jars.encode()).hexdigest()
+    classes = CLASSES / digest[:16]
+    classes.mkdir(parents=True, exist_ok=True)
+    with (classes / ".lock").open("w") as lock:  # tests may run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (classes / ".compiled").exists():
+            compiler = ["javac", "-nowarn", "-d", str(classes), "-cp", f"{lib}/*", str(source)]
+            done = subprocess.run(compiler, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+            (classes / ".compiled").touch()
+    return [*JAVA, "-cp", f"{classes}:{lib}/*", "Broker"]
 
 
 class JavaProcess:

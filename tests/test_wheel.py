@@ -118,6 +118,7 @@ def test_the_wheel_is_pure_unless_the_compiled_one_is_asked_for(wheel: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long  # the modules themselves: make check-compiled
 @pytest.mark.timeout(900)  # the C compiler
 def test_the_compiled_wheel_in_an_empty_environment(compiled_wheel: Path, tmp_path: Path) -> None:
     """It has every compiled module and its source, and a first transaction commits on them."""

@@ -32,8 +32,9 @@ ROOT = Path(__file__).parents[2]
 ROUNDS = int(os.environ.get("XABRIDGE_ROUNDS", "0"))
 """One storm of each kind is in tests/bench/test_command.py."""
 SEED = int(os.environ.get("XABRIDGE_SEED", "1"))
-TRIES = (1, 2)
-"""Not every transaction that comes to a point has a branch that can be split from the others."""
+TRIES = (1, 2) if EVERY_POINT else (1,)
+"""The seeds of the transfers. Not every transaction that comes to a point has a branch that can be split from the
+others: a mutant is tried with more of them."""
 
 
 def decisive(setup: Setup) -> tuple[Fault, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.java_process import JAVA, JavaProcess
+from tests.java_process import JavaProcess, java_program
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -50,4 +50,4 @@ class Artemis(JavaProcess):
         self.start()
 
     def command(self) -> Sequence[str]:
-        return [*JAVA, "-cp", f"{self._lib}/*", str(SOURCES / "Broker.java"), str(self._configuration)]
+        return [*java_program(SOURCES / "Broker.java", self._lib), str(self._configuration)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 NEEDS_BROKERS = ("broker", "brokers", "harness")
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs a broker is slow, and runs in one process with the others."""
     for item in items:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.java_process import JAVA, JavaProcess
+from tests.java_process import JavaProcess, java_program
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class Classic(JavaBroker):
 
     def command(self) -> Sequence[str]:
         listens = f"tcp://{self.address}{self._options}"
-        source = str(SOURCES / "activemq" / "Broker.java")
-        return [*JAVA, "-cp", f"{self._lib}/*", source, str(self.folder), listens, *self._who]
+        program = java_program(SOURCES / "activemq" / "Broker.java", self._lib)
+        return [*program, str(self.folder), listens, *self._who]
 
 
 KEPT: Final = "<auto-delete-queues>false</auto-delete-queues><auto-delete-addresses>false</auto-delete-addresses>"
@@ -112,8 +112,7 @@ class Artemis(JavaBroker):
         self._configuration.write_text(text, encoding="utf-8")
 
     def command(self) -> Sequence[str]:
-        source = str(SOURCES / "artemis" / "Broker.java")
-        return [*JAVA, "-cp", f"{self._lib}/*", source, str(self._configuration)]
+        return [*java_program(SOURCES / "artemis" / "Broker.java", self._lib), str(self._configuration)]
 
 
 CLUSTER: Final = """

@@ -35,7 +35,7 @@ VERBS: dict[str, tuple[type[Any], str]] = {
     "prepare": (BranchWork, "prepare"),
     "commit": (OpenWireDriver, "commit_prepared"),
 }
-WAYS = [("classic", "artemis"), ("artemis", "classic")]
+WAYS = [pytest.param(("classic", "artemis")), pytest.param(("artemis", "classic"), marks=pytest.mark.long)]
 
 
 @pytest.fixture

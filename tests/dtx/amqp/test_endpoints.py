@@ -344,7 +344,7 @@ def assert_empty(end: Application) -> None:
 
 @pytest.mark.slow
 def test_long_walks() -> None:
-    for seed in range(SEED + 1000, SEED + 1000 + SCHEDULES // 3):
+    for seed in range(SEED + 1000, SEED + 1000 + SCHEDULES // 10):
         for ending in (0, 1):
             found = Walk(seed, ending=ending)
             found.run(20 * STEPS)

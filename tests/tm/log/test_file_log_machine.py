@@ -195,6 +195,7 @@ def test_file_log() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_file_log_for_longer() -> None:
     run_state_machine_as_test(

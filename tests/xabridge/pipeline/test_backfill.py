@@ -1,5 +1,6 @@
-"""This test runs a backfill beside a live query on real Spark, and kills its driver before and after the decision. What
-was written is remembered in PostgreSQL, or in MariaDB beside the PostgreSQL of the rows.
+"""This test runs a backfill beside a live query on real Spark, and kills its driver after the decision, or before and
+after it; without Spark every point is in `tests.xabridge.pipeline.core.test_once`. What was written is remembered in
+PostgreSQL, or in MariaDB beside the PostgreSQL of the rows.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("place", ["shop", pytest.param("maria", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "points", [("decided",), pytest.param(("undecided", "decided"), marks=pytest.mark.long)], ids=" and ".join
+)
 def test_a_backfill_writes_what_the_live_query_has_not_written(
-    spark: Driver, env: SparkEnvironment, mariadb: MariaDB, place: str
+    spark: Driver, env: SparkEnvironment, mariadb: MariaDB, place: str, points: tuple[str, ...]
 ) -> None:
     env.send([*range(40, 60), *range(50, 60)])  # some were sent twice
     url = mariadb.create_database("mariadb")
@@ -29,10 +33,10 @@ def test_a_backfill_writes_what_the_live_query_has_not_written(
     assert spark.call("stream", **live)["errors"] == []
     assert env.rows("SELECT count(*) FROM rows") == [(20,)]
 
-    env.schedule(("undecided", "kill driver"), ("decided", "kill driver"))
+    env.schedule(*((point, "kill driver") for point in points))
     path, own = str(env.folder / "archive"), {**sink, "pipeline": "backfill"}
-    (refused,) = env.run("backfilled", killed=2, sink=own, numbers=80, path=path)
-    assert env.fired() == 2
+    (refused,) = env.run("backfilled", killed=len(points), sink=own, numbers=80, path=path)
+    assert env.fired() == len(points)
     assert "pipeline 'test' belongs to query" in refused
 
     env.send(range(70, 90))  # the live query goes on

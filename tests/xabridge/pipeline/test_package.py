@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -149,47 +150,72 @@ def test_modules_are_looked_at_before_packages_and_nothing_is_left(
     assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]
 
 
+PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+BARE = Path(sys.base_prefix, "bin")
+"""Where a Python is that has no xabridge."""
+
+
+def packed(folder: Path) -> tuple[Path, list[str]]:
+    """The folder of commands of an environment in `folder`, and the options that the command says when it has packed
+    that and the package `called`."""
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True)
+    (wheel,) = folder.glob("xabridge-*.whl")
+    commands = environment(folder / "venv", wheel, "pipeline")
+    (folder / "called").mkdir()
+    (folder / "called" / "__init__.py").write_text(CALLED)
+    (folder / "called" / "checks.py").write_text(CHECKS)
+    packing = [str(commands / "xabridge"), "pipeline", "package", "--output", "packages.tar", "called"]
+    told = subprocess.run(packing, cwd=folder, capture_output=True, text=True, check=True).stdout
+    assert f"for {tag()}: packages.tar" in told
+    options = shlex.split(told.partition("spark-submit")[2].replace("\\\n", ""))
+    assert options[:4] == ["--archives", "packages.tar#packages", "--py-files", "packages-modules.zip"]
+    looking = [str(BARE / PYTHON), "-c", "import importlib.util as u; print(u.find_spec('xabridge'))"]
+    assert subprocess.run(looking, capture_output=True, text=True, check=True, cwd="/").stdout.strip() == "None"
+    return commands, options
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_python_that_has_no_xabridge_runs_what_was_packed(tmp_path: Path) -> None:
+    """Where both files are, as on a worker, and nothing else of ours."""
+    _, options = packed(tmp_path)
+    worker = tmp_path / "worker"
+    shutil.unpack_archive(tmp_path / "packages.tar", worker / "packages")
+    (tmp_path / "packages-modules.zip").rename(worker / "packages-modules.zip")
+    (folder,) = (option.partition("PYTHONPATH=")[2] for option in options if "PYTHONPATH=" in option)
+    spark = map(str, (HOME / "python" / "lib").glob("*.zip"))
+    path = ":".join([f"{worker}/packages-modules.zip", folder, *spark])
+    code = "import called, json, xabridge.pipeline.spark.worker_daemon; print(json.dumps(called.where()))"
+    done = subprocess.run(
+        [str(BARE / PYTHON), "-c", code], env={"PYTHONPATH": path}, cwd=worker, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    prefix, file, version, commands = json.loads(done.stdout)
+    assert prefix == sys.base_prefix
+    assert Path(worker, file).is_relative_to(worker / "packages")
+    assert version == distribution("xabridge").version
+    assert commands > 5
+
+
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_cluster_whose_python_has_no_xabridge(env: SparkEnvironment, java_home: Path) -> None:
-    build = [
-        *PIP,
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "--wheel-dir",
-        str(env.folder),
-        str(ROOT),
-    ]
-    subprocess.run(build, check=True)
-    (wheel,) = env.folder.glob("xabridge-*.whl")
-    commands = environment(env.folder / "venv", wheel, "pipeline")
-    (env.folder / "called").mkdir()
-    (env.folder / "called" / "__init__.py").write_text(CALLED)
-    (env.folder / "called" / "checks.py").write_text(CHECKS)
+    commands, options = packed(env.folder)
     (env.folder / "application.py").write_text(APPLICATION)
-    packing = [str(commands / "xabridge"), "pipeline", "package", "--output", "packages.tar", "called"]
-    packed = subprocess.run(packing, cwd=env.folder, capture_output=True, text=True, check=True).stdout
-    assert f"for {tag()}: packages.tar" in packed
-    options = shlex.split(packed.partition("spark-submit")[2].replace("\\\n", ""))
-    assert options[:4] == ["--archives", "packages.tar#packages", "--py-files", "packages-modules.zip"]
-
-    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    bare = Path(sys.base_prefix, "bin")
-    looking = [str(bare / python), "-c", "import importlib.util as u; print(u.find_spec('xabridge'))"]
-    assert subprocess.run(looking, capture_output=True, text=True, check=True, cwd="/").stdout.strip() == "None"
     env.configure_broker("[broker.queue_defaults]\nmax_deliveries = 1\n")
     env.send(range(60))
     surroundings = {"JAVA_HOME": str(java_home), "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
-    with Cluster(env.folder / "cluster", {"PATH": f"{bare}:/usr/bin:/bin", **surroundings}) as cluster:
+    with Cluster(env.folder / "cluster", {"PATH": f"{BARE}:/usr/bin:/bin", **surroundings}) as cluster:
         settings = {**BRIEF, **cluster.settings}
         for name, value in settings.items():
             options += ["--conf", f"{name}={value}"]
         given = [json.dumps(one) for one in (env.source(), env.sink(table="rows"), env.checkpoint)]
         done = subprocess.run(
             [str(HOME / "bin" / "spark-submit"), *options, str(env.folder / "application.py"), *given],
-            env=surroundings | {"PATH": f"{commands}:/usr/bin:/bin", "PYSPARK_PYTHON": python},
+            env=surroundings | {"PATH": f"{commands}:/usr/bin:/bin", "PYSPARK_PYTHON": PYTHON},
             cwd=env.folder, capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]

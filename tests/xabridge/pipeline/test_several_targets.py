@@ -1,6 +1,6 @@
 """These tests run one query on real Spark whose rows go into tables of PostgreSQL and of MariaDB, and to two addresses,
-by columns that name them; and one whose rows go into a PostgreSQL that prepares nothing, with the decision. Their
-drivers are killed right after the decision; other points are in `tests.xabridge.pipeline.core`.
+by columns that name them; and one whose rows go into a PostgreSQL that prepares nothing, with the decision. In a long
+run their drivers are killed right after the decision; without Spark the points are in `tests.xabridge.pipeline.core`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 N = 150
+KILLS = [pytest.param(0, id="no kill"), pytest.param(1, id="killed", marks=pytest.mark.long)]
 
 
-def test_tables_of_two_databases_and_two_addresses(env: SparkEnvironment, spark: Driver, mariadb: MariaDB) -> None:
+@pytest.mark.parametrize("killed", KILLS)
+def test_tables_of_two_databases_and_two_addresses(
+    env: SparkEnvironment, spark: Driver, mariadb: MariaDB, killed: int
+) -> None:
     url = mariadb.create_database("mariadb")
     name = make_url(url).database
     mariadb.admin(f"CREATE TABLE {name}.copies (id bigint PRIMARY KEY, text varchar(20))")
@@ -42,8 +46,8 @@ def test_tables_of_two_databases_and_two_addresses(env: SparkEnvironment, spark:
     env.send(range(N))
     env.schedule(("decided", "kill driver"))
     arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
-    env.run("stream", killed=1, last=spark, query="routed", **arguments)
-    assert env.fired() == 1
+    env.run("stream", killed=killed, last=spark, query="routed", **arguments)
+    assert env.fired() == killed
     env.settle()
     copies = Counter(number for (number,) in mariadb.ask(f"SELECT id FROM {name}.copies"))  # noqa: S608 — our own
     rows = Counter(number for (number,) in env.rows("SELECT id FROM rows"))
@@ -69,13 +73,14 @@ def managed(tmp_path: Path, java_home: Path) -> Iterator[SparkEnvironment]:
     server.remove()
 
 
-def test_a_database_that_decides(managed: SparkEnvironment, spark: Driver) -> None:
+@pytest.mark.parametrize("killed", KILLS)
+def test_a_database_that_decides(managed: SparkEnvironment, spark: Driver, killed: int) -> None:
     env = managed
     env.send(range(N))
     env.schedule(("decided", "kill driver"))
     sink = env.sink(table="rows", address="out", decider="shop")
     arguments: dict[str, Any] = {"source": env.source(decider="shop"), "sink": sink, "checkpoint": env.checkpoint}
-    env.run("stream", killed=1, last=spark, query="copied", **arguments)
-    assert env.fired() == 1
+    env.run("stream", killed=killed, last=spark, query="copied", **arguments)
+    assert env.fired() == killed
     env.check_copies(Counter(range(N)))
     assert env.rows("SELECT count(*) FROM xabridge_staged") == [(0,)]

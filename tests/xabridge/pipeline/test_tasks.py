@@ -1,5 +1,5 @@
 """These tests run real Spark with as many write tasks as it makes by default after a shuffle: far more than
-connections.
+connections. Without Spark they are in `tests.xabridge.pipeline.core.test_many_tasks`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.xabridge.pipeline.environment import Driver
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 N = 400
 
 
