@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -210,7 +209,7 @@ EXECUTORS: Final = chain(("taken", "taken and prepared", "written and prepared",
 def test_executors_are_killed(env: SparkEnvironment) -> None:
     env.send(range(N))
     env.schedule(*EXECUTORS)
-    env.settings = LOCAL_CLUSTER
+    env.settings = {"spark.master": "local-cluster[2,1,512]", "spark.executor.memory": "512m"}
     sink = env.sink(table="rows", address="out")
     arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
     env.run("stream", query="copied", **arguments, restarts=RESTARTS)
@@ -225,33 +224,19 @@ ON_A_CLUSTER: Final = (
     *((("yielded", "kill executor"), ("sent and prepared", "kill executor"), ("prepared", "raise")) if FULL else ()),
 )
 SHARDS: Final = 4
-LOCAL_CLUSTER: Final = {"spark.master": "local-cluster[2,1,512]", "spark.executor.memory": "512m"}
-"""Two workers, whose executors are processes of their own."""
 
 
-@contextmanager
-def workers_on_hosts(env: SparkEnvironment, hosts: int, folder: Path) -> Iterator[dict[str, str]]:
-    """The settings of a driver for workers on so many hosts; on one they and their master are in the driver's
-    process."""
-    if hosts == 1:
-        yield LOCAL_CLUSTER
-        return
+def test_queues_of_two_brokers_keep_their_order_on_a_cluster(env: SparkEnvironment, tmp_path: Path) -> None:
+    """Three workers on hosts of their own read the shards of a queue at two brokers, and write to shards at both: the
+    messages of each key come out in the order in which they went in."""
     environment = {VARIABLE: str(env.faults), GENERATION: "1", "PYTHONPATH": str(ROOT)}
-    with Cluster(folder, environment, hosts) as cluster:
-        yield cluster.settings
-
-
-@pytest.mark.parametrize("hosts", [1, pytest.param(3, marks=pytest.mark.long)])
-def test_queues_of_two_brokers_keep_their_order_on_a_cluster(env: SparkEnvironment, tmp_path: Path, hosts: int) -> None:
-    """Executors read the shards of a queue at two brokers, write to shards at both, and are killed: the messages of
-    each key come out in the order in which they went in."""
-    with env.second_broker() as second, workers_on_hosts(env, hosts, tmp_path / "cluster") as settings:
+    with env.second_broker() as second, Cluster(tmp_path / "cluster", environment, 3) as cluster:
         ports = [env.port, second]
         shards = [[number for number in range(N) if shard_of(number, SHARDS) == shard] for shard in range(SHARDS)]
         for shard, numbers in enumerate(shards):
             env.send(numbers, f"in#{shard}", ports[shard % 2])
         env.schedule(*ON_A_CLUSTER)
-        env.settings = settings
+        env.settings = cluster.settings
         env.reads = (Source((Shard("broker", ("in#*",)), Shard("second", ("in#*",))), by_queue=True),)
         source = env.source(resource="broker, second", queue="in#*", order="queue")
         sink = env.sink(table="rows", address="broker:out, second:out", shards=f"{SHARDS}", shard_key="id")
