@@ -49,6 +49,13 @@ def identified(rows: DataFrame) -> DataFrame:
     return rows.select(number.alias("id"), text.alias("text"), "body", "message_id")
 
 
+def newest(rows: DataFrame) -> DataFrame:
+    """Each message is the state of its product, as a row and a message; and of another one, under the same id."""
+    product = f.col("application_properties")["product"]
+    products = f.explode(f.array(product, f.lit("same id"))).alias("product")
+    return rows.select(products, f.col("body").cast("string").cast("long").alias("n"), "body", "message_id")
+
+
 def copied_rows(rows: DataFrame) -> DataFrame:
     """Each message is a row."""
     return numbered(rows).select("id", "text")
@@ -249,6 +256,13 @@ def backfilled(spark: SparkSession, sink: dict[str, str], numbers: int, path: st
     except pipeline.PipelineError as error:
         return {"errors": [str(error)]}
     return {"errors": []}
+
+
+def newest_filled(spark: SparkSession, sink: dict[str, str], numbers: int) -> None:
+    """A backfill of what `newest` makes of so many numbers, from nine partitions."""
+    columns = "concat('p', id % 7) AS product", "id AS n", "CAST(CAST(id AS string) AS binary) AS body"
+    rows = spark.range(0, numbers, numPartitions=9)
+    pipeline.backfill(rows.selectExpr(*columns, "concat('m', id) AS message_id"), sink)
 
 
 def built(spark: SparkSession, source: dict[str, str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from xabridge.pipeline.core import Offset
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.options import sink_options, source_options
-from xabridge.pipeline.spark.backfill import together
+from xabridge.pipeline.spark.once_shuffle import shuffled
 from xabridge.pipeline.spark.query_options import QueryOptions
 from xabridge.pipeline.spark.running_query import driver_of
 
@@ -34,7 +34,7 @@ def run_jobs(
     try:
         while reader.latest(Offset()) != Offset():
             rows = spark.read.format("amqp").options(**source).load()
-            together(transform(rows), written.once).write.format("xa").options(**sink).mode("append").save()
+            shuffled(transform(rows), written).write.format("xa").options(**sink).mode("append").save()
             jobs += 1
     finally:
         reader.close()
