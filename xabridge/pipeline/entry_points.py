@@ -70,7 +70,8 @@ def session(name: str, master: str | None = None, settings: Mapping[str, str] | 
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the formats `amqp` and `xa` known to `spark`."""
+    """Makes the formats `amqp` and `xa` known to `spark`. A thread that writes `xa` without streaming calls it itself:
+    Spark looks for formats in the session of the thread, and a new thread has none."""
     check_spark()
     from xabridge.pipeline.spark.registration import register as make_known  # noqa: PLC0415 — needs PySpark
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
@@ -259,10 +260,11 @@ def backfilled(spark: SparkSession, sink: dict[str, str], numbers: int, path: st
 
 
 def newest_filled(spark: SparkSession, sink: dict[str, str], numbers: int) -> None:
-    """A backfill of what `newest` makes of so many numbers, from nine partitions."""
+    """A backfill of what `newest` makes of so many numbers, from nine partitions, by another thread."""
     columns = "concat('p', id % 7) AS product", "id AS n", "CAST(CAST(id AS string) AS binary) AS body"
-    rows = spark.range(0, numbers, numPartitions=9)
-    pipeline.backfill(rows.selectExpr(*columns, "concat('m', id) AS message_id"), sink)
+    rows = spark.range(0, numbers, numPartitions=9).selectExpr(*columns, "concat('m', id) AS message_id")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(pipeline.backfill, rows, sink).result()
 
 
 def built(spark: SparkSession, source: dict[str, str]) -> list[str]:

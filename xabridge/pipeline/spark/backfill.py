@@ -14,7 +14,7 @@ from xabridge.pipeline.core.driver.open_pipeline import pipeline_errors
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.options import sink_options
 from xabridge.pipeline.spark.once_shuffle import shuffled
-from xabridge.pipeline.spark.running_query import jvm_of
+from xabridge.pipeline.spark.running_query import use_session
 from xabridge.pipeline.spark.task_writer import layout
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def backfill(rows: DataFrame, options: Mapping[str, str]) -> None:
     """Writes those of `rows` that were not written before, under one decision. If it is killed, do it again.
     PipelineError: the rows or the options do not fit, or the pipeline is that of a query."""
-    jvm_of(rows.sparkSession)
+    use_session(rows.sparkSession)
     sink = sink_options(options)
     if sink.once is None:
         raise PipelineError(

@@ -23,6 +23,7 @@ from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.options import OF_SPARK, SHARED, sink_options, source_options
 from xabridge.pipeline.spark.cluster_settings import SPECULATION, check_settings, is_on
 from xabridge.pipeline.spark.once_shuffle import check_shuffle, tasks_of_once
+from xabridge.pipeline.spark.running_query import use_session
 from xabridge.pipeline.spark.task_writer import layout
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def intercept(epoch: Callable[..., Epoch]) -> None:
         _apply(self, *args, **options)
         asked = _asked(self)
         if asked.format == FORMAT:
+            use_session(self._spark)
             check(self._df, asked)
             if asked.mode == UPDATE or ONCE in asked.options:
                 _by_epochs(self, asked, epoch)
