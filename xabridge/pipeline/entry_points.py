@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from xabridge.pipeline.core.errors import PipelineError
@@ -15,6 +16,7 @@ from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.java import check_spark, use_java
 from xabridge.pipeline.json_inference import inferred_ddl, read_body
 from xabridge.pipeline.options import source_options
+from xabridge.pipeline.spark_master import chosen_master, is_local, submitted_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,15 +34,14 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.python.daemon.module": "xabridge.pipeline.spark.worker_daemon",
 }
 """The settings of a session of ours that differ from Spark's defaults: it is a small one, on one machine."""
-LOCAL: Final = ("local", "local-cluster")
-"""What the URL of a master begins with if everything runs on this machine."""
 
 
-def session(name: str, master: str = "local[2,4]", settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A Spark session with the formats `amqp` and `xa`. For pipelines on one machine, and to begin with: an application
-    that makes its own session calls `register`. Its Spark UI shows each query on the page Structured Streaming; with a
-    local master it listens on the loopback address only. `settings={"spark.ui.enabled": "false"}` switches it off.
-    PipelineError: PySpark or Java is missing."""
+def session(name: str, master: str | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A Spark session with the formats `amqp` and `xa`. An application that makes its own session calls `register`.
+    Without a `master` it has that of `spark-submit` or of `spark-defaults.conf`, and otherwise runs in this process
+    (`local[2,4]`). Its Spark UI shows each query on the page Structured Streaming; with a local master it listens on
+    the loopback address only. `settings={"spark.ui.enabled": "false"}` switches it off. PipelineError: PySpark or Java
+    is missing, or spark-submit has set another master."""
     if os.environ.get("SPARK_REMOTE"):
         raise PipelineError(
             "SPARK_REMOTE is set, so this would be a session of Spark Connect, whose driver is somewhere else: a "
@@ -48,13 +49,20 @@ def session(name: str, master: str = "local[2,4]", settings: Mapping[str, str] |
         )
     check_spark()
     use_java()
-    if master.partition("[")[0] in LOCAL:  # Spark's own default is every address, and nobody has to log in
+    from pyspark.find_spark_home import _find_spark_home  # noqa: PLC0415 — only where it is wanted
+    from pyspark.sql import SparkSession  # noqa: PLC0415 — as above
+
+    submitted = submitted_settings()
+    master = chosen_master(
+        master, None if submitted is None else submitted.get("spark.master"), os.environ, Path(_find_spark_home())
+    )
+    if is_local(master):  # Spark's own default is every address, and nobody has to log in
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # what is on PATH may be another Python
-    from pyspark.sql import SparkSession  # noqa: PLC0415 — only where it is wanted
 
     builder = SparkSession.builder.appName(name).master(master)
-    for key, value in {**SETTINGS, **(settings or {})}.items():
+    ours = {key: value for key, value in SETTINGS.items() if key not in (submitted or {})}
+    for key, value in {**ours, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     register(spark)
@@ -62,7 +70,8 @@ def session(name: str, master: str = "local[2,4]", settings: Mapping[str, str] |
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the formats `amqp` and `xa` known to `spark`."""
+    """Makes the formats `amqp` and `xa` known to `spark`. A thread that writes `xa` without streaming calls it itself:
+    Spark looks for formats in the session of the thread, and a new thread has none."""
     check_spark()
     from xabridge.pipeline.spark.registration import register as make_known  # noqa: PLC0415 — needs PySpark
 

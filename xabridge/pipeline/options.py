@@ -135,6 +135,9 @@ class SinkOptions:
     tables: Routing[TableRows]
     addresses: Routing[AddressTarget]
     once: Once | None = None
+    shuffle: tuple[str, ...] = ()
+    """With `once`: the columns by which rows are shuffled, so that those of one value are written by one task, in their
+    order."""
 
 
 def source_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SourceOptions:
@@ -267,7 +270,30 @@ def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os
     if given.text("address") is None:
         for name in given.present("address_column", "address_default", "shards", "shard_key"):
             raise given.wrong(name, "needs an address, and there is none: set the option address")
-    return SinkOptions(settings, _tables(given, settings), _addresses(given, settings), _once(given, settings))
+    tables, addresses, once = _tables(given, settings), _addresses(given, settings), _once(given, settings)
+    return SinkOptions(
+        settings, tables, addresses, once, () if once is None else _shuffle(given, once, tables, addresses)
+    )
+
+
+def _shuffle(
+    given: _Given, once: Once, tables: Routing[TableRows], addresses: Routing[AddressTarget]
+) -> tuple[str, ...]:
+    """The columns that put the rows of one shard key, and those of one key of a table, into one task. Without such keys
+    no order is asked for, and it is the column `once`."""
+    keys = [one.target.key for one in tables.targets if one.target.key]
+    keys += [(one.key,) for one in addresses.targets if one.shards]
+    if not keys:
+        return (once.column,)
+    for key in keys:
+        if all(set(key) <= set(other) for other in keys):
+            return key
+    told = " and ".join(dict.fromkeys(f"({', '.join(key)})" for key in keys))
+    raise given.wrong(
+        "once",
+        f"rows are shuffled by what orders them, and no key of {told} is part of all the others, so their order would "
+        "be lost: let shard_key and every key have a column in common that is one of these keys alone, or omit once",
+    )
 
 
 def _once(given: _Given, settings: Settings) -> Once | None:

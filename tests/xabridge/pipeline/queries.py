@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
@@ -47,6 +48,13 @@ def identified(rows: DataFrame) -> DataFrame:
     number = f.col("body").cast("string").cast("long")
     text = f.concat(f.lit("v"), f.col("body").cast("string"))
     return rows.select(number.alias("id"), text.alias("text"), "body", "message_id")
+
+
+def newest(rows: DataFrame) -> DataFrame:
+    """Each message is the state of its product, as a row and a message; and of another one, under the same id."""
+    product = f.col("application_properties")["product"]
+    products = f.explode(f.array(product, f.lit("same id"))).alias("product")
+    return rows.select(products, f.col("body").cast("string").cast("long").alias("n"), "body", "message_id")
 
 
 def copied_rows(rows: DataFrame) -> DataFrame:
@@ -249,6 +257,14 @@ def backfilled(spark: SparkSession, sink: dict[str, str], numbers: int, path: st
     except pipeline.PipelineError as error:
         return {"errors": [str(error)]}
     return {"errors": []}
+
+
+def newest_filled(spark: SparkSession, sink: dict[str, str], numbers: int) -> None:
+    """A backfill of what `newest` makes of so many numbers, from nine partitions, by another thread."""
+    columns = "concat('p', id % 7) AS product", "id AS n", "CAST(CAST(id AS string) AS binary) AS body"
+    rows = spark.range(0, numbers, numPartitions=9).selectExpr(*columns, "concat('m', id) AS message_id")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(pipeline.backfill, rows, sink).result()
 
 
 def built(spark: SparkSession, source: dict[str, str]) -> list[str]:

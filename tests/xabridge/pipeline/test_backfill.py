@@ -1,6 +1,6 @@
-"""This test runs a backfill beside a live query on real Spark, and kills its driver after the decision, or before and
-after it; without Spark every point is in `tests.xabridge.pipeline.core.test_once`. What was written is remembered in
-PostgreSQL, or in MariaDB beside the PostgreSQL of the rows.
+"""These tests run backfills beside a live query on real Spark. One kills its driver after the decision, or before and
+after it: what was written is remembered in PostgreSQL, or in MariaDB beside the PostgreSQL of the rows; without Spark
+every point is in `tests.xabridge.pipeline.core.test_once`. One checks that the order of each key is kept.
 """
 
 from __future__ import annotations
@@ -47,3 +47,36 @@ def test_a_backfill_writes_what_the_live_query_has_not_written(
     else:
         assert mariadb.ask(f"SELECT count(*) FROM {make_url(url).database}.seen") == [(90,)]  # noqa: S608 — our own
         assert mariadb.ask("XA RECOVER") == []
+
+
+def test_rows_of_a_key_keep_their_order(spark: Driver, env: SparkEnvironment) -> None:
+    """The last state of a key is the newest one, and its messages are in order. Rows of other keys with the same value
+    of `once` don't keep their tasks waiting for each other."""
+    env.send([*range(400), *range(300, 350)])  # some were sent twice
+    sink = env.sink(
+        table="shop:counts",
+        columns="product, n",
+        key="product",
+        address="out",
+        shards="3",
+        shard_key="product",
+        once="message_id",
+        once_table="shop:seen",
+    )
+    source = env.source(order="queue", maxRowsPerBatch="1000")
+    live = {"query": "newest", "source": source, "sink": sink, "checkpoint": env.checkpoint}
+    assert spark.call("stream", **live)["errors"] == []
+    assert env.rows("SELECT product, n FROM counts ORDER BY product") == [
+        (f"p{number % 7}", number) for number in sorted(range(393, 400), key=lambda number: number % 7)
+    ]
+    spark.call("newest_filled", sink={**sink, "pipeline": "backfill"}, numbers=700)
+    assert env.rows("SELECT product, n FROM counts ORDER BY product") == [
+        (f"p{number % 7}", number) for number in range(693, 700)
+    ]
+    assert env.rows("SELECT count(*) FROM seen") == [(700,)]
+    shards = [[int(body) for body in env.received(f"out#{shard}")] for shard in range(3)]
+    for product in range(7):
+        (found,) = filter(None, ([number for number in shard if number % 7 == product] for shard in shards))
+        assert found == list(range(product, 700, 7))
+    env.settle()
+    assert env.left() == []

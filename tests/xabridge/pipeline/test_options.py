@@ -293,3 +293,30 @@ def test_rows_that_are_written_once_have_a_column_and_a_table() -> None:
     for table, message in (("shop:a b", "is not a table name"), ("broker:seen", "has to be postgresql://")):
         with pytest.raises(PipelineError, match=message):
             sink_options({**given, "once_table": table})
+
+
+ONCE = {**BASE, "once": "message_id", "once_table": "shop:seen"}
+SHARDED = {"address": "out", "shards": "4", "shard_key": "customer"}
+
+
+def test_rows_are_shuffled_by_what_orders_them() -> None:
+    table = {"table": "shop:orders"}
+    for given, columns in (
+        ({"table": "shop:orders", "address": "out"}, ("message_id",)),
+        ({**table, **SHARDED}, ("customer",)),
+        ({**table, "key": "customer, id"}, ("customer", "id")),
+        ({**table, **SHARDED, "key": "id, customer"}, ("customer",)),
+        ({**table, **SHARDED, "shard_key": "id", "key": "id"}, ("id",)),
+        ({"table": "a, b, c", "table_column": "t", "key.a": "id", "key.b": "line, id"}, ("id",)),
+    ):
+        assert sink_options({**ONCE, **given}).shuffle == columns
+    assert sink_options({**BASE, **table, "key": "id"}).shuffle == ()
+    for given, told in (
+        ({**table, **SHARDED, "key": "id"}, r"no key of \(id\) and \(customer\) is part of all the others"),
+        (
+            {"table": "a, b", "table_column": "t", "key.a": "id, day", "key.b": "line, id"},
+            r"\(id, day\) and \(line, id\)",
+        ),
+    ):
+        with pytest.raises(PipelineError, match=told):
+            sink_options({**ONCE, **given})

@@ -13,7 +13,8 @@ from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.driver.open_pipeline import pipeline_errors
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.options import sink_options
-from xabridge.pipeline.spark.running_query import jvm_of
+from xabridge.pipeline.spark.once_shuffle import shuffled
+from xabridge.pipeline.spark.running_query import use_session
 from xabridge.pipeline.spark.task_writer import layout
 
 if TYPE_CHECKING:
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from xabridge.pipeline.core import Once, Settings
+    from xabridge.pipeline.core import Settings
 
 
 def backfill(rows: DataFrame, options: Mapping[str, str]) -> None:
     """Writes those of `rows` that were not written before, under one decision. If it is killed, do it again.
     PipelineError: the rows or the options do not fit, or the pipeline is that of a query."""
-    jvm_of(rows.sparkSession)
+    use_session(rows.sparkSession)
     sink = sink_options(options)
     if sink.once is None:
         raise PipelineError(
@@ -38,7 +39,7 @@ def backfill(rows: DataFrame, options: Mapping[str, str]) -> None:
         raise PipelineError("backfill: these rows are a stream: write it by writeStream, with the same options")
     layout(sink, {field.name: field.dataType.simpleString() for field in rows.schema.fields})
     _check_own(sink.settings)
-    together(rows, sink.once).write.format("xa").options(**options).mode("append").save()
+    shuffled(rows, sink).write.format("xa").options(**options).mode("append").save()
 
 
 def _check_own(settings: Settings) -> None:
@@ -51,13 +52,3 @@ def _check_own(settings: Settings) -> None:
             "take it away. Give the backfill a name of its own; it has the table of the option once_table in common "
             "with the query"
         )
-
-
-def together(rows: DataFrame, once: Once | None) -> DataFrame:
-    """The rows, with those of one value in one task, because two tasks would wait for each other."""
-    return rows if once is None else rows.repartition(tasks_of_once(rows), f"`{once.column}`")
-
-
-def tasks_of_once(rows: DataFrame) -> int:
-    """How many tasks write them then: one for each core."""
-    return rows.sparkSession.sparkContext.defaultParallelism

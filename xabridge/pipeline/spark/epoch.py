@@ -13,7 +13,7 @@ from xabridge.pipeline.core import Attempt, Batch, PipelineError
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.options import SHARED, shared_settings, sink_options
 from xabridge.pipeline.spark.amqp_format import QUERY
-from xabridge.pipeline.spark.backfill import together
+from xabridge.pipeline.spark.once_shuffle import shuffled
 from xabridge.pipeline.spark.running_query import bind_query, driver_of, execution_of, offsets_of, options_of
 from xabridge.pipeline.spark.task_writer import TaskWriter, layout
 
@@ -105,8 +105,8 @@ class Epoch:
         if self._plan is None:
             raise PipelineError("epoch: call write() inside of its with block")
         sink = sink_options({**self._options, **options})
-        rows = together(rows, sink.once)
         fitting = layout(sink, {field.name: field.dataType.simpleString() for field in rows.schema.fields})
+        rows = shuffled(rows, sink)
         task = _task(TaskWriter(fitting, self._plan), self._writes * WRITES)
         self._writes += 1
         reports = [pickle.loads(row.report) for row in rows.mapInArrow(task, REPORT).collect()]  # noqa: S301 — our tasks'

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from xabridge.pipeline.spark.amqp_format import AmqpSource
 from xabridge.pipeline.spark.epoch import epoch
 from xabridge.pipeline.spark.query_listener import QueryListener
-from xabridge.pipeline.spark.running_query import jvm_of
+from xabridge.pipeline.spark.running_query import use_session
 from xabridge.pipeline.spark.start_check import intercept
 from xabridge.pipeline.spark.xa_format import XaSink
 
@@ -21,8 +21,9 @@ LISTENER: Final = "_xabridge_listener"
 
 def register(spark: SparkSession) -> None:
     """Makes the formats `amqp` and `xa` known to `spark`. From then on a listener binds pipelines to the queries that
-    start, and `start()` checks queries that write `xa`. PipelineError: it is a session of Spark Connect."""
-    jvm_of(spark)
+    start, and `start()` checks queries that write `xa`. If the thread has no
+    session, `spark` is its session from then on. PipelineError: it is a session of Spark Connect."""
+    use_session(spark)
     spark.dataSource.register(AmqpSource)
     spark.dataSource.register(XaSink)
     intercept(epoch)

@@ -43,6 +43,14 @@ def jvm_of(spark: SparkSession) -> Any:
     return jvm
 
 
+def use_session(spark: SparkSession) -> None:
+    """Makes the session that of this thread, if the thread has none: a thread that Python starts has none, and there
+    `write` finds no format of Python. PipelineError: as `jvm_of`."""
+    sessions = jvm_of(spark).org.apache.spark.sql.classic.SparkSession
+    if sessions.getActiveSession().isEmpty():
+        sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001 — no other way
+
+
 def execution_of(spark: SparkSession, query: str) -> Any:
     """Spark's StreamExecution of a query, whichever session of the driver started it. None: the query does not run."""
     identity = jvm_of(spark).java.util.UUID.fromString(query)

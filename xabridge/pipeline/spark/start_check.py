@@ -21,8 +21,9 @@ from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.options import OF_SPARK, SHARED, sink_options, source_options
-from xabridge.pipeline.spark.backfill import tasks_of_once
 from xabridge.pipeline.spark.cluster_settings import SPECULATION, check_settings, is_on
+from xabridge.pipeline.spark.once_shuffle import check_shuffle, tasks_of_once
+from xabridge.pipeline.spark.running_query import use_session
 from xabridge.pipeline.spark.task_writer import layout
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def intercept(epoch: Callable[..., Epoch]) -> None:
         _apply(self, *args, **options)
         asked = _asked(self)
         if asked.format == FORMAT:
+            use_session(self._spark)
             check(self._df, asked)
             if asked.mode == UPDATE or ONCE in asked.options:
                 _by_epochs(self, asked, epoch)
@@ -125,6 +127,7 @@ def check(rows: DataFrame, asked: WriteRequest) -> None:
     options = sink_options(asked.options)
     fitting = layout(options, {field.name: field.dataType.simpleString() for field in rows.schema.fields})
     check_mode(options, asked.mode)
+    check_shuffle(rows, options)
     settings = dict(rows.sparkSession.sparkContext.getConf().getAll())
     check_settings(settings, once=options.once is not None)
     tasks = tasks_of(rows) if options.once is None else tasks_of_once(rows)

@@ -7,7 +7,7 @@ share the table share its values, like a live query and a backfill.
 If another transaction has just written a value, the database waits for its outcome. A batch that waits for another one
 holds values itself, for which the other may wait. So it waits for a bounded time, then the attempt fails. One batch
 must not have a value in two tasks, because the second would wait for the decision, and the decision for it. So rows of
-one value come to one task (`xabridge.pipeline.spark.backfill.together`).
+one value come to one task (`xabridge.pipeline.spark.once_shuffle`).
 
 Indexes take keys of a limited length. So the table keeps `key_of` a value: the value itself if it has at most 512
 octets, else its beginning and the SHA-256 of the whole, which is longer than 512 octets.
