@@ -62,6 +62,8 @@ class PipelineView:
     lags: tuple[Lag, ...]
     lines: tuple[EpochLine, ...]
     mean: dict[str, float]
+    averaged: str
+    """Of which epochs that is the average."""
     sentences: tuple[str, ...]
     orphans: tuple[tuple[str, str], ...]
     skipped: tuple[str, ...]
@@ -153,7 +155,8 @@ async def _view(console: Console, session: Session, status: PipelineStatus) -> P
             )
             for one in shown
         ),
-        words.mean_phases(status, len(shown)),
+        words.mean_phases(status),
+        words.averaged(status),
         tuple(words.summary(status)),
         tuple((gtrid_name(gtrid), words.told(branches)) for gtrid, branches in words.orphans(status).items()),
         tuple(words.skipped(status, len(shown))),
