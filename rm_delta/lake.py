@@ -46,22 +46,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from uuid import uuid4
 
-from deltalake import CommitProperties, Transaction
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
-from rm_delta.errors import TableRefused
+from rm_delta.errors import TableRefused, plain
 from rm_delta.forced import force, make_folder, write_file
 from rm_delta.parquet_files import TableFiles, WrittenFile
-from rm_delta.table import TableDescription, describe, open_table
+from rm_delta.table import LIBRARY, TableDescription, describe, read_table
 from xa import Xid
 from xa.holdings import MAX_HOLDINGS, Holding, InDoubtBranch, Relation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from deltalake import DeltaTable
 
 logger: Final = logging.getLogger("xabridge.rm_delta")
 
@@ -131,7 +129,8 @@ class Lake:
 
     def open(self) -> None:
         """Makes the lake's own folders where they are missing, and completes what other processes have left.
-        LakeUnavailable: the folder can't be used."""
+        LakeUnavailable: the folder can't be used. ForkedProcess."""
+        LIBRARY.check()
         with _available(f"the lake {self.root} can't be used"):
             if not self.root.is_dir():
                 raise LakeUnavailable(f"there is no folder {self.root}: make it before, or mount it")
@@ -203,7 +202,7 @@ class Lake:
             except (OSError, DeltaError) as error:  # for instance because the disk is full
                 with suppress(OSError):
                     new.unlink(missing_ok=True)
-                raise TableRefused(f"the branch can't be written down: {error}") from error
+                raise TableRefused(f"the branch can't be written down: {plain(error)}") from error
             if manifest is None:
                 return False
             new.rename(self._branches / manifest.name)
@@ -238,8 +237,9 @@ class Lake:
     def _stored(self, name: str, works: Sequence[TableWork], application: str) -> dict[str, Any]:
         """What a manifest says of a table. It is as it is now; some of the files may have been written before it got
         its newest column. TableRefused: they can't be appended to it."""
-        table = open_table(self.root, name)
-        now = describe(name, table)
+        now, last = read_table(
+            self.root, name, lambda table: (describe(name, table), table.transaction_version(application) or 0)
+        )
         for work in works:
             work.table.check_unchanged(now)
         return {
@@ -247,7 +247,7 @@ class Lake:
             "id": now.id,
             "schema": now.schema,
             "partitions": list(now.partitions),
-            "number": (table.transaction_version(application) or 0) + 1,
+            "number": last + 1,
             "files": [file.as_json() for work in works for file in work.files],
         }
 
@@ -302,7 +302,7 @@ class Lake:
             try:
                 self._complete(manifest)
             except (TableRefused, DeltaError) as error:
-                raise Held(str(error)) from error
+                raise Held(plain(error)) from error
         return True
 
     def rollback(self, xid: Xid) -> bool:
@@ -327,7 +327,9 @@ class Lake:
                     try:
                         self._complete(manifest)
                     except (TableRefused, DeltaError, OSError) as error:
-                        logger.warning("%s is %s, and can't be completed now: %s", manifest.xid, manifest.state, error)
+                        logger.warning(
+                            "%s is %s, and can't be completed now: %s", manifest.xid, manifest.state, plain(error)
+                        )
 
     def _manifests(self) -> Iterator[_Manifest]:
         for name in sorted(os.listdir(self._branches)):  # noqa: PTH208 — names alone
@@ -368,9 +370,11 @@ class Lake:
         name = work.table.name
         log = self.root / name / "_delta_log"
         for left in reversed(range(TRIES)):
-            table = open_table(self.root, name)
-            now, first = describe(name, table), table.version() + 1
-            if now.id == work.table.id and (table.transaction_version(application) or 0) >= number:
+            table, now, last = read_table(
+                self.root, name, lambda one: (one, describe(name, one), one.transaction_version(application) or 0)
+            )
+            first = table.version() + 1
+            if now.id == work.table.id and last >= number:
                 os.sync()  # whoever wrote it may have died before the log was forced
                 return
             work.table.check_unchanged(now)
@@ -380,10 +384,10 @@ class Lake:
             except DeltaError as error:
                 if not left:
                     raise
-                logger.info("%s: another writer was faster, and the version is written again: %s", name, error)
+                logger.info("%s: another writer was faster, and the version is written again: %s", name, plain(error))
                 time.sleep(0.01 * (TRIES - left))
                 continue
-            for version in range(first, open_table(self.root, name).version() + 1):
+            for version in range(first, read_table(self.root, name, DeltaTable.version) + 1):
                 with suppress(FileNotFoundError):
                     force(log / f"{version:020}.json")
             force(log)

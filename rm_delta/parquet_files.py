@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from rm_delta.forced import force, make_folder
-from rm_delta.table import arrow_schema, describe, fitted, open_table
+from rm_delta.table import arrow_schema, describe, fitted, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -75,9 +75,8 @@ class TableFiles:
     """
 
     def __init__(self, root: Path, work: Path, folder: str, name: str) -> None:
-        table = open_table(root, name)
-        self.table: TableDescription = describe(name, table)
-        self.schema = arrow_schema(table)
+        self.table: TableDescription
+        self.table, self.schema = read_table(root, name, lambda table: (describe(name, table), arrow_schema(table)))
         self._partitions = list(self.table.partitions)
         self._in_file = pa.schema([field for field in self.schema if field.name not in self._partitions])
         self._work = work

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from rm_delta import NAME
-from rm_delta.errors import TableRefused
+from rm_delta.errors import ForkedProcess, TableRefused
 from rm_delta.lake import Finished, Held, Lake, LakeUnavailable
 from rm_delta.session import BranchWork, DeltaSession
 from xa import Code, xa_error
@@ -111,6 +111,8 @@ class DeltaDriver(UnitDriver[DeltaUnit]):
             lake.open()
         except LakeUnavailable as error:
             raise xa_error(Code.XAER_RMFAIL, f"open: {error}") from error
+        except ForkedProcess as error:
+            raise xa_error(Code.XAER_PROTO, f"open: {error}") from error
         self.lake, self._url = lake, open_string
 
     def close(self) -> None:

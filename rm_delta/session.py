@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rm_delta.errors import RowsRefused, TableRefused
+from rm_delta.errors import ForkedProcess, RowsRefused, TableRefused, TableUnreadable, plain
 from rm_delta.lake import TableWork
-from rm_delta.table import arrow_schema, open_table
+from rm_delta.table import arrow_schema, read_table
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rm_delta.lake import Lake
     from rm_delta.parquet_files import TableFiles, WrittenFile
     from rm_delta.table import TableDescription
-    from xa import Xid
+    from xa import XaError, Xid
 
     Rows: TypeAlias = pa.Table | pa.RecordBatch | Sequence[Mapping[str, Any]]
 
@@ -48,9 +48,9 @@ class DeltaSession:
         """The columns of a table."""
         self._check()
         try:
-            return arrow_schema(open_table(self._work.lake.root, table))
-        except TableRefused as error:
-            raise xa_error(Code.XAER_INVAL, str(error)) from error
+            return read_table(self._work.lake.root, table, arrow_schema)
+        except (TableRefused, ForkedProcess) as error:
+            raise _refusal(error) from error
 
     def close(self) -> None:
         """The association has ended."""
@@ -59,6 +59,15 @@ class DeltaSession:
     def _check(self) -> None:
         if self._ended:
             raise xa_error(Code.XAER_PROTO, "work: the association has ended")
+
+
+def _refusal(error: Exception, xid: Xid | None = None) -> XaError:
+    code = Code.XAER_INVAL
+    if isinstance(error, TableUnreadable):
+        code = Code.XA_RETRY
+    elif isinstance(error, ForkedProcess):
+        code = Code.XAER_PROTO
+    return xa_error(code, str(error), xid)
 
 
 def _table_of(table: str, rows: Rows, schema: pa.Schema) -> pa.Table:
@@ -74,7 +83,7 @@ def _table_of(table: str, rows: Rows, schema: pa.Schema) -> pa.Table:
     try:
         return pa.Table.from_pylist(list(rows), pa.schema([schema.field(name).with_nullable(True) for name in names]))
     except (ValueError, TypeError, OverflowError) as error:  # ArrowInvalid and ArrowTypeError are two of these
-        raise RowsRefused(f"{table}: the rows don't fit: {error}") from error
+        raise RowsRefused(f"{table}: the rows don't fit: {plain(error)}") from error
 
 
 class BranchWork:
@@ -91,7 +100,7 @@ class BranchWork:
         self._gone = False
 
     def append(self, table: str, rows: Rows) -> None:
-        """More rows. XAER_INVAL: they don't fit, and none of them was written."""
+        """More rows. XAER_INVAL: they don't fit. XA_RETRY: the table can't be read now. None of them was written."""
         if self._gone:
             raise xa_error(Code.XA_RBROLLBACK, "work: the branch was rolled back", self.xid)
         try:
@@ -99,8 +108,8 @@ class BranchWork:
             if files is None:
                 files = self._tables[table] = self.lake.files(self.xid.gtrid, self.folder, table)
             files.write(_table_of(table, rows, files.schema))
-        except (TableRefused, RowsRefused) as error:
-            raise xa_error(Code.XAER_INVAL, str(error), self.xid) from error
+        except (TableRefused, RowsRefused, ForkedProcess) as error:
+            raise _refusal(error, self.xid) from error
         except OSError as error:
             raise xa_error(Code.XAER_RMERR, f"work: {table}: {error}", self.xid) from error
 

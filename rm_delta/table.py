@@ -9,18 +9,26 @@ after a crash is recognised by its identifier, however late.
 from __future__ import annotations
 
 import json
+import logging
+import time
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from rm_delta.errors import RowsRefused, TableRefused
+from rm_delta.errors import ForkedProcess, RowsRefused, TableRefused, TableUnreadable, plain
+from xa.fork import belongs_to_this_process
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+logger: Final = logging.getLogger("xabridge.rm_delta")
+
+T = TypeVar("T")
 
 FEATURES: Final = frozenset(
     {
@@ -39,6 +47,8 @@ FEATURES: Final = frozenset(
 )
 """What a table may demand of writers. Of those that demand something of appended files, it is looked up whether the
 table uses them."""
+PAUSES_S: Final = (0.02, 0.05, 0.1, 0.2, 0.4)
+"""A table that can't be read is loaded again after these pauses."""
 _EXPIRY: Final = "delta.setTransactionRetentionDuration"
 _MAPPING: Final = "delta.columnMapping.mode"
 _CONSTRAINT: Final = "delta.constraints."
@@ -93,18 +103,55 @@ def check_name(name: str) -> str:
     return name
 
 
-def open_table(root: Path, name: str) -> DeltaTable:
-    """The table of the library. TableRefused: there is none."""
+class _Library:
+    """The library in this process. Its threads do not survive a fork: used in a child after its parent has used it, it
+    panics."""
+
+    def __init__(self) -> None:
+        self._used = False
+        self._lost = False
+        belongs_to_this_process(self)
+
+    def forked(self) -> None:
+        self._lost = self._used
+
+    def check(self) -> None:
+        """ForkedProcess: it can't be used here."""
+        if self._lost:
+            raise ForkedProcess(
+                "this process was forked after its parent had used a Delta table, and the library for these does not "
+                "survive that: fork before, or start the process with spawn"
+            )
+
+    def use(self) -> None:
+        """It is used from here on. ForkedProcess."""
+        self.check()
+        self._used = True
+
+
+LIBRARY: Final = _Library()
+
+
+def read_table(root: Path, name: str, ask: Callable[[DeltaTable], T]) -> T:
+    """What `ask` finds out about a table, of the library's. While others write the table, they may remove old parts of
+    its log: then it is loaded again. TableRefused: there is none. TableUnreadable. ForkedProcess."""
+    LIBRARY.use()
     folder = root / check_name(name)
     missing = f"{name}: there is no Delta table in {folder}; make it before"
-    if not folder.is_dir():  # the library would make the folder
-        raise TableRefused(missing)
-    try:
-        return DeltaTable(folder)
-    except TableNotFoundError as error:
-        raise TableRefused(missing) from error
-    except DeltaError as error:
-        raise TableRefused(f"{name}: the table can't be read: {error}") from error
+    pauses = iter(PAUSES_S)
+    while True:
+        if not folder.is_dir():  # the library would make the folder
+            raise TableRefused(missing)
+        try:
+            return ask(DeltaTable(folder))
+        except TableNotFoundError as error:
+            raise TableRefused(missing) from error
+        except (DeltaError, FileNotFoundError) as error:
+            pause_s = next(pauses, None)
+            if pause_s is None:
+                raise TableUnreadable(f"{name}: the table can't be read: {plain(error)}") from error
+            logger.info("%s: the table can't be read, and is loaded again: %s", name, plain(error))
+            time.sleep(pause_s)
 
 
 def describe(name: str, table: DeltaTable) -> TableDescription:
@@ -136,6 +183,11 @@ def describe(name: str, table: DeltaTable) -> TableDescription:
     return TableDescription(name, str(metadata.id), schema, tuple(metadata.partition_columns))
 
 
+def describe_now(root: Path, name: str) -> TableDescription:
+    """The table in the log now. TableRefused, TableUnreadable."""
+    return read_table(root, name, lambda table: describe(name, table))
+
+
 def arrow_schema(table: DeltaTable) -> pa.Schema:
     """The table's columns as Arrow types."""
     return pa.schema(table.schema().to_arrow())
@@ -154,7 +206,7 @@ def fitted(name: str, rows: pa.Table, schema: pa.Schema) -> pa.Table:
             try:
                 column = rows.column(field.name).cast(field.type)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise RowsRefused(f"{name}: the column {field.name} can't hold the rows: {error}") from error
+                raise RowsRefused(f"{name}: the column {field.name} can't hold the rows: {plain(error)}") from error
         if not field.nullable and column.null_count:
             raise RowsRefused(f"{name}: the column {field.name} must have a value in every row")
         columns.append(column)

@@ -6,7 +6,7 @@ It opens a connection of its own. It neither needs nor changes a resource manage
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pymysql
 
@@ -52,6 +52,13 @@ def _not_connected(error: pymysql.MySQLError) -> Check:
     return Check(Health.FAIL, "credentials", refused.message, "correct user, password or database in the URL")
 
 
+KEPT: Final = (
+    "belongs to its session until that ends, also by a kill of its process, and stays prepared; any session can complete "
+    "it then"
+)
+"""What holds of a prepared branch where the server does not detach it."""
+
+
 def _checks(connection: Driver) -> Iterator[Check]:
     facts = Facts.of({row[0]: row[1] for row in _rows(connection, ASK_VARIABLES.decode("ascii"))})
     ((user, database),) = _rows(connection, "SELECT CURRENT_USER(), DATABASE()")
@@ -72,7 +79,7 @@ def _listing(connection: Driver, facts: Facts) -> Check:
     except pymysql.MySQLError as error:
         mend = "GRANT XA_RECOVER_ADMIN ON *.* to the user: prepared branches could not be found again"
         return Check(Health.FAIL, "XA RECOVER", str(failure_of(error)), mend)
-    kept = "belongs to no session" if facts.detaches else "belongs to its session until that ends"
+    kept = "belongs to no session" if facts.detaches else KEPT
     return Check(Health.OK, "XA RECOVER", f"{prepared} branches are prepared in the server; a prepared branch {kept}")
 
 

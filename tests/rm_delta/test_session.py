@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 import rm_delta
+from rm_delta.errors import plain
 from tests.rm_delta.test_contract import rows_of
 from tm import ResourceConfig, TransactionManager
-from xa import XaMisuse
+from xa import Code, TryAgain, XaMisuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +66,104 @@ def test_rows_that_do_not_fit(tm: Any, tmp_path: Path, rows: Any, told: str) -> 
             tx["lake"].append("rows", rows)
         tx["lake"].append("rows", [{"n": 1}])  # the transaction goes on
     assert [row["n"] for row in rows_of(tmp_path / "lake" / "rows")] == [1]
+
+
+def test_a_log_that_another_writer_is_cleaning_up(tm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was listed is gone when it is read. The next load finds the new state."""
+    for number in (1, 2):
+        with tm.begin() as tx:
+            tx["lake"].append("rows", [{"n": number}])
+    first = tmp_path / "lake" / "rows" / "_delta_log" / f"{0:020}.json"
+    gone = first.rename(tmp_path / "gone")
+    pauses: list[float] = []
+
+    def cleaned(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 2:
+            gone.rename(first)
+
+    monkeypatch.setattr("rm_delta.table.time.sleep", cleaned)
+    with tm.begin() as tx:
+        tx["lake"].append("rows", [{"n": 3}])
+    assert len(pauses) == 2
+    assert sorted(row["n"] for row in rows_of(tmp_path / "lake" / "rows")) == [1, 2, 3]
+
+
+def test_a_log_that_can_not_be_read(tm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no misuse, and the message is one line without colours."""
+    monkeypatch.setattr("rm_delta.table.PAUSES_S", (0.0,))
+    first = tmp_path / "lake" / "rows" / "_delta_log" / f"{0:020}.json"
+    good = first.read_bytes()
+    first.write_bytes(b"{ no json\n")
+    with tm.begin() as tx:
+        for verb, rows in (("append", ([{"n": 1}],)), ("schema", ())):
+            with pytest.raises(TryAgain, match="rows: the table can't be read: ") as raised:
+                getattr(tx["lake"], verb)("rows", *rows)
+            assert raised.value.code is Code.XA_RETRY
+            assert str(raised.value).isprintable()
+        first.write_bytes(good)
+        tx["lake"].append("rows", [{"n": 1}])  # the transaction goes on
+    assert [row["n"] for row in rows_of(tmp_path / "lake" / "rows")] == [1]
+
+
+def test_what_the_library_says_has_no_colours_and_no_line_breaks() -> None:
+    error = DeltaError("\x1b[31mKernel error\x1b[0m:\n  File not found: \x1b[1;4m7.json\x1b[0m\n")
+    assert plain(error) == "Kernel error: File not found: 7.json"
+
+
+FORKING = """
+import os, sys
+from tm import RolledBack, TransactionManager
+
+folder = sys.argv[1]
+
+
+def make(node):
+    return TransactionManager(node, f"file://{folder}/{node}", {"lake": f"delta://{folder}/lake"})
+
+
+def append(tm, number):
+    with tm.begin() as tx:
+        tx["lake"].append("rows", [{"n": number}])
+
+
+def child(use):
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        try:
+            use()
+            print("done", flush=True)
+        except RolledBack as error:
+            print(error, flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def own(node, number):
+    with make(node) as tm:
+        append(tm, number)
+
+
+child(lambda: own("early", 1))  # nobody has used a table before
+with make("parent") as tm:
+    append(tm, 2)
+    child(lambda: own("late", 3))
+    append(tm, 4)
+"""
+
+
+@pytest.mark.slow
+def test_a_child_that_is_forked_after_a_table_was_used(tmp_path: Path) -> None:
+    DeltaTable.create(tmp_path / "lake" / "rows", COLUMNS)
+    words = [sys.executable, "-c", FORKING, str(tmp_path)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "panic" not in ended.stderr
+    early, late = ended.stdout.splitlines()
+    assert early == "done"
+    assert "forked after its parent had used a Delta table" in late
+    assert sorted(row["n"] for row in rows_of(tmp_path / "lake" / "rows")) == [1, 2, 4]
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 SUMMARY: Final = "show a pipeline's driver, epochs, and branches in doubt"
 LAST: Final = 10
+AVERAGED: Final = 10
+"""The averages are those of so many last epochs, here and in the console."""
 _HEAD: Final = ("EPOCH", "GTRID", "STATE", "AGE", "PREPARED")
 _WIDTHS: Final = (6, 26, 9, 5)
 LIVES: Final = {True: "alive", False: "gone", None: "on another host"}
@@ -60,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         given = dict(_split(text) for text in arguments.resource)
         settings = settings_from(arguments.name or "status", arguments.log, given, arguments.config)
-        found = look(settings.log, settings.resources, arguments.name, last=max(arguments.last, 0))
+        found = look(settings.log, settings.resources, arguments.name, last=max(arguments.last, AVERAGED))
     except (PipelineError, LogError) as error:
         sys.stderr.write(f"xabridge pipeline status: {printable(str(error))}\n")
         return Exit.USAGE if isinstance(error, PipelineError) else Exit.FAILED
@@ -173,10 +175,10 @@ def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
             yield from _cells(number, gtrid, "orphan" if gtrid in given_up else "older", "", told(branches))
     yield ""
     yield from _batches(found, last)
-    phases = mean_phases(found, last)
+    phases = mean_phases(found)
     if phases:
         each = [f"{phase} {took(seconds)}" for phase, seconds in phases.items()]
-        yield from paragraph(f"a batch took on average: {', '.join(each)}")
+        yield from paragraph(f"a batch took {averaged(found)}: {', '.join(each)}")
     for sentence in (*skipped(found, last), *summary(found)):
         yield from paragraph(sentence)
     for name, why in found.unreachable.items():
@@ -242,13 +244,18 @@ def told(branches: dict[str, list[Xid]]) -> str:
     return ", ".join(f"{printable(resource)} {len(xids)}" for resource, xids in branches.items()) or "-"
 
 
-def mean_phases(found: PipelineStatus, last: int) -> dict[str, float]:
-    """The seconds that each phase took in the last epochs, on average over those of which it is known."""
+def mean_phases(found: PipelineStatus) -> dict[str, float]:
+    """The seconds that each phase took, on average over those of the last AVERAGED epochs of which it is known."""
     known: dict[str, list[float]] = {}
-    for epoch in found.epochs[:last]:
+    for epoch in found.epochs[:AVERAGED]:
         for phase, seconds in epoch.phases.items():
             known.setdefault(phase, []).append(seconds)
     return {phase: sum(each) / len(each) for phase, each in known.items()}
+
+
+def averaged(found: PipelineStatus) -> str:
+    """ "on average of epochs 8 to 17": the epochs of `mean_phases`."""
+    return f"on average of {_numbered([epoch.epoch for epoch in found.epochs[:AVERAGED] if epoch.phases])}"
 
 
 def skipped(found: PipelineStatus, last: int) -> Iterator[str]:
@@ -281,11 +288,16 @@ def summary(found: PipelineStatus) -> Iterator[str]:
         return sum(len(xids) for branches in some.values() for xids in branches.values())
 
     prepared, given_up = prepared_branches(found), orphans(found)
+    asked = [name for name, xids in found.prepared.items() if xids is not None]
     if prepared:
         where = sorted({resource for branches in prepared.values() for resource in branches})
-        yield f"{several(count(prepared), 'branch')} in doubt on {listed([printable(name) for name in where])}"
-    else:
-        yield "nothing in doubt"
+        yield f"{several(count(prepared), 'branch')} in doubt on {_names(where)}"
+    elif asked:
+        yield "nothing in doubt" if not found.unreachable else f"nothing in doubt on {_names(asked)}"
+    if found.unreachable:
+        yield f"it is not known what is in doubt on {_names(tuple(found.unreachable))}"
+    elif not asked:
+        yield "it is not known what is in doubt: no resource is configured for this command"
     if given_up:
         yield f"{count(given_up)} of them are orphans of abandoned attempts: the next micro-batch rolls them back"
     for epoch in found.epochs:

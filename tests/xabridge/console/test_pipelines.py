@@ -318,8 +318,18 @@ def test_a_watch_without_a_log_asks_nobody() -> None:
         asyncio.run(PipelineWatch(WatchedPipelines("", trouble="why")).look())
 
 
-def test_a_pattern_stands_for_the_queues_that_match() -> None:
-    known = ("orders#1", "orders#0", "other", "a, b")
+def test_a_pattern_stands_for_the_queues_that_the_pipeline_reads() -> None:
+    def queue(name: str, *, lasting: bool = True, dead: bool = False) -> tuple[str, dict[str, Any]]:
+        return name, {"name": name, "lasting": lasting, "for-dead-letters": dead}
+
+    known = dict(
+        [
+            *map(queue, ("orders#1", "orders#0", "other", "a, b")),
+            queue("orders#0.dead", dead=True),
+            queue("orders#reply", lasting=False),
+        ]
+    )
     assert _queues("orders#*", known) == ["orders#0", "orders#1"]
     assert _queues("none*, other", known) == ["none*", "other"]
     assert _queues("a, b", known) == ["a, b"]
+    assert _queues("other, orders#0.dead", known) == ["other", "orders#0.dead"]  # named, it is read

@@ -12,7 +12,7 @@ from xabridge.console.brokers import Refused, Trouble
 from xabridge.console.pages.asking import check_may_look
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable, Mapping
 
     from starlette.requests import Request
 
@@ -62,6 +62,8 @@ class PipelineView:
     lags: tuple[Lag, ...]
     lines: tuple[EpochLine, ...]
     mean: dict[str, float]
+    averaged: str
+    """Of which epochs that is the average."""
     sentences: tuple[str, ...]
     orphans: tuple[tuple[str, str], ...]
     skipped: tuple[str, ...]
@@ -153,7 +155,8 @@ async def _view(console: Console, session: Session, status: PipelineStatus) -> P
             )
             for one in shown
         ),
-        words.mean_phases(status, len(shown)),
+        words.mean_phases(status),
+        words.averaged(status),
         tuple(words.summary(status)),
         tuple((gtrid_name(gtrid), words.told(branches)) for gtrid, branches in words.orphans(status).items()),
         tuple(words.skipped(status, len(shown))),
@@ -202,13 +205,14 @@ async def _lags(console: Console, session: Session, status: PipelineStatus) -> t
     return tuple(found.values())
 
 
-def _queues(names: str, known: Collection[str]) -> list[str]:
-    """The queues that a source names. A pattern stands for all that match, or for itself where none does."""
-    from xabridge.pipeline.core.shards import matches  # noqa: PLC0415 — only where there are pipelines
+def _queues(names: str, known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The queues that a source names. A pattern stands for all that it reads, or for itself if there is none."""
+    from xabridge.pipeline.core.shards import is_pattern, matches_queue  # noqa: PLC0415 — only if there are pipelines
 
     found: list[str] = []
     for name in [names] if names in known else names.split(", "):
-        found += sorted(one for one in known if matches(name, one)) or [name]
+        matching = sorted(one for one, queue in known.items() if matches_queue(name, queue)) if is_pattern(name) else []
+        found += matching or [name]
     return found
 
 

@@ -11,7 +11,10 @@ import json
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ANY: Final = "*"
 
@@ -83,6 +86,12 @@ def is_pattern(queue: str) -> bool:
 def matches(pattern: str, queue: str) -> bool:
     """Whether the pattern names the queue."""
     return _compiled(pattern).fullmatch(queue) is not None
+
+
+def matches_queue(pattern: str, queue: Mapping[str, Any]) -> bool:
+    """Whether the pattern names a queue that a broker has described. Queues for dead letters are left out, because what
+    is there was read before, and so are queues that end with a connection."""
+    return matches(pattern, queue["name"]) and queue["lasting"] and not queue["for-dead-letters"]
 
 
 @cache

@@ -50,9 +50,9 @@ class LakeTable:
 def look_up(target: LakeTarget, url: str) -> LakeTable:
     """The table of `target`; PipelineError: it is not there."""
     try:
-        from rm_delta.errors import TableRefused  # noqa: PLC0415 — together with what needs the extra
+        from rm_delta.errors import ForkedProcess, TableRefused  # noqa: PLC0415 — together with what needs the extra
         from rm_delta.resource_manager import lake_folder  # noqa: PLC0415
-        from rm_delta.table import describe, open_table  # noqa: PLC0415
+        from rm_delta.table import describe_now  # noqa: PLC0415
     except ImportError as error:
         raise PipelineError(
             f"resource {target.resource}: Delta tables need the extra delta: pip install 'xabridge[delta]' ({error})"
@@ -60,8 +60,8 @@ def look_up(target: LakeTarget, url: str) -> LakeTable:
 
     try:
         folder = lake_folder(expanded(target.resource, url))
-        described = describe(target.table, open_table(folder, target.table))
-    except (TableRefused, XaError) as error:
+        described = describe_now(folder, target.table)
+    except (TableRefused, ForkedProcess, XaError) as error:
         raise PipelineError(f"table {target.resource}:{target.table}: {error}") from error
     fields: list[Any] = StructType.fromJson(json.loads(described.schema)).fields
     return LakeTable(

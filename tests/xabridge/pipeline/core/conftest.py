@@ -1,4 +1,4 @@
-"""This fixture gives each test an environment."""
+"""These fixtures give each test an environment, and another broker."""
 
 from __future__ import annotations
 
@@ -25,4 +25,17 @@ def env(tmp_path: Path, postgres: Postgres) -> Iterator[CoreEnvironment]:
         yield env
     finally:
         env.close()
+        broker.stop()
+
+
+@pytest.fixture
+def second(env: CoreEnvironment, tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """Another broker, the resource `second`."""
+    folder = tmp_path / "second"
+    folder.mkdir()
+    broker = EmbeddedBroker(folder)
+    env.others = (("second", f"amqp://{broker.address}/?timeout=2"),)
+    try:
+        yield broker
+    finally:
         broker.stop()

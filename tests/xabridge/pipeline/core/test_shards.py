@@ -26,7 +26,7 @@ from xabridge.pipeline.spark.amqp_format import AmqpStream, EpochPartition
 from xabridge.shards import shard_address, shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
@@ -35,19 +35,6 @@ if TYPE_CHECKING:
 BOTH = ("broker", "second")
 KNOWN = [11, 13, 7, 1, 2, 4, 14, 8]
 """The shards of customer-0 to customer-7 of 16. Computed by other software, and never to be changed."""
-
-
-@pytest.fixture
-def second(env: CoreEnvironment, tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """Another broker, the resource `second`."""
-    folder = tmp_path / "second"
-    folder.mkdir()
-    broker = EmbeddedBroker(folder)
-    env.others = (("second", f"amqp://{broker.address}/?timeout=2"),)
-    try:
-        yield broker
-    finally:
-        broker.stop()
 
 
 def _read(env: CoreEnvironment, parts: Sequence[SourcePartition]) -> dict[tuple[str, ...], list[str]]:

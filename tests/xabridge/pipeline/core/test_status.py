@@ -128,7 +128,9 @@ def test_status_shows_what_the_last_batches_did_and_what_waited(env: CoreEnviron
     assert (newest.swept, newest.unfinished) == (0, 0)
     assert newest.octets > 2 * len("1a"), "rows and messages"
     assert min(newest.prepare_s, newest.decide_s, newest.finish_s) > 0
-    assert [(lag.epoch, lag.source, lag.waiting) for lag in shown.lags] == [(2, "broker", 4), (1, "broker", 3)]
+    assert [(lag.epoch, lag.source, lag.waiting) for lag in shown.lags] == [
+        (2, "broker: orders", 4), (1, "broker: orders", 3),
+    ]  # fmt: skip
     assert [lag.oldest_s for lag in shown.lags] == [None, None], "the sender has not set the creation time"
     reader.close()
 

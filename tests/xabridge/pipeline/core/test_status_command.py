@@ -13,12 +13,13 @@ from xabridge.cli import main
 from xabridge.pipeline.core import Attempt, Batch, Offset
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.ledger.status import look
-from xabridge.pipeline.status_command import skipped
+from xabridge.pipeline.status_command import lines, mean_phases, skipped
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.rm_amqp.embedded import EmbeddedBroker
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
 
 Capture = pytest.CaptureFixture[str]
@@ -59,7 +60,7 @@ def test_a_batch_on_its_way_and_decided(env: CoreEnvironment, capsys: Capture) -
     assert did == {
         "gtrid": epoch["gtrid"], "batch": 0, "taken": 2, "rows": 2, "messages": 2, "branches": 3, "swept": 0,
     }  # fmt: skip
-    assert (lag["reads"], lag["messages"], lag["oldest_s"]) == ("broker", 2, None)
+    assert (lag["reads"], lag["messages"], lag["oldest_s"]) == ("broker: orders", 2, None)
     assert (epoch["state"], epoch["logged"], epoch["decided_branches"]) == ("committed", False, 3)
     assert list(epoch["prepared"]) == ["broker"], "the source waits until Spark has logged the batch"
     reader.logged(end)
@@ -107,6 +108,85 @@ def test_the_numbers_of_epochs_are_told_in_ranges(env: CoreEnvironment) -> None:
     found = replace(found, epochs=tuple(epochs))
     assert list(skipped(found, 10)) == ["epochs 3 to 5, 7 and 9 skipped b, which was away"]
     assert list(skipped(found, 2)) == ["epoch 9 skipped b, which was away"]
+
+
+def test_the_lag_of_a_source_over_several_brokers_names_all_of_them(
+    env: CoreEnvironment, capsys: Capture, second: EmbeddedBroker
+) -> None:
+    env.put(["1", "2"])
+    env.put(["3"], broker=second)
+    source = env.source("broker", "second")
+    env.start(source)
+    reader = env.joined(source)
+    env.batch(reader, Offset(), 0)
+    (lag,) = told(env, capsys)["lag"]
+    assert (lag["reads"], lag["messages"]) == ("broker: orders; second: orders", 3)
+    job = env.reader(streaming=False)
+    job.plan_job()
+    whole = told(env, capsys)["lag"]
+    assert [one["reads"] for one in whole] == ["broker", "broker: orders; second: orders"]
+
+
+@pytest.mark.parametrize("queues", [("orders",), ("ord*",)])
+def test_the_lag_of_a_batch_that_a_killed_driver_has_planned(
+    queues: tuple[str, ...], env: CoreEnvironment, capsys: Capture
+) -> None:
+    """Spark plans it again before it asks for the next one."""
+    env.put(["1", "2", "3"])
+    killed = env.reader(queues=queues)
+    end = killed.latest(Offset())
+    (first, *_) = killed.plan(Offset(), end)
+    env.write(env.writer().plan(), env.rows(first), Attempt(0, 0))
+    successor = env.reader("driver-2", queues=queues)
+    env.batch(successor, Offset(), 0, end=end, driver="driver-2")
+    whole = told(env, capsys)
+    assert [(lag["epoch"], lag["messages"]) for lag in whole["lag"]] == [(end.epoch, 3)]
+    status(env, "orders")
+    assert "?" not in capsys.readouterr().out
+
+
+def test_the_averages_are_those_of_the_last_ten_epochs(env: CoreEnvironment) -> None:
+    """However many are shown, here and in the console."""
+    env.batch(env.reader(), Offset(), 0)
+    (found,) = look(env.log, ())
+    (one,) = found.epochs
+    planned = one.decided_at or 0.0
+    slow = replace(one, epoch=1, planned_at=planned - 1000)
+    fast = [replace(one, epoch=number, planned_at=planned - 1) for number in range(11, 1, -1)]
+    found = replace(found, epochs=(*fast, slow))
+    assert mean_phases(found)["work"] == pytest.approx(1)
+    for last in (1, 20):
+        shown = " ".join(" ".join(lines(found, last, time.time())).split())
+        assert "a batch took on average of epochs 2 to 11: work 1.0 s" in shown
+
+
+def test_nothing_is_said_of_what_could_not_be_reached(
+    env: CoreEnvironment, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    env.batch(env.reader(), Offset(), 0)
+    monkeypatch.delenv("NOWHERE_PASSWORD", raising=False)
+    file = tmp_path / "xabridge.toml"
+    resources = "".join(f'{name} = "{url}"\n' for name, url in env.settings.resources)
+    risk = 'risk = "postgresql://risk:${NOWHERE_PASSWORD}@127.0.0.1/risk"\n'
+
+    def shown(words: str) -> tuple[int, list[str]]:
+        file.write_text(f'node = "n"\n[resources]\n{words}\n[pipeline]\nlog = "{env.log}"\n', encoding="utf-8")
+        code = main(["pipeline", "status", "orders", "--config", str(file)])
+        said = capsys.readouterr()
+        return code, [*said.out.splitlines(), *said.err.splitlines()]
+
+    assert "nothing in doubt" in shown(resources)[1]
+    code, some = shown(resources + risk)
+    assert code == 4
+    assert "nothing in doubt" not in some
+    assert "nothing in doubt on broker and shop" in some
+    assert "it is not known what is in doubt on risk" in some
+    code, none = shown(risk)
+    assert code == 4
+    assert not [line for line in none if line.startswith("nothing in doubt")]
+    code, none = shown("")
+    assert code == 0
+    assert none[-1] == "it is not known what is in doubt: no resource is configured for this command"
 
 
 def test_orphans_are_told_and_gone_after_the_next_plan(env: CoreEnvironment, capsys: Capture) -> None:

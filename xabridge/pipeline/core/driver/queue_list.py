@@ -10,7 +10,7 @@ from dtx.protocol.conditions import RefusedError
 from rm_amqp.management import ManagementClient
 from xa import Code, XaError, xa_error
 from xabridge.pipeline.core.errors import PipelineError
-from xabridge.pipeline.core.shards import ANY, matches
+from xabridge.pipeline.core.shards import ANY, matches_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,9 +26,8 @@ class QueueList:
         self._client: ManagementClient | None = None
 
     def matching(self, patterns: Sequence[str]) -> dict[str, int]:
-        """The queues that match one of the patterns, with how many messages each has. Queues for dead letters are left
-        out, because what is there was read before, and so are queues that end with a connection. XaError: the broker
-        can't be asked. PipelineError: the user may not ask."""
+        """The queues that match one of the patterns, with how many messages each has. XaError: the broker can't be
+        asked. PipelineError: the user may not ask."""
         was_open = self._client is not None
         try:
             return self._matching(patterns)
@@ -49,7 +48,7 @@ class QueueList:
         try:
             for pattern in patterns:
                 for queue in self._from(self._client, pattern.partition(ANY)[0]):
-                    if matches(pattern, queue["name"]) and queue["lasting"] and not queue["for-dead-letters"]:
+                    if matches_queue(pattern, queue):
                         found[queue["name"]] = _available(queue)
         except RefusedError as error:
             if error.refusal.condition == Condition.UNAUTHORIZED:

@@ -22,7 +22,7 @@ from xabridge.pipeline.core.process_ids import process_id
 from xabridge.pipeline.core.protocol import epoch_plan
 from xabridge.pipeline.core.protocol.epoch_plan import Origin
 from xabridge.pipeline.core.protocol.recovery import resolve
-from xabridge.pipeline.core.protocol.waiting_shards import count_waiting
+from xabridge.pipeline.core.protocol.waiting_shards import count_waiting, look_once
 from xabridge.pipeline.core.resources import PROCESS, broker, call_resource
 from xabridge.pipeline.core.retry import retried
 from xabridge.pipeline.core.values import Offset, SourcePartition
@@ -77,6 +77,7 @@ class SourcePlanner:
                 ledger.close()
                 raise
         self._pipeline = OpenPipeline(ledger, resources.of(settings.resources), sleep)
+        ledger.ask_lag = self._lag
         self._logged = -1
         self._resolved = False
         self._limits: dict[int, ReadLimits] = {}
@@ -167,7 +168,6 @@ class SourcePlanner:
         source, pipeline = self._source, self._pipeline
         limits = self._limits.get(end.epoch, UNLIMITED)
         rows = smaller(source.rows, limits.rows)
-        pipeline.ledger.lag = self._lag()
         with pipeline_errors():
             planned = drive(
                 epoch_plan.plan(
@@ -194,18 +194,22 @@ class SourcePlanner:
         return [self._partition(end.epoch, index, planned, decided, share) for index in range(count)]
 
     def _lag(self) -> Lag | None:
-        """What waits at the queues that `latest` has found, for people; None where nothing is known of them, or a
-        broker does not say it now."""
+        """What waits at the queues that `latest` has found, for people; None if a broker does not say it now. `latest`
+        was not called for a batch that an earlier driver has left, nor for a job: then the source's queues are asked.
+        What earlier tries held is back in them when a new try is planned."""
         counted, made = 0, []
-        for shard in self._found:
-            resource = self._pipeline.resources[shard.resource]
-            try:
+        try:
+            for shard in self._found or self._waiting_shards():
+                resource = self._pipeline.resources[shard.resource]
                 waiting, oldest_at = call_resource(resource, "browse", partial(_waits, resource, shard.queues))
-            except XaError:
-                return None
-            counted += waiting
-            made += [] if oldest_at is None else [oldest_at]
-        return Lag(counted, min(made, default=None)) if self._found else None
+                counted += waiting
+                made += [] if oldest_at is None else [oldest_at]
+        except (XaError, PipelineError):
+            return None
+        return Lag(counted, min(made, default=None))
+
+    def _waiting_shards(self) -> Sequence[Shard]:
+        return drive(look_once(self._pipeline.ports, self._source, 0.0, self._away.now())).shards
 
     def _decided(self, *, again: bool) -> int:
         """The last batch of the query that is decided; the one before it where the last one is read again."""

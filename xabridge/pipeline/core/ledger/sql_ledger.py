@@ -91,8 +91,8 @@ class SqlLedger:
         self._database = database
         self._sleep = sleep
         self._turns = {"epochs": 0, "results": 0}
-        self.lag: Lag | None = None
-        """What waits, as far as it is known: noted with the next plan."""
+        self.ask_lag: Callable[[], Lag | None] = lambda: None
+        """Tells what waits, as far as it is known. It is asked when a try is planned, and noted with it."""
 
     def close(self) -> None:
         """Lets go of the log and the database."""
@@ -169,6 +169,7 @@ class SqlLedger:
         place: int = 0,
         fenced: Collection[tuple[str, bytes]] = (),
     ) -> None:
+        lag = self.ask_lag()
         insert = self._database.insert(EPOCH).values(
             pipeline=self.pipeline,
             epoch=epoch,
@@ -185,8 +186,8 @@ class SqlLedger:
             place=place,
             decided_at=None,
             logged_at=None,
-            waiting=self.lag.waiting if self.lag is not None else None,
-            oldest_at=self.lag.oldest_at if self.lag is not None else None,
+            waiting=lag.waiting if lag is not None else None,
+            oldest_at=lag.oldest_at if lag is not None else None,
         )
         names = (
             "gtrid", "tries", "source", "shards", "sunk", "planned_at", "query", "place", "decided_at", "logged_at",

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import inspect, or_, select
+from sqlalchemy import and_, inspect, or_, select
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from tm.log import LogError, LogMissing
@@ -24,6 +24,7 @@ from tm.log.sql.node import read_node
 from tm.log.sql.states import GtridState
 from tm.log.sql.tables import GTRIDS, NODE
 from xa import XaError, log_prefix
+from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.ledger.rows import due
 from xabridge.pipeline.core.ledger.schema import EPOCH, ISOLATION, PIPELINE, QUERY, RESULT, SOURCE
 from xabridge.pipeline.core.ledger.sql_ledger import read_pipeline, read_results
@@ -91,7 +92,8 @@ class EpochStatus:
 @dataclass(frozen=True, slots=True)
 class LagStatus:
     """What waited for one source when an epoch was planned: how many messages, and for how long the oldest of them had
-    been on its way, where its sender has set the creation time."""
+    been on its way, where its sender has set the creation time. `source` is what the query reads there, as `sources` of
+    PipelineStatus has it; of a job, and of an earlier query, only the brokers that the epoch was read from."""
 
     epoch: int
     gtrid: bytes
@@ -149,6 +151,8 @@ def look(
             scanned[name] = prepared_at(opened.get(name, url), known)
         except XaError as error:
             scanned[name] = error.message
+        except PipelineError as error:  # a variable of its open string is not set
+            scanned[name] = str(error)
     return statuses(log, known, scanned, last=last)
 
 
@@ -228,7 +232,7 @@ def _results(database: Database, pipeline: str, last: int) -> tuple[ResultRow, .
 
 def _lags(database: Database, pipeline: str, last: int) -> tuple[LagStatus, ...]:
     """What waited when the last epochs were planned, newest first."""
-    if "waiting" not in {column["name"] for column in inspect(database.engine).get_columns(EPOCH.name)}:
+    if not {"waiting", "shards"} <= {column["name"] for column in inspect(database.engine).get_columns(EPOCH.name)}:
         return ()
     return read_lags(database, pipeline, last)
 
@@ -236,8 +240,12 @@ def _lags(database: Database, pipeline: str, last: int) -> tuple[LagStatus, ...]
 def read_lags(database: Database, pipeline: str, last: int, gtrid: bytes | None = None) -> tuple[LagStatus, ...]:
     """What waited when the last epochs were planned, newest first; or those of this global transaction."""
     of_one = () if gtrid is None else (EPOCH.c.gtrid == gtrid,)
+    of_query = and_(QUERY.c.pipeline == EPOCH.c.pipeline, QUERY.c.query == EPOCH.c.query)
+    of_place = and_(SOURCE.c.pipeline == QUERY.c.pipeline, SOURCE.c.place == EPOCH.c.place)
     asked = (
-        select(EPOCH.c.epoch, EPOCH.c.gtrid, EPOCH.c.source, EPOCH.c.planned_at, EPOCH.c.waiting, EPOCH.c.oldest_at)
+        select(EPOCH, SOURCE.c.source.label("reads"))
+        .outerjoin(QUERY, of_query)
+        .outerjoin(SOURCE, of_place)
         .where(EPOCH.c.pipeline == pipeline, EPOCH.c.waiting.is_not(None), *of_one)
         .order_by(EPOCH.c.epoch.desc())
         .limit(last)
@@ -247,7 +255,7 @@ def read_lags(database: Database, pipeline: str, last: int, gtrid: bytes | None 
             LagStatus(
                 row.epoch,
                 bytes(row.gtrid),
-                row.source,
+                row.reads or ", ".join(PlannedRead.from_text(row.shards, row.source).resources),
                 row.planned_at,
                 row.waiting,
                 None if row.oldest_at is None else max(row.planned_at - row.oldest_at, 0.0),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rm_delta.errors import RowsRefused, TableRefused
+from rm_delta.errors import ForkedProcess, RowsRefused, TableRefused, TableUnreadable
 from xabridge.pipeline.core.errors import BatchRefused
 from xabridge.pipeline.core.resources import call_resource, lake
 from xabridge.pipeline.core.values import StagedFiles
@@ -37,7 +37,9 @@ class LakeFiles:
             if files is None:
                 files = self._tables[target] = self._lake.files(self._gtrid, self._attempt, target.table)
             files.write(rows)
-        except (TableRefused, RowsRefused) as error:
+        except TableUnreadable as error:
+            raise BatchRefused(f"{target.resource}: {error}", outage=True) from error
+        except (TableRefused, RowsRefused, ForkedProcess) as error:
             raise BatchRefused(f"{target.resource}: {error}", of_rows=isinstance(error, RowsRefused)) from error
         except OSError as error:
             raise BatchRefused(f"{target.resource}: {target.table}: {error}", outage=True) from error
