@@ -12,7 +12,7 @@ from dtx.amqp.decoding import DecodeError
 from rm_amqp import Message
 from xa import XaError
 from xa.coroutines import drive
-from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, smaller
+from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, shares_of, smaller
 from xabridge.pipeline.core.driver.brokers_away import BrokersAway
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
 from xabridge.pipeline.core.errors import PipelineError
@@ -29,9 +29,10 @@ from xabridge.pipeline.core.values import Offset, SourcePartition
 from xabridge.pipeline.core.xids import is_source, source_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tm.resources import Resource
+    from xa import Xid
     from xabridge.pipeline.core.resources import Resources
     from xabridge.pipeline.core.shards import Shard
     from xabridge.pipeline.core.values import Settings, Source
@@ -86,6 +87,8 @@ class SourcePlanner:
         self._found: tuple[Shard, ...] = ()
         """What had messages when it was last asked for."""
         self._planned_rows = 0
+        self._shares: tuple[tuple[Xid, ...], list[int]] = (), []
+        """The branches of the last plan, and how many messages each may take."""
 
     def planned_rows(self) -> int:
         """How many messages were planned to be taken since the last call of this. Fewer than the limits allow, while a
@@ -167,7 +170,8 @@ class SourcePlanner:
         source, pipeline = self._source, self._pipeline
         limits = self._limits.get(end.epoch, UNLIMITED)
         rows = smaller(source.rows, limits.rows)
-        pipeline.ledger.lag = self._lag()
+        waiting = self._waiting()
+        pipeline.ledger.lag = _lag(waiting)
         with pipeline_errors():
             planned = drive(
                 epoch_plan.plan(
@@ -190,22 +194,35 @@ class SourcePlanner:
         if planned.again:
             logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, count)
         octets = 0 if planned.exact else smaller(source.octets, limits.octets)
-        share = -(-octets // max(count, 1))
-        return [self._partition(end.epoch, index, planned, decided, share) for index in range(count)]
+        octets = -(-octets // max(count, 1))
+        shares = self._shared(planned, waiting)
+        return [self._partition(end.epoch, index, planned, decided, shares[index], octets) for index in range(count)]
 
-    def _lag(self) -> Lag | None:
-        """What waits at the queues that `latest` has found, for people; None where nothing is known of them, or a
-        broker does not say it now."""
-        counted, made = 0, []
+    def _waiting(self) -> Mapping[Shard, tuple[int, float | None]]:
+        """What waits at the queues that `latest` has found, and when the oldest message was made; empty where nothing
+        is known of them, or a broker does not say it now."""
+        found = {}
         for shard in self._found:
             resource = self._pipeline.resources[shard.resource]
             try:
-                waiting, oldest_at = call_resource(resource, "browse", partial(_waits, resource, shard.queues))
+                found[shard] = call_resource(resource, "browse", partial(_waits, resource, shard.queues))
             except XaError:
-                return None
-            counted += waiting
-            made += [] if oldest_at is None else [oldest_at]
-        return Lag(counted, min(made, default=None)) if self._found else None
+                return {}
+        return found
+
+    def _shared(self, planned: epoch_plan.ReadPlan, waiting: Mapping[Shard, tuple[int, float | None]]) -> list[int]:
+        """How many messages each partition may take. A plan that is asked for again has the same."""
+        rows, count = planned.rows, len(planned.parts)
+        if planned.again:
+            return [0] * count
+        if self._shares[0] == planned.xids:
+            return self._shares[1]
+        if self._source.by_queue and not planned.exact and all(shard in waiting for _, shard in planned.parts):
+            shares = shares_of(rows, [waiting[shard][0] for _, shard in planned.parts])
+        else:
+            shares = [rows // count + (index < rows % count) for index in range(count)]
+        self._shares = planned.xids, shares
+        return shares
 
     def _decided(self, *, again: bool) -> int:
         """The last batch of the query that is decided; the one before it where the last one is read again."""
@@ -213,10 +230,8 @@ class SourcePlanner:
         return -1 if last is None else last.batch - again
 
     def _partition(
-        self, epoch: int, index: int, planned: epoch_plan.ReadPlan, decided: int, octets: int
+        self, epoch: int, index: int, planned: epoch_plan.ReadPlan, decided: int, share: int, octets: int
     ) -> SourcePartition:
-        rows, count = planned.rows, len(planned.parts)
-        share = 0 if planned.again else rows // count + (index < rows % count)
         source = self._source
         xid, shard = planned.parts[index]
         return SourcePartition(
@@ -262,6 +277,12 @@ class SourcePlanner:
     def close(self) -> None:
         """Closes the ledger. Nothing is lost where this is not called."""
         self._pipeline.close()
+
+
+def _lag(waiting: Mapping[Shard, tuple[int, float | None]]) -> Lag | None:
+    """What waits, for people; None where nothing is known of it."""
+    made = [at for _, at in waiting.values() if at is not None]
+    return Lag(sum(count for count, _ in waiting.values()), min(made, default=None)) if waiting else None
 
 
 def _waits(resource: Resource, queues: Sequence[str]) -> tuple[int, float | None]:
