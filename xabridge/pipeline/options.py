@@ -45,10 +45,15 @@ BROKERS: Final = ("amqp", "amqps")
 """What is read."""
 TARGETS: Final = (*BROKERS, "openwire", "openwire+ssl", "amqp010", "amqp010s")
 """What messages are sent to."""
+MAX_ADDRESS: Final = 255
+"""Characters of a queue's name and of an address, at brokers of AMQP."""
 LAKES: Final = ("delta",)
 TABLES: Final = (*SCHEMES, *LAKES)
 _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NAME: Final = re.compile(r'[A-Za-z_][\w$]*|"(?:[^"]|"")+"')
+_LISTED: Final = re.compile(r'\s*(?:"((?:[^"]|"")*)"|([^,]*?))\s*(,|\Z)', re.DOTALL)
+"""A name of a list, in quotes or without them, and the comma after it."""
+_QUOTED: Final = re.compile(r'"((?:[^"]|"")*)"', re.DOTALL)
 _BETWEEN_COMMAS: Final = re.compile(r'(?:[^",]|"(?:[^"]|"")*"?)+')
 
 SHARED: Final[Mapping[str, str]] = {
@@ -164,7 +169,7 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
         body == "text",
         _function(given, "bad_records"),
         keep_bad=given.text("bad_column") is not None,
-        bad_address=_bad_address(given, {queue for shard in shards for queue in shard.queues}),
+        bad_address=_bad_address(given, settings, shards),
         octets=given.number("max_octets", 0),
         least=least,
         delay_s=delay_s,
@@ -177,6 +182,8 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
 def _shards(given: _Given, settings: Settings) -> tuple[Shard, ...]:
     """The queues of each broker, in the order in which they are named."""
     queues = given.names("queue")
+    if len(queues) == 1:
+        given.name("queue")  # refuses spaces at its ends
     if not queues:
         raise given.wrong("queue", "missing; name the queue to read")
     if len(set(queues)) < len(queues):
@@ -199,6 +206,7 @@ def _shards(given: _Given, settings: Settings) -> tuple[Shard, ...]:
         else:
             brokers, what = everywhere or [_chosen(given, settings, "resource", "", BROKERS)], queue
         for broker in brokers:
+            _check_length(given, settings, "queue", broker, what)
             if what in found.setdefault(broker, {}):
                 raise given.wrong("queue", f"{what!r} of {broker} is named twice")
             found[broker][what] = None
@@ -227,11 +235,13 @@ def _bad_column(given: _Given) -> str:
     return name
 
 
-def _bad_address(given: _Given, queues: Collection[str]) -> str:
-    address = given.text("bad_address") or ""
+def _bad_address(given: _Given, settings: Settings, shards: Sequence[Shard]) -> str:
+    address = given.name("bad_address") or ""
+    for shard in shards:
+        _check_length(given, settings, "bad_address", shard.resource, address)
     if address and given.text("bad_column") is not None:
         raise given.wrong("bad_address", "contradicts bad_column, which keeps bad messages as rows: omit one of them")
-    if any(matches(queue, address) for queue in queues):
+    if any(matches(queue, address) for shard in shards for queue in shard.queues):
         raise given.wrong("bad_address", f"{address!r} is a queue that this source reads")
     return address
 
@@ -320,7 +330,7 @@ def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] =
 
 def _tables(given: _Given, settings: Settings) -> Routing[TableRows]:
     """The tables, and which rows go into each of them."""
-    texts = given.targets("table")
+    texts = given.tables()
     named = [_placed(given, settings, "table", text, TABLES) for text in texts]
     for resource, table in named:
         parts = _NAME.findall(table)
@@ -365,8 +375,11 @@ def _addresses(given: _Given, settings: Settings) -> Routing[AddressTarget]:
     """The addresses, and which messages are sent to each of them."""
     if list(given.present("shards", "shard_key")):
         return Routing((_sharded(given, settings),))
-    texts = given.targets("address")
+    name = given.name("address")
+    texts = given.names("address") if given.text("address_column") else () if name is None else (name,)
     named = [_placed(given, settings, "address", text, TARGETS) for text in texts]
+    for resource, address in named:
+        _check_length(given, settings, "address", resource, address)
     return _routed(given, "address", texts, named).with_targets([AddressTarget(*one) for one in named])
 
 
@@ -374,7 +387,8 @@ def _routed(
     given: _Given, option: str, texts: Sequence[str], named: Sequence[tuple[str, str]]
 ) -> Routing[tuple[str, str]]:
     """The targets `named`, and the column that says which of them a row goes to. `texts` are their names as given."""
-    column, default = given.text(f"{option}_column") or "", given.text(f"{option}_default")
+    column = given.text(f"{option}_column") or ""
+    default = given.text(f"{option}_default") if option == "table" else given.name(f"{option}_default")
     if not column:
         if default is not None:
             raise given.wrong(f"{option}_default", f"needs the option {option}_column")
@@ -396,12 +410,23 @@ def _sharded(given: _Given, settings: Settings) -> AddressTarget:
     for name in given.present("address_column", "address_default"):
         raise given.wrong(name, "contradicts shards, by which a message goes to one of the addresses: omit one of them")
     names = given.names("address")
+    if len(names) == 1:
+        given.name("address")  # refuses spaces at its ends
     first, *others = (_placed(given, settings, "address", name, TARGETS) for name in names)
     if len({first, *others}) <= len(others):
         raise given.wrong("address", f"{', '.join(names)}: an address is named twice")
     if len(others) >= shards:
         raise given.wrong("shards", f"{shards} are fewer than the addresses, and some would get no message")
-    return AddressTarget(*first, key, shards, tuple(others))
+    target = AddressTarget(*first, key, shards, tuple(others))
+    for shard in map(target.shard, range(shards)):
+        _check_length(given, settings, "address", shard.resource, shard.address)
+    return target
+
+
+def _check_length(given: _Given, settings: Settings, option: str, resource: str, address: str) -> None:
+    if len(address) > MAX_ADDRESS and not scheme_of(settings.url(resource)).startswith("openwire"):
+        told = f"{address[:20]}…{address[-20:]}"
+        raise given.wrong(option, f"{told} has {len(address)} characters, and a broker takes {MAX_ADDRESS} at most")
 
 
 def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: Sequence[str]) -> tuple[str, str]:
@@ -434,6 +459,18 @@ def _chosen(given: _Given, settings: Settings, option: str, name: str, schemes: 
 
 
 _HOW: Final = 'write name = "url" below [resources] in xabridge.toml, or set the option resource.<name> to the url'
+
+
+def _listed(text: str) -> Iterator[str]:
+    """The names of a list: what stands between commas, or in quotes, where a quote is written twice."""
+    end, comma = 0, ","
+    while comma:
+        found = _LISTED.match(text, end)
+        if found is None:
+            return
+        quoted, plain, comma = found.groups()
+        yield plain if quoted is None else quoted.replace('""', '"')
+        end = found.end()
 
 
 class _Given:
@@ -486,6 +523,20 @@ class _Given:
             raise self.wrong(option, "is empty; omit it")
         return value.strip()
 
+    def name(self, option: str) -> str | None:
+        """A queue's name or an address, which may stand in quotes."""
+        text = self.text(option)
+        if text is None:
+            return None
+        quoted = _QUOTED.fullmatch(text)
+        if quoted:
+            return quoted[1].replace('""', '"')
+        if text != self._options[option.lower()]:
+            raise self.wrong(
+                option, f"{self._options[option.lower()]!r} has spaces at its ends: omit them, or put quotes around it"
+            )
+        return text
+
     def present(self, *options: str) -> Iterator[str]:
         """Those of the options that are given, also for one of several tables."""
         for option in options:
@@ -493,16 +544,16 @@ class _Given:
                 if name == option.lower() or name.startswith(f"{option.lower()}."):
                     yield name
 
-    def targets(self, option: str) -> tuple[str, ...]:
-        """The names of tables or addresses: several where a column says which one a row goes to."""
-        text = self.text(option)
+    def tables(self) -> tuple[str, ...]:
+        """The names of tables: several where a column says which one a row goes to."""
+        text = self.text("table")
         if text is None:
             return ()
-        if self.text(f"{option}_column") is None:
+        if self.text("table_column") is None:
             return (text,)
         names = tuple(name.strip() for name in _BETWEEN_COMMAS.findall(text))
         if not all(names) or len(names) != len(_BETWEEN_COMMAS.sub("", text)) + 1:
-            raise self.wrong(option, f"{text!r}: a name is missing beside a comma")
+            raise self.wrong("table", f"{text!r}: a name is missing beside a comma")
         return names
 
     def of_table(self, option: str, names: Sequence[str]) -> str:
@@ -527,7 +578,7 @@ class _Given:
         text = self.text(option)
         if text is None:
             return ()
-        names = tuple(name.strip() for name in text.split(","))
+        names = tuple(_listed(text))
         if not all(names):
             raise self.wrong(option, f"{text!r}: a name is missing beside a comma")
         return names

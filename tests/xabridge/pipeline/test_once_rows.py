@@ -4,6 +4,7 @@ starts.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -15,6 +16,7 @@ from tests.xabridge.pipeline.core.environment import new_environment
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import Attempt, BatchRefused
 from xabridge.pipeline.options import sink_options
+from xabridge.pipeline.spark.once_shuffle import check_shuffle
 from xabridge.pipeline.spark.start_check import check_mode
 from xabridge.pipeline.spark.task_writer import TaskWriter, layout
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from xabridge.testing.mariadb import MariaDB
 
 pa = pytest.importorskip("pyarrow")
+types = pytest.importorskip("pyspark.sql.types")
 ROWS = {"body": "string", "number": "int"}
 
 
@@ -107,3 +110,24 @@ def test_what_was_written_may_be_remembered_in_mariadb(env: CoreEnvironment, mar
         layout(given, ROWS)
     with pytest.raises(PipelineError, match=r"(?s)can't be made: .*\. Ask an administrator"):
         layout(options(env, once_table="maria:nowhere.seen", **{"resource.maria": url}), ROWS)
+
+
+def test_rows_that_spark_can_not_shuffle_are_refused(env: CoreEnvironment) -> None:
+    kinds = {
+        "int": types.IntegerType(),
+        "string": types.StringType(),
+        "map": types.MapType(types.StringType(), types.LongType()),
+    }
+
+    def check(schema: str, **given: str) -> None:
+        rows: Any = SimpleNamespace(schema=types.StructType())
+        for name, kind in (one.split() for one in schema.split("; ")):
+            rows.schema.add(name, kinds[kind])
+        check_shuffle(rows, options(env, **given))
+
+    check("number int; body string")
+    check("number int; body string", key="body")
+    with pytest.raises(PipelineError, match="no column 'body', by which its rows are shuffled; it has number"):
+        check("number int", key="body")
+    with pytest.raises(PipelineError, match=r"can't shuffle rows by body, which is map<string,bigint>; cast it"):
+        check("number int; body map", key="body")

@@ -320,3 +320,58 @@ def test_rows_are_shuffled_by_what_orders_them() -> None:
     ):
         with pytest.raises(PipelineError, match=told):
             sink_options({**ONCE, **given})
+
+
+def test_names_in_quotes_have_commas_and_spaces() -> None:
+    for text, queues in (
+        ('" lead"', (" lead",)),
+        ('a, "b, c" ,"trail "', ("a", "b, c", "trail ")),
+        ('"say ""hi"", you"', ('say "hi", you',)),
+        ("q'uote\"d, b", ("q'uote\"d", "b")),
+        ('"open, b', ('"open', "b")),
+        (" a,\n b ", ("a", "b")),
+        ("broker: lead", (" lead",)),
+        ('"broker:com,ma"', ("com,ma",)),
+    ):
+        assert source_options({**BASE, "queue": text}).source.shards == (Shard("broker", queues),)
+    for text in ("a,", ",a", '"a", ', '""', '"a",,b'):
+        with pytest.raises(PipelineError, match=r"missing beside a comma"):
+            source_options({**BASE, "queue": text})
+    bad = source_options({**BASE, "queue": "q", "bad_address": '"bad "'})
+    assert bad.source.bad_address == "bad "
+    for given, addresses in (
+        ({"address": "com,ma"}, ["com,ma"]),
+        ({"address": '"trail "'}, ["trail "]),
+        ({"address": 'a, "b, c"', "address_column": "to", "address_default": '"b, c"'}, ["a", "b, c"]),
+    ):
+        assert [one.address for one in sink_options({**BASE, **given}).addresses.targets] == addresses
+
+
+def test_spaces_at_the_ends_of_a_name_are_not_taken_away() -> None:
+    for name in (" lead", "trail "):
+        with pytest.raises(
+            PipelineError, match=rf"option queue: '{name}' has spaces at its ends: omit them, or put quo"
+        ):
+            source_options({**BASE, "queue": name})
+        with pytest.raises(PipelineError, match=r"option bad_address: .* has spaces at its ends"):
+            source_options({**BASE, "queue": "q", "bad_address": name})
+        with pytest.raises(PipelineError, match=r"option address: .* has spaces at its ends"):
+            sink_options({**BASE, "address": name})
+
+
+def test_an_address_that_is_too_long_is_refused() -> None:
+    longest = "x" * 255
+    assert source_options({**BASE, "queue": longest, "bad_address": f"{longest[1:]}y"})
+    assert sink_options({**BASE, "address": longest})
+    shards = {"shards": "11", "shard_key": "k"}
+    assert sink_options({**BASE, "address": "x" * 252, **shards})
+    with pytest.raises(PipelineError, match=r"option queue: x+…x+ has 256 characters, and a broker takes 255 at most"):
+        source_options({**BASE, "queue": f"{longest}x"})
+    with pytest.raises(PipelineError, match=r"option bad_address: x+…x+ has 256 characters"):
+        source_options({**BASE, "queue": "q", "bad_address": f"{longest}x"})
+    with pytest.raises(PipelineError, match=r"option address: x+…x+ has 256 characters"):
+        sink_options({**BASE, "address": f"{longest}x"})
+    with pytest.raises(PipelineError, match=r"option address: x+…x+#10 has 256 characters"):
+        sink_options({**BASE, "address": "x" * 253, **shards})
+    sent = {**BASE, "resource.jms": "openwire://y/", "address": f"jms:{longest}x"}
+    assert sink_options(sent)

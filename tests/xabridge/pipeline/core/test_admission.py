@@ -4,6 +4,7 @@ delay, and a query that ends when it has read what there was.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from xabridge.pipeline.core import Offset, SourcePartition
-from xabridge.pipeline.core.driver.admission import Delay, ReadLimits
+from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, shares_of
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.options import SourceOptions
 from xabridge.pipeline.spark.amqp_format import AmqpStream, EpochPartition, limits_of
@@ -148,3 +149,22 @@ def test_a_query_that_ends_reads_what_there_was_and_no_more(env: CoreEnvironment
         assert number < 20
     assert sorted(env.table()) == LONG
     assert env.queued() == ["late"] * 50
+
+
+def test_a_limit_is_shared_by_what_waits() -> None:
+    assert shares_of(10, [18, 2]) == [8, 2]
+    assert shares_of(10, [5, 1]) == [7, 3], "what is over is for messages that come meanwhile"
+    assert shares_of(3, [100, 0, 7]) == [1, 1, 1]
+    chance = random.Random(1)
+    for _ in range(2000):
+        waiting = [chance.choice([0, 1, 2, 5, 40, 1000]) for _ in range(chance.randint(1, 9))]
+        rows = chance.randint(len(waiting), 1500)
+        shares = shares_of(rows, waiting)
+        assert sum(shares) == rows
+        assert min(shares) >= 1
+        if sum(max(count, 1) for count in waiting) >= rows:
+            even = rows // len(waiting)
+            assert all(share >= min(count, even) for share, count in zip(shares, waiting, strict=True))
+            assert all(share <= max(count, 1) for share, count in zip(shares, waiting, strict=True))
+        else:
+            assert all(share >= count for share, count in zip(shares, waiting, strict=True))

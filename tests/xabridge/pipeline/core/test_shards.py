@@ -171,6 +171,31 @@ def test_a_query_that_ends_reads_all_that_there_was_in_uneven_queues(
     assert env.queued("a#0") == ["later"]
 
 
+def test_uneven_queues_are_read_in_full_batches(env: CoreEnvironment) -> None:
+    """Also where one is much longer than the others, and the last batch is the only one with fewer."""
+    counts = [60, 3, 17, 1, 9]
+    for queue, count in enumerate(counts):
+        env.put([f"{queue}.{number}" for number in range(count)], f"a#{queue}")
+    source = env.source(queues=("a#*",), by_queue=True, rows=20)
+    env.start(source)
+    stream = AmqpStream(SourceOptions(env.settings, source, "text"), StructType())
+    stream._planner = env.joined(source)
+    stream.prepareForTriggerAvailableNow()
+    start = Offset().as_json()
+    taken: list[int] = []
+    while (end := stream.latestOffset(start, ReadMaxRows(20))) != start:
+        before = len(env.table())
+        parts = [one.part for one in stream.partitions(start, end) if isinstance(one, EpochPartition)]
+        shares = [part.share for part in parts if part is not None]
+        assert min(shares) >= 1
+        assert sum(shares) <= 20
+        env.finish([part for part in parts if part is not None], len(taken))
+        taken.append(len(env.table()) - before)
+        start = end
+    assert taken == [20, 20, 20, 20, 10]
+    _done(env, [f"{queue}.{number}" for queue, count in enumerate(counts) for number in range(count)])
+
+
 # --- a broker that is away -------------------------------------------------------------------------------------------
 def test_a_broker_that_is_away_is_waited_for(env: CoreEnvironment, second: EmbeddedBroker) -> None:
     env.outage_s = 0.5

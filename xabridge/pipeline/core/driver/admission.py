@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +51,17 @@ def smaller(limit: int, other: int | None) -> int:
     if not other:
         return limit
     return min(limit, other) if limit else other
+
+
+def shares_of(rows: int, waiting: Sequence[int]) -> list[int]:
+    """How many of `rows` messages each queue may give: `rows` in all, and at least one each; there are no more queues
+    than rows. Short queues give all that is `waiting` in them, so that they never wait for long ones, and the others
+    share evenly what they leave. If more may be read than waits, what is over is shared evenly too, for messages that
+    come meanwhile."""
+    shares = [max(count, 1) for count in waiting]
+    left = rows
+    shortest_first = sorted(range(len(shares)), key=shares.__getitem__)
+    for done, place in enumerate(shortest_first):
+        shares[place] = min(shares[place], left // (len(shares) - done))
+        left -= shares[place]
+    return [share + left // len(shares) + (place < left % len(shares)) for place, share in enumerate(shares)]

@@ -12,7 +12,7 @@ from dtx.amqp.decoding import DecodeError
 from rm_amqp import Message
 from xa import XaError
 from xa.coroutines import drive
-from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, smaller
+from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, shares_of, smaller
 from xabridge.pipeline.core.driver.brokers_away import BrokersAway
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
 from xabridge.pipeline.core.errors import PipelineError
@@ -29,9 +29,10 @@ from xabridge.pipeline.core.values import Offset, SourcePartition
 from xabridge.pipeline.core.xids import is_source, source_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tm.resources import Resource
+    from xa import Xid
     from xabridge.pipeline.core.resources import Resources
     from xabridge.pipeline.core.shards import Shard
     from xabridge.pipeline.core.values import Settings, Source
@@ -87,6 +88,10 @@ class SourcePlanner:
         self._found: tuple[Shard, ...] = ()
         """What had messages when it was last asked for."""
         self._planned_rows = 0
+        self._waiting: Mapping[Shard, tuple[int, float | None]] = {}
+        """How many messages waited when the last try was planned, and when the oldest was made."""
+        self._shares: tuple[tuple[Xid, ...], list[int]] = (), []
+        """The branches of the last plan, and how many messages each may take."""
 
     def planned_rows(self) -> int:
         """How many messages were planned to be taken since the last call of this. Fewer than the limits allow, while a
@@ -190,26 +195,42 @@ class SourcePlanner:
         if planned.again:
             logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, count)
         octets = 0 if planned.exact else smaller(source.octets, limits.octets)
-        share = -(-octets // max(count, 1))
-        return [self._partition(end.epoch, index, planned, decided, share) for index in range(count)]
+        octets = -(-octets // max(count, 1))
+        shares = self._shared(planned)
+        return [self._partition(end.epoch, index, planned, decided, shares[index], octets) for index in range(count)]
 
     def _lag(self) -> Lag | None:
-        """What waits at the queues that `latest` has found, for people; None if a broker does not say it now. `latest`
-        was not called for a batch that an earlier driver has left, nor for a job: then the source's queues are asked.
-        What earlier tries held is back in them when a new try is planned."""
-        counted, made = 0, []
+        """What waits, for people; None if a broker does not say it now. It is asked for when a new try is planned: what
+        earlier tries held is back in the queues then."""
         try:
-            for shard in self._found or self._waiting_shards():
-                resource = self._pipeline.resources[shard.resource]
-                waiting, oldest_at = call_resource(resource, "browse", partial(_waits, resource, shard.queues))
-                counted += waiting
-                made += [] if oldest_at is None else [oldest_at]
+            self._waiting = {shard: self._waits(shard) for shard in self._found or self._waiting_shards()}
         except (XaError, PipelineError):
+            self._waiting = {}
             return None
-        return Lag(counted, min(made, default=None))
+        made = [oldest_at for _, oldest_at in self._waiting.values() if oldest_at is not None]
+        return Lag(sum(count for count, _ in self._waiting.values()), min(made, default=None))
 
     def _waiting_shards(self) -> Sequence[Shard]:
+        """What `latest` would find. It was not called for a batch that an earlier driver has left, nor for a job."""
         return drive(look_once(self._pipeline.ports, self._source, 0.0, self._away.now())).shards
+
+    def _waits(self, shard: Shard) -> tuple[int, float | None]:
+        resource = self._pipeline.resources[shard.resource]
+        return call_resource(resource, "browse", partial(_waits, resource, shard.queues))
+
+    def _shared(self, planned: epoch_plan.ReadPlan) -> list[int]:
+        """How many messages each partition may take. A plan that is asked for again has the same."""
+        rows, count, waiting = planned.rows, len(planned.parts), self._waiting
+        if planned.again:
+            return [0] * count
+        if self._shares[0] == planned.xids:
+            return self._shares[1]
+        if self._source.by_queue and not planned.exact and all(shard in waiting for _, shard in planned.parts):
+            shares = shares_of(rows, [waiting[shard][0] for _, shard in planned.parts])
+        else:
+            shares = [rows // count + (index < rows % count) for index in range(count)]
+        self._shares = planned.xids, shares
+        return shares
 
     def _decided(self, *, again: bool) -> int:
         """The last batch of the query that is decided; the one before it where the last one is read again."""
@@ -217,10 +238,8 @@ class SourcePlanner:
         return -1 if last is None else last.batch - again
 
     def _partition(
-        self, epoch: int, index: int, planned: epoch_plan.ReadPlan, decided: int, octets: int
+        self, epoch: int, index: int, planned: epoch_plan.ReadPlan, decided: int, share: int, octets: int
     ) -> SourcePartition:
-        rows, count = planned.rows, len(planned.parts)
-        share = 0 if planned.again else rows // count + (index < rows % count)
         source = self._source
         xid, shard = planned.parts[index]
         return SourcePartition(
