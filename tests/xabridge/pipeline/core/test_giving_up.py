@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _given_up(env: CoreEnvironment, name: str) -> None:
     """What docs/pipeline.md tells to run in the database of the log."""
     page = (Path(__file__).parents[4] / "docs" / "pipeline.md").read_text(encoding="utf-8")
-    statements = page.partition("### Giving a pipeline up")[2].partition("```sql\n")[2].partition("```")[0]
+    statements = page.partition("### Giving a pipeline up")[2].partition("```text\n")[2].partition("```")[0]
     database = Database(env.log)
     with database.engine.connect() as connection:
         for statement in statements.replace("NAME", name).split(";"):
