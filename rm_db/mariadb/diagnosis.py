@@ -53,8 +53,7 @@ def _not_connected(error: pymysql.MySQLError) -> Check:
 
 
 KEPT: Final = (
-    "belongs to its session until that ends, also by a kill of its process, and stays prepared; any session can complete "
-    "it then"
+    "belongs to its session, and stays prepared when that ends, also by a kill; then any other can complete it"
 )
 """What holds of a prepared branch where the server does not detach it."""
 

@@ -238,7 +238,7 @@ def test_the_doctor_finds_nothing(client: Client, harness: MariaHarness) -> None
     assert abs(found.clock_ahead_s) < 60
     client.rollback(xid)
     (kept,) = (check.found for check in found.checks if check.subject == "XA RECOVER")
-    assert "belongs to its session until that ends, also by a kill" in kept or "belongs to no session" in kept
+    assert "stays prepared when that ends, also by a kill" in kept or "belongs to no session" in kept
 
 
 def test_the_doctor_of_nobody() -> None:

@@ -214,7 +214,7 @@ def test_a_broker_that_comes_back_is_used_again(filled: EmbeddedBroker, visitor:
     said = text_of(visitor.get("/"))
     assert "main is away or refuses" in said
     assert "Is anything failing? not known" in said
-    assert "nothing in doubt main could not be asked" in said
+    assert "nothing found in doubt main could not be asked" in said
     filled.start()
     deadline = time.monotonic() + 30
     while "Waiting 67" not in text_of(visitor.get("/")):

@@ -49,6 +49,10 @@ _WAITING: Final = frozenset({GtridState.ACTIVE.value, GtridState.COMMITTED.value
 _MOST_WAITING: Final = 1000
 LATER: Final = (EPOCH.c.decided_at, EPOCH.c.logged_at, EPOCH.c.shards)
 """Columns that the tables of earlier versions lack."""
+_LAG: Final = (
+    EPOCH.c.epoch, EPOCH.c.gtrid, EPOCH.c.source, EPOCH.c.shards, EPOCH.c.planned_at, EPOCH.c.waiting,
+    EPOCH.c.oldest_at, EPOCH.c.query, EPOCH.c.place,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +236,11 @@ def _results(database: Database, pipeline: str, last: int) -> tuple[ResultRow, .
 
 def _lags(database: Database, pipeline: str, last: int) -> tuple[LagStatus, ...]:
     """What waited when the last epochs were planned, newest first."""
-    if not {"waiting", "shards"} <= {column["name"] for column in inspect(database.engine).get_columns(EPOCH.name)}:
+    seen = inspect(database.engine)
+    known = {column["name"] for column in seen.get_columns(EPOCH.name)}
+    if not {column.name for column in _LAG} <= known or not (
+        seen.has_table(QUERY.name) and seen.has_table(SOURCE.name)
+    ):
         return ()
     return read_lags(database, pipeline, last)
 
@@ -243,7 +251,7 @@ def read_lags(database: Database, pipeline: str, last: int, gtrid: bytes | None 
     of_query = and_(QUERY.c.pipeline == EPOCH.c.pipeline, QUERY.c.query == EPOCH.c.query)
     of_place = and_(SOURCE.c.pipeline == QUERY.c.pipeline, SOURCE.c.place == EPOCH.c.place)
     asked = (
-        select(EPOCH, SOURCE.c.source.label("reads"))
+        select(*_LAG, SOURCE.c.source.label("reads"))
         .outerjoin(QUERY, of_query)
         .outerjoin(SOURCE, of_place)
         .where(EPOCH.c.pipeline == pipeline, EPOCH.c.waiting.is_not(None), *of_one)
