@@ -33,14 +33,11 @@ if TYPE_CHECKING:
 APPLICATION = """
 import json, sys
 
-from pyspark.sql import SparkSession
-
 import called
 from xabridge import pipeline
 
 source, sink, checkpoint = (json.loads(text) for text in sys.argv[1:])
-spark = SparkSession.builder.getOrCreate()
-pipeline.register(spark)
+spark = pipeline.session("packed")
 rows = spark.readStream.format("amqp").options(**source, bad_records="called.checks:odd").load()
 rows = rows.selectExpr("CAST(CAST(body AS string) AS bigint) AS id")
 where = spark.sparkContext.parallelize(range(2), 2).map(lambda _: called.where()).collect()
