@@ -5,7 +5,6 @@ with the number of a section."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -1202,15 +1201,3 @@ def test_a_delivery_that_is_settled_before_its_end_came() -> None:
     assert len(stranger.end.messages["in"]) == 1
     assert not link.session.incoming
     assert stranger.hear() == []
-
-
-def test_the_parts_of_a_large_message_are_taken_without_copying_its_rest() -> None:
-    """A broker that did so served nobody else for a minute."""
-    size = 64 << 20
-    delivery = sender_of(Stranger(), credit=0).send(b"0", b"x" * size)
-    taken = 0
-    began = time.process_time()
-    while delivery.size:
-        taken += len(delivery.take(16 << 10))
-    assert taken == size
-    assert time.process_time() - began < 4
