@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.rm_amqp.embedded import EmbeddedBroker
 from tm.two_phase.return_codes import Verb
 from xa import Code, xa_error
 from xa.coroutines import drive
@@ -26,9 +25,9 @@ from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.status_command import as_json, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
+    from tests.rm_amqp.embedded import EmbeddedBroker
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
     from tm.log import Branch, Decision, LogError
     from tm.two_phase.ports import Answer
@@ -39,17 +38,10 @@ CALLED = AddressTarget("second", "called")
 
 
 @pytest.fixture
-def second(env: CoreEnvironment, tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """The broker that the sink writes to, the resource `second`."""
-    folder = tmp_path / "second"
-    folder.mkdir()
-    broker = EmbeddedBroker(folder)
-    env.others = (("second", f"amqp://{broker.address}/?timeout=2"),)
+def second(env: CoreEnvironment, second: EmbeddedBroker) -> EmbeddedBroker:
+    """The broker that the sink writes to, which is waited for shortly."""
     env.outage_s = 10.0
-    try:
-        yield broker
-    finally:
-        broker.stop()
+    return second
 
 
 def _planned(
@@ -70,8 +62,9 @@ def _written(plan: SinkPlan, rows: Sequence[str]) -> SinkReport:
     return report
 
 
-def _committed_without(env: CoreEnvironment, second: EmbeddedBroker, plan: SinkPlan, report: SinkReport) -> None:
-    """Batch 0 is committed. Its broker is stopped between the decision and phase two."""
+def _unfinished(env: CoreEnvironment, second: EmbeddedBroker) -> tuple[SourcePlanner, Offset, SinkReport]:
+    """Batch 0 is committed, and its broker is stopped between the decision and phase two. The source, the end of the
+    batch, and what its task has prepared."""
 
     class Log(BlockingLog):
         async def force(self, decision: Decision) -> LogError | None:
@@ -79,22 +72,24 @@ def _committed_without(env: CoreEnvironment, second: EmbeddedBroker, plan: SinkP
             second.stop()
             return refused
 
+    env.put(["1"])
+    reader = env.reader(partitions=1)
+    first = reader.latest(Offset())
+    plan, rows = _planned(env, reader, Offset(), first)
+    report = _written(plan, rows)
     pipeline = env.writer()._opened(plan.incarnation)
     log = pipeline.log
     ports = replace(pipeline.ports, log=Log(log._log, log._prefix))
     outcome = drive(batch_decision.commit(ports, pipeline.own, plan, Batch("q", 0), [report], pipeline.names))
     assert (outcome.before, outcome.left) == (False, 1)
+    return reader, first, report
 
 
 @pytest.mark.slow
 def test_a_broker_that_comes_back_between_two_batches_has_them_in_order(
     env: CoreEnvironment, second: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    env.put(["1"])
-    reader = env.reader(partitions=1)
-    first = reader.latest(Offset())
-    plan, rows = _planned(env, reader, Offset(), first)
-    _committed_without(env, second, plan, _written(plan, rows))
+    reader, first, _ = _unfinished(env, second)
     assert "it can't be finished at second now" in caplog.text
     (shown,) = look(env.log, env.settings.resources, opened=env.resources)
     assert [(epoch.epoch, epoch.unfinished) for epoch in shown.epochs] == [(1, ("second",))]
@@ -128,12 +123,7 @@ def test_a_batch_is_refused_while_an_earlier_one_can_not_be_finished(
     env: CoreEnvironment, second: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not decided, so that it is run again: nobody waits without a word."""
-    env.put(["1"])
-    reader = env.reader(partitions=1)
-    first = reader.latest(Offset())
-    plan, rows = _planned(env, reader, Offset(), first)
-    report = _written(plan, rows)
-    _committed_without(env, second, plan, report)
+    reader, first, report = _unfinished(env, second)
     second.start()
     env.outage_s = 1.0
     with monkeypatch.context() as patched:
@@ -214,11 +204,7 @@ def test_a_resource_that_is_not_configured_any_more_holds_up_nobody_else(
     env: CoreEnvironment, second: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is left there is told of, and finished once the resource is configured again."""
-    env.put(["1"])
-    reader = env.reader(partitions=1)
-    first = reader.latest(Offset())
-    plan, rows = _planned(env, reader, Offset(), first)
-    _committed_without(env, second, plan, _written(plan, rows))
+    reader, first, _ = _unfinished(env, second)
     second.start()
     configured, env.others = env.others, ()
 

@@ -61,7 +61,8 @@
 Tables of earlier versions lack the last five tables, and the columns query, place, offsets, shards, shard, decided_at,
 logged_at, waiting and oldest_at: `upgrade` adds them.
 
-Each change is one short transaction, which first locks the log's row of the node and compares the incarnation.
+Each change locks the log's row of the node and compares the incarnation: in its one statement, or first in a short
+transaction.
 """
 
 from __future__ import annotations

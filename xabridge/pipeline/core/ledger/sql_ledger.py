@@ -379,8 +379,8 @@ class SqlLedger:
         return self._read(read)
 
     def _change_one(self, what: str, statement: Executable) -> Sequence[Any]:
-        """Makes a change of one statement, and returns the rows that it returns. TakenOver: it returned none, because
-        the pipeline is under another incarnation."""
+        """Makes a change of one statement, and returns the rows that it returns, one for each row that it changed.
+        TakenOver: it changed none, and the pipeline is under another incarnation."""
 
         def attempt() -> Sequence[Any]:
             with self._database.writing(), self._database.engine.connect() as connection:
@@ -388,7 +388,7 @@ class SqlLedger:
 
         rows = retry.change(attempt, f"{what} in {self._database}", self._sleep)
         if not rows:
-            self._changes(what)
+            self._changes(what)  # which changes nothing, but compares the incarnation
         return rows
 
     def _changes(self, what: str, *statements: Executable) -> None:
