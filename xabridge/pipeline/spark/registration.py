@@ -21,8 +21,8 @@ LISTENER: Final = "_xabridge_listener"
 
 def register(spark: SparkSession) -> None:
     """Makes the formats `amqp` and `xa` known to `spark`. From then on a listener binds pipelines to the queries that
-    start, and `start()` checks queries that write `xa`. If the thread has no
-    session, `spark` is its session from then on. PipelineError: it is a session of Spark Connect."""
+    start, and `start()` checks queries that write `xa`. If the thread has no session, `spark` is its session from then
+    on. PipelineError: it is a session of Spark Connect."""
     use_session(spark)
     spark.dataSource.register(AmqpSource)
     spark.dataSource.register(XaSink)

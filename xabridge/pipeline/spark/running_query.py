@@ -44,8 +44,8 @@ def jvm_of(spark: SparkSession) -> Any:
 
 
 def use_session(spark: SparkSession) -> None:
-    """Makes the session that of this thread, if the thread has none: a thread that Python starts has none, and there
-    `write` finds no format of Python. PipelineError: as `jvm_of`."""
+    """Gives the session to this thread, if the thread has none. A thread that Python starts has none, and there `write`
+    finds no format of Python. PipelineError: it is a session of Spark Connect."""
     sessions = jvm_of(spark).org.apache.spark.sql.classic.SparkSession
     if sessions.getActiveSession().isEmpty():
         sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001 — no other way
