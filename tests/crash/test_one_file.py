@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -120,7 +120,7 @@ def test_with_one_that_decides_they_share_the_node_and_finish_what_a_dead_one_le
 ) -> None:
     import sqlite3  # noqa: PLC0415 — as a client that is not ours
 
-    with sqlite3.connect(tmp_path / "shop.db") as shop:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
         shop.execute("CREATE TABLE orders (number integer)")
     configure(tmp_path, broker, decider=True)
     workers = [start() for _ in range(3)]
@@ -137,7 +137,7 @@ def test_with_one_that_decides_they_share_the_node_and_finish_what_a_dead_one_le
     assert [worker.ask(f"place {number}") for number, worker in enumerate(workers[1:], 4)] == ["done"] * 2
     for worker in workers[1:]:
         assert worker.end() == ""
-    with sqlite3.connect(tmp_path / "shop.db") as shop:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as shop:
         assert shop.execute("SELECT count(*), count(DISTINCT number) FROM orders").fetchone() == (6, 6)
         assert shop.execute("SELECT count(*) FROM xabridge_decision").fetchone() == (0,)
     assert look(broker, "invoices") == 6

@@ -13,6 +13,7 @@ import shutil
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -174,7 +175,8 @@ def test_a_look_at_a_copy_says_what_its_opening_would(tmp_path: Path) -> None:
 def test_a_copy_of_a_database_presumes_nothing_about_what_was_open(tmp_path: Path) -> None:
     first = SqlLog(f"sqlite:///{tmp_path}/log.db", NODE)
     first.decide(decision(1))
-    with sqlite3.connect(tmp_path / "log.db") as source, sqlite3.connect(tmp_path / "copy.db") as target:
+    source, target = sqlite3.connect(tmp_path / "log.db"), sqlite3.connect(tmp_path / "copy.db")
+    with closing(source), closing(target):
         source.backup(target)
     if not first._database.place():
         pytest.skip("the file system of the temporary folder has no identities of files")

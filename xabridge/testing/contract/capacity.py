@@ -63,9 +63,10 @@ class TestCapacity(Contract):
     def client(self, harness: Harness) -> Iterator[Client]:
         """A client with little room, closed and seen to have left nothing behind."""
         harness.narrow()
-        client = Client(harness)
+        client = Client(harness, opened=False)
         if not client.rm.flags & TMUSEASYNC:
             pytest.skip("does not offer TMASYNC")
+        client.reopen()
         yield client
         client.rm.close("", RMID)
         assert harness.leaks() == []
