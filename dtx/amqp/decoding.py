@@ -351,6 +351,17 @@ def list_head(octets: bytes, at: int, end: int) -> tuple[int, int, int]:
     return at, stop, count
 
 
+def map_head(octets: bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Where the items of the map at `at` begin, where they end, and how many they are; DecodeError for no map."""
+    code = octets[at] if at < end else 0x40
+    if code not in MAPS:
+        raise DecodeError("a map is expected")
+    at, stop, count = _head(octets, at + 1, end, 1 if code == 0xC1 else 4)
+    if count > stop - at or count % 2:
+        raise DecodeError(f"a map of {count} items in {stop - at} octets")
+    return at, stop, count
+
+
 def fields(octets: bytes, at: int, end: int) -> list[int]:
     """Where the items of the list at `at` begin, and at last where the list ends; DecodeError for no list."""
     at, stop, count = list_head(octets, at, end)

@@ -33,8 +33,15 @@ no identifiers of JMS, and are refused; Qpid JMS sends the names of JMS.
   JMSCorrelationID  correlation-id, likewise                        JMSXDeliveryCount  delivery-count + 1
   JMSTimestamp      creation-time; 0 without one                    JMSType            subject
 
-The text is compiled once, into closures. Matching decodes a section when an identifier needs it, and takes time in
-proportion to the selector and these sections; for LIKE, at most in proportion to pattern times string.
+The text is compiled once, into closures. Matching reads a section when an identifier needs it, and an identifier's
+value once. What matching may cost is bounded, because a peer writes the selector and another one the message: the
+selector has MAX_OPERANDS, the message MAX_PROPERTIES, and work on long strings is counted up to MAX_WORK. A message
+that would need more does not match.
+
+LIKE finds the parts of a pattern between two % one after another, each at its first occurrence behind the part before
+it: if any choice of occurrences matches, then this one does, so LIKE never goes back. What is searched for is a part's
+longest run of characters without _, in time linear in the string; where it occurs, the whole part is tried, so a part
+with _ costs at most part times string.
 """
 
 from __future__ import annotations
@@ -50,7 +57,7 @@ from uuid import UUID
 
 from dtx.amqp import values
 from dtx.amqp.composites import WireError
-from dtx.amqp.decoding import DecodeError, decode_from, skip
+from dtx.amqp.decoding import DecodeError, decode_from, fields, list_head, map_head, skip
 from dtx.amqp.messages import APPLICATION_PROPERTIES, FOOTER, PROPERTIES, Header, read_header, read_section
 from dtx.amqp.values import Described, Symbol, Timestamp, Uint, Ulong
 
@@ -65,8 +72,21 @@ MAX_DEPTH: Final = 32
 """Parentheses, NOTs and signs inside each other."""
 MAX_DIGITS: Final = 32
 """Of an exact number; 64 bits have fewer in any notation."""
+MAX_OPERANDS: Final = 1024
+"""Identifiers and literals of a selector, and parts of its patterns; the strings behind IN don't count."""
 MAX_SECTION: Final = 64 << 10
 """Octets of a section that is read."""
+MAX_PROPERTIES: Final = 256
+"""Application properties of a message that are read."""
+MAX_WORK: Final = 1 << 16
+"""Of matching one message, in characters that a search passes; the weights below are in the same unit."""
+SEARCH_WORK: Final = 16
+"""Of beginning to search for a part of a pattern."""
+TRIAL_WORK: Final = 128
+"""Of trying a part with _ at one position, beside two for each character of the part."""
+LONG_STRING: Final = 256
+"""Characters from which on comparing two strings is counted as work, by COMPARED_AT_ONCE characters."""
+COMPARED_AT_ONCE: Final = 32
 
 FILTER_NAME: Final = Symbol("apache.org:selector-filter:string")
 FILTER_CODE: Final = Ulong(0x0000_468C_0000_0004)
@@ -99,11 +119,11 @@ class Selector:
 
     def matches(self, octets: bytes, *, delivery_count: int | None = None) -> bool:
         """Whether the selector is TRUE for the message. A message does not match when a section that is needed can't
-        be decoded, or is larger than MAX_SECTION. `delivery_count` is how often the message was delivered in vain; by
-        default its header says so."""
+        be decoded, or exceeds MAX_SECTION or MAX_PROPERTIES, or when it takes more than MAX_WORK. `delivery_count` is
+        how often the message was delivered in vain; by default its header says so."""
         try:
             return self._condition(_Message(octets, delivery_count)) is True
-        except (DecodeError, WireError):
+        except (DecodeError, WireError, _TooMuchWork):
             return False
 
     def __str__(self) -> str:
@@ -131,12 +151,22 @@ def _is_selector(descriptor: object) -> bool:
 
 
 # -- messages
-class _Message:
-    """A message, whose sections are decoded when they are asked for."""
+class _TooMuchWork(Exception):
+    """Matching the message takes more than MAX_WORK."""
 
-    __slots__ = ("_application", "_code", "_delivery_count", "_header", "_octets", "_properties", "_start", "_starts")
+
+class _Message:
+    """A message, whose sections are read when they are asked for. `work` is how much may still be done for it."""
+
+    __slots__ = (
+        *("_application", "_code", "_delivery_count", "_fields", "_header", "_octets", "_start", "_starts"),
+        *("values", "work"),
+    )
 
     def __init__(self, octets: bytes, delivery_count: int | None) -> None:
+        self.work = MAX_WORK
+        self.values: dict[str, Value] = {}
+        """Of the identifiers that were asked for, by name."""
         self._octets = octets
         self._delivery_count = delivery_count
         self._code = 0
@@ -144,8 +174,14 @@ class _Message:
         """The last section that was found, and where its value begins."""
         self._starts: dict[int, int] = {}
         self._header: Header | None = None
-        self._properties: list[Any] | None = None
-        self._application: dict[Any, Any] | None = None
+        self._fields: list[int] | None = None
+        self._application: dict[str, int] | None = None
+        """Where each of the properties, and each application property's value begins."""
+
+    def spend(self, work: int) -> None:
+        self.work -= work
+        if self.work < 0:
+            raise _TooMuchWork
 
     def header(self) -> Header:
         if self._header is None:
@@ -157,20 +193,60 @@ class _Message:
 
     def field(self, index: int, *types: type) -> Any:
         """A field of the properties; None where it is not set."""
-        if self._properties is None:
-            self._properties = self._section(PROPERTIES, list)
-        value = self._properties[index] if index < len(self._properties) else None
+        if self._fields is None:
+            self._fields = self._find_fields()
+        if index >= len(self._fields) - 1:
+            return None
+        start = self._fields[index]
+        value = decode_from(self._octets, start)[0] if self._is_simple(start) else _COMPOUND
         if value is not None and type(value) not in types:
             raise DecodeError(f"field {index} of the properties has a wrong type")
         return value
 
     def application_property(self, name: str) -> Any:
         if self._application is None:
-            self._application = self._section(APPLICATION_PROPERTIES, dict)
-        return self._application.get(name)
+            self._application = self._find_application_properties()
+        start = self._application.get(name)
+        if start is None:
+            return None
+        return decode_from(self._octets, start)[0] if self._is_simple(start) else _COMPOUND
 
-    def _section(self, code: int, wanted: type) -> Any:
-        """The value of a section in front of the body; an empty one where there is no such section."""
+    def _find_fields(self) -> list[int]:
+        section = self._section(PROPERTIES)
+        if section is None:
+            return []
+        start, end = section
+        if list_head(self._octets, start, end)[2] > _FIELDS:
+            raise DecodeError(f"the properties have more than {_FIELDS} fields")
+        return fields(self._octets, start, end)
+
+    def _find_application_properties(self) -> dict[str, int]:
+        section = self._section(APPLICATION_PROPERTIES)
+        if section is None:
+            return {}
+        octets = self._octets
+        at, end, count = map_head(octets, *section)
+        if count > 2 * MAX_PROPERTIES:
+            raise DecodeError(f"there are more than {MAX_PROPERTIES} application properties")
+        found: dict[str, int] = {}
+        for _ in range(count // 2):
+            if octets[at : at + 1] not in _NAMES_OF_PROPERTIES:
+                raise DecodeError(f"the name of an application property is no string at {at}")
+            name, at = decode_from(octets, at, end)
+            if name in found:
+                raise DecodeError("there is an application property twice")
+            found[name] = at  # type: ignore[index] # a string
+            at = skip(octets, at, end)
+        if at != end:
+            raise DecodeError(f"a map ends at {at}, its size says {end}")
+        return found
+
+    def _is_simple(self, at: int) -> bool:
+        """Whether the value at `at` contains no others, which would take time, and can't be compared."""
+        return 0x45 < self._octets[at] < 0xC0 or 0x40 <= self._octets[at] < 0x45
+
+    def _section(self, code: int) -> tuple[int, int] | None:
+        """Where the value of a section in front of the body begins, and where it has to end at the latest."""
         octets = self._octets
         while self._code < code:
             at = skip(octets, self._start) if self._code else 0
@@ -183,14 +259,17 @@ class _Message:
             self._code = found
             self._start = self._starts[found] = start
         if code not in self._starts:
-            return wanted()
+            return None
         start = self._starts[code]
-        value, _ = decode_from(octets, start, min(start + MAX_SECTION, len(octets)))
-        if type(value) is not wanted:
-            raise DecodeError(f"section {code:#x} is a {wanted.__name__}")
-        return value
+        return start, min(start + MAX_SECTION, len(octets))
 
 
+_COMPOUND: Final = object()
+"""Stands for a value that contains others."""
+_FIELDS: Final = 13
+"""Of the properties, message-id to reply-to-group-id."""
+_NAMES_OF_PROPERTIES: Final = frozenset({b"\xa1", b"\xb1", b"\xa3", b"\xb3"})
+"""Constructors of strings and symbols."""
 _FORMATS: Final = {4: (32, 8, 101), 8: (64, 10, 398), 16: (128, 14, 6176)}
 """Of decimals, by their octets: bits, bits of the exponent, and its bias."""
 
@@ -235,6 +314,17 @@ def _application_property(name: str) -> Evaluate:
         return convert(value) if convert is not None else b""
 
     return evaluate
+
+
+def _once(name: str, evaluate: Evaluate) -> Evaluate:
+    """An identifier's value, which is computed once for each message."""
+
+    def remembered(message: _Message) -> Value:
+        if name not in message.values:
+            message.values[name] = evaluate(message)
+        return message.values[name]
+
+    return remembered
 
 
 _TYPED_ID: Final = tuple(f"ID:AMQP_{kind}:" for kind in ("STRING", "NO_PREFIX", "UUID", "ULONG", "BINARY"))
@@ -319,6 +409,8 @@ def _comparison(sign: str, left: Evaluate, right: Evaluate) -> Evaluate:
         if b is None:
             return None
         if type(a) is type(b):
+            if type(a) is str and len(a) >= LONG_STRING:
+                message.spend(len(a) // COMPARED_AT_ONCE)
             return type(a) in comparable and compare(a, b)
         return type(a) in _NUMBERS and type(b) in _NUMBERS and compare(float(a), float(b))
 
@@ -421,38 +513,110 @@ def _truth(operand: Evaluate) -> Evaluate:
     return evaluate
 
 
-def _of_string(operand: Evaluate, test: Callable[[str], object]) -> Evaluate:
+def _of_string(operand: Evaluate, test: Callable[[_Message, str], bool]) -> Evaluate:
     def evaluate(message: _Message) -> Value:
         value = operand(message)
-        return None if value is None else isinstance(value, str) and bool(test(value))
+        return None if value is None else isinstance(value, str) and test(message, value)
 
     return evaluate
 
 
-# -- LIKE
-def _pattern(pattern: str, escape: str | None) -> Callable[[str], object] | None:
-    """The test whether a string is LIKE the pattern; None for a pattern that ends with the escape character.
+def _one_of(strings: frozenset[str]) -> Callable[[_Message, str], bool]:
+    return lambda _, value: value in strings
 
-    Between two % stands a piece of fixed width. The first occurrence of a piece behind the piece before it is the
-    right one, so each is an atomic group, and the expression never goes back to try another occurrence.
-    """
-    pieces = [""]
+
+# -- LIKE
+class _Part:
+    """What stands between two % of a pattern."""
+
+    __slots__ = ("_run", "_run_at", "_run_width", "_whole", "width")
+
+    def __init__(self, characters: list[str | None]) -> None:
+        """The characters; None for _, which stands for any."""
+        self.width = len(characters)
+        self._run_at, self._run_width = _longest_run(characters)
+
+        expressions = ["." if character is None else re.escape(character) for character in characters]
+        self._whole = re.compile("".join(expressions), re.DOTALL)
+        run = expressions[self._run_at : self._run_at + self._run_width]
+        self._run = re.compile("".join(run))
+        """Searching for an expression without . is the algorithm of Knuth, Morris and Pratt; str.find is quadratic."""
+
+    def stands_at(self, message: _Message, string: str, at: int) -> bool:
+        """Whether the part stands at `at` of a string that is long enough for it."""
+        message.spend(SEARCH_WORK + self.width)
+        return self._whole.match(string, at) is not None
+
+    def find(self, message: _Message, string: str, at: int, end: int) -> int:
+        """Where the first occurrence behind `at` ends that ends at `end` at the latest; -1 when there is none."""
+        message.spend(SEARCH_WORK + self.width)
+        last = end - self.width
+        while at <= last:
+            furthest = min(last, at + message.work)
+            run_from = at + self._run_at
+            found = self._run.search(string, run_from, furthest + self._run_at + self._run_width)
+            if found is None:
+                message.spend(last - at)
+                return -1
+
+            message.spend(found.start() - run_from)
+            at += found.start() - run_from
+            if self._run_width == self.width:
+                return at + self.width
+            message.spend(TRIAL_WORK + 2 * self.width)
+            if self._whole.match(string, at):
+                return at + self.width
+            at += 1
+        return -1
+
+
+def _longest_run(characters: list[str | None]) -> tuple[int, int]:
+    """Where the longest run of characters without _ begins, and how many they are."""
+    best = start = length = 0
+    for at, character in enumerate(characters):
+        if character is None:
+            start = at + 1
+        elif at + 1 - start > length:
+            best, length = start, at + 1 - start
+    return best, length
+
+
+def _parts(pattern: str, escape: str | None) -> list[_Part] | None:
+    """The parts of a pattern; None for one that ends with the escape character."""
+    parts: list[list[str | None]] = [[]]
     characters = iter(pattern)
     for character in characters:
         if character == escape:
             escaped = next(characters, None)
             if escaped is None:
                 return None
-            pieces[-1] += re.escape(escaped)
+            parts[-1].append(escaped)
         elif character == "%":
-            pieces.append("")
+            parts.append([])
         else:
-            pieces[-1] += "." if character == "_" else re.escape(character)
-    first, *others = pieces
-    if others:
-        *between, last = others
-        first += "".join(f"(?>.*?{piece})" for piece in between if piece) + ".*" + last
-    return re.compile(first, re.DOTALL).fullmatch
+            parts[-1].append(None if character == "_" else character)
+    return [_Part(part) for part in parts]
+
+
+def _is_like(parts: list[_Part]) -> Callable[[_Message, str], bool]:
+    """The test whether a string is LIKE a pattern of these parts."""
+    first, last = parts[0], parts[-1]
+    between = [part for part in parts[1:-1] if part.width]
+
+    def is_like(message: _Message, string: str) -> bool:
+        if len(parts) == 1:
+            return len(string) == first.width and first.stands_at(message, string, 0)
+
+        at, end = first.width, len(string) - last.width
+        if at > end or not first.stands_at(message, string, 0) or not last.stands_at(message, string, end):
+            return False
+        for part in between:
+            at = part.find(message, string, at, end)
+            if at < 0:
+                return False
+        return True
+
+    return is_like
 
 
 # -- the text
@@ -546,6 +710,7 @@ class _Parser:
         self._tokens = _tokens(text)
         self._next = 0
         self._depth = 0
+        self._operands = 0
 
     def selector(self) -> Evaluate:
         condition = self._condition(self._or())
@@ -574,6 +739,12 @@ class _Parser:
     def _unexpected(self, wanted: str) -> SelectorError:
         token = self._tokens[self._next]
         return SelectorError(token.position, f"{wanted} is expected, not {token}")
+
+    def _count(self, operands: int, position: int) -> None:
+        self._operands += operands
+        if self._operands > MAX_OPERANDS:
+            reason = f"a selector has at most {MAX_OPERANDS} identifiers, literals and parts of patterns"
+            raise SelectorError(position, reason)
 
     def _nested(self, position: int, rule: Callable[[], _Expression]) -> _Expression:
         if self._depth == MAX_DEPTH:
@@ -651,10 +822,12 @@ class _Parser:
             escape = _string(token)
             if len(escape) != 1:
                 raise SelectorError(token.position, f"an escape is one character, not {token}")
-        test = _pattern(_string(pattern), escape)
-        if test is None:
+        text = _string(pattern)
+        self._count(text.count("%") + 1, pattern.position)
+        parts = _parts(text, escape)
+        if parts is None:
             raise SelectorError(pattern.position, "nothing follows the escape character at the pattern's end")
-        condition = _of_string(operand, test)
+        condition = _of_string(operand, _is_like(parts))
         return _not(condition) if negated else condition
 
     def _in(self, left: _Expression, negated: bool) -> Evaluate:
@@ -664,7 +837,7 @@ class _Parser:
         while self._take(","):
             strings.add(_string(self._expect("string", "a string")))
         self._expect(")", ", or )")
-        condition = _of_string(operand, frozenset(strings).__contains__)
+        condition = _of_string(operand, _one_of(frozenset(strings)))
         return _not(condition) if negated else condition
 
     def _is(self, left: _Expression) -> Evaluate:
@@ -711,6 +884,7 @@ class _Parser:
         token = self._take("(", "identifier", "string", "exact", "approximate", "TRUE", "FALSE")
         if token is None:
             raise self._unexpected("a value")
+        self._count(token.kind != "(", token.position)
         if token.kind == "(":
             inner = self._nested(token.position, self._or)
             self._expect(")", ")")
@@ -732,11 +906,11 @@ def _constant(value: Value) -> Evaluate:
 def _named(token: _Token) -> Evaluate:
     name = token.text
     if name in _HEADERS:
-        return _HEADERS[name]
+        return _once(name, _HEADERS[name])
     if name.startswith("JMS") and not name.startswith(("JMSX", "JMS_")):
         headers = ", ".join(known for known in _HEADERS if not known.startswith("JMSX"))
         raise SelectorError(token.position, f"{token} is no header that selectors know; they know {headers}")
-    return _application_property(name)
+    return _once(name, _application_property(name))
 
 
 def _string(token: _Token) -> str:
