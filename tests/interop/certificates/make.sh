@@ -10,7 +10,7 @@ new() {  # name, subject, extensions
     rm "$1.csr" "$1.ext"
 }
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout ca.key -out ca.pem -days 36500 \
-    -subj "/CN=xabridge tests" -addext "basicConstraints=critical,CA:TRUE"
+    -subj "/CN=xabridge tests" -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign"
 new broker "/CN=localhost" "subjectAltName=DNS:localhost,IP:127.0.0.1"
 new client "/CN=orders-svc" "extendedKeyUsage=clientAuth"
 openssl pkcs12 -export -inkey broker.key -in broker.pem -name broker -passout pass:secret -out broker.p12  # for Java
