@@ -21,7 +21,7 @@ help:
 	@echo "make check-compiled  the fast tests with compiled modules"
 	@echo "make test-slow  the tests that make check leaves out"
 	@echo "make test-long  every test in its long form: every point, more schedules and rounds; it takes hours"
-	@echo "make fuzz    ten minutes of search for octets that break the AMQP endpoint (fetches atheris)"
+	@echo "make fuzz    half an hour of search for octets at which a decoder raises what it does not declare (fetches atheris)"
 	@echo "make bench   every benchmark, into .bench/, docs/benchmarks.md and its picture"
 	@echo "make docs    the generated parts of docs/"
 	@echo "make site    the documentation's site, into site/ (needs npm the first time)"
@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml requirements.lock
 
 fuzz: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
-	$(BIN)/python -m tests.dtx.amqp.fuzzing -max_total_time=600
+	$(BIN)/python -m tests.fuzz --seconds 1800
 
 demo: setup
 	$(BIN)/xabridge demo

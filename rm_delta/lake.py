@@ -78,6 +78,10 @@ class LakeUnavailable(Exception):
     """The folder can't be used now. The message says what failed."""
 
 
+class ManifestDamaged(OSError):
+    """The manifest of a prepared branch can't be read, whatever it was that the disk did. The message says which."""
+
+
 class Held(Exception):
     """The branch can't be completed now, and is as it was. The message says why."""
 
@@ -92,6 +96,13 @@ class TableWork:
 
     table: TableDescription
     files: tuple[WrittenFile, ...]
+
+
+class Prepared(NamedTuple):
+    """The contents of a manifest: the application, and what is appended to which table as which of its versions."""
+
+    application: str
+    tables: list[tuple[TableWork, int]]
 
 
 class _Manifest(NamedTuple):
@@ -280,7 +291,7 @@ class Lake:
 
     def _report(self, manifest: _Manifest) -> InDoubtBranch:
         path = self._branches / manifest.name
-        tables = [_work_of(one) for one in json.loads(path.read_bytes())["tables"]]
+        tables = [work for work, _ in read_manifest(path.read_bytes(), path).tables]
         holdings = [
             Holding(Relation.TO, work.table.name, "row", sum(file.rows for file in work.files)) for work in tables
         ]
@@ -353,13 +364,13 @@ class Lake:
         as a whole, and be carried out by another process now. TableRefused, DeltaError, OSError."""
         path = self._branches / manifest.name
         try:
-            stored = json.loads(path.read_bytes())
+            stored = read_manifest(path.read_bytes(), path)
         except FileNotFoundError:
             return
-        tables = [(_work_of(one), int(one["number"])) for one in stored["tables"]]
+        tables = stored.tables
         if manifest.state != ROLLED_BACK:
             for work, number in tables:
-                self._append(work, stored["application"], number, manifest.xid)
+                self._append(work, stored.application, number, manifest.xid)
         for folder in {file.path.rpartition("/")[0] for work, _ in tables for file in work.files}:
             self.remove(manifest.xid.gtrid, folder.partition("/")[2])
         path.unlink(missing_ok=True)
@@ -406,6 +417,18 @@ class Lake:
             if not self._is_whole(target, file):
                 raise TableRefused(f"{work.table.name}: the file {source} is missing: restore it from a backup")
         force(folder)
+
+
+def read_manifest(octets: bytes, path: object = "a manifest") -> Prepared:
+    """What the manifest of a prepared branch says. ManifestDamaged: it is none."""
+    try:
+        stored = json.loads(octets)
+        tables = [(_work_of(one), int(one["number"])) for one in stored["tables"]]
+        return Prepared(str(stored["application"]), tables)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ManifestDamaged(
+            f"{path} can't be read ({error!r}): it says which files a prepared branch appends; restore it from a backup"
+        ) from error
 
 
 def _work_of(stored: Mapping[str, Any]) -> TableWork:

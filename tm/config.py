@@ -88,7 +88,7 @@ def configuration_from(path: str | Path, environment: Mapping[str, str] | None =
         raise ConfigurationError(f"{path}: not TOML, which is UTF-8: {error}") from error
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number with too many digits, and of what is nested deep
         raise ConfigurationError(f"{path}: not TOML: {error}") from error
     return _Reader(path, environment).configuration(table)
 

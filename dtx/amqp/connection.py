@@ -60,6 +60,8 @@ LARGEST_FRAME: Final = 1 << 18
 OPENED: Final = ConnectionState.OPENED
 _DEAF: Final = frozenset({ConnectionState.CLOSE_RCVD, ConnectionState.END})
 """Where nothing of the peer is read any more."""
+_BEGUN_BY_PEER: Final = frozenset({SessionState.MAPPED, SessionState.BEGIN_RCVD})
+_ENDED_BY_PEER: Final = frozenset({SessionState.END_RCVD, SessionState.END_EARLY})
 _MAY_BEGIN: Final = frozenset({ConnectionState.OPEN_PIPE, ConnectionState.OPEN_SENT, OPENED})
 _BEFORE_OPEN: Final = frozenset(
     {ConnectionState.START, ConnectionState.HDR_RCVD, ConnectionState.HDR_SENT, ConnectionState.HDR_EXCH}
@@ -293,7 +295,9 @@ class Connection:
             condition = Condition.FRAMING_ERROR if outside else Condition.NOT_ALLOWED
             raise ProtocolError(Scope.CONNECTION, condition, told)
         if type(performative) is End:
-            if session.state is SessionState.MAPPED:
+            if session.state in _ENDED_BY_PEER:
+                raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, f"a second end on channel {channel}")
+            if session.state in _BEGUN_BY_PEER:
                 self._events.append(SessionEnded(session, performative.error, by_peer=True))
             session.received_end()
         elif session.state is SessionState.MAPPED:

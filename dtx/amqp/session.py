@@ -84,8 +84,11 @@ class Session:
 
     def end(self, error: Error | None = None) -> None:
         """Ends the session, or answers the peer's end. Without effect on one that we have ended. One that we have begun
-        is ended once the peer has answered."""
+        is ended once the peer has answered; one that the peer has begun is begun by us as well, because an end needs
+        it."""
         self.flush_disposition()
+        if self.state in {SessionState.BEGIN_RCVD, SessionState.END_EARLY}:
+            self.begin()
         if self.state in {SessionState.END_SENT, SessionState.DISCARDING, SessionState.ENDED}:
             return
         verb = SessionVerb.SEND_END if error is None else SessionVerb.SEND_ERROR

@@ -110,6 +110,7 @@ class SessionState(Member):
     MAPPED = "begun by both sides"
     END_SENT = "our end is sent"
     END_RCVD = "the peer's end is here"
+    END_EARLY = "the peer's begin and end are here, and our begin is not sent"
     DISCARDING = "our end with an error is sent, and everything but the peer's end is ignored"
     ENDED = "ended by both sides, or gone with its connection"
 
@@ -130,6 +131,7 @@ _S, _SV = SessionState, SessionVerb
 _SESSION_ROWS: Final = (
     Row(_SV.SEND_BEGIN, OK, (_S.UNMAPPED,), _S.BEGIN_SENT, "2.5.5"),
     Row(_SV.SEND_BEGIN, OK, (_S.BEGIN_RCVD,), _S.MAPPED, "2.5.5"),
+    Row(_SV.SEND_BEGIN, OK, (_S.END_EARLY,), _S.END_RCVD, "2.5.5"),
     Row(_SV.RECEIVE_BEGIN, OK, (_S.UNMAPPED,), _S.BEGIN_RCVD, "2.5.5"),
     Row(_SV.RECEIVE_BEGIN, OK, (_S.BEGIN_SENT,), _S.MAPPED, "2.5.5"),
     Row(_SV.SEND_END, OK, (_S.MAPPED,), _S.END_SENT, "2.5.5"),
@@ -137,6 +139,7 @@ _SESSION_ROWS: Final = (
     Row(_SV.SEND_ERROR, OK, (_S.MAPPED,), _S.DISCARDING, "2.5.5"),
     Row(_SV.SEND_ERROR, OK, (_S.END_RCVD,), _S.ENDED, "2.5.5"),
     Row(_SV.RECEIVE_END, OK, (_S.MAPPED,), _S.END_RCVD, "2.5.5"),
+    Row(_SV.RECEIVE_END, OK, (_S.BEGIN_RCVD,), _S.END_EARLY, "2.5.5"),
     Row(_SV.RECEIVE_END, OK, (_S.END_SENT, _S.DISCARDING), _S.ENDED, "2.5.5"),
     Row(_SV.RECEIVE_OTHER, OK, (_S.MAPPED,), _S.MAPPED, "2.5.5"),
     Row(_SV.RECEIVE_OTHER, OK, (_S.END_SENT,), _S.END_SENT, "2.5.4"),

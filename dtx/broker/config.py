@@ -107,7 +107,7 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> BrokerConfig:
     if path is not None:
         try:
             section = tomllib.loads(path.read_text(encoding="utf-8")).get("broker", {})
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: {error}") from error
     if not isinstance(section, dict):
         raise ConfigError("broker: expected a table")

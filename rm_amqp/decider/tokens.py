@@ -220,7 +220,7 @@ class Token:
         slot, generation, epoch, floor = (_number(fields, name) for name in _NUMBERS)
         try:
             decided = tuple((bytes.fromhex(gtrid), bytes.fromhex(record)) for gtrid, record in fields["decided"])
-            fenced = tuple((bytes.fromhex(gtrid), int(epoch)) for gtrid, epoch in fields["fenced"])
+            fenced = tuple((bytes.fromhex(gtrid), _whole(epoch)) for gtrid, epoch in fields["fenced"])
             leases = tuple(_lease(*lease) for lease in fields["leases"]) if fields["version"] != 1 else ()
         except (KeyError, TypeError, ValueError) as error:
             raise WrongTokenError(f"its content can't be read: {error}") from None
@@ -231,9 +231,13 @@ class Token:
 def _lease(node: object, incarnation: object, process: object, until_ms: object) -> Lease:
     if not isinstance(node, str) or not isinstance(incarnation, str) or not isinstance(process, str):
         raise TypeError(f"the lease of {node!r} is no lease")
-    if type(until_ms) is not int:
-        raise TypeError(f"the lease of {node} runs until {until_ms!r}")
-    return Lease(Owner(node, bytes.fromhex(incarnation), process), until_ms)
+    return Lease(Owner(node, bytes.fromhex(incarnation), process), _whole(until_ms))
+
+
+def _whole(number: object) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is no epoch and no time")
+    return number
 
 
 def _object(body: object) -> dict[str, Any]:
@@ -241,11 +245,11 @@ def _object(body: object) -> dict[str, Any]:
         raise WrongTokenError(f"its body is {type(body).__name__}, not text")
     try:
         fields = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WrongTokenError(f"its body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise WrongTokenError(f"its body is a JSON {type(fields).__name__}, not an object")
-    if fields.get("version") not in VERSIONS:
+    if type(fields.get("version")) is not int or fields["version"] not in VERSIONS:
         raise WrongTokenError(f"its version is {fields.get('version')!r}; this program reads 1 and {VERSION}")
     return fields
 

@@ -75,7 +75,8 @@ class FileLog:
     """A `DecisionLog` in a directory of its own, which one process holds at a time.
 
     Opened by construction: LogLocked, LogDamaged, LogFull as their docstrings say, LogError when the directory
-    is another node's. `entropy(n)` gives n random octets.
+    is another node's, or the disk fails; nothing is lost by that, it can be opened again. `entropy(n)` gives n random
+    octets.
     """
 
     def __init__(

@@ -9,14 +9,14 @@ import os
 import socket
 import struct
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tm.log.decision import LogError, LogLocked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 BLOCK: Final = 4096
 
@@ -105,6 +105,18 @@ class Files(Protocol):
     def force_names(self) -> None:
         """Every creation, renaming and removal so far is durable on return."""
         ...
+
+
+@contextmanager
+def disk_errors(files: Files, what: str) -> Iterator[None]:
+    """Has a disk that fails be an error of the log, which says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise LogError(
+            f"{files}: the log can't be {what}: {error.strerror or error}. Nothing in it was given up: see to the disk "
+            "and to who may read and write there, then try again"
+        ) from error
 
 
 class PosixFiles:

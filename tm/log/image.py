@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tm.log.decision import Decision, Heuristic, LogDamaged, LogError, LogMissing
-from tm.log.files import Files, PosixFiles
+from tm.log.files import Files, PosixFiles, disk_errors
 from tm.log.incarnations import Incarnations, copy_of
 from tm.log.journal import is_copy, read_current, segment_generations
 from tm.log.records import decode_decision, decode_heuristic
@@ -42,7 +42,8 @@ class LogImage:
 
 
 def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -> LogImage:
-    """The log in `directory` as it stands on disk. LogMissing when there is none, LogDamaged when it is damaged."""
+    """The log in `directory` as it stands on disk. LogMissing when there is none, LogDamaged when it is damaged,
+    LogError when it can't be read."""
     files = files or PosixFiles(directory)
 
     def image(contents: Contents, state: LogState) -> LogImage:
@@ -56,7 +57,8 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
             tuple(decode_heuristic(record) for record in state.heuristics.values()),
         )
 
-    return read_newest(files, image)
+    with disk_errors(files, "read"):
+        return read_newest(files, image)
 
 
 def read_newest(files: Files, look: Callable[[Contents, LogState], T]) -> T:

@@ -29,6 +29,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from tm.log.decision import LogDamaged, LogError, LogFull
+from tm.log.files import disk_errors
 from tm.log.incarnations import Standing, succeeded, warning_of
 from tm.log.records import RecordError, decode
 from tm.log.segment import (
@@ -82,13 +83,14 @@ class Journal:
         self.node = check_node(node)
         self.state = LogState()
         self.incarnation = entropy(INCARNATION_SIZE)
-        self._lock = files.lock()
         self._file: File | None = None
-        try:
-            self._open()
-        except BaseException:
-            self.close()
-            raise
+        with disk_errors(files, "opened"):
+            self._lock = files.lock()
+            try:
+                self._open()
+            except BaseException:
+                self.close()
+                raise
 
     def append(self, payload: bytes, state: Callable[[], list[bytes]]) -> None:
         """Writes and forces one frame. `state()` gives the records that the next segment begins with, should it

@@ -55,6 +55,7 @@ FRAME_OVERHEAD: Final = 24
 _MAGIC: Final = b"xabrlog1"
 _HEADER: Final = struct.Struct(">8sQQ8sIB")
 _HEADER_START: Final = 12
+_NODE_AT: Final = 48
 _IDENTITY_AT: Final = 84
 IDENTITY_SIZE: Final = 12
 _FRAME: Final = struct.Struct(">8sQI")
@@ -110,9 +111,12 @@ def decode_header(octets: bytes) -> Header:
     if octets[8:_HEADER_START] != _CHECK.pack(zlib.crc32(body)):
         raise SegmentDamaged(0, "the check of its header is wrong")
     mark, generation, size, log_id, openings, node_size = _HEADER.unpack_from(body)
-    node = body[_HEADER.size : _HEADER.size + node_size].decode("ascii")
+    try:
+        node = check_node(body[_HEADER.size : _HEADER.size + node_size].decode("ascii"))
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise SegmentDamaged(_NODE_AT, f"the check of its header is right, but {error}") from None
     identity = octets[_IDENTITY_AT : _IDENTITY_AT + IDENTITY_SIZE]
-    return Header(mark, generation, size, log_id, openings, check_node(node), identity if any(identity) else b"")
+    return Header(mark, generation, size, log_id, openings, node, identity if any(identity) else b"")
 
 
 def encode_frame(mark: bytes, offset: int, payload: bytes) -> bytes:

@@ -23,7 +23,6 @@ from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.two_phase.blocking import BlockingPorts
 from xa import NULL_XID, TMNOFLAGS, TMSTARTRSCAN, AxCode, ThreadOfControl, XaError, entered
 from xa.holdings import HoldingsReporting, InDoubtBranch
-from xa.secrets import masked
 from xabridge.cli.origins import installed
 
 if TYPE_CHECKING:
@@ -254,11 +253,6 @@ class Site:
             return None
         except LogError as error:
             return error
-        except OSError as error:
-            return self._unreadable(error)
-
-    def _unreadable(self, error: OSError) -> LogError:
-        return LogError(f"{masked(self.configuration.log or '')}: it can't be opened: {error.strerror or error}")
 
     @contextmanager
     def holding_the_log(self) -> Iterator[DecisionLog | None]:
@@ -270,10 +264,7 @@ class Site:
             yield None
             return
         with self._progress.step("opening the decision log", 1):
-            try:
-                log = _checked(open_log, self.configuration.log, self.configuration.node)
-            except OSError as error:
-                raise self._unreadable(error) from error
+            log = _checked(open_log, self.configuration.log, self.configuration.node)
         try:
             yield log
         finally:

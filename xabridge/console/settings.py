@@ -132,7 +132,7 @@ def console_settings(
     if path is not None:
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigurationError(f"{path}: {error}") from error
     section = table.get("console", {})
     if not isinstance(section, dict):
@@ -182,7 +182,7 @@ def _check(name: str, value: object) -> None:
 
 def _check_listening(made: ConsoleSettings) -> None:
     host, _, digits = made.listen.rpartition(":")
-    if not host or not digits.isascii() or not digits.isdecimal() or int(digits) >= 65_536:
+    if not host or not digits.isascii() or not digits.isdecimal() or len(digits) > 5 or int(digits) > 65_535:
         raise ConfigurationError(f"console.listen: {made.listen!r}: expected host:port")
     host, _ = made.address
     if bool(made.certificate) != bool(made.key):
@@ -225,6 +225,8 @@ def _broker(name: str, url: object, environment: Mapping[str, str]) -> WatchedBr
         raise ConfigurationError(f"{where}: the environment variable {error.args[0]} is not set") from error
     except XaError as error:
         raise ConfigurationError(f"{where}: {error.message}") from error
+    except ValueError:  # which may quote the URL
+        raise ConfigurationError(f'{where}: expected a URL: {name} = "amqp://host"') from None
     parts = urlsplit(whole)
     told = [(key, value) for key, value in parse_qsl(parts.query, keep_blank_values=True) if key != "password_env"]
     bare = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, urlencode(told), ""))

@@ -34,8 +34,11 @@ def ddl_of(text: str) -> str:
     """The columns, as DDL. ValueError: a JSON Schema that has no type in Spark. DDL is checked by Spark itself."""
     if not text.lstrip().startswith("{"):
         return text.strip()
-    schema = json.loads(text, parse_float=Decimal)
-    type_ = _type(schema, "the schema")
+    try:
+        schema = json.loads(text, parse_float=Decimal)
+        type_ = _type(schema, "the schema")
+    except RecursionError as error:
+        raise ValueError("the schema is nested too deeply") from error
     if not type_.startswith("struct<"):
         raise ValueError("the schema has to be of an object with properties")
     return type_.removeprefix("struct<").removesuffix(">")

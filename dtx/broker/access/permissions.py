@@ -8,6 +8,7 @@ given as patterns in which * stands for any text, even none. What no rule allows
 from __future__ import annotations
 
 import ipaddress
+import json
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
@@ -156,6 +157,15 @@ def section_of(rule: Rule) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value and value != Coordination.NONE.value}
 
 
+def rule_of_json(name: str, text: str) -> Rule:
+    """The rule of `name` as management sends it: as the configuration has it, in JSON. PermissionsError."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PermissionsError(f"permissions of {name!r}: not JSON: {error}") from None
+    return rule_from(name, given)
+
+
 def rule_from(name: str, given: Any) -> Rule:
     """The rule of `name` as the configuration has it; PermissionsError says what is wrong with it."""
     if not isinstance(given, dict):
@@ -171,7 +181,7 @@ def rule_from(name: str, given: Any) -> Rule:
         patterns[action.value] = tuple(value)
     try:
         coordinate = Coordination(given.get("coordinate", "none"))
-    except ValueError:
+    except (ValueError, TypeError):  # what can't be hashed is no member either
         raise PermissionsError(f"permissions of {name!r}: coordinate is none, own or all") from None
     flags: dict[str, Any] = {one.value: given.get(one.value, False) for one in Management}
     for flag, value in flags.items():

@@ -9,7 +9,7 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.sasl.scram import ScramError, Verifier
 from dtx.broker.access.accounts import RULE, USER
 from dtx.broker.access.credentials import CredentialsError, user_name
-from dtx.broker.access.permissions import Management, Permissions, PermissionsError, rule_from, section_of
+from dtx.broker.access.permissions import Management, Permissions, PermissionsError, rule_of_json, section_of
 from dtx.broker.management.changes import change
 from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import Batch
@@ -115,8 +115,8 @@ def set_permissions(question: Question, answer: Answer) -> None:
     if not name:
         raise refused(Code.XAER_INVAL, 'user: expected a name, "*" or "anonymous"')
     try:
-        rule = rule_from(name, json.loads(question.text("rule")))
-    except (PermissionsError, ValueError) as error:
+        rule = rule_of_json(name, question.text("rule"))
+    except PermissionsError as error:
         raise refused(Code.XAER_INVAL, f"rule: {error}") from None
     _change_rule(question, answer, name, rule)
 

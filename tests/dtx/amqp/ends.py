@@ -90,7 +90,7 @@ class Application:
         elif isinstance(event, ConnectionClosed):
             self.connection.close()
         elif isinstance(event, SessionBegun):
-            if event.session.state is SessionState.BEGIN_RCVD:
+            if event.session.state in {SessionState.BEGIN_RCVD, SessionState.END_EARLY}:
                 self._prepare(event.session)
                 event.session.begin()
                 self.sessions.append(event.session)

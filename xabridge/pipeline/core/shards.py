@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from xabridge.pipeline.core.errors import PipelineError
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 ANY: Final = "*"
 
@@ -53,14 +56,16 @@ class PlannedRead:
 
     @classmethod
     def from_text(cls, text: str, source: str) -> PlannedRead:
-        """What is stored; `source` is the one broker of a row that an earlier version has written."""
+        """What is stored; `source` is the one broker of a row that an earlier version has written.
+        PipelineError: the text is none."""
         if not text:
             return cls((source,)) if source else cls()
-        stored = json.loads(text)
-        skipped = stored["skipped"]
-        if isinstance(skipped, list):  # of an earlier version, which kept no reasons
-            skipped = dict.fromkeys(skipped, "")
-        return cls(tuple(stored["resources"]), tuple(map(_shard, stored["shards"])), tuple(skipped.items()))
+        with _readable(text):
+            stored = json.loads(text)
+            skipped = stored["skipped"]
+            if isinstance(skipped, list):  # of an earlier version, which kept no reasons
+                skipped = dict.fromkeys(skipped, "")
+            return cls(tuple(stored["resources"]), tuple(map(_shard, stored["shards"])), tuple(skipped.items()))
 
 
 def shard_as_text(shard: Shard | None) -> str:
@@ -69,13 +74,25 @@ def shard_as_text(shard: Shard | None) -> str:
 
 
 def shard_from_text(text: str) -> Shard | None:
-    """The shard that is stored."""
-    return _shard(json.loads(text)) if text else None
+    """The shard that is stored. PipelineError: the text is none."""
+    with _readable(text):
+        return _shard(json.loads(text)) if text else None
 
 
 def _shard(stored: list[str]) -> Shard:
     resource, *queues = stored
     return Shard(resource, tuple(queues))
+
+
+@contextmanager
+def _readable(text: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise PipelineError(
+            f"the ledger holds {text[:200]!r} as what an epoch reads, which can't be read ({error!r}): was it written "
+            "by a newer version?"
+        ) from error
 
 
 def is_pattern(queue: str) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.dtx.amqp.fuzzing import CORPUS, all_of_them
+from tests.fuzz.endpoint import CORPUS, all_of_them
 
 if TYPE_CHECKING:
     from pathlib import Path

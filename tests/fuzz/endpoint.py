@@ -1,17 +1,10 @@
-"""This module feeds octets to the endpoint and to the codec. Nothing but the documented errors may come out of them.
-
-`python -m tests.dtx.amqp.fuzzing [-max_total_time=600]` searches for new octets with atheris, guided by coverage.
-Install it first (`pip install atheris`); the options are libFuzzer's. It begins with `tests/dtx/amqp/corpus`, and
-keeps what it finds in `.fuzz/`. An input that fails is written as `crash-…` into the current folder: mend the defect,
-and add the input to the corpus. `test_fuzzing.py` runs the corpus with every test run, without atheris.
-"""
+"""What feeds octets to the endpoint and to the codec of AMQP 1.0. Nothing but the documented errors may come out of
+them. The registry is `tests.fuzz.decoders`; `test_endpoint.py` runs the corpus with the slow tests."""
 
 from __future__ import annotations
 
-import sys
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.connection import Connection
@@ -20,10 +13,10 @@ from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER, performative_frame
 from dtx.amqp.messages import read_destination, read_header, read_request
 from dtx.amqp.performatives import Open
+from dtx.amqp.states import ConnectionState
 from tests.dtx.amqp.ends import Application
 
 CORPUS: Final = Path(__file__).parent / "corpus"
-FOUND: Final = Path(".fuzz")
 OPENED: Final = AMQP_HEADER + performative_frame(0, Open("fuzz"))
 MOST: Final = 2_000_000
 """Octets that an endpoint may have to say about one input: its answers are bounded."""
@@ -43,6 +36,22 @@ def endpoint(octets: bytes) -> None:
     assert said < MOST, f"{said} octets are said about {len(octets)}"
     assert len(connection.sessions) <= 8
     assert all(len(session.links) <= 8 for session in connection.sessions.values())
+
+
+def late_endpoint(octets: bytes) -> None:
+    """An endpoint whose application answers only when there is nothing more to take."""
+    connection = Connection("fuzzed", window=4, handle_max=7, channel_max=7)
+    application = Application(connection, credit=3)
+    connection.feed(OPENED)
+    application.go_on()
+    connection.feed(octets[1:])
+    events = []
+    while (event := connection.next_event()) is not None:
+        events.append(event)
+    for event in events:
+        if connection.state is ConnectionState.OPENED:
+            application.answer(event)
+    connection.output()
 
 
 def values(octets: bytes) -> None:
@@ -70,16 +79,3 @@ def all_of_them(octets: bytes) -> None:
     endpoint(octets)
     values(octets)
     messages(octets)
-
-
-def main() -> None:
-    """Searches until it is stopped, or finds something."""
-    atheris: Any = import_module("atheris")  # an option
-    atheris.instrument_all()
-    FOUND.mkdir(exist_ok=True)
-    atheris.Setup([sys.argv[0], str(FOUND), str(CORPUS), *sys.argv[1:]], all_of_them)
-    atheris.Fuzz()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,66 @@
+"""Each decoder raises what it declares: over valid samples, and over octets near to them."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.fuzz.decoders import DECODERS
+
+SEED = int(os.environ.get("XABRIDGE_SEED", "20261123"))
+MOST = 400
+"""Neighbours that are tried, per decoder."""
+NASTY = (
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"a = " + b"[" * 100_000,
+    b"a = " + b"9" * 5000,
+    b"1e400", b"9" * 5000, b"-1", b"Infinity", b"NaN", b"null", b"[]", b"{}", b"[[]]", b'"\\ud800"', b"\xed\xa0\x80",
+    b"\xff" * 16, b"\0" * 16, b"",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_samples_are_decoded(name: str) -> None:
+    decoder = DECODERS[name]
+    assert [sample for sample in decoder.samples if not decoder.try_on(sample)] == []
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_raises_what_it_declares(name: str) -> None:
+    decoder = DECODERS[name]
+    chance = random.Random(f"{SEED} {name}")
+    for octets in [*NASTY, *(bytes([first]) + nasty for nasty in NASTY for first in range(6))]:
+        _try_on(name, octets)
+    samples = decoder.samples or (b"\0\x53\x01\x45",)
+    for _ in range(MOST):
+        _try_on(name, near(chance.choice(samples), chance))
+
+
+def _try_on(name: str, octets: bytes) -> None:
+    try:
+        DECODERS[name].try_on(octets)
+    except Exception as error:
+        raise AssertionError(f"{name}, seed {SEED}, XABRIDGE_SEED={SEED}: {octets[:500]!r}") from error
+
+
+def near(octets: bytes, chance: random.Random) -> bytes:
+    """Octets near to these: some changed, left out, put in, doubled, or in the place of a number or a text."""
+    made = bytearray(octets)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(made) + 1)
+        end = at + chance.choice((0, 0, 1, 1, 2, 8))
+        kind = chance.randrange(5)
+        if kind == 0:
+            made[at:end] = chance.randbytes(chance.randrange(3))
+        elif kind == 1:
+            made[at:end] = chance.choice(NASTY[4:])
+        elif kind == 2:
+            made[at:end] = made[chance.randrange(len(made) + 1) :][: chance.randrange(12)]
+        elif kind == 3 and made:
+            made[at % len(made)] ^= 1 << chance.randrange(8)
+        else:
+            del made[at:end]
+    return bytes(made)
