@@ -112,11 +112,15 @@ def seconds(name: str, text: str) -> float:
     return value
 
 
+_DIGITS: Final = 18
+"""Of a number in an open string; int refuses a text of thousands."""
+
+
 def count(least: int, most: int) -> Callable[[str, str], int]:
     """Reads the value of an option that is a number."""
 
     def read(name: str, text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
+        if not text.isdecimal() or len(text) > _DIGITS or not least <= int(text) <= most:
             raise wrong(f"{name}={text!r}: expected a number from {least} to {most}")
         return int(text)
 
@@ -190,6 +194,7 @@ def read_open_string(
         schemes = " or ".join(f"{name}://" for name in ports)
         raise wrong(f"{scheme[:20]!r} is not a scheme of this resource manager; use {schemes}")
     try:
+        open_string.encode()  # a command line and the environment may have octets that are no UTF-8
         parts = urlsplit(open_string)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
@@ -234,6 +239,7 @@ def _broker(text: str, port: int) -> Broker:
     if not separator or text.endswith("]"):
         host, digits = text, str(port)
     bare = host.removeprefix("[").removesuffix("]")
-    if not bare or not digits.isdecimal() or not 0 < int(digits) < 65_536 or (":" in bare and bare == host):
+    is_port = digits.isdecimal() and len(digits) <= _DIGITS and 0 < int(digits) < 65_536
+    if not bare or not is_port or (":" in bare and bare == host):
         raise wrong(f"{text!r}: expected host or host:port")
     return Broker(bare.lower(), int(digits))

@@ -80,7 +80,7 @@ class Session:
         """Begins the session, or answers the peer's begin."""
         self.state = advance(SESSION, self.state, SessionVerb.SEND_BEGIN)
         answers = self.remote_channel if self.remote is not None else None
-        self.send(Begin(answers, self._next_outgoing_id, self._incoming_window, MAX_UINT, self.connection.handle_max))
+        self._write(Begin(answers, self._next_outgoing_id, self._incoming_window, MAX_UINT, self.connection.handle_max))
 
     def end(self, error: Error | None = None) -> None:
         """Ends the session, or answers the peer's end. Without effect on one that we have ended. One that we have begun

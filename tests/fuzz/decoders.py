@@ -92,8 +92,8 @@ PASSWORD: Final = verifier_of("alice", "secret", random=lambda size: b"s" * size
 
 
 def text(read: Callable[[str], object]) -> Callable[[bytes], object]:
-    """Of a text that came as UTF-8; also half of a surrogate pair may stand in a str."""
-    return lambda octets: read(octets.decode("utf-8", "surrogatepass" if octets[:1] == b"\xed" else "replace"))
+    """Of a text; octets that are no UTF-8 are halves of surrogate pairs, which may stand in a str."""
+    return lambda octets: read(octets.decode("utf-8", "surrogateescape"))
 
 
 def file(read: Callable[[Path], object]) -> Callable[[bytes], object]:

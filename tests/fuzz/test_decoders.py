@@ -21,6 +21,33 @@ NASTY = (
     b"\xff" * 16, b"\0" * 16, b"",
 )  # fmt: skip
 
+TOKEN = b'"founder": "3132333435363738", "slot": 0, "generation": 0, "epoch": 0, "floor": 0'
+SEEN: list[tuple[str, bytes]] = [
+    ("tokens", b"\0" + b"[" * 100_000),
+    ("tokens", b"\x01" + b'{"version": [], "founder": "3132333435363738", "slots": 1}'),
+    ("tokens", b'\0{"version": 1, %b, "decided": [], "fenced": [["00", 1e400]]}' % TOKEN),
+    ("tokens", b'\0{"version": 2, %b, "decided": [], "fenced": [["00", -1]], "leases": []}' % TOKEN),
+    ("permissions", b'{"coordinate": []}'),
+    ("permissions", b"[" * 100_000),
+    ("log segments", b"\x54" + bytes(36) + b"\x01\xff" + bytes(5000)),
+    ("log segments", b"\x54" + bytes(36) + b"\x01/" + bytes(5000)),
+    ("configuration", b"timeout_s = " + b"9" * 5000),
+    ("broker configuration", b"a = " + b"[" * 100_000),
+    ("console configuration", b'[console.brokers]\nb = "amqp://[1]:2]/"'),
+    ("open strings", b"\0amqp://a:" + b"9" * 5000),
+    ("open strings", b"\0amqp://a?prefetch=" + b"9" * 5000),
+    ("open strings", b"\x01amqp010://a/\xff"),
+    ("ledger", b'\0{"skipped": 1}'),
+    ("Delta manifests", b'{"tables": [{"files": 3}]}'),
+    ("JSON of bodies", b"\x01" + b'{"a":' * 100_000),
+]
+"""Octets at which a decoder has raised something else."""
+
+
+@pytest.mark.parametrize(("name", "octets"), SEEN, ids=[f"{name} {number}" for number, (name, _) in enumerate(SEEN)])
+def test_what_was_seen_once_is_refused(name: str, octets: bytes) -> None:
+    assert not DECODERS[name].try_on(octets)
+
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_samples_are_decoded(name: str) -> None:

@@ -14,8 +14,10 @@ import pytest
 
 from dtx.amqp.connection import Connection
 from dtx.amqp.delivery import PARTIAL, SETTLED_THERE, UNSETTLED, WAITING, OutgoingDelivery
+from dtx.amqp.events import ConnectionClosed, ConnectionOpened, SessionBegun, SessionEnded
+from dtx.amqp.frames import AMQP_HEADER, performative_frame
 from dtx.amqp.link import ReceiverLink, SenderLink
-from dtx.amqp.performatives import Error
+from dtx.amqp.performatives import Begin, End, Error, Open
 from dtx.amqp.states import ConnectionState, DeliveryState, LinkState, SessionState
 from tests.cases import each
 from tests.dtx.amqp.ends import ACCEPTED, RECEIVED, REFUSED, Application, ends
@@ -369,3 +371,31 @@ def test_the_parts_of_a_large_message_are_taken_without_copying_its_rest() -> No
         taken += len(delivery.take(16 << 10))
     assert taken == LARGE
     assert time.process_time() - began < 4
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_session_may_end_before_its_begin_was_answered(answered: bool) -> None:
+    """An application that answers late still gets both events, and the peer gets a begin and an end."""
+    connection = Connection("late")
+    connection.feed(AMQP_HEADER + performative_frame(0, Open("peer")))
+    assert isinstance(connection.next_event(), ConnectionOpened)
+    connection.open()
+    connection.output()
+    connection.feed(performative_frame(0, Begin(None, 0, 10, 10)) + performative_frame(0, End()))
+    begun, ended = connection.next_event(), connection.next_event()
+    assert isinstance(begun, SessionBegun)
+    assert isinstance(ended, SessionEnded)
+    if answered:
+        begun.session.begin()
+    ended.session.end()
+    assert begun.session.state is SessionState.ENDED
+    assert not connection.sessions
+    octets = connection.output()
+    assert octets.count(b"\x00\x53\x11") == octets.count(b"\x00\x53\x17") == 1
+
+    connection.feed(performative_frame(0, Begin(None, 0, 10, 10)) + performative_frame(0, End()) * 2)
+    assert isinstance(connection.next_event(), SessionBegun)
+    assert isinstance(connection.next_event(), SessionEnded)
+    closed = connection.next_event()
+    assert isinstance(closed, ConnectionClosed)
+    assert "a second end" in str(closed)
