@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.decoding import DecodeError
+from dtx.amqp.decoding import decode as decode_value
 from dtx.amqp.encoding import encode
 from dtx.amqp.sasl import ClientPolicy, SaslClient, SaslServer, ServerPolicy
 from dtx.amqp.sasl.layer import SaslError
@@ -50,11 +51,12 @@ from rm_openwire.messages import decoded_message
 from rm_openwire.primitives import decode_map
 from tests.fuzz import endpoint
 from tests.tm.log.samples import decision
-from tm.config import ConfigurationError, configuration_from
+from tm.config import configuration_from
 from tm.log.decision_record import decode_branches, encode_branches
 from tm.log.factory import folder_of
 from tm.log.records import RecordError, decode, encode_decision
 from tm.log.segment import HEADER_SIZE, Header, SegmentDamaged, encode_frame, encode_header, read_segment
+from tm.resources import ConfigurationError
 from xa import Gtrid, XaError, Xid
 from xabridge.console.settings import console_settings
 from xabridge.node.survey_json import survey_of
@@ -142,7 +144,7 @@ def _selector(octets: bytes) -> None:
 
 
 def _filters(octets: bytes) -> None:
-    value = endpoint.decode(octets)
+    value = decode_value(octets)
     selector_of(value if type(value) is dict else None)
 
 
