@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.amqp.decoding import MAX_DEPTH, DecodeError
+from dtx.amqp.decoding import MAX_DEPTH, DecodeError, skip
 from dtx.amqp.errors import ProtocolError, Scope
 from dtx.amqp.performatives import MAX_PERFORMATIVE, PERFORMATIVES, Close, Detach, End, Error, Transfer
 
@@ -43,6 +43,12 @@ _SMALL: Final = tuple([b"\x43"] + [bytes((0x52, number)) for number in range(1, 
 
 def _fatal(condition: Condition, description: str) -> ProtocolError:
     return ProtocolError(Scope.CONNECTION, condition, description)
+
+
+def _check_size(octets: bytes, start: int, stop: int) -> None:
+    size = skip(octets, start, stop) - start
+    if size > MAX_PERFORMATIVE:
+        raise _fatal(Condition.RESOURCE_LIMIT, f"a performative of {size} octets; {MAX_PERFORMATIVE} are allowed")
 
 
 class FrameReader:
@@ -104,15 +110,14 @@ class FrameReader:
         if data[start] != 0:
             raise _fatal(Condition.DECODE_ERROR, "a frame without a performative")
         try:
+            if stop - start > MAX_PERFORMATIVE:
+                _check_size(data, start, stop)
             performative, end = PERFORMATIVES.read(data, start + 1, stop, MAX_DEPTH)
         except WireError as error:  # a descriptor that is none of a performative can't be decoded either
             unknown = error.condition is Condition.NOT_IMPLEMENTED
             raise _fatal(Condition.DECODE_ERROR if unknown else error.condition, str(error)) from None
         except DecodeError as cut_off:
             raise _fatal(Condition.DECODE_ERROR, str(cut_off)) from None
-        if end - start > MAX_PERFORMATIVE:
-            told = f"a performative of {end - start} octets; {MAX_PERFORMATIVE} are allowed"
-            raise _fatal(Condition.RESOURCE_LIMIT, told)
         if end == stop:
             return channel, performative, b""
         if type(performative) is not Transfer:
