@@ -54,7 +54,7 @@ def _check_size(octets: bytes, start: int, stop: int) -> None:
 class FrameReader:
     """The frames in the octets of one peer. `max_frame_size` is what our open says."""
 
-    __slots__ = ("_at", "_data", "_limit", "started")
+    __slots__ = ("_at", "_data", "_limit", "octets", "started")
 
     def __init__(self, max_frame_size: int) -> None:
         if max_frame_size < MIN_MAX_FRAME_SIZE:
@@ -64,6 +64,8 @@ class FrameReader:
         self._at = 0
         self.started = False
         """Whether the peer's header has come."""
+        self.octets = 0
+        """Octets of the last performative."""
 
     def feed(self, octets: bytes) -> None:
         """Adds what the peer sent."""
@@ -118,6 +120,7 @@ class FrameReader:
             raise _fatal(Condition.DECODE_ERROR if unknown else error.condition, str(error)) from None
         except DecodeError as cut_off:
             raise _fatal(Condition.DECODE_ERROR, str(cut_off)) from None
+        self.octets = end - start
         if end == stop:
             return channel, performative, b""
         if type(performative) is not Transfer:

@@ -353,6 +353,23 @@ def test_a_broker_that_was_stopped_drops_nobody_whose_heart_beat_meanwhile(tmp_p
     assert not any(b"nothing was heard" in octets for octets in told)
 
 
+def test_short_time_outs_get_their_heartbeats(tmp_path: Path) -> None:
+    """A heartbeat comes several times in each time-out of the peer, the first one too: ten take less than five of them,
+    where one in each turn of the broker's clock would take ten seconds."""
+
+    async def test() -> None:
+        async with serving(tmp_path) as broker:
+            line = await Line.to(broker)
+            line.say(LOGIN + AMQP_HEADER + frame(OPEN, ["stranger", None, None, None, Uint(1000)]))
+            await line.until(bytes((0, 0x53, OPEN)))
+            line.heard, began = b"", time.monotonic()
+            await line.until(HEARTBEAT * 10)
+            assert time.monotonic() - began < 5.0
+            line.writer.close()
+
+    asyncio.run(test())
+
+
 @pytest.mark.slow
 def test_a_peer_that_reads_nothing_is_dropped_although_its_heart_beats(tmp_path: Path) -> None:
     """What it held comes back to the queue, for others."""
