@@ -81,6 +81,7 @@ def test_nothing_is_decoded_of_a_request_of_whom_it_is_refused_to(address: str) 
         octets = properties + b"\x00\x53\x74" + wrong + b"\x00\x53\x77" + wrong
         peer.send_octets(requests, octets, "t", settled=True)
         world.pump()
+        assert replies.current is not None
         answer = decode_reply(body_value(bytes(replies.recv(replies.current.pending) or b"")))
         assert isinstance(answer, Refusal)
         told[user] = answer.condition
