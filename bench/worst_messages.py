@@ -31,6 +31,7 @@ from rm_amqp.amqp010.values import WireError as WireError010
 from rm_amqp.message import Message
 from rm_openwire.primitives import decode_map
 from rm_openwire.wire import DecodeError as OpenWireError
+from xabridge.pipeline.core.task.message_decoder import decode_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -183,11 +184,13 @@ MOST_MEMORY: Final[Mapping[str, float]] = {
     "": 40,
     "empty list": 80,
     "array of longs": 64,
-    "array of described": 64,
+    "array of described": 96,
     "deep maps": 64,
     "deep descriptions": 56,
 }
 """Kind of value → the octets of memory that one of its octets takes at most."""
+JSON: Final = 4.0
+"""So many times as much take the rows of a pipeline, whose bodies become text of JSON."""
 
 
 # --- decoders of AMQP 1.0 --------------------
@@ -211,6 +214,7 @@ def _request(value: bytes) -> None:
 DECODERS: Final[Mapping[str, Callable[[bytes], object]]] = {
     "values": decode,
     "bodies": lambda value: Message.from_octets(b"\x00\x53\x77" + value),
+    "rows of a pipeline": lambda value: list(decode_messages([(None, b"\x00\x53\x77" + value)], 1)),
     "what a queue reads": lambda value: read_facts(b"\x00\x53\x72" + value + b"x-opt-delivery-", 0),
     "what a consumer changes": lambda value: with_message_annotations(b"\x00\x53\x72" + value, {}),
     "performatives": _performative,

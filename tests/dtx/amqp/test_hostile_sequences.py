@@ -53,14 +53,15 @@ def test_seventy_pipelined_sessions() -> None:
     stranger.begin()
 
 
+@pytest.mark.slow
 def test_deliveries_that_are_never_settled_are_bounded() -> None:
     """The sender chooses their numbers, by which they are kept."""
     stranger = Stranger(Application(Connection("server", window=2**30), credit=2**30))
     stranger.begin()
     stranger.attach("in", 0, receiver=False, rcv_settle_mode=1)
     (session,) = stranger.end.connection.sessions.values()
-    for number in range(MAX_UNSETTLED):
-        stranger.send(frame(0, transfer_body(0, 3 * number, b"t", None, settled=False, more=False)))
+    bodies = (transfer_body(0, 3 * number, b"t", None, settled=False, more=False) for number in range(MAX_UNSETTLED))
+    stranger.send(b"".join(frame(0, body) for body in bodies))
     assert len(session.incoming) == MAX_UNSETTLED
     stranger.hear()
     stranger.say(Transfer(0, 3 * MAX_UNSETTLED, b"t"))

@@ -15,6 +15,7 @@ import pytest
 
 from bench.worst_messages import (
     DECODERS,
+    JSON,
     KINDS,
     MOST_MEMORY,
     MOST_TIME,
@@ -88,7 +89,8 @@ def test_an_octet_takes_no_more_than_the_ceiling_of_its_kind(name: str, kind: st
                 break
 
     assert took <= MOST_TIME * unit
-    assert memory_per_octet(decoder, octets) <= MOST_MEMORY.get(kind, MOST_MEMORY[""])
+    times = JSON if name == "rows of a pipeline" else 1.0
+    assert memory_per_octet(decoder, octets) <= times * MOST_MEMORY.get(kind, MOST_MEMORY[""])
 
 
 # --- keys that collide --------------------
