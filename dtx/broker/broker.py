@@ -46,7 +46,7 @@ GOODBYE_S: Final = 5.0
 MAX_EARLY: Final = 64 * 1024
 EVENTS_PER_TURN: Final = 100
 """The work that is carried out for one peer before the others have their turn: some milliseconds."""
-HEARTBEAT_S: Final = 0.1
+HEARTBEAT_S: Final = 0.05
 """How often at most it is looked whether heartbeats are due."""
 STANDBY_S: Final = 1.0
 """How often a broker that waits for the store asks for it."""

@@ -175,9 +175,10 @@ class ReceivingLink(Link, ABC):
             self._part(event)
         elif self._in_parts:
             self._continued(event.state)
-            octets = bytes(self._parts) + event.octets
+            parts = self._parts
             self._drop_parts()
-            self._complete(delivery, octets, self._first_txn)
+            parts += event.octets
+            self._complete(delivery, bytes(parts), self._first_txn)
         else:
             try:
                 txn_id = None if event.state is None else self._txns.read(event.state)[0]
