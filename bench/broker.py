@@ -11,6 +11,7 @@ restart_s                     from the start of the process to the first page of
                               and 10,000 prepared branches, after kill -9
 client_cpu_us, round_trips    what a branch costs the resource manager client, and more: see bench/client.py
 rss_mb_100k                   memory that 100,000 queued messages of 1 KiB take, beyond those of an empty broker
+worst_*                       what an octet of the worst messages costs each decoder: see bench/worst_messages.py
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.client import measure_client
 from bench.load import Load, run
+from bench.worst_messages import measure_worst
 from dtx.protocol.commands import Recover
 from xabridge.testing.amqp_client import Client, drive
 from xabridge.testing.broker import BrokerProcess
@@ -48,6 +50,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
                 **measure_client(broker, scale),
                 **_branches(broker, messages, in_doubt, scale),
                 **_restart(broker, in_doubt),
+                **measure_worst(quick=quick),
             }
         finally:
             broker.kill()

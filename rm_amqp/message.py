@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
 from dtx.amqp import values
-from dtx.amqp.decoding import MAX_DEPTH, DecodeError, decode_from
+from dtx.amqp.decoding import MAX_DEPTH, DecodeError, decode_from, keys_collide
 from dtx.amqp.encoding import element_constructor, encode, encode_list
 from dtx.amqp.messages import (
     APPLICATION_PROPERTIES,
@@ -647,7 +647,11 @@ def _read_compound(octets: bytes, at: int, constructor: int, depth: int) -> tupl
             append(item)
     if at != stop or (constructor & count & 1):
         raise _Unusual
-    if not constructor & 1:
-        return items, stop
-    keys_and_values = iter(items)
-    return dict(zip(keys_and_values, keys_and_values, strict=True)), stop
+    return (_as_map(items) if constructor & 1 else items), stop
+
+
+def _as_map(items: list[Any]) -> dict[Any, Any]:
+    keys = items[::2]
+    if keys_collide(keys):
+        raise _Unusual
+    return dict(zip(keys, items[1::2], strict=True))

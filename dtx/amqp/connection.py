@@ -57,6 +57,11 @@ if TYPE_CHECKING:
 MANY: Final = 2**62
 LARGEST_FRAME: Final = 1 << 18
 """Octets of the largest frame that we make, whatever the peer takes."""
+MAX_KEPT: Final = 2 << 20
+"""Octets of the begins and attaches of the peer that are kept, with the names, addresses, filters and properties in
+them, until their sessions and links are gone."""
+MIN_IDLE_MS: Final = 250
+"""The shortest time-out that a peer may ask for: it gets a heartbeat four times as often."""
 OPENED: Final = ConnectionState.OPENED
 _DEAF: Final = frozenset({ConnectionState.CLOSE_RCVD, ConnectionState.END})
 """Where nothing of the peer is read any more."""
@@ -106,6 +111,8 @@ class Connection:
         self._output: list[bytes] = []
         self.output_octets = 0
         """Octets that `output` has not given yet."""
+        self.kept_octets = 0
+        """Octets of the peer's begins and attaches that are kept."""
         self._owed: dict[Session | Link, None] = {}
         self._disposing: dict[Session, None] = {}
         self._idle_timeout_ms = idle_timeout_ms
@@ -179,6 +186,15 @@ class Connection:
     def finished(self) -> bool:
         """Whether nothing will ever be sent or read any more."""
         return self.state is ConnectionState.END and not self._output
+
+    def keep(self) -> int:
+        """The performative that was read last is kept: how many octets that are, which are to be let go."""
+        octets = self._reader.octets
+        if self.kept_octets + octets > MAX_KEPT:
+            told = f"the names and properties of sessions and links have more than {MAX_KEPT} octets"
+            raise ProtocolError(Scope.CONNECTION, Condition.RESOURCE_LIMIT, told)
+        self.kept_octets += octets
+        return octets
 
     def write(self, octets: bytes) -> None:
         """Adds a frame to the output."""
@@ -266,7 +282,7 @@ class Connection:
                 self._said = True
             if self._said:
                 self._said = False
-                self._beat_at_ms = now_ms + max(1, self._remote_idle_ms // 4)
+                self._beat_at_ms = now_ms + self._remote_idle_ms // 4
             due.append(self._beat_at_ms)
         return min(due, default=0)
 
@@ -352,9 +368,13 @@ class Connection:
         if remote.max_frame_size < MIN_MAX_FRAME_SIZE:
             told = f"max-frame-size is at least {MIN_MAX_FRAME_SIZE}, not {remote.max_frame_size}"
             raise ProtocolError(Scope.CONNECTION, Condition.INVALID_FIELD, told)
+        idle_ms = remote.idle_timeout_ms or 0
+        if 0 < idle_ms < MIN_IDLE_MS:
+            told = f"an idle-time-out of {idle_ms} ms; {MIN_IDLE_MS} ms is the shortest that is supported"
+            raise ProtocolError(Scope.CONNECTION, Condition.INVALID_FIELD, told)
         self.remote = remote
         self.max_body = min(remote.max_frame_size, LARGEST_FRAME) - FRAME_HEADER
-        self._remote_idle_ms = remote.idle_timeout_ms or 0
+        self._remote_idle_ms = idle_ms
         if self.state in {OPENED, ConnectionState.OPEN_RCVD}:  # we have not closed it meanwhile
             self._events.append(ConnectionOpened(remote))
 
@@ -377,6 +397,7 @@ class Connection:
                 raise ProtocolError(Scope.CONNECTION, Condition.INVALID_FIELD, told)
             session = answered
         session.received_begin(begin, channel)
+        session.kept_octets += self.keep()
         self.sessions[channel] = session
         self._events.append(SessionBegun(session))
 
@@ -405,11 +426,13 @@ class Connection:
     def free_session(self, session: Session) -> None:
         """Both sides have ended a session: its channels are free."""
         self.sessions.pop(session.remote_channel, None)
-        self._channels.pop(session.channel, None)
+        if self._channels.pop(session.channel, None) is not None:
+            self.kept_octets -= session.kept_octets
 
     def _lose_sessions(self) -> None:
         for session in tuple(self._channels.values()):
             session.lose()
+        self.kept_octets = 0
         self.sessions.clear()
         self._channels.clear()
         self._owed.clear()

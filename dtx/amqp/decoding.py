@@ -8,11 +8,18 @@ A value is a constructor octet and data; its first half says how long the data i
   0x00 descriptor value (a described value)
 Octets are a value's if and only if `decode` reads them to their end without DecodeError. Decoding makes not many
 more objects than there are octets.
+
+A map becomes a dict, and the peer chooses its keys. Python hides the hash of text and octets from a peer, but that of a
+number or a UUID can be computed, so that a peer could choose keys which all meet in one place of the dict's table: to
+make the dict would take the square of their number. `keys_collide` recognises such keys, and they are refused. `find`
+reads a few entries of a map without making a dict at all.
 """
 
 from __future__ import annotations
 
+import os
 import struct
+import sys
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -20,7 +27,7 @@ from dtx.amqp import values
 from dtx.amqp.values import Array, Described, Symbol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from dtx.amqp.values import Map, Value
 
@@ -34,9 +41,23 @@ MAX_DEPTH: Final = 32
 MAX_ARRAY: Final = 8
 """Elements of an array whose elements have no octets of their own (null, true, empty list)."""
 MAX_SYMBOLS: Final = 1000
+LONGEST_SYMBOL: Final = 64
+"""Octets of a symbol that is remembered, and how many of these are."""
+FEW_KEYS: Final = 64
+"""So many keys may all collide: the time that takes is less than that for reading them."""
+MOST_PROBES: Final = 32
+"""Places of the table that may be looked at for each key of a dict: 1 or 2 for usual keys, up to 14 for honest ones
+that are all multiples of a large power of two."""
+_PERTURB_SHIFT: Final = 5
+_U64: Final = (1 << 64) - 1
 
 _u32_at: Final[Callable[[bytes, int], tuple[int]]] = struct.Struct(">I").unpack_from
 _HASHABLE: Final = (type(None), bool, int, float, str, bytes, UUID)
+_SEED: Final = os.environ.get("PYTHONHASHSEED", "")
+_SECRET: Final[frozenset[type]] = frozenset(
+    {str, Symbol, values.Char, bytes} if sys.flags.hash_randomization and _SEED in {"", "random"} else ()
+)
+"""The types whose hash a peer can't compute. There are none where the seed of the hashes is fixed, as Spark does."""
 
 
 class DecodeError(ValueError):
@@ -102,7 +123,7 @@ def _as_symbol(octets: bytes) -> Symbol:
             symbol = Symbol(octets.decode("ascii"))
         except UnicodeDecodeError as error:
             raise DecodeError(f"a symbol: {error}") from None
-        if len(_symbols) < MAX_SYMBOLS:
+        if len(octets) <= LONGEST_SYMBOL and len(_symbols) < MAX_SYMBOLS:
             _symbols[octets] = symbol
     return symbol
 
@@ -127,12 +148,50 @@ def _as_boolean(octet: int) -> bool:
     return octet == 1
 
 
+def keys_collide(keys: Sequence[object]) -> bool:
+    """Whether a dict of these keys, which are hashable, takes much longer to make than one of others, because their
+    hashes were chosen so. It counts the places at which CPython looks while the dict grows: a place is the low bits of
+    the hash, and where that is taken, the next one is found with the bits above them (Objects/dictobject.c)."""
+    if len(keys) <= FEW_KEYS or all(type(key) in _SECRET for key in keys):
+        return False
+    hashes = [hash(key) for key in keys]
+    size = 2 * FEW_KEYS
+    while True:
+        count = min(len(hashes), size * 2 // 3)
+        if _probes_exceed(hashes, count, size, MOST_PROBES * count):
+            return True
+        if count == len(hashes):
+            return False
+        size *= 2
+
+
+def _probes_exceed(hashes: list[int], count: int, size: int, most: int) -> bool:
+    """Whether the first `count` of these hashes meet more than `most` taken places in a table of `size`."""
+    mask = size - 1
+    taken = bytearray(size)
+    for number in range(count):
+        perturb = hashes[number]
+        place = perturb & mask
+        if taken[place]:
+            perturb &= _U64
+            while taken[place]:
+                most -= 1
+                perturb >>= _PERTURB_SHIFT
+                place = (place * 5 + perturb + 1) & mask
+            if most < 0:
+                return True
+        taken[place] = 1
+    return False
+
+
 def _as_map(items: list[Value]) -> Map:
     if len(items) % 2:
         raise DecodeError(f"a map has {len(items)} items, an odd number")
     keys = items[::2]
     if not all(isinstance(key, _HASHABLE) for key in keys):
         raise DecodeError("a map's key is not a simple value")
+    if keys_collide(keys):
+        raise DecodeError(f"a map has {len(keys)} keys whose hashes collide")
     pairs = dict(zip(keys, items[1::2], strict=True))
     if len(pairs) != len(keys):
         raise DecodeError("a map has a key twice")
@@ -182,6 +241,8 @@ def _array(width: int) -> Reader[Array]:
         at += 1
         if count > (stop - at if element >> 4 != 4 else MAX_ARRAY):
             raise DecodeError(f"an array of {count} elements in {stop - at} octets")
+        if count * len(descriptors) > max(stop - at, MAX_ARRAY * MAX_DEPTH):
+            raise DecodeError(f"an array of {count} elements, {len(descriptors)} times described")
         items = Array()
         if not count:
             items.empty_of = octets[start:at]
@@ -255,6 +316,9 @@ SYMBOLS: Final = {0xA3: _variable(1, _as_symbol), 0xB3: _variable(4, _as_symbol)
 LISTS: Final = {0x45: _no_items, 0xC0: _compound(1, list), 0xD0: _compound(4, list)}
 MAPS: Final = {0xC1: _compound(1, _as_map), 0xD1: _compound(4, _as_map)}
 ARRAYS: Final = {0xE0: _array(1), 0xF0: _array(4)}
+_ANNOTATING: Final = frozenset({*SYMBOLS, *ULONGS, *STRINGS})
+"""Constructors of what annotations may have as keys."""
+_LONGEST_NAME: Final = 256
 _KNOWN: Final[Mapping[int, Reader[Value]]] = {
     0x00: _described,
     0x40: _constant(None),
@@ -329,6 +393,38 @@ def skip(octets: bytes, at: int = 0, end: int | None = None) -> int:
         if not values:
             return at
     raise DecodeError(f"values are nested deeper than {MAX_DEPTH}")
+
+
+def entries(octets: bytes, at: int, end: int | None = None) -> Iterator[tuple[bytes, int, int, int]]:
+    """The entries of the map of annotations at `at`: the name in the key, b"" for another key or a long one, where the
+    key begins, where the value begins, and where it ends. No value is decoded. Keys are symbols or ulongs, or strings,
+    as which some clients write them; DecodeError for any other, and for what is no map."""
+    end = len(octets) if end is None else end
+    code = octets[at] if at < end else 0x40
+    if code not in MAPS:
+        raise DecodeError("annotations are a map")
+    at, stop, count = _head(octets, at + 1, end, 1 if code == 0xC1 else 4)
+    if count % 2 or count > stop - at:
+        raise DecodeError(f"a map of {count} items in {stop - at} octets")
+
+    for _ in range(count // 2):
+        key = octets[at] if at < stop else 0x40
+        if key not in _ANNOTATING:
+            raise DecodeError("a key of annotations is a symbol or a ulong")
+        value_at = skip(octets, at, stop)
+        name = b""
+        if key not in ULONGS and value_at - at < _LONGEST_NAME:
+            name = octets[at + (2 if key < 0xB0 else 5) : value_at]
+        value_end = skip(octets, value_at, stop)
+        yield name, at, value_at, value_end
+        at = value_end
+    if at != stop:
+        raise DecodeError(f"a map ends at {at}, its size says {stop}")
+
+
+def find(octets: bytes, at: int, names: Collection[bytes]) -> dict[bytes, Value]:
+    """What the map of annotations at `at` has under these names, of at most 250 octets. Nothing else is decoded."""
+    return {name: decode_from(octets, start, end)[0] for name, _, start, end in entries(octets, at) if name in names}
 
 
 def list_head(octets: bytes, at: int, end: int) -> tuple[int, int, int]:

@@ -100,6 +100,11 @@ def encode_map(value: Map) -> bytes:
     return _compounded(0xC1, 2 * len(value), _pairs(value))
 
 
+def encode_pairs(items: int, octets: bytes) -> bytes:
+    """A map of so many keys and values that are encoded already."""
+    return _compounded(0xC1, items, octets)
+
+
 def _pairs(value: Map) -> bytes:
     return b"".join([encode(key) + encode(item) for key, item in value.items()])
 

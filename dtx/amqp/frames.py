@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.amqp.decoding import MAX_DEPTH, DecodeError
+from dtx.amqp.decoding import MAX_DEPTH, DecodeError, skip
 from dtx.amqp.errors import ProtocolError, Scope
 from dtx.amqp.performatives import MAX_PERFORMATIVE, PERFORMATIVES, Close, Detach, End, Error, Transfer
 
@@ -45,10 +45,16 @@ def _fatal(condition: Condition, description: str) -> ProtocolError:
     return ProtocolError(Scope.CONNECTION, condition, description)
 
 
+def _check_size(octets: bytes, start: int, stop: int) -> None:
+    size = skip(octets, start, stop) - start
+    if size > MAX_PERFORMATIVE:
+        raise _fatal(Condition.RESOURCE_LIMIT, f"a performative of {size} octets; {MAX_PERFORMATIVE} are allowed")
+
+
 class FrameReader:
     """The frames in the octets of one peer. `max_frame_size` is what our open says."""
 
-    __slots__ = ("_at", "_data", "_limit", "started")
+    __slots__ = ("_at", "_data", "_limit", "octets", "started")
 
     def __init__(self, max_frame_size: int) -> None:
         if max_frame_size < MIN_MAX_FRAME_SIZE:
@@ -58,6 +64,8 @@ class FrameReader:
         self._at = 0
         self.started = False
         """Whether the peer's header has come."""
+        self.octets = 0
+        """Octets of the last performative."""
 
     def feed(self, octets: bytes) -> None:
         """Adds what the peer sent."""
@@ -104,15 +112,15 @@ class FrameReader:
         if data[start] != 0:
             raise _fatal(Condition.DECODE_ERROR, "a frame without a performative")
         try:
+            if stop - start > MAX_PERFORMATIVE:
+                _check_size(data, start, stop)
             performative, end = PERFORMATIVES.read(data, start + 1, stop, MAX_DEPTH)
         except WireError as error:  # a descriptor that is none of a performative can't be decoded either
             unknown = error.condition is Condition.NOT_IMPLEMENTED
             raise _fatal(Condition.DECODE_ERROR if unknown else error.condition, str(error)) from None
         except DecodeError as cut_off:
             raise _fatal(Condition.DECODE_ERROR, str(cut_off)) from None
-        if end - start > MAX_PERFORMATIVE:
-            told = f"a performative of {end - start} octets; {MAX_PERFORMATIVE} are allowed"
-            raise _fatal(Condition.RESOURCE_LIMIT, told)
+        self.octets = end - start
         if end == stop:
             return channel, performative, b""
         if type(performative) is not Transfer:

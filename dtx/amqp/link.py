@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 ATTACHED: Final = LinkState.ATTACHED
 HALF: Final = 2**31
+MAX_UNSETTLED: Final = 65_536
+"""Deliveries of the peer in one session that are not settled. It chooses their numbers, so their places in a dict."""
 MAX_STATE: Final = 256
 """Octets of the state with which a delivery is sent."""
 
@@ -71,6 +73,8 @@ class Link:
         self.state = LinkState.DETACHED
         self.remote: Attach | None = None
         """The peer's attach."""
+        self.kept_octets = 0
+        """Octets of that."""
         self.snd_settle_mode = SENDER_MIXED
         self.rcv_settle_mode = RECEIVER_FIRST
         self.delivery_count = 0
@@ -340,6 +344,8 @@ class ReceiverLink(Link):
             raise self._error(Condition.INVALID_FIELD, "a delivery to be settled second on a link that settles first")
         if self.credit <= 0:
             raise self._error(Condition.TRANSFER_LIMIT, "a delivery was sent, and there is no credit for it")
+        if len(self.session.incoming) >= MAX_UNSETTLED:
+            raise self._error(Condition.RESOURCE_LIMIT, f"{MAX_UNSETTLED} deliveries of the session are not settled")
         self.session.received_delivery_id(transfer.delivery_id)
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & MAX_UINT

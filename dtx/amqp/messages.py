@@ -12,14 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.amqp.decoding import DecodeError, decode, decode_from, list_head, skip
-from dtx.amqp.encoding import encode, encode_list
+from dtx.amqp.decoding import DecodeError, decode, decode_from, entries, find, list_head, skip
+from dtx.amqp.encoding import encode, encode_list, encode_pairs
 from dtx.amqp.values import Byte, Described, Symbol, Timestamp, Ubyte, Uint, Ulong
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dtx.amqp.values import Map, Value
 
 HEADER: Final = 0x70
@@ -79,7 +82,20 @@ class Request:
     body: bytes
     reply_to: str | None
     correlation: Value
-    application_properties: Map
+    application: bytes
+    """Its application properties, still encoded; empty where it has none."""
+
+    def application_properties(self) -> Map:
+        """Its application properties; WireError where they are none."""
+        if not self.application:
+            return {}
+        try:
+            value = decode(self.application)
+        except DecodeError as error:
+            raise WireError(Condition.DECODE_ERROR, f"application-properties: {error}") from None
+        if type(value) is not dict:
+            raise WireError(Condition.INVALID_FIELD, "application-properties are a map")
+        return value
 
 
 NO_HEADER: Final = Header()
@@ -88,7 +104,10 @@ DELIVERY_TIME: Final = "x-opt-delivery-time"
 DELIVERY_DELAY: Final = "x-opt-delivery-delay"
 """Message annotations that say when a message may be delivered, or how long after it was posted: those that Qpid JMS
 and ActiveMQ Artemis know."""
-_DELAYS: Final = frozenset({Symbol(DELIVERY_TIME), Symbol(DELIVERY_DELAY)})
+_DELAYS: Final = frozenset({DELIVERY_TIME.encode(), DELIVERY_DELAY.encode()})
+_JMS_DESTINATION: Final = b"x-opt-jms-dest"
+MAX_ANNOTATIONS: Final = 65_536
+"""Octets of the message annotations of which a broker reads what it needs."""
 _NO_PROPERTIES: Final = bytes((0x00, 0x53, PROPERTIES, 0x45))
 """Properties that say nothing, as our own client writes them."""
 _ABOUT_DELIVERY: Final = b"x-opt-delivery-"
@@ -97,9 +116,13 @@ _LATEST_MS: Final = 253_402_300_799_999
 _EXPIRY: Final = 8
 _GROUP: Final = 10
 """The places of absolute-expiry-time and group-id among the properties."""
+_REQUEST_FIELDS: Final = (0, 4, 5)
+"""The places of message-id, reply-to and correlation-id."""
+_IDS: Final = frozenset({Ulong, UUID, bytes, str})
 _PROPERTIES: Final = b"\x00" + encode(Ulong(PROPERTIES))
 _JMS_TOPICS: Final = frozenset({Byte(1), Byte(3)})
 """What JMS calls a topic and a temporary topic."""
+_ANNOTATIONS: Final = b"\x00" + encode(Ulong(MESSAGE_ANNOTATIONS))
 _VALUE: Final = b"\x00" + encode(Ulong(VALUE))
 _NO_ADDRESSES: Final = (b"\x40",) * 5
 """The fields of the properties in front of the correlation-id, null."""
@@ -172,7 +195,8 @@ _short_header: Final = lru_cache(maxsize=256)(_header)
 
 def read_facts(octets: bytes, at: int) -> Facts:
     """What a message says to a queue behind its header, which ends at `at`. What can't be read there says nothing: a
-    message is taken as it is. WireError for a time that is none, since whoever sent it relies on that."""
+    message is taken as it is. WireError for a time that is none, or that stands in annotations that are too long, since
+    the sender relies on it."""
     if octets[at : at + 4] == _NO_PROPERTIES:
         return NO_FACTS
     due_ms = delay_ms = 0
@@ -188,17 +212,22 @@ def read_facts(octets: bytes, at: int) -> Facts:
                 break
             at = skip(octets, start)
             if code == MESSAGE_ANNOTATIONS and octets.find(_ABOUT_DELIVERY, start, at) >= 0:
+                _check_size(at - start)
                 due_ms, delay_ms = _read_delivery(octets, start)
     except DecodeError:
         return NO_FACTS
     return Facts(due_ms, delay_ms) if due_ms or delay_ms else NO_FACTS
 
 
+def _check_size(octets: int) -> None:
+    if octets > MAX_ANNOTATIONS:
+        told = f"message annotations of {octets} octets; {MAX_ANNOTATIONS} are allowed where a broker has to read them"
+        raise WireError(Condition.INVALID_FIELD, told)
+
+
 def _read_delivery(octets: bytes, start: int) -> tuple[int, int]:
-    annotations, _ = decode_from(octets, start)
-    if type(annotations) is not dict:
-        raise DecodeError("the message annotations are a map")
-    due_ms, delay_ms = (_milliseconds(name, annotations.get(Symbol(name))) for name in (DELIVERY_TIME, DELIVERY_DELAY))
+    annotations = find(octets, start, _DELAYS)
+    due_ms, delay_ms = (_milliseconds(name, annotations.get(name.encode())) for name in (DELIVERY_TIME, DELIVERY_DELAY))
     return due_ms, delay_ms
 
 
@@ -261,15 +290,26 @@ def with_message_annotations(octets: bytes, annotations: Map, *, without: str = 
     """The message with these message annotations beside those that it has, but for those of its own that would delay it
     again, or begin with `without`; WireError where it has something else in their place."""
     found = _sections_of(octets)
-    merged = {
-        name: value
-        for name, value in _map(octets, found, MESSAGE_ANNOTATIONS).items()
-        if name not in _DELAYS and not (without and isinstance(name, str) and name.startswith(without))
-    }
-    merged.update(annotations)
+    start, behind = found.get(MESSAGE_ANNOTATIONS, (0, 0))
+    kept = _without(octets, start, {*_DELAYS, *[str(name).encode() for name in annotations]}, without) if start else []
+    count = 2 * (len(kept) + len(annotations))
+    added = b"".join([encode(name) + encode(value) for name, value in annotations.items()])
     before = max((found[code][1] for code in (HEADER, DELIVERY_ANNOTATIONS) if code in found), default=0)
-    behind = found[MESSAGE_ANNOTATIONS][1] if MESSAGE_ANNOTATIONS in found else before
-    return octets[:before] + encode(Described(Ulong(MESSAGE_ANNOTATIONS), merged)) + octets[behind:]
+    section = _ANNOTATIONS + encode_pairs(count, b"".join(kept) + added)
+    return octets[:before] + section + octets[behind or before :]
+
+
+def _without(octets: bytes, start: int, names: set[bytes], prefix: str) -> list[bytes]:
+    """The entries of annotations, encoded, but for those with these names or this prefix."""
+    unwanted = prefix.encode()
+    try:
+        return [
+            octets[key_at:end]
+            for name, key_at, _, end in entries(octets, start)
+            if name not in names and not (unwanted and name.startswith(unwanted))
+        ]
+    except DecodeError as error:
+        raise WireError(Condition.DECODE_ERROR, f"message annotations: {error}") from None
 
 
 def _sections(octets: bytes) -> dict[int, tuple[int, int]]:
@@ -319,14 +359,32 @@ def read_request(octets: bytes) -> Request:
     it is empty then."""
     found = _sections_of(octets)
     body = _body(octets, found) if DATA in found or SEQUENCE in found or VALUE in found else b""
-    properties = _properties(octets, found)
-    message_id, _user, _to, _subject, reply_to, correlation = (*properties, *[None] * 6)[:6]
+    try:
+        message_id, reply_to, correlation = _fields(octets, found, _REQUEST_FIELDS)
+    except DecodeError as error:
+        raise WireError(Condition.DECODE_ERROR, f"properties: {error}") from None
     if reply_to is not None and type(reply_to) is not str:
         raise WireError(Condition.INVALID_FIELD, "reply-to is a string")
     if correlation is None:
         correlation = message_id
-    told = _map(octets, found, APPLICATION_PROPERTIES)
-    return Request(body, reply_to, correlation, told)
+    if correlation is not None and type(correlation) not in _IDS:
+        raise WireError(Condition.INVALID_FIELD, "a correlation-id is a ulong, a UUID, binary or a string")
+    start, end = found.get(APPLICATION_PROPERTIES, (0, 0))
+    return Request(body, reply_to, correlation, octets[start:end])
+
+
+def _fields(octets: bytes, found: dict[int, tuple[int, int]], places: Sequence[int]) -> list[Value]:
+    """The fields of the properties at these places, in this order; nothing else is decoded."""
+    values: list[Value] = []
+    if PROPERTIES in found:
+        at, stop, count = list_head(octets, *found[PROPERTIES])
+        for place in range(min(count, places[-1] + 1)):
+            if place in places:
+                value, at = decode_from(octets, at, stop)
+                values.append(value)
+            else:
+                at = skip(octets, at, stop)
+    return values + [None] * (len(places) - len(values))
 
 
 def _properties(octets: bytes, found: dict[int, tuple[int, int]]) -> list[Value]:
@@ -335,15 +393,6 @@ def _properties(octets: bytes, found: dict[int, tuple[int, int]]) -> list[Value]
     value = _value(octets, found, PROPERTIES)
     if type(value) is not list:
         raise WireError(Condition.INVALID_FIELD, f"section {PROPERTIES:#x} is a list")
-    return value
-
-
-def _map(octets: bytes, found: dict[int, tuple[int, int]], code: int) -> Map:
-    if code not in found:
-        return {}
-    value = _value(octets, found, code)
-    if type(value) is not dict:
-        raise WireError(Condition.INVALID_FIELD, f"section {code:#x} is a dict")
     return value
 
 
@@ -363,8 +412,20 @@ def read_destination(octets: bytes) -> tuple[str | None, bool]:
     to = properties[2] if len(properties) > 2 else None
     if to is not None and type(to) is not str:
         raise WireError(Condition.INVALID_FIELD, "to is a string")
-    annotations = _map(octets, found, MESSAGE_ANNOTATIONS)
-    return to, annotations.get(Symbol("x-opt-jms-dest")) in _JMS_TOPICS
+    return to, _destination_kind(octets, found) in _JMS_TOPICS
+
+
+def _destination_kind(octets: bytes, found: dict[int, tuple[int, int]]) -> Value:
+    """What a client of JMS says of the kind of its destination."""
+    if MESSAGE_ANNOTATIONS not in found:
+        return None
+    start, end = found[MESSAGE_ANNOTATIONS]
+    _check_size(end - start)
+    try:
+        value = find(octets, start, (_JMS_DESTINATION,)).get(_JMS_DESTINATION)
+    except DecodeError as error:
+        raise WireError(Condition.DECODE_ERROR, f"message annotations: {error}") from None
+    return value if type(value) is Byte else None
 
 
 def with_to(octets: bytes, address: str) -> bytes:

@@ -55,6 +55,8 @@ class Session:
         """The deliveries that are not settled, by their delivery-ids."""
         self.waiting_octets = 0
         """Octets of deliveries that wait for the peer's window."""
+        self.kept_octets = 0
+        """Octets of the peer's begin, and of the attaches of links that it has not detached."""
         self._handles: dict[int, Link] = {}
         self._unanswered: dict[tuple[str, bool], Link] = {}
         """The links whose attach of ours the peer has not answered, by their names and whether we are the receiver."""
@@ -322,11 +324,14 @@ class Session:
             raise ProtocolError(Scope.CONNECTION, Condition.FRAMING_ERROR, told)
         if attach.handle in self.links:
             raise ProtocolError(Scope.CONNECTION, Condition.HANDLE_IN_USE, f"the handle {attach.handle} is in use")
+        kept = self.connection.keep()
+        self.kept_octets += kept
         key = (attach.name, not attach.receiver)
         link = self._unanswered.pop(key, None)
         if link is not None:
             detached = link.state is LinkState.DETACH_SENT  # by us, before the peer's answer came
             link.received_attach(attach)
+            link.kept_octets = kept
             self.links[attach.handle] = link
             if not detached:
                 events.append(LinkAttached(link))
@@ -345,6 +350,7 @@ class Session:
         link.snd_settle_mode = attach.snd_settle_mode
         link.rcv_settle_mode = attach.rcv_settle_mode
         link.received_attach(attach)
+        link.kept_octets = kept
         self._add(link)
         self.links[attach.handle] = link
         events.append(LinkAttached(link))
@@ -354,6 +360,8 @@ class Session:
         link = self._link(detach.handle)
         told = link.state is not LinkState.DETACH_SENT
         del self.links[detach.handle]
+        self.kept_octets -= link.kept_octets
+        self.connection.kept_octets -= link.kept_octets
         if told:
             self.drop_link(link)
         link.received_detach()

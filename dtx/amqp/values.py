@@ -98,8 +98,19 @@ class Timestamp(int):
 class Array(list["Value"]):
     """An array: its elements have one type."""
 
-    empty_of: bytes = b""
-    """Of an array without elements that was read: the constructor that elements would have."""
+    __slots__ = ("_empty_of",)
+
+    @property
+    def empty_of(self) -> bytes:
+        """Of an array without elements that was read: the constructor that elements would have."""
+        try:
+            return self._empty_of
+        except AttributeError:
+            return b""
+
+    @empty_of.setter
+    def empty_of(self, constructor: bytes) -> None:
+        self._empty_of = constructor
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ GOODBYE_S: Final = 5.0
 MAX_EARLY: Final = 64 * 1024
 EVENTS_PER_TURN: Final = 100
 """The work that is carried out for one peer before the others have their turn: some milliseconds."""
+HEARTBEAT_S: Final = 0.05
+"""How often at most it is looked whether heartbeats are due."""
 STANDBY_S: Final = 1.0
 """How often a broker that waits for the store asks for it."""
 SHORTEST_PAUSE_S: Final = 0.02
@@ -276,7 +278,7 @@ class Broker:
                 peer.resume_reading()
             self._paused.clear()
         if self.container.resource.schedule.sooner:
-            self._tick_sooner()
+            self.tick_within(self.container.resource.next_due_in())
         if self._store.waits:  # of what was completed or sent just now: the others have their turn before
             self._flush_later()
         if self.container.continues and not self._continuing:
@@ -328,8 +330,9 @@ class Broker:
             delay = self.container.resource.tick()
             now_ms = int(time.monotonic() * 1000)
             for connection in tuple(self.peers):
-                if connection.tick(now_ms, int(held_s * 1000)):
-                    self.container.touch(connection)
+                due_ms = connection.tick(now_ms, int(held_s * 1000))
+                if due_ms:
+                    delay = min(delay, max(HEARTBEAT_S, (due_ms - now_ms) / 1000))
             self._drop_stalled(held_s)
             self.flush()
             self._tell_again()
@@ -337,9 +340,9 @@ class Broker:
             self._tick_at = self._loop.time() + max(delay, 0.01)
             self._timer = self._loop.call_at(self._tick_at, self._tick)
 
-    def _tick_sooner(self) -> None:
-        """A message came that is due before the next tick."""
-        at = self._loop.time() + self.container.resource.next_due_in()
+    def tick_within(self, seconds: float) -> None:
+        """Something came that may be due before the next tick: a message, or a peer's heartbeat."""
+        at = self._loop.time() + seconds
         if self._timer is not None and at < self._tick_at:
             self._timer.cancel()
             self._tick_at = at
@@ -487,6 +490,7 @@ class PeerProtocol(asyncio.Protocol):
             user = connection.identity
             self._broker.lines.warn("%s, %s: refused, %s", self.address, user, told, user=user)
             connection.close(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
+        self._broker.tick_within(HEARTBEAT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc

@@ -230,6 +230,8 @@ class BrokerConnection:
         due = self._endpoint.tick(now_ms, held_ms)
         if self._endpoint.has_input:
             self.go_on()
+        if self._endpoint.output_octets:
+            self.container.touch(self)
         return due
 
     def unloaded(self, octets: int) -> None:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 FATAL: Final = frozenset({Condition.UNAUTHORIZED, Condition.INTERNAL_ERROR, Condition.NOT_FOUND})
 """Refusals of a message after which the link is closed; after others (resource limit) it goes on."""
 
+MOST_EMPTY: Final = 100
+"""Transfers without payload that one message may have: they cost work, and no limit of octets counts them."""
+
 
 class Link:
     """A link of the broker's. `endpoint` is our end of it in AMQP."""
@@ -123,8 +126,10 @@ class ReceivingLink(Link, ABC):
         self._txns = connection.txns
         self._credit = credit
         self._limit = limit
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._parts = bytearray()
+        """What has come of a message of which more is to come."""
+        self._in_parts = False
+        self._empty_parts = 0
         self._first_txn: bytes | None = None
         self._partial: TransactionalContext | None = None
         self._broken: Refusal | None = None
@@ -168,12 +173,12 @@ class ReceivingLink(Link, ABC):
             self._replenish()
         elif delivery.progress is PARTIAL:
             self._part(event)
-        elif self._parts:
+        elif self._in_parts:
             self._continued(event.state)
-            self._parts.append(event.octets)
-            octets = b"".join(self._parts)
+            parts = self._parts
             self._drop_parts()
-            self._complete(delivery, octets, self._first_txn)
+            parts += event.octets
+            self._complete(delivery, bytes(parts), self._first_txn)
         else:
             try:
                 txn_id = None if event.state is None else self._txns.read(event.state)[0]
@@ -182,19 +187,23 @@ class ReceivingLink(Link, ABC):
             self._complete(delivery, event.octets, txn_id)
 
     def _part(self, event: Transferred) -> None:
-        if self._parts:
+        if self._in_parts:
             self._continued(event.state)
         else:
             self._begin_partial(event.state)
+        self._in_parts = True
         octets = event.octets
-        self._parts.append(octets)
-        self._size += len(octets)
+        self._parts += octets
+        self._empty_parts += not octets
         connection = self.connection
         unstored = connection.container.resource.unstored
         connection.partial_octets += len(octets)
         unstored.octets += len(octets)
-        if self._size > self._limit:
+        if len(self._parts) > self._limit:
             self._too_large()
+        elif self._empty_parts > MOST_EMPTY:
+            told = f"a message with more than {MOST_EMPTY} parts that are empty"
+            self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
         elif connection.partial_octets > connection.container.limits.partial_octets:
             told = f"{connection.partial_octets} octets of messages that are not complete"
             self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
@@ -207,10 +216,11 @@ class ReceivingLink(Link, ABC):
         self.detach(Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL))
 
     def _drop_parts(self) -> None:
-        self.connection.partial_octets -= self._size
-        self.connection.container.resource.unstored.octets -= self._size
-        self._size = 0
-        self._parts.clear()
+        self.connection.partial_octets -= len(self._parts)
+        self.connection.container.resource.unstored.octets -= len(self._parts)
+        self._parts = bytearray()
+        self._in_parts = False
+        self._empty_parts = 0
 
     def _begin_partial(self, state: bytes | None) -> None:
         self._broken = None

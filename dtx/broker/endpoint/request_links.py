@@ -84,6 +84,10 @@ class CommandLink(RequestLink):
         def answer(reply: Reply) -> None:
             self.respond(request, encode_reply(reply))
 
+        refusal = self._container.coordination.refusal_of_all(self.connection.identity)
+        if refusal is not None:  # of this peer nothing is decoded
+            answer(refusal)
+            return
         try:
             command = COORDINATION.decode(request.body)
         except WireError as error:

@@ -77,10 +77,12 @@ OPERATIONS: Final[dict[str, Operation]] = {
 def carry_out(container: Container, identity: Identity, request: Request, answer: Answer) -> None:
     """Carries a request out; `answer` hears the response. RefusedError, WireError: the request is refused, and nothing
     was done."""
-    arguments = request.application_properties
+    permissions = container.permissions
+    if not any(permissions.may_manage(identity, each) for each in Management):  # nothing of the request is decoded
+        raise _unauthorized(identity, Management.VIEW)
+    arguments = request.application_properties()
     name = arguments.get("operation")
     found = OPERATIONS.get(name) if isinstance(name, str) else None
-    permissions = container.permissions
     if found is None:
         if not permissions.may_manage(identity, Management.VIEW):
             raise _unauthorized(identity, Management.VIEW)

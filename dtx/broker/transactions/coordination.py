@@ -26,7 +26,7 @@ from dtx.protocol.commands import (
     Rollback,
     SetTimeout,
 )
-from dtx.protocol.conditions import RefusedError, refused
+from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.protocol.replies import Details, Holding, Recovered, Timeout
 from dtx.protocol.replies import Result as Told
 from xa import Code
@@ -59,6 +59,13 @@ class DtxCoordination:
         self._two_phase = two_phase
         self._fences = fences
         self._permissions = permissions
+
+    def refusal_of_all(self, identity: Identity) -> Refusal | None:
+        """What every command of `identity` is refused with, if it may coordinate nothing, not even its own branches."""
+        if self._permissions.may_coordinate(identity, identity.name):
+            return None
+        told = f"{identity} may coordinate no branch of this broker"
+        return Refusal(Condition.UNAUTHORIZED, told, Code.XAER_RMERR)
 
     def handle(self, command: Coordination, identity: Identity, session: DtxDemarcation, answer: Answer) -> None:
         """Carries out a command of `identity` that came over `session`."""

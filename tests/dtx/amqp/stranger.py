@@ -88,6 +88,7 @@ def kept(connection: Connection) -> int:
     sessions = {*connection.sessions.values(), *connection._channels.values()}
     found = len(connection.links) + len(connection.sessions) + len(connection._channels) + len(connection._owed)
     found += len(connection._disposing) + len(connection._events) + len(connection._output)
+    assert connection.kept_octets == sum(session.kept_octets for session in sessions)
     for session in sessions:
         found += len(session.links) + len(session._handles) + len(session._unanswered)
         found += len(session.incoming) + len(session.outgoing) + len(session._waiting)

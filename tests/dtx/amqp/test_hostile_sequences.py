@@ -11,7 +11,8 @@ import pytest
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.connection import Connection
-from dtx.amqp.link import SenderLink
+from dtx.amqp.frames import frame, transfer_body
+from dtx.amqp.link import MAX_UNSETTLED, SenderLink
 from dtx.amqp.performatives import (
     MAX_UINT,
     Attach,
@@ -50,6 +51,24 @@ def test_seventy_pipelined_sessions() -> None:
     assert kinds(stranger) == {"Begin": 70, "End": 70}
     assert kept(stranger.end.connection) == 0
     stranger.begin()
+
+
+@pytest.mark.slow
+def test_deliveries_that_are_never_settled_are_bounded() -> None:
+    """The sender chooses their numbers, by which they are kept."""
+    stranger = Stranger(Application(Connection("server", window=2**30), credit=2**30))
+    stranger.begin()
+    stranger.attach("in", 0, receiver=False, rcv_settle_mode=1)
+    (session,) = stranger.end.connection.sessions.values()
+    bodies = (transfer_body(0, 3 * number, b"t", None, settled=False, more=False) for number in range(MAX_UNSETTLED))
+    stranger.send(b"".join(frame(0, body) for body in bodies))
+    assert len(session.incoming) == MAX_UNSETTLED
+    stranger.hear()
+    stranger.say(Transfer(0, 3 * MAX_UNSETTLED, b"t"))
+    (detach,) = [one for _, one, _ in stranger.hear() if isinstance(one, Detach)]
+    assert detach.error is not None
+    assert detach.error.condition == Condition.RESOURCE_LIMIT
+    assert not session.incoming
 
 
 def test_seventy_sessions_at_once() -> None:

@@ -153,7 +153,7 @@ def test_a_request_of_proton_is_read() -> None:
     message = Message(id="m1", reply_to="$reply/1", body="x", properties={"operation": "queues"})
     request = read_request(bytes(message.encode()))
     assert request.correlation == "m1"
-    assert request.application_properties == {"operation": "queues"}
+    assert request.application_properties() == {"operation": "queues"}
 
 
 @pytest.mark.parametrize(

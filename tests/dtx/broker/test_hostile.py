@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import random
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dtx.amqp.decoding import decode
+from dtx.amqp.connection import MAX_KEPT
+from dtx.amqp.decoding import LONGEST_SYMBOL, _symbols, decode
 from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.messages import request_message, value_message
@@ -34,6 +36,7 @@ from dtx.amqp.values import (
     Ushort,
     Value,
 )
+from dtx.broker.endpoint.link import MOST_EMPTY
 from dtx.broker.settings import Limits, Settings
 from dtx.protocol.addresses import COORDINATION as COORDINATION_ADDRESS
 from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
@@ -473,11 +476,88 @@ def test_messages_that_never_end_are_bounded(stranger: Stranger) -> None:
     stranger.say(frame(TRANSFER, [Uint(2), None, None, None, None, True], b"x" * 35_000))
     assert closed_with(stranger.told(), DETACH) == "amqp:resource-limit-exceeded"
     assert stranger.server.partial_octets == 60_000
-    for _ in range(1000):  # nothing, again and again
+    for _ in range(MOST_EMPTY):
         stranger.say(frame(TRANSFER, [Uint(0), None, None, None, None, True]))
     stranger.say(frame(TRANSFER, [Uint(0), None, None, None, None, True], b"x" * 50_000))
     assert closed_with(stranger.told(), DETACH) == "amqp:link:message-size-exceeded"
     assert stranger.server.partial_octets == 0
+
+
+@pytest.mark.parametrize("handle", [0, 2], ids=["a queue", "the coordinator"])
+def test_parts_without_payload_are_bounded(stranger: Stranger, handle: int) -> None:
+    """They may come, as some clients end a message so, but not for ever; and their message leaves nothing."""
+    stranger.say(LINKS)
+    stranger.attach(2, coordinator(LOCAL))
+    stranger.told()
+    stranger.say(transfer(handle, 1, b"", more=True))
+    for _ in range(MOST_EMPTY - 1):
+        stranger.say(frame(TRANSFER, [Uint(handle), None, None, None, None, True]))
+    assert not closed_with(stranger.told(), DETACH)
+    stranger.say(frame(TRANSFER, [Uint(handle), None, None, None, None, True]))
+    assert closed_with(stranger.told(), DETACH) == "amqp:resource-limit-exceeded"
+    assert stranger.server.partial_octets == 0
+
+
+def test_parts_of_an_octet_each_take_no_more_memory_than_one_part(stranger: Stranger) -> None:
+    stranger.say(LINKS + transfer(0, 1, b"\x00", more=True))
+    parts = frame(TRANSFER, [Uint(0), None, None, None, None, True], b"x") * 1000
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(20):
+            stranger.say(parts)
+            stranger.told()
+        assert stranger.server.partial_octets == 20_001
+        assert tracemalloc.get_traced_memory()[0] - before < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_names_of_links_are_charged_to_the_connection() -> None:
+    """The names, addresses and properties of sessions and links are kept until these are gone, and are bounded."""
+    world = World(Settings(limits=Limits(links=400, sessions=400)))
+    stranger = Stranger(world)
+    stranger.greet()
+    for number in range(1000):  # what is gone again is not counted
+        stranger.say(link(0, f"{number}" * 1000) + frame(DETACH, [Uint(0), True]))
+    assert not closed_with(stranger.told())
+    names, told = 0, ""
+    while not told and names < 400:
+        stranger.say(link(names, f"{names:07}" * 1000))
+        names, told = names + 1, closed_with(stranger.told())
+    assert told == "amqp:resource-limit-exceeded"
+    assert names == MAX_KEPT // 7_040 + 1
+    assert stranger.server.closed
+
+    properties = {Symbol("x"): "y" * 7_000}
+    stranger, told = Stranger(world), ""
+    stranger.greet()
+    for _ in range(1000):
+        begun = [None, Uint(0), Uint(100), Uint(100), None, None, None, properties]
+        stranger.say(frame(BEGIN, begun, channel=1) + frame(END, [], channel=1))
+    assert not closed_with(stranger.told())
+    for channel in range(1, 400):
+        stranger.say(frame(BEGIN, [None, Uint(0), Uint(100), Uint(100), None, None, None, properties], channel=channel))
+        told = told or closed_with(stranger.told())
+    assert told == "amqp:resource-limit-exceeded"
+
+
+@pytest.mark.parametrize(("idle_ms", "condition"), [(1, "amqp:invalid-field"), (249, "amqp:invalid-field"), (250, "")])
+def test_heartbeats_at_a_high_rate_are_refused(world: World, idle_ms: int, condition: str) -> None:
+    """2.4.5: a peer that can't support an idle time-out closes the connection with an error that says so."""
+    stranger = Stranger(world)
+    stranger.say(AMQP_HEADER + frame(OPEN, ["stranger", None, None, None, Uint(idle_ms)]))
+    assert closed_with(stranger.told()) == condition
+    assert stranger.server.closed is bool(condition)
+    stranger.leave()
+
+
+def test_symbols_that_are_remembered_are_short() -> None:
+    before = len(_symbols)
+    for number in range(10):
+        decode(encode(Symbol(f"{number}" * 65)))
+    assert len(_symbols) == before
+    assert all(len(symbol) <= LONGEST_SYMBOL for symbol in _symbols)
 
 
 def test_who_never_settles_gets_no_more_credit() -> None:

@@ -353,6 +353,24 @@ def test_a_broker_that_was_stopped_drops_nobody_whose_heart_beat_meanwhile(tmp_p
     assert not any(b"nothing was heard" in octets for octets in told)
 
 
+@pytest.mark.parametrize("idle_ms", [250, 1000])
+def test_short_time_outs_get_their_heartbeats(tmp_path: Path, idle_ms: int) -> None:
+    """From the first one on, ten heartbeats take the time of five time-outs of the peer at most, and 1.5 s for a
+    machine that is busy. One in each second would take ten seconds."""
+
+    async def test() -> None:
+        async with serving(tmp_path) as broker:
+            line = await Line.to(broker)
+            line.say(LOGIN + AMQP_HEADER + frame(OPEN, ["stranger", None, None, None, Uint(idle_ms)]))
+            await line.until(bytes((0, 0x53, OPEN)))
+            line.heard, began = b"", time.monotonic()
+            await line.until(HEARTBEAT * 10)
+            assert time.monotonic() - began < idle_ms / 100 / 2 + 1.5
+            line.writer.close()
+
+    asyncio.run(test())
+
+
 @pytest.mark.slow
 def test_a_peer_that_reads_nothing_is_dropped_although_its_heart_beats(tmp_path: Path) -> None:
     """What it held comes back to the queue, for others."""

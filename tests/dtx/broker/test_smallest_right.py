@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dtx.amqp.conditions import Condition
+from dtx.amqp.encoding import encode
+from dtx.amqp.messages import body_value
 from dtx.amqp.sasl.mechanisms import Identity, external_server
 from dtx.amqp.values import Described, Uint, Ulong
 from dtx.broker.access.credentials import set_password
@@ -15,9 +17,11 @@ from dtx.broker.access.permissions import Action, Permissions, PermissionsError
 from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.settings import Limits, Settings
+from dtx.protocol.addresses import COORDINATION, MANAGEMENT
 from dtx.protocol.commands import Fence, Prepare, Start
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import Result as Told
+from dtx.protocol.replies import decode_reply
 from tests.dtx.broker.peer import Coordinator, World, closed, condition_of, frame
 from xa import Code, Xid
 
@@ -62,6 +66,26 @@ def test_who_may_coordinate_its_own_does() -> None:
     control.peer.post(control.peer.sender("orders"), "held", txn_id)
     assert control.end(txn_id, prepare=True)[2] is None
     assert world.container.registry.in_doubt_count == 1
+
+
+@pytest.mark.parametrize("address", [COORDINATION, MANAGEMENT])
+def test_nothing_is_decoded_of_a_request_of_whom_it_is_refused_to(address: str) -> None:
+    """What the request says is no AMQP, and is not looked at."""
+    world = world_of(worker=WORK, operator={"coordinate": "own", "view": True})
+    wrong = b"\xc1\x03\x02\xff\xff"
+    told: dict[str, str] = {}
+    for user in ("worker", "operator"):
+        peer = world.connect(user)
+        replies, requests = peer.receiver(None, 10), peer.sender(address)
+        properties = encode(Described(Ulong(0x73), ["1", None, None, None, str(replies.remote_source.address)]))
+        octets = properties + b"\x00\x53\x74" + wrong + b"\x00\x53\x77" + wrong
+        peer.send_octets(requests, octets, "t", settled=True)
+        world.pump()
+        assert replies.current is not None
+        answer = decode_reply(body_value(bytes(replies.recv(replies.current.pending) or b"")))
+        assert isinstance(answer, Refusal)
+        told[user] = answer.condition
+    assert told == {"worker": Condition.UNAUTHORIZED, "operator": Condition.DECODE_ERROR}
 
 
 # --- branches -------------------------------------------------------------------------------------------------

@@ -1,0 +1,193 @@
+"""What an octet of a peer costs whoever decodes it: the same in a large message as in a small one, and not more than
+the ceiling of its kind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+
+from bench.worst_messages import (
+    DECODERS,
+    JSON,
+    KINDS,
+    MOST_MEMORY,
+    MOST_TIME,
+    all_decoders,
+    colliding_numbers,
+    colliding_uuids,
+    compound,
+    map_of,
+    memory_per_octet,
+    nanoseconds_per_octet,
+)
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.decoding import FEW_KEYS, DecodeError, decode, keys_collide
+from dtx.amqp.encoding import encode
+from dtx.amqp.messages import read_facts, with_message_annotations
+from dtx.amqp.values import Long, Symbol, Timestamp, Ulong
+from rm_amqp.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dtx.amqp.values import Map
+
+SMALL, LARGE = 4 << 10, 64 << 10
+GROWTH = 4.0
+"""An octet of a message that is 16 times as large may cost so much more, as caches of the processor have limits; where
+the cost is the square, it is 16 times as much."""
+CASES = [(name, kind) for name, (_, kinds) in all_decoders().items() for kind in kinds]
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _case(name: str, kind: str) -> tuple[Callable[[bytes], object], Callable[[int], bytes]]:
+    decoder, kinds = all_decoders()[name]
+    return decoder, kinds[kind]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_what_an_octet_costs_does_not_grow(name: str, kind: str) -> None:
+    decoder, make = _case(name, kind)
+    small, large = make(SMALL), make(LARGE)
+
+    with _no_collections():
+        for tries in (2, 5, 20):  # the machine may be busy
+            of_large = nanoseconds_per_octet(decoder, large, tries)
+            of_small = nanoseconds_per_octet(decoder, small, 4 * tries)
+            if of_large <= GROWTH * of_small:
+                break
+
+    assert of_large <= GROWTH * of_small
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_an_octet_takes_no_more_than_the_ceiling_of_its_kind(name: str, kind: str) -> None:
+    decoder, make = _case(name, kind)
+    octets, nulls = make(SMALL), KINDS["null"](SMALL)
+    times = JSON if name == "rows of a pipeline" else 1.0
+
+    with _no_collections():
+        for tries in (5, 20, 80):
+            unit = nanoseconds_per_octet(DECODERS["bodies"], nulls, tries)
+            took = nanoseconds_per_octet(decoder, octets, tries)
+            if took <= times * MOST_TIME * unit:
+                break
+
+    assert took <= times * MOST_TIME * unit
+    assert memory_per_octet(decoder, octets) <= times * MOST_MEMORY.get(kind, MOST_MEMORY[""])
+
+
+# --- keys that collide --------------------
+@pytest.mark.parametrize(
+    "keys",
+    [
+        colliding_uuids(200),
+        [Ulong(key) for key in colliding_numbers(600)],
+        [Timestamp(key) for key in colliding_numbers(600)],
+        [float(key) for key in colliding_numbers(600)],
+        [*map(str, range(600)), *colliding_uuids(200)],
+    ],
+    ids=["UUIDs", "ulongs", "timestamps", "doubles", "UUIDs behind text"],
+)
+def test_a_map_whose_keys_collide_is_refused_by_every_decoder(keys: list[UUID | Ulong | Timestamp | float]) -> None:
+    octets = map_of(map(encode, keys))
+
+    with pytest.raises(DecodeError, match="keys whose hashes collide"):
+        decode(octets)
+    with pytest.raises(DecodeError, match="keys whose hashes collide"):
+        Message.from_octets(b"\x00\x53\x77" + octets)
+    with pytest.raises(DecodeError, match="keys whose hashes collide"):
+        Message.from_octets(b"\x00\x53\x77" + compound(0xD0, [octets]))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        colliding_uuids(FEW_KEYS),
+        [Long(number) for number in range(5_000)],
+        [Long(-number) for number in range(5_000)],
+        [Long(number << 32) for number in range(5_000)],
+        [Long(number // 100 << 32 | number % 100) for number in range(5_000)],
+        [Timestamp(1_732_000_000_000 + 3_600_000 * number) for number in range(5_000)],
+        [number / 100 for number in range(5_000)],
+        [number * 2.0**-40 for number in range(5_000)],
+        [UUID(int=number << 96) for number in range(5_000)],
+        [None, True, *map(str, range(5_000)), *(Symbol(f"s{number}") for number in range(5_000))],
+    ],
+)
+def test_keys_that_people_have_are_taken(keys: list[object]) -> None:
+    octets = map_of(map(encode, keys))  # type: ignore[arg-type] # they are values
+
+    assert list(decode(octets)) == keys  # type: ignore[arg-type] # it is a map
+    assert list(Message.from_octets(b"\x00\x53\x77" + octets).body) == keys
+
+
+def test_text_is_looked_at_where_the_seed_of_hashes_is_fixed() -> None:
+    program = "from dtx.amqp.decoding import _SECRET; print(len(_SECRET))"
+    found = {
+        seed: subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout.split()
+        for seed in ("0", "7", "random")
+    }
+
+    assert found == {"0": [b"0"], "7": [b"0"], "random": [b"4"]}
+
+
+def test_what_collides_is_counted_as_python_looks_for_it() -> None:
+    """The model of a dict agrees with the real one: only what it calls slow is slow."""
+    slow, quick = colliding_uuids(3_000), [UUID(int=key << 61) for key in range(3_000)]
+    assert keys_collide(slow)
+    assert not keys_collide(quick)
+
+    with _no_collections():
+        of_slow = nanoseconds_per_octet(lambda _: dict.fromkeys(slow), b"x")
+        of_quick = nanoseconds_per_octet(lambda _: dict.fromkeys(quick), b"x", 5)
+
+    assert of_slow > 10 * of_quick
+
+
+# --- annotations --------------------
+def test_a_delay_is_found_in_annotations_of_which_no_dict_is_made() -> None:
+    annotations: Map = {Ulong(7): None, Symbol("x-opt-delivery-delay"): Long(5), Symbol("n" * 300): [Symbol("x")]}
+    octets = b"\x00\x53\x72" + encode(annotations)
+    assert read_facts(octets, 0).delay_ms == 5
+
+
+@pytest.mark.parametrize("key", [UUID(int=1), 1.5, b"x", Long(1), None])
+def test_annotations_have_symbols_or_ulongs_as_keys(key: UUID | float | bytes | Long | None) -> None:
+    octets = b"\x00\x53\x72" + encode({key: Long(1), Symbol("x-opt-delivery-delay"): Long(5)})
+    assert read_facts(octets, 0).delay_ms == 0
+    with pytest.raises(WireError, match="symbol or a ulong"):
+        with_message_annotations(octets, {})
+
+
+def test_annotations_that_are_too_long_for_a_broker_to_read_are_refused() -> None:
+    octets = b"\x00\x53\x72" + encode({Symbol("x-opt-delivery-delay"): Long(5), Symbol("x"): "y" * 70_000})
+    with pytest.raises(WireError, match="65536 are allowed") as caught:
+        read_facts(octets, 0)
+    assert caught.value.condition is Condition.INVALID_FIELD
+
+
+def test_annotations_are_changed_without_being_decoded() -> None:
+    before = Message("x", annotations={"x-opt-a": {Long(1): "deep"}, "x-opt-retry-b": 2, "x-opt-delivery-delay": 3})
+    octets = with_message_annotations(before.encode(), {Symbol("x-opt-a"): Long(4)}, without="x-opt-retry")
+    assert Message.from_octets(octets).annotations == {"x-opt-a": 4}
+    octets = with_message_annotations(before.encode(), {Symbol("x-opt-c"): Long(5)})
+    assert Message.from_octets(octets).annotations == {"x-opt-a": {1: "deep"}, "x-opt-retry-b": 2, "x-opt-c": 5}
