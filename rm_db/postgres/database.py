@@ -26,6 +26,7 @@ from rm_db.postgres.transaction import EndCommands, PostgresTransaction
 from rm_db.sessions.postgres import PostgresSession
 from rm_db.sessions.session_engine import SessionEngine
 from xa import Code, ResourceError, XaError, xa_error
+from xa.sql.psycopg_connection import BoundedConnection
 
 if TYPE_CHECKING:
     from rm_db.address import Address
@@ -67,7 +68,7 @@ class PostgresDatabase:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._conninfo = conninfo(address)
-        self._session_engine = SessionEngine("postgresql+psycopg", self.connect)
+        self._session_engine = SessionEngine("postgresql+psycopg", partial(self.connect, address.reply_s))
         self._make_session = partial(PostgresSession, self._session_engine)
         self.outstanding = OutstandingSteps(address.reply_s)
         self.pool = ConnectionPool(
@@ -162,9 +163,10 @@ class PostgresDatabase:
         except ResourceError as error:
             raise xa_error(Code.XA_RETRY, error.message) from None
 
-    def connect(self) -> psycopg.Connection[Any]:
-        """A new psycopg connection."""
-        return psycopg.connect(self._conninfo, prepare_threshold=None if self.address.pooled else 5)
+    def connect(self, reply_s: float | None = None) -> psycopg.Connection[Any]:
+        """A new psycopg connection, which waits at most `reply_s` for a reply; None: as long as it takes."""
+        threshold = None if self.address.pooled else 5
+        return BoundedConnection.connect(self._conninfo, reply_s=reply_s, prepare_threshold=threshold)
 
     def _connect(self) -> LibpqConnection:
         try:
@@ -187,6 +189,8 @@ def conninfo(address: Address) -> str:
         raise xa_error(Code.XAER_INVAL, f"open: {str(error).strip()}") from None
     settings.setdefault("application_name", "xabridge")
     settings.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
+    if address.plain_without_tls:
+        settings.setdefault("require_auth", "")
     return make_conninfo("", **settings)
 
 

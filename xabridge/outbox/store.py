@@ -121,7 +121,8 @@ class OutboxStore:
         made = made.set(drivername=_DRIVERS.get(made.drivername, made.drivername))
         dialect = made.get_dialect().name
         options = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
-        return cls(make_engine(made, CONNECTIONS, WAIT_S, **options), tables)
+        clear = address.plain_without_tls
+        return cls(make_engine(made, CONNECTIONS, WAIT_S, address.reply_s, plain_without_tls=clear, **options), tables)
 
     def open(self, *, with_inbox: bool = False) -> None:
         """Makes the tables where they are missing. A relay needs no inbox: it makes one if it may. TablesError: the
