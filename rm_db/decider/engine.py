@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TABLE_CONNECTIONS: Final = 2
 REPLY_S: Final = 60.0
+MAX_REPLY: Final = 256 << 20
 _COMMITS_IMPLICITLY: Final = mariadb.DIALECTS | {"oracle"}
 """Where a statement of the data definition language commits what was done before it."""
 
@@ -60,10 +61,18 @@ def any_dialect(scheme: str) -> type[Dialect]:
 
 
 def make_engine(
-    url: URL, size: int, wait_s: float, reply_s: float = REPLY_S, *, plain_without_tls: bool = False, **options: Any
+    url: URL,
+    size: int,
+    wait_s: float,
+    reply_s: float = REPLY_S,
+    max_reply: int = MAX_REPLY,
+    *,
+    plain_without_tls: bool = False,
+    **options: Any,
 ) -> Engine:
     """An engine with a bounded pool, whose connections are tested before they are used. XAER_INVAL: there can't be
-    one. Over psycopg and PyMySQL a statement takes at most `reply_s`, unless it is the application's."""
+    one. Over psycopg and PyMySQL a statement takes at most `reply_s`, and its reply has at most `max_reply` octets,
+    unless it is the application's."""
     try:
         engine = create_engine(
             url, pool_size=size, max_overflow=0, pool_timeout=wait_s, pool_pre_ping=True, pool_use_lifo=True, **options
@@ -78,11 +87,11 @@ def make_engine(
         if pymysql_connection.UNSAFE & url.query.keys():
             names = ", ".join(sorted(pymysql_connection.UNSAFE & url.query.keys()))
             raise xa_error(Code.XAER_INVAL, f"open: {names} can't be set: {pymysql_connection.WHY_UNSAFE}")
-        pymysql_connection.bound(engine, reply_s, plain_without_tls=plain_without_tls)
+        pymysql_connection.bound(engine, reply_s, max_reply, plain_without_tls=plain_without_tls)
     elif engine.dialect.driver == "psycopg" and "creator" not in options:
         from xa.sql import psycopg_connection  # noqa: PLC0415 — loads psycopg, which others don't need
 
-        psycopg_connection.bound(engine, reply_s)
+        psycopg_connection.bound(engine, reply_s, max_reply)
     return engine
 
 

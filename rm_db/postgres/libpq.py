@@ -20,7 +20,7 @@ from psycopg import pq
 
 from rm_db.connections.steps import ConnectionLost, Failure, Wait, drive
 from rm_db.sqlstate import is_lost
-from xa.sql.psycopg_connection import MAX_REPLY, received_octets
+from xa.sql.psycopg_connection import received_octets
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
@@ -31,6 +31,9 @@ IDLE: Final = pq.TransactionStatus.IDLE
 ACTIVE: Final = pq.TransactionStatus.ACTIVE
 IN_TRANSACTION: Final = pq.TransactionStatus.INTRANS
 IN_ERROR: Final = pq.TransactionStatus.INERROR
+
+MAX_REPLY: Final = 64 << 20
+"""Octets of the reply to a verb."""
 
 _OK: Final = pq.ConnStatus.OK
 _NO_PIPELINE: Final = pq.PipelineStatus.OFF

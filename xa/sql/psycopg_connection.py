@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 RV = TypeVar("RV")
 
-MAX_REPLY: Final = 64 << 20
+MAX_REPLY: Final = 256 << 20
 """Octets of a reply that holds records of ours."""
 NOT_IN_CLEAR: Final = "!password"
 """libpq's name for every way to log in but the one that sends the password as it is."""

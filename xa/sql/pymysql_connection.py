@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-MAX_REPLY: Final = 64 << 20
+MAX_REPLY: Final = 256 << 20
 """Octets of a reply that holds records of ours."""
 MAX_LOGIN: Final = 64 << 10
 """Octets that a server may send until it has let us in."""
@@ -68,12 +68,20 @@ class BoundedConnection(pymysql.connections.Connection):  # type: ignore[type-ar
     would load all certificates of the machine for each connection nevertheless, which takes longer than the rest of
     it."""
 
-    def __init__(self, *, reply_s: float | None = None, plain_without_tls: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        reply_s: float | None = None,
+        max_reply: int = MAX_REPLY,
+        plain_without_tls: bool = False,
+        **settings: Any,
+    ) -> None:
         self._plain_without_tls = plain_without_tls
         self._is_encrypted = False
         self._logging_in = False
         self._reply_s: float | None = None
         self._until: float | None = None
+        self._max_reply = max_reply
         self._may_come = 0
         encode_password(settings)
         super().__init__(**settings)
@@ -168,7 +176,7 @@ class BoundedConnection(pymysql.connections.Connection):  # type: ignore[type-ar
 
     def _execute_command(self, command: int, sql: str | bytes) -> None:
         if not self._logging_in:
-            self._limit(self._reply_s, MAX_REPLY)
+            self._limit(self._reply_s, self._max_reply)
         super()._execute_command(command, sql)  # type: ignore[misc]
 
     def _left_s(self) -> float:
@@ -241,11 +249,14 @@ class BoundedConnection(pymysql.connections.Connection):  # type: ignore[type-ar
             return super()._read_query_result(unbuffered)  # type: ignore[misc]
 
 
-def bound(engine: Engine, reply_s: float, *, plain_without_tls: bool = False) -> Engine:
+def bound(
+    engine: Engine, reply_s: float, max_reply: int = MAX_REPLY, *, plain_without_tls: bool = False
+) -> Engine:
     """Makes the engine's connections bounded ones."""
 
     def connect(_dialect: object, _record: object, args: list[Any], given: dict[str, Any]) -> BoundedConnection:
-        return BoundedConnection(*args, reply_s=reply_s, plain_without_tls=plain_without_tls, **given)
+        limits: dict[str, Any] = {"reply_s": reply_s, "max_reply": max_reply}
+        return BoundedConnection(*args, **limits, plain_without_tls=plain_without_tls, **given)
 
     event.listen(engine, "do_connect", connect)
     return engine
