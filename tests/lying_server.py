@@ -48,8 +48,8 @@ class Protocol(Enum):
 
 
 class LyingServer:
-    """Listens at `port`. `target` is the true server's host and port, without which it says nothing true. It lies from
-    `lie` on, or after so many pieces of each connection's replies, until `be_honest`."""
+    """Listens at `port`. `target` is the true server's host and port, without which it says nothing true. Requests
+    reach the true server always; instead of its replies there are lies from `lie` on, until `be_honest`."""
 
     def __init__(self, protocol: Protocol, target: tuple[str, int] | None = None) -> None:
         self._protocol = protocol
@@ -57,12 +57,11 @@ class LyingServer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._lie: Lie | None = None
-        self._after = 0
+        self._planned: Lie | None = None
+        self._when = b""
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
-        self.asked = bytearray()
-        """What clients have said since the last lie began."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -71,15 +70,17 @@ class LyingServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def lie(self, lie: Lie, after: int = 0) -> None:
-        """From now on; `after` says how many pieces of a connection's replies are true yet."""
-        self._after = after
-        self.asked.clear()
+    def lie(self, lie: Lie) -> None:
+        """From now on."""
         self._lie = lie
+
+    def lie_when(self, asked: bytes, lie: Lie) -> None:
+        """From the next request on that has these octets in it."""
+        self._planned, self._when = lie, asked
 
     def be_honest(self) -> None:
         """From now on, to new connections; those that were lied to are broken."""
-        self._lie = None
+        self._lie = self._planned = None
         self._break()
 
     def close(self) -> None:
@@ -122,8 +123,8 @@ class LyingServer:
         answers.start()
         with suppress(OSError):
             while octets := client.recv(_CHUNK):
-                if self._lie is not None:
-                    self.asked += octets
+                if self._planned is not None and self._when in octets:
+                    self._lie = self._planned
                 if server is not None:
                     server.sendall(octets)
         if server is not None:
@@ -131,12 +132,10 @@ class LyingServer:
                 server.shutdown(socket.SHUT_RDWR)
 
     def _answer(self, client: socket.socket, server: socket.socket | None) -> None:
-        pieces = 0
         with suppress(OSError):
             while server is not None and (octets := server.recv(_CHUNK)):
-                if self._lie is not None and pieces >= self._after:
+                if self._lie is not None:
                     break
-                pieces += 1
                 client.sendall(octets)
             else:
                 if server is not None:

@@ -7,10 +7,9 @@ import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from sqlalchemy import make_url
 
 from dtx.store.contract import StoreError
 from dtx.store.sql.image import look_at_store
@@ -18,29 +17,34 @@ from rm_amqp import AmqpResource, DecidingBroker, qpid
 from rm_db import DecidingDatabase, MariaResource, PostgresResource
 from rm_openwire import OpenWireResource
 from tests.lying_server import Lie, LyingServer, Protocol
+from tests.rm_amqp.amqp010.test_contract import QpidHarness
+from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.test_contract import VARIANTS, AmqpHarness
 from tests.rm_db.harness import MariaDeciderHarness, MariaHarness, PostgresDeciderHarness, PostgresHarness
+from tests.rm_openwire.conftest import brokers  # noqa: F401 — a fixture
+from tests.rm_openwire.java_brokers import BROKERS
+from tests.rm_openwire.test_contract import OpenWireHarness
 from tm.log.decision import LogError
 from tm.log.sql import SqlLog
-from xa import ROLLBACK_CODES, TMNOFLAGS, TMONEPHASE, Code, XaError
+from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError
 from xabridge.outbox.publisher import BrokerAway
 from xabridge.outbox.rabbitmq import RabbitPublisher
 from xabridge.testing.contract.client import RMID, Client, ScriptedRegistrar, new_key, new_xid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator
 
+    from tests.broker_j import BrokerJ
     from tests.postgres import Postgres
+    from tests.rm_openwire.java_brokers import JavaBroker
+    from xa import Xid
     from xabridge.testing.mariadb import MariaDB
 
 BOUND_S = 20.0
 """No call takes longer, whatever its server says: a few times the settings below, on a machine that is busy."""
 MEMORY = 300 << 20
 """Octets by which the process may grow while servers send it a gigabyte each."""
-
-Open = Any
 
 
 def rm_opens(make: Callable[[Any], Any], url: str) -> Callable[[int], None]:
@@ -151,27 +155,31 @@ VERBS: dict[str, frozenset[Code]] = {
     "open": LOST | {Code.XAER_RMERR},
     "start": LOST | {Code.XA_OK, Code.XAER_RMERR},
     "prepare": LOST | ROLLBACK_CODES,
-    "commit in one phase": frozenset({Code.XAER_RMFAIL}),
+    "commit in one phase": ROLLBACK_CODES | {Code.XAER_RMFAIL},
     "commit": LOST,
     "rollback": LOST | ROLLBACK_CODES | {Code.XA_OK},
     "rollback of what is prepared": LOST,
     "recover": LOST | {Code.XAER_RMERR},
+    "decide": ROLLBACK_CODES | {Code.XAER_RMFAIL},
 }
-"""A verb → what it may say when its reply is a lie. The server has carried it out."""
+"""A verb → what it may say where the server was asked, and its reply is a lie."""
+TWO_PHASES = tuple(verb for verb in VERBS if verb != "decide")
+ONE_PHASE = ("open", "start", "commit in one phase", "rollback", "decide")
+RECORD = b"the decision"
 
 
 class Behind:
     """A client of a harness's resource, behind a server that lies when a test wants it."""
 
     def __init__(self, harness: Any, protocol: Protocol, settings: str) -> None:
-        url = make_url(harness.open_string)
-        self.server = LyingServer(protocol, (url.host or "127.0.0.1", url.port or 0))
-        self.harness = harness
         before, _, query = harness.open_string.partition("?")
-        there = f"{url.host}:{url.port}"
-        assert there in before
-        query = "&".join(part for part in query.split("&") if part and not part.startswith("timeout="))
-        harness.open_string = f"{before.replace(there, f'127.0.0.1:{self.server.port}')}?{settings}&{query}".rstrip("&")
+        there = before.partition("://")[2].rpartition("@")[2].partition("/")[0]
+        host, _, port = there.partition(":")
+        self.server = LyingServer(protocol, (host, int(port)))
+        self.harness = harness
+        kept = [part for part in query.split("&") if part and not part.startswith("timeout=")]
+        here = before.replace(there, f"127.0.0.1:{self.server.port}")
+        harness.open_string = f"{here}?{'&'.join([settings, *kept])}"
         self.client = Client(harness, opened=False)
 
     def close(self) -> None:
@@ -179,9 +187,10 @@ class Behind:
         self.server.close()
         with suppress(XaError):
             self.client.rm.close("", RMID)
+        self.harness.close()
 
-    def check(self, verb: str, lie: Lie, after: int = 0) -> None:
-        """Comes as far as `verb`, and hears the lie then."""
+    def check(self, verb: str, lie: Lie, when: bytes = b"") -> None:
+        """Comes as far as `verb`, and hears the lie then, or `when` the server is asked this."""
         client, key, xid = self.client, new_key(), new_xid()
         if verb != "open":
             client.open()
@@ -190,102 +199,146 @@ class Behind:
         if verb in {"commit", "rollback of what is prepared"}:
             assert client.prepare(xid) is Code.XA_OK
 
-        self.server.lie(lie, after)
-        said = self._said(verb, client, xid, key)
+        self.server.lie_when(when, lie) if when else self.server.lie(lie)
+        code = self._call(verb, client, xid)
         self.server.be_honest()
-        if said is not None:
-            assert said in VERBS[verb], said
-        if verb in {"commit", "prepare", "rollback", "rollback of what is prepared"}:
-            self._settle(verb, xid, key)
+        assert code in VERBS[verb], code
+        self._settle(verb, code, xid, key)
 
-    def _said(self, verb: str, client: Client, xid: Any, key: str) -> Code | None:
+    @staticmethod
+    def _call(verb: str, client: Client, xid: Xid) -> Code:
+        rm: Any = client.rm
         calls: dict[str, Callable[[], Any]] = {
             "open": client.open,
-            "start": lambda: (client.start(xid), client.write(key)),
+            "start": lambda: client.start(xid),
             "prepare": lambda: client.prepare(xid),
             "commit in one phase": lambda: client.commit(xid, TMONEPHASE),
             "commit": lambda: client.commit(xid),
             "rollback": lambda: client.rollback(xid),
             "rollback of what is prepared": lambda: client.rollback(xid),
             "recover": client.in_doubt,
+            "decide": lambda: rm.decide(xid, RMID, RECORD),
         }
         try:
             answer = calls[verb]()
         except XaError as error:
             return error.code
-        if verb in {"start", "open"} and self.server.asked == b"":
-            return None  # nothing was asked yet
-        assert isinstance(answer, Code), f"{verb} answered {answer!r} to a lie"
-        return answer
+        return answer if isinstance(answer, Code) else Code.XA_OK
 
-    def _settle(self, verb: str, xid: Any, key: str) -> None:
+    def _settle(self, verb: str, code: Code, xid: Xid, key: str) -> None:
         """Afterwards, as a manager does: with a true server it comes to the end that was wanted."""
-        self.client.reopen()
-        wanted = "commit" if verb == "commit" else "rollback"
-        ended = self.client.retrying(wanted, xid)
-        until = time.monotonic() + BOUND_S
-        while ended in LOST and time.monotonic() < until:
-            ended = self.client.retrying(wanted, xid)
-        assert ended in {Code.XA_OK, Code.XAER_NOTA} | ROLLBACK_CODES, ended
-        assert (key in self.harness.committed()) is (verb == "commit")
+        client, rm = self.client, cast("Any", self.client.rm)
+        if verb in {"commit", "prepare", "rollback", "rollback of what is prepared"}:
+            client.reopen()
+            wanted = "commit" if verb == "commit" else "rollback"
+            until = time.monotonic() + BOUND_S
+            while (ended := client.retrying(wanted, xid)) in LOST and time.monotonic() < until:
+                pass
+            assert ended in {Code.XA_OK, Code.XAER_NOTA} | ROLLBACK_CODES, ended
+            assert (key in self.harness.committed()) is (verb == "commit")
+        elif verb == "commit in one phase" and code in ROLLBACK_CODES:
+            assert key not in self.harness.committed()
+        elif verb == "decide":
+            client.reopen()
+            found = rm.settle(xid.gtrid, RMID)
+            assert found in {None, RECORD}
+            assert (key in self.harness.committed()) is (found == RECORD)
+            assert found is None or code is Code.XAER_RMFAIL
 
 
-def verbs_of(make: Callable[[], Any], protocol: Protocol, settings: str, verbs: Iterable[str] = VERBS) -> None:
-    """Every verb before every lie."""
+def verbs_of(
+    make: Callable[[str], Any],
+    protocol: Protocol,
+    settings: str,
+    verbs: Iterable[str],
+    lies: Iterable[Lie] = tuple(Lie),
+    when: bytes = b"",
+) -> None:
+    """Every verb before every lie; `make` makes the harness of a case."""
 
-    def case(verb: str, lie: Lie) -> Callable[[], None]:
+    def case(verb: str, lie: Lie) -> tuple[str, Callable[[], None]]:
+        name = f"{verb}, {lie.value}"
+        behind = Behind(make(name), protocol, settings)
+
         def run() -> None:
-            harness = make()
-            behind = Behind(harness, protocol, settings)
             try:
-                behind.check(verb, lie)
+                behind.check(verb, lie, when)
             finally:
                 behind.close()
-                harness.close()
 
-        return run
+        return name, run
 
-    all_at_once((f"{verb}, {lie.value}", case(verb, lie)) for verb in verbs for lie in Lie)
+    all_at_once([case(verb, lie) for verb in verbs for lie in lies])
 
 
 AMQP_SETTINGS = "timeout=1.5&connect_timeout=1.5"
+SQL_SETTINGS = "connect_timeout=2&xa_reply_s=1.5"
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
 
 
 @pytest.mark.parametrize("lie", Lie)
-def test_verbs_of_amqp(tmp_path: Path, lie: Lie) -> None:
-    broker = EmbeddedBroker(tmp_path)
-    try:
+def test_verbs_of_amqp(embedded: EmbeddedBroker, lie: Lie) -> None:
+    def make(name: str) -> AmqpHarness:
+        return AmqpHarness(embedded, VARIANTS["static"], name.replace(" ", "-"))
 
-        def case(verb: str, number: int) -> Callable[[], None]:
-            def run() -> None:
-                harness = AmqpHarness(broker, VARIANTS["static"], f"{lie.value}-{number}")
-                behind = Behind(harness, Protocol.AMQP_10, AMQP_SETTINGS)
-                try:
-                    behind.check(verb, lie)
-                finally:
-                    behind.close()
-                    harness.close()
+    verbs_of(make, Protocol.AMQP_10, AMQP_SETTINGS, TWO_PHASES, [lie])
 
-            return run
 
-        all_at_once((verb, case(verb, number)) for number, verb in enumerate(VERBS))
-    finally:
-        broker.stop()
+@pytest.mark.parametrize("lie", Lie)
+def test_verbs_of_amqp_that_decides(embedded: EmbeddedBroker, lie: Lie) -> None:
+    def make(name: str) -> DecidingBrokerHarness:
+        return DecidingBrokerHarness(embedded, name.replace(" ", "-"))
+
+    verbs_of(make, Protocol.AMQP_10, AMQP_SETTINGS, ONE_PHASE, [lie])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decides", [False, True])
-def test_verbs_of_postgres(postgres: Postgres, decides: bool) -> None:
+def test_verbs_of_amqp_010(broker_j: BrokerJ) -> None:
+    def make(name: str) -> QpidHarness:
+        return QpidHarness(broker_j, name.replace(" ", "-").replace(",", ""))
+
+    verbs_of(make, Protocol.AMQP_010, f"{AMQP_SETTINGS}&heartbeat=2", TWO_PHASES)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("openwire")
+def test_verbs_of_openwire(brokers: dict[str, JavaBroker], tmp_path_factory: pytest.TempPathFactory) -> None:
+    for kind, start in BROKERS.items():
+        broker = brokers.get(kind) or start(tmp_path_factory.mktemp(kind))
+        brokers[kind] = broker
+        broker.start()
+        verbs_of(lambda _, broker=broker: OpenWireHarness(broker), Protocol.OPENWIRE, AMQP_SETTINGS, TWO_PHASES)  # type: ignore[misc]
+
+
+@pytest.mark.slow
+def test_verbs_of_postgres(postgres: Postgres) -> None:
     url = postgres.create_database()
-    kind = PostgresDeciderHarness if decides else PostgresHarness
-    verbs = [verb for verb in VERBS if not decides or verb in {"open", "start", "rollback", "commit in one phase"}]
-    verbs_of(lambda: kind(postgres, url), Protocol.POSTGRES, "connect_timeout=2&xa_reply_s=1.5", verbs)
+    verbs_of(lambda _: PostgresHarness(postgres, url), Protocol.POSTGRES, SQL_SETTINGS, TWO_PHASES)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("decides", [False, True])
-def test_verbs_of_mariadb(mariadb: MariaDB, decides: bool) -> None:
-    url = mariadb.create_database("mysql+pymysql" if decides else "mariadb")
-    kind = MariaDeciderHarness if decides else MariaHarness
-    verbs = [verb for verb in VERBS if not decides or verb in {"open", "start", "rollback", "commit in one phase"}]
-    verbs_of(lambda: kind(mariadb, url), Protocol.MARIADB, "connect_timeout=2&xa_reply_s=1.5", verbs)
+@pytest.mark.parametrize("when", [b"", b"COMMIT"])
+def test_verbs_of_postgres_that_decides(postgres: Postgres, when: bytes) -> None:
+    url = postgres.create_database()
+    verbs = ("commit in one phase", "decide") if when else ONE_PHASE
+    verbs_of(lambda _: PostgresDeciderHarness(postgres, url), Protocol.POSTGRES, SQL_SETTINGS, verbs, when=when)
+
+
+@pytest.mark.slow
+def test_verbs_of_mariadb(mariadb: MariaDB) -> None:
+    url = mariadb.create_database("mariadb")
+    verbs_of(lambda _: MariaHarness(mariadb, url), Protocol.MARIADB, SQL_SETTINGS, TWO_PHASES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", [b"", b"COMMIT"])
+def test_verbs_of_mariadb_that_decides(mariadb: MariaDB, when: bytes) -> None:
+    url = mariadb.create_database("mysql+pymysql")
+    verbs = ("commit in one phase", "decide") if when else ONE_PHASE
+    verbs_of(lambda _: MariaDeciderHarness(mariadb, url), Protocol.MARIADB, SQL_SETTINGS, verbs, when=when)

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 CONNECTIONS: Final = 2
 WAIT_S: Final = 10.0
-MAX_BATCH: Final = 1 << 30
-"""Octets of the rows that a relay reads at a time."""
 """How long a statement waits for a connection, or for SQLite's lock."""
+MAX_REPLY: Final = 1 << 30
+"""Octets of the rows that the database may send for one statement."""
 MAX_BATCH_OCTETS: Final = 16 << 20
 """A batch ends with the message that reaches this size."""
 MAX_BACKOFF_S: Final = 300.0
@@ -123,7 +123,7 @@ class OutboxStore:
         made = made.set(drivername=_DRIVERS.get(made.drivername, made.drivername))
         dialect = made.get_dialect().name
         options = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
-        limits = (WAIT_S, address.reply_s, MAX_BATCH)
+        limits = (WAIT_S, address.reply_s, MAX_REPLY)
         clear = address.plain_without_tls
         return cls(make_engine(made, CONNECTIONS, *limits, plain_without_tls=clear, **options), tables)
 
