@@ -91,7 +91,7 @@ def make_engine(
     elif engine.dialect.driver == "psycopg" and "creator" not in options:
         from xa.sql import psycopg_connection  # noqa: PLC0415 — loads psycopg, which others don't need
 
-        psycopg_connection.bound(engine, reply_s, max_reply)
+        psycopg_connection.bound(engine, reply_s, max_reply, plain_without_tls=plain_without_tls)
     return engine
 
 

@@ -28,6 +28,7 @@ from pymysql.constants import COMMAND
 from rm_db.connections.steps import ConnectionLost, Failure, Wait, drive
 from xa.fork import belongs_to_this_process
 from xa.sql.errors import MARIADB, ErrorKind
+from xa.sql.pymysql_connection import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,6 +150,8 @@ class MariaConnection:
                     driver._result = None
                     if not self.alive:
                         raise ConnectionLost(failure_of(error)) from None
+        except UNREADABLE as error:
+            raise self._not_understood(error) from None
         finally:
             self._reader.until = None
 
@@ -302,10 +305,16 @@ class MariaConnection:
             if not self.alive or is_loss(failure):
                 raise ConnectionLost(failure) from None
             return Result((), failure)
+        except UNREADABLE as error:
+            raise self._not_understood(error) from None
         finally:
             self._reader.end_reply()
         result, driver._result = driver._result, None
         return Result(tuple(result.rows or ()), None)
+
+    def _not_understood(self, error: Exception) -> ConnectionLost:
+        self.driver._force_close()
+        return ConnectionLost(Failure(None, f"the reply can't be understood: {error!r}"))
 
     def exchange(self, *commands: bytes) -> Steps[list[Result]]:
         """Sends commands and collects their replies; replies that were owed before are dropped."""

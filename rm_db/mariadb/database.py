@@ -14,7 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from rm_db.connections.pending import OutstandingSteps
 from rm_db.connections.pool import ConnectionPool, ServerFull
-from rm_db.connections.steps import ConnectionLost, drive
+from rm_db.connections.steps import ConnectionLost, drive, understood
 from rm_db.mariadb.connection import MariaConnection, Result, failure_of
 from rm_db.mariadb.parked import ParkedBranches
 from rm_db.mariadb.prepared_branches import PreparedBranches
@@ -70,7 +70,8 @@ class MariaDatabase:
         """Reaches the database and asks for its facts. XAER_RMERR: branches can't be prepared there, or not be found
         again."""
         variables = self.outstanding.run(self.command(ASK_VARIABLES))
-        facts = Facts.of({row[0]: row[1] for row in variables.rows})
+        with understood():
+            facts = Facts.of({row[0]: row[1] for row in variables.rows})
         facts.check()
         self._facts = facts
         self.outstanding.run(self.prepared.scan())  # MySQL lists prepared branches to users with a right only

@@ -19,7 +19,7 @@ from sqlalchemy.exc import OperationalError
 from rm_db.address import POSTGRES_SCHEMES
 from rm_db.connections.pending import OutstandingSteps
 from rm_db.connections.pool import ConnectionPool, ServerFull
-from rm_db.connections.steps import ConnectionLost, Steps
+from rm_db.connections.steps import ConnectionLost, Steps, understood
 from rm_db.postgres.libpq import LibpqConnection, Reply
 from rm_db.postgres.prepared_transactions import PreparedTransactions
 from rm_db.postgres.transaction import EndCommands, PostgresTransaction
@@ -87,12 +87,12 @@ class PostgresDatabase:
     def probe(self) -> Facts:
         """Reaches the database and asks for its facts. XAER_RMERR: it can be used neither to prepare nor to decide."""
         reply = self.outstanding.run(self.command(_PROBE))
-        version, prepared, standby, read_only, synchronous, fsync, user, database = (
-            (octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0]
-        )
-        facts = Facts(
-            int(version), int(prepared), standby == "t", read_only == "on", synchronous, fsync == "on", user, database
-        )
+        with understood():
+            version, prepared, standby, read_only, synchronous, fsync, user, database = (
+                (octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0]
+            )
+            on = (standby == "t", read_only == "on")
+            facts = Facts(int(version), int(prepared), *on, synchronous, fsync == "on", user, database)
         if facts.version < MIN_VERSION:
             raise xa_error(
                 Code.XAER_RMERR, f"PostgreSQL {facts.version // 10000} is too old, {MIN_VERSION // 10000} is needed"
@@ -166,7 +166,12 @@ class PostgresDatabase:
     def connect(self, reply_s: float | None = None) -> psycopg.Connection[Any]:
         """A new psycopg connection, which waits at most `reply_s` for a reply; None: as long as it takes."""
         threshold = None if self.address.pooled else 5
-        return BoundedConnection.connect(self._conninfo, reply_s=reply_s, prepare_threshold=threshold)
+        return BoundedConnection.connect(
+            self._conninfo,
+            reply_s=reply_s,
+            plain_without_tls=self.address.plain_without_tls,
+            prepare_threshold=threshold,
+        )
 
     def _connect(self) -> LibpqConnection:
         try:
@@ -189,8 +194,6 @@ def conninfo(address: Address) -> str:
         raise xa_error(Code.XAER_INVAL, f"open: {str(error).strip()}") from None
     settings.setdefault("application_name", "xabridge")
     settings.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
-    if address.plain_without_tls:
-        settings.setdefault("require_auth", "")
     return make_conninfo("", **settings)
 
 

@@ -41,7 +41,11 @@ def diagnose_postgres(open_string: str, *, two_phase: bool) -> Diagnosis:
     try:
         address = Address.parse(open_string.removeprefix(DECIDER_PREFIX))
         connection = BoundedConnection.connect(
-            conninfo(address), reply_s=address.reply_s, autocommit=True, row_factory=psycopg.rows.namedtuple_row
+            conninfo(address),
+            reply_s=address.reply_s,
+            plain_without_tls=address.plain_without_tls,
+            autocommit=True,
+            row_factory=psycopg.rows.namedtuple_row,
         )
     except XaError as error:
         return Diagnosis((Check(Health.FAIL, "open string", error.message, "correct the URL in the configuration"),))

@@ -52,12 +52,20 @@ class BoundedConnection(psycopg.Connection[Any]):
 
     @classmethod
     def connect(  # type: ignore[override]  # it takes what psycopg's does, and two arguments more
-        cls, conninfo: str = "", *, reply_s: float | None = None, max_reply: int = MAX_REPLY, **given: Any
+        cls,
+        conninfo: str = "",
+        *,
+        reply_s: float | None = None,
+        max_reply: int = MAX_REPLY,
+        plain_without_tls: bool = False,
+        **given: Any,
     ) -> Self:
-        """A new connection; psycopg.Error."""
+        """A new connection; psycopg.Error. With `plain_without_tls` any server gets the password as it is."""
         of_psycopg = {name: value for name, value in given.items() if name in _OF_PSYCOPG}
         of_libpq = {name: value for name, value in given.items() if name not in _OF_PSYCOPG}
-        settings = guarded(conninfo_to_dict(conninfo, **of_libpq))
+        settings = conninfo_to_dict(conninfo, **of_libpq)
+        if not plain_without_tls:
+            settings = guarded(settings)
         try:
             connection = super().connect(make_conninfo("", **settings), **of_psycopg)
         except psycopg.OperationalError as error:
@@ -101,11 +109,14 @@ class BoundedConnection(psycopg.Connection[Any]):
         return psycopg.OperationalError(f"{why}; the connection was closed")
 
 
-def bound(engine: Engine, reply_s: float, max_reply: int = MAX_REPLY) -> Engine:
+def bound(
+    engine: Engine, reply_s: float, max_reply: int = MAX_REPLY, *, plain_without_tls: bool = False
+) -> Engine:
     """Makes the engine's connections bounded ones."""
 
     def connect(_dialect: object, _record: object, args: list[Any], given: dict[str, Any]) -> BoundedConnection:
-        return BoundedConnection.connect(*args, reply_s=reply_s, max_reply=max_reply, **given)
+        limits: dict[str, Any] = {"reply_s": reply_s, "max_reply": max_reply}
+        return BoundedConnection.connect(*args, **limits, plain_without_tls=plain_without_tls, **given)
 
     event.listen(engine, "do_connect", connect)
     return engine

@@ -8,7 +8,7 @@ password to whoever asks; and a reply that is no MySQL ends in any kind of excep
 - a server gets the password in a form that can be read back only if it was verified (TLS that checks certificate and
   host name, or a local socket), or with `plain_without_tls`. A public key that the server sends for that proves
   nothing, so a password that is encrypted with it counts as readable,
-- what can't be understood is a pymysql.OperationalError, and the connection is closed then.
+- what can't be understood closes the connection, and is a pymysql.OperationalError where there is a deadline.
 
 No file of this machine is ever sent: `local_infile` stays off, and a server that asks for one is refused.
 """
@@ -49,7 +49,7 @@ _READABLE: Final = frozenset({b"mysql_clear_password", b"dialog", b"sha256_passw
 """Ways to log in that send the password so that the other side can read it."""
 _KEY_REQUESTS: Final = frozenset({b"\x01", b"\x02"})
 """What asks the server for a public key, with which the password would be encrypted."""
-_UNREADABLE: Final = (
+UNREADABLE: Final = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -233,8 +233,10 @@ class BoundedConnection(pymysql.connections.Connection):  # type: ignore[type-ar
     def _understood(self) -> Iterator[None]:
         try:
             yield
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self._force_close()  # type: ignore[attr-defined]
+            if self._until is None:
+                raise  # by the application's own converter, as far as one knows
             why = f"the server's reply can't be understood: {type(error).__name__}: {error}"
             if "LOAD_LOCAL" in str(error):
                 why = "the server asks for a file of this machine (LOAD DATA LOCAL), and gets none"
