@@ -146,7 +146,7 @@ class LyingServer:
     def _tell(self, client: socket.socket) -> None:
         lie = self._lie or Lie.SILENT
         if lie is Lie.GARBAGE:
-            client.sendall(random.Random(7).randbytes(4096))  # noqa: S311
+            client.sendall(random.Random(7).randbytes(4096))
         elif lie is Lie.DRIP:
             for octet in itertools.chain.from_iterable(_endless(self._protocol)):
                 if self._closed.wait(DRIP_S):

@@ -6,38 +6,44 @@ from __future__ import annotations
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy import make_url
 
 from dtx.store.contract import StoreError
 from dtx.store.sql.image import look_at_store
-from rm_amqp import AmqpResource, DecidingBroker, qpid
+from rm_amqp import AmqpResource, DecidingBroker, Message, qpid
 from rm_db import DecidingDatabase, MariaResource, PostgresResource
 from rm_openwire import OpenWireResource
 from tests.lying_server import Lie, LyingServer, Protocol
+from tests.rabbitmq import RabbitMQ
+from tests.rabbitmq import installed as rabbitmq_installed
 from tests.rm_amqp.amqp010.test_contract import QpidHarness
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.test_contract import VARIANTS, AmqpHarness
 from tests.rm_db.harness import MariaDeciderHarness, MariaHarness, PostgresDeciderHarness, PostgresHarness
-from tests.rm_openwire.conftest import brokers  # noqa: F401 — a fixture
 from tests.rm_openwire.java_brokers import BROKERS
 from tests.rm_openwire.test_contract import OpenWireHarness
-from tm.log.decision import LogError
+from tests.tm.log.samples import decision
+from tm import TransactionManager
+from tm.log.decision import LogError, LogStopped
 from tm.log.sql import SqlLog
+from tm.log.sql.database import Database
 from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError
-from xabridge.outbox.publisher import BrokerAway
+from xabridge.outbox.publisher import BrokerAway, Outgoing
 from xabridge.outbox.rabbitmq import RabbitPublisher
 from xabridge.testing.contract.client import RMID, Client, ScriptedRegistrar, new_key, new_xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
 
     from tests.broker_j import BrokerJ
     from tests.postgres import Postgres
-    from tests.rm_openwire.java_brokers import JavaBroker
     from xa import Xid
     from xabridge.testing.mariadb import MariaDB
 
@@ -308,12 +314,14 @@ def test_verbs_of_amqp_010(broker_j: BrokerJ) -> None:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("openwire")
-def test_verbs_of_openwire(brokers: dict[str, JavaBroker], tmp_path_factory: pytest.TempPathFactory) -> None:
-    for kind, start in BROKERS.items():
-        broker = brokers.get(kind) or start(tmp_path_factory.mktemp(kind))
-        brokers[kind] = broker
-        broker.start()
-        verbs_of(lambda _, broker=broker: OpenWireHarness(broker), Protocol.OPENWIRE, AMQP_SETTINGS, TWO_PHASES)  # type: ignore[misc]
+@pytest.mark.parametrize("kind", BROKERS)
+def test_verbs_of_openwire(kind: str, tmp_path: Path) -> None:
+    broker = BROKERS[kind](tmp_path)
+    broker.start()
+    try:
+        verbs_of(lambda _: OpenWireHarness(broker), Protocol.OPENWIRE, AMQP_SETTINGS, TWO_PHASES)
+    finally:
+        broker.kill()
 
 
 @pytest.mark.slow
@@ -342,3 +350,93 @@ def test_verbs_of_mariadb_that_decides(mariadb: MariaDB, when: bytes) -> None:
     url = mariadb.create_database("mysql+pymysql")
     verbs = ("commit in one phase", "decide") if when else ONE_PHASE
     verbs_of(lambda _: MariaDeciderHarness(mariadb, url), Protocol.MARIADB, SQL_SETTINGS, verbs, when=when)
+
+
+# --- what is no verb --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize("decides", [False, True])
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_a_statement_of_the_application_ends_with_its_transaction(
+    kind: str, decides: bool, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    if kind == "postgres":
+        protocol, true = Protocol.POSTGRES, request.getfixturevalue("postgres").create_database()
+    else:
+        made = "mysql+pymysql" if decides else "mariadb"
+        protocol, true = Protocol.MARIADB, request.getfixturevalue("mariadb").create_database(made)
+    url = make_url(true)
+
+    def case(lie: Lie) -> Callable[[], None]:
+        def run() -> None:
+            with LyingServer(protocol, (str(url.host), int(url.port or 0))) as server:
+                here = true.replace(f"{url.host}:{url.port}", f"127.0.0.1:{server.port}")
+                keys = ["[resources.shop]", f'url = "{here}?{SQL_SETTINGS}"']
+                first = f'log = "file://{tmp_path}/{lie.value}"'
+                if decides:
+                    keys, first = [*keys, 'mode = "decider"'], ""
+                config = tmp_path / f"{lie.value}.toml"
+                config.write_text("\n".join(['node = "n"', first, *keys]))
+                with closing(TransactionManager.from_config(config)) as manager:
+                    with pytest.raises(sa.exc.DBAPIError), manager.begin(timeout_s=1) as tx:
+                        tx["shop"].execute(sa.text("SELECT 1"))
+                        server.lie(lie)
+                        tx["shop"].execute(sa.text("SELECT 1"))
+                    server.be_honest()
+
+        return run
+
+    all_at_once((lie.value, case(lie)) for lie in (Lie.SILENT, Lie.DRIP))
+
+
+@pytest.mark.slow
+def test_decisions_in_a_log_in_postgres(postgres: Postgres) -> None:
+    true = postgres.create_database()
+    url = make_url(true)
+    SqlLog(true, "first").close()
+
+    def case(lie: Lie) -> Callable[[], None]:
+        def run() -> None:
+            with LyingServer(Protocol.POSTGRES, (str(url.host), int(url.port or 0))) as server:
+                here = true.replace(f"{url.host}:{url.port}", f"127.0.0.1:{server.port}")
+                database = Database(f"{here}?connect_timeout=2", reply_s=1)
+                database.prepare()
+                log = SqlLog(database, lie.value, sleep=lambda _: None)
+                server.lie(lie)
+                with pytest.raises(LogStopped, match="unknown"):
+                    log.decide(decision(1, node=lie.value))
+                server.be_honest()
+                with suppress(LogError):
+                    log.close()
+            with closing(SqlLog(true, lie.value, take_over=True)) as again:
+                assert list(again.decisions()) == [decision(1, node=lie.value)]
+
+        return run
+
+    all_at_once((lie.value, case(lie)) for lie in Lie)
+
+
+@pytest.mark.slow
+def test_confirmations_of_rabbitmq() -> None:
+    if not rabbitmq_installed():
+        pytest.skip("RabbitMQ is not installed: .ci/run installs it")
+    rabbit = RabbitMQ()
+    rabbit.start()
+    host, _, port = rabbit.address.partition(":")
+
+    def case(lie: Lie) -> Callable[[], None]:
+        def run() -> None:
+            with LyingServer(Protocol.AMQP_091, (host, int(port))) as server:
+                publisher = RabbitPublisher(f"amqp091://guest:guest@127.0.0.1:{server.port}", connect_s=2)
+                publisher.open()
+                server.lie(lie)
+                sent = publisher.send([Outgoing(1, "/exchanges/amq.fanout/k", Message("x"))], time.monotonic() + 1.5)
+                assert (sent.confirmed, sent.refused) == (set(), {})
+                assert sent.away
+                publisher.close()
+
+        return run
+
+    try:
+        all_at_once((lie.value, case(lie)) for lie in Lie)
+    finally:
+        rabbit.remove()

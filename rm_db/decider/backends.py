@@ -75,7 +75,9 @@ class SqlBackend:
         clear = address.plain_without_tls
         self._engine = make_engine(url, address.pool_size, *waits, plain_without_tls=clear)
         guard(self._engine)
-        options = {"isolation_level": mariadb.ISOLATION} if self._engine.dialect.name in mariadb.DIALECTS else {}
+        options: dict[str, Any] = (
+            {"isolation_level": mariadb.ISOLATION} if self._engine.dialect.name in mariadb.DIALECTS else {}
+        )
         self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, *waits, plain_without_tls=clear, **options))
 
     def reach(self) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 TABLE_CONNECTIONS: Final = 2
 REPLY_S: Final = 60.0
-MAX_REPLY: Final = 256 << 20
+MAX_REPLY: Final = 64 << 20
 _COMMITS_IMPLICITLY: Final = mariadb.DIALECTS | {"oracle"}
 """Where a statement of the data definition language commits what was done before it."""
 

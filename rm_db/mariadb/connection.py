@@ -5,8 +5,9 @@ one before it failed; so commands are sent together only where the later ones fa
 failed. Replies that nobody has collected yet are owed: the next exchange collects them first.
 
 PyMySQL reads whole replies and blocks meanwhile. Its buffered reader is replaced by one that can tell whether a whole
-reply has arrived, so that a thread waits for several connections at once, and for none longer than it wants. While `waiting` lasts, somebody else waits for the
-socket whenever PyMySQL would block: that is how a task's statement leaves the event loop free.
+reply has arrived, so that a thread waits for several connections at once, and for none longer than it wants. While
+`waiting` lasts, somebody else waits for the socket whenever PyMySQL would block: that is how a task's statement leaves
+the event loop free.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class MariaDatabase:
 
     def connect(self, reply_s: float | None = None) -> Driver:
         """A new PyMySQL connection, which waits at most `reply_s` for a reply; None: as long as it takes."""
-        return BoundedConnection(**self._arguments, reply_s=reply_s)
+        return new_connection(self._arguments, reply_s)
 
     def _connect(self) -> MariaConnection:
         try:
@@ -152,9 +152,14 @@ class MariaDatabase:
             raise ServerFull(refused) if refused.code is Code.XA_RETRY else refused from None
 
 
+def new_connection(given: dict[str, Any], reply_s: float | None) -> Driver:
+    """A connection with these `arguments`; pymysql.MySQLError."""
+    return BoundedConnection(**given, reply_s=reply_s)
+
+
 def arguments(address: Address) -> dict[str, Any]:
-    """What a `BoundedConnection` is to connect with; XAER_INVAL for a wrong URL. Commit after each statement is on, because XA START
-    is refused inside another transaction."""
+    """What a `BoundedConnection` is to connect with; XAER_INVAL for a wrong URL. Commit after each statement is on,
+    because XA START is refused inside another transaction."""
     scheme, separator, rest = address.url.partition("://")
     if not separator or scheme not in SCHEMES:
         raise xa_error(Code.XAER_INVAL, f"open: a URL that begins with {SCHEMES[0]}:// is expected, not {scheme}://")

@@ -16,7 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy.exc import OperationalError
 
-from rm_db.address import POSTGRES_SCHEMES
+from rm_db.address import POSTGRES_SCHEMES, Address
 from rm_db.connections.pending import OutstandingSteps
 from rm_db.connections.pool import ConnectionPool, ServerFull
 from rm_db.connections.steps import ConnectionLost, Steps, understood
@@ -29,7 +29,6 @@ from xa import Code, ResourceError, XaError, xa_error
 from xa.sql.psycopg_connection import BoundedConnection
 
 if TYPE_CHECKING:
-    from rm_db.address import Address
     from xa import Xid
 
 logger = logging.getLogger("xabridge.rm_db")
@@ -179,6 +178,17 @@ class PostgresDatabase:
         except psycopg.Error as error:
             refused = unconnected(str(error).strip())
             raise ServerFull(refused) if refused.code is Code.XA_RETRY else refused from None
+
+
+def connect(open_string: str, *, autocommit: bool = False) -> BoundedConnection:
+    """A connection beside the branches; psycopg.Error, XAER_INVAL."""
+    address = Address.parse(open_string)
+    return BoundedConnection.connect(
+        conninfo(address),
+        reply_s=address.reply_s,
+        plain_without_tls=address.plain_without_tls,
+        autocommit=autocommit,
+    )
 
 
 def conninfo(address: Address) -> str:

@@ -16,7 +16,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import psycopg
 from psycopg import pq
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 RV = TypeVar("RV")
 
-MAX_REPLY: Final = 256 << 20
+MAX_REPLY: Final = 64 << 20
 """Octets of a reply that holds records of ours."""
 NOT_IN_CLEAR: Final = "!password"
 """libpq's name for every way to log in but the one that sends the password as it is."""
@@ -67,7 +67,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         if not plain_without_tls:
             settings = guarded(settings)
         try:
-            connection = super().connect(make_conninfo("", **settings), **of_psycopg)
+            connection = super().connect(make_conninfo("", **settings), **cast("dict[str, Any]", of_psycopg))
         except psycopg.OperationalError as error:
             if NOT_IN_CLEAR not in str(error):
                 raise
@@ -109,14 +109,12 @@ class BoundedConnection(psycopg.Connection[Any]):
         return psycopg.OperationalError(f"{why}; the connection was closed")
 
 
-def bound(
-    engine: Engine, reply_s: float, max_reply: int = MAX_REPLY, *, plain_without_tls: bool = False
-) -> Engine:
+def bound(engine: Engine, reply_s: float, max_reply: int = MAX_REPLY, *, plain_without_tls: bool = False) -> Engine:
     """Makes the engine's connections bounded ones."""
 
     def connect(_dialect: object, _record: object, args: list[Any], given: dict[str, Any]) -> BoundedConnection:
         limits: dict[str, Any] = {"reply_s": reply_s, "max_reply": max_reply}
-        return BoundedConnection.connect(*args, **limits, plain_without_tls=plain_without_tls, **given)
+        return BoundedConnection.connect(*args, **limits, plain_without_tls=plain_without_tls, **given)  # type: ignore[misc]  # args has no names
 
     event.listen(engine, "do_connect", connect)
     return engine

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-MAX_REPLY: Final = 256 << 20
+MAX_REPLY: Final = 64 << 20
 """Octets of a reply that holds records of ours."""
 MAX_LOGIN: Final = 64 << 10
 """Octets that a server may send until it has let us in."""
@@ -63,7 +63,7 @@ UNREADABLE: Final = (
 """What PyMySQL raises for a reply that is none."""
 
 
-class BoundedConnection(pymysql.connections.Connection):  # type: ignore[type-arg]
+class BoundedConnection(pymysql.connections.Connection):
     """Without settings for TLS in the URL, TLS is used where the server has it, and no certificate is checked. PyMySQL
     would load all certificates of the machine for each connection nevertheless, which takes longer than the rest of
     it."""
@@ -147,7 +147,7 @@ class BoundedConnection(pymysql.connections.Connection):  # type: ignore[type-ar
         self._logging_in = True
         try:
             with self._understood():
-                super().connect(sock)  # type: ignore[call-arg]
+                super().connect(sock)
         finally:
             self._logging_in = False
             self._until = None
@@ -224,9 +224,7 @@ class BoundedConnection(pymysql.connections.Connection):  # type: ignore[type-ar
             driver._sock.sendall(data)
         except OSError as error:
             driver._force_close()
-            raise pymysql.OperationalError(
-                CR.CR_SERVER_GONE_ERROR, f"MySQL server has gone away ({error!r})"
-            ) from None
+            raise pymysql.OperationalError(CR.CR_SERVER_GONE_ERROR, f"MySQL server has gone away ({error!r})") from None
 
     # --- replies that are none ------------------------------------------------------------------------------
     @contextmanager
@@ -244,16 +242,14 @@ class BoundedConnection(pymysql.connections.Connection):  # type: ignore[type-ar
 
     def _read_packet(self, packet_type: type[MysqlPacket] = MysqlPacket) -> Any:
         with self._understood():
-            return super()._read_packet(packet_type)
+            return super()._read_packet(packet_type)  # type: ignore[no-untyped-call]
 
-    def _read_query_result(self, unbuffered: bool = False) -> Any:  # noqa: FBT001, FBT002 — PyMySQL's
+    def _read_query_result(self, unbuffered: bool = False) -> Any:
         with self._understood():
             return super()._read_query_result(unbuffered)  # type: ignore[misc]
 
 
-def bound(
-    engine: Engine, reply_s: float, max_reply: int = MAX_REPLY, *, plain_without_tls: bool = False
-) -> Engine:
+def bound(engine: Engine, reply_s: float, max_reply: int = MAX_REPLY, *, plain_without_tls: bool = False) -> Engine:
     """Makes the engine's connections bounded ones."""
 
     def connect(_dialect: object, _record: object, args: list[Any], given: dict[str, Any]) -> BoundedConnection:

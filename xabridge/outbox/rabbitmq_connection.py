@@ -7,7 +7,6 @@ wait has a deadline, `until`, a frame has at most MAX_FRAME octets, and what can
 
 from __future__ import annotations
 
-import ssl
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ from amqp.exceptions import UnexpectedFrame
 from amqp.transport import TCPTransport
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
 MAX_FRAME: Final = 1 << 20
@@ -58,6 +58,7 @@ class _Transport(TCPTransport):  # type: ignore[misc]
         self, host: str, connect_timeout: float, tls: ssl.SSLContext | None, left_s: Callable[[], float]
     ) -> None:
         super().__init__(host, connect_timeout=connect_timeout)
+        self.sock: Any = None
         self._tls = tls
         self._left_s = left_s
 

@@ -122,7 +122,7 @@ class OutboxStore:
         made = parse_url(address)
         made = made.set(drivername=_DRIVERS.get(made.drivername, made.drivername))
         dialect = made.get_dialect().name
-        options = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
+        options: dict[str, Any] = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
         limits = (WAIT_S, address.reply_s, MAX_REPLY)
         clear = address.plain_without_tls
         return cls(make_engine(made, CONNECTIONS, *limits, plain_without_tls=clear, **options), tables)

@@ -223,7 +223,7 @@ def test_a_file_is_never_sent(tmp_path: Path) -> None:
 
     with FalseServer(talk) as server:
         url = f"mysql+pymysql://u:x@127.0.0.1:{server.port}/d"
-        with pytest.raises(ResourceUnavailable, match="understood|gets none"):
+        with pytest.raises(ResourceUnavailable, match=r"understood|gets none"):
             MariaResource().open(url, RMID)
         with pytest.raises(XaError, match="gets none"):
             DecidingDatabase().open(url, RMID)
