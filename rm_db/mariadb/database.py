@@ -118,7 +118,7 @@ class MariaDatabase:
     def kill_query(self, thread_id: int) -> bool:
         """Interrupts the statement of another of our connections; False where that can't be asked for now."""
         try:
-            self.outstanding.run(self.command(b"KILL QUERY %d" % thread_id))
+            drive(self.command(b"KILL QUERY %d" % thread_id), END_SESSION_S)
         except XaError:
             return False
         return True

@@ -16,7 +16,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg import pq
@@ -67,7 +67,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         if not plain_without_tls:
             settings = guarded(settings)
         try:
-            connection = super().connect(make_conninfo("", **settings), **cast("dict[str, Any]", of_psycopg))
+            connection = super().connect(make_conninfo("", **settings), **of_psycopg)
         except psycopg.OperationalError as error:
             if NOT_IN_CLEAR not in str(error):
                 raise
