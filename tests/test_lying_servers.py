@@ -80,9 +80,12 @@ def log_opens(port: int) -> None:
         SqlLog(f"postgresql://u:secret@127.0.0.1:{port}/d?connect_timeout=2", "n", sleep=lambda _: None)
 
 
-def relay_opens(port: int) -> None:
-    with pytest.raises(BrokerAway):
-        RabbitPublisher(f"amqp091://127.0.0.1:{port}", connect_s=1).open()
+def relay_opens(scheme: str) -> Callable[[int], None]:
+    def opens(port: int) -> None:
+        with pytest.raises(BrokerAway):
+            RabbitPublisher(f"{scheme}://127.0.0.1:{port}", connect_s=1).open()
+
+    return opens
 
 
 def store_is_looked_at(port: int) -> None:
@@ -107,7 +110,8 @@ STRANGERS: dict[str, tuple[Protocol, Callable[[int], None]]] = {
     "PostgreSQL that decides": (Protocol.POSTGRES, rm_opens(DecidingDatabase, POSTGRES)),
     "MariaDB": (Protocol.MARIADB, rm_opens(MariaResource, MARIADB)),
     "MariaDB that decides": (Protocol.MARIADB, rm_opens(DecidingDatabase, f"mysql+pymysql{MARIADB[7:]}")),
-    "a relay to RabbitMQ": (Protocol.AMQP_091, relay_opens),
+    "a relay to RabbitMQ": (Protocol.AMQP_091, relay_opens("amqp091")),
+    "a relay to RabbitMQ with TLS": (Protocol.AMQP_091, relay_opens("amqp091s")),
     "a log in PostgreSQL": (Protocol.POSTGRES, log_opens),
     "a broker's store in PostgreSQL": (Protocol.POSTGRES, store_is_looked_at),
     "doctor: AMQP 1.0": (Protocol.AMQP_10, diagnoses(AmqpResource, AMQP)),
