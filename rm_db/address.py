@@ -6,6 +6,7 @@
     xa_pool_wait_s     how long a transaction waits for a free connection (default 30)
     xa_reply_s         how long a verb waits for the database's answer before the connection is given up (default 60)
     xa_pooler          none, session or transaction: what kind of pooler stands before the database (default none)
+    xa_plain_without_tls   true: the server may see the password without having been verified by TLS (default false)
 
     password_env       the environment variable that holds the password, instead of one in the URL
 
@@ -25,7 +26,14 @@ DECIDER_PREFIX: Final = "decider+"
 """The prefix of an open string, before the URL, when the database is to decide."""
 POSTGRES_SCHEMES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 _PREFIX: Final = "xa_"
-_DEFAULTS: Final = {"xa_pool_size": "20", "xa_pool_wait_s": "30", "xa_reply_s": "60", "xa_pooler": "none"}
+_DEFAULTS: Final = {
+    "xa_pool_size": "20",
+    "xa_pool_wait_s": "30",
+    "xa_reply_s": "60",
+    "xa_pooler": "none",
+    "xa_plain_without_tls": "false",
+}
+_FLAGS: Final = {"true": True, "false": False}
 _POOLERS: Final = {"none": False, "session": False, "transaction": True}
 _LONG_S: Final = 1e6
 
@@ -39,6 +47,7 @@ class Address:
     pool_wait_s: float
     reply_s: float
     pooled: bool
+    plain_without_tls: bool = False
 
     @classmethod
     def parse(cls, open_string: str) -> Address:
@@ -68,6 +77,7 @@ class Address:
                 pool_wait_s=float(settings["xa_pool_wait_s"]),
                 reply_s=float(settings["xa_reply_s"]),
                 pooled=_POOLERS[settings["xa_pooler"]],
+                plain_without_tls=_FLAGS[settings["xa_plain_without_tls"]],
             )
         except (KeyError, ValueError) as error:
             raise xa_error(Code.XAER_INVAL, f"open: a setting of the open string is wrong: {error}") from None

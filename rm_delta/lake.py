@@ -70,6 +70,9 @@ COMMITTED: Final = "committed"
 ROLLED_BACK: Final = "rolled-back"
 ABANDONED_S: Final = 7 * 86400.0
 """Unfinished work that nothing has changed for so long is removed when the lake is opened."""
+LOCK_S: Final = 30.0
+"""How long the lock of a lake is waited for. Whoever has it has it for milliseconds."""
+_LOOK_AGAIN_S: Final = 0.005
 TRIES: Final = 20
 """How often a version is tried to be written while others write the table."""
 
@@ -131,8 +134,9 @@ class _Manifest(NamedTuple):
 class Lake:
     """One folder. Several processes, also on several hosts that share the folder, may use it at once."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, lock_s: float = LOCK_S) -> None:
         self.root = root
+        self._lock_s = lock_s
         self.work = root / HOME / "work"
         self._branches = root / HOME / "branches"
         self._lock = root / HOME / "lock"
@@ -267,8 +271,24 @@ class Lake:
         """Inside, no other process makes, renames or lists manifests. (A file that is renamed while a folder is being
         listed may be missing in the list.)"""
         with self._lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            self._take(file.fileno())
             yield
+
+    def _take(self, lock: int) -> None:
+        """Takes the lock; LakeUnavailable: whoever has it does not let go."""
+        until = time.monotonic() + self._lock_s
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise LakeUnavailable(
+                        f"another process has held the lock {self._lock} for {self._lock_s:g} s: is it stopped, or its "
+                        "disk?"
+                    ) from None
+                time.sleep(_LOOK_AGAIN_S)
+            else:
+                return
 
     @staticmethod
     def _is_whole(path: Path, file: WrittenFile) -> bool:

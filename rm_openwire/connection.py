@@ -271,6 +271,7 @@ class Connector:
         connection: Connection | None = None
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.settimeout(max(deadline - self._clock(), 0.05))  # for the TLS handshake
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_hostname=address.host)
             connection = Connection(sock, self.settings, address, self._clock)

@@ -145,6 +145,7 @@ class Endpoint:
             raise ConnectionLost(f"the broker begins with a {type(command).__name__}; it does not speak OpenWire")
         self.offer = decode_map(command.properties) if command.properties is not None else {}
         self.version = min(command.version, MAX_VERSION)
+        self._reader.longest = MAX_FRAME
         if self.version < MIN_VERSION:
             raise ConnectionLost(f"the broker offers version {command.version} of OpenWire; {MIN_VERSION} is needed")
         if self.offer.get("SizePrefixDisabled") is True:

@@ -35,6 +35,7 @@ MAGIC: Final = b"ActiveMQ"
 MIN_VERSION: Final = 10
 MAX_VERSION: Final = 12
 MAX_FRAME: Final = 104_857_600
+MAX_GREETING: Final = 65_536
 """The longest frame that is read, and the one that brokers set by themselves."""
 MAX_DEPTH: Final = 16
 """How deep structures may be nested."""
@@ -789,6 +790,8 @@ class FrameReader:
     """Cuts octets into frames, in whatever pieces they come."""
 
     def __init__(self) -> None:
+        self.longest = MAX_GREETING
+        """Octets of a frame. MAX_FRAME, once the other side has said that it speaks OpenWire."""
         self._octets = bytearray()
 
     def feed(self, octets: bytes) -> Iterator[Any]:
@@ -796,10 +799,11 @@ class FrameReader:
         self._octets += octets
         while len(self._octets) >= 4:
             (length,) = _INT.unpack_from(self._octets, 0)
-            if not 0 < length <= MAX_FRAME:
-                raise DecodeError(f"a frame of {length} octets; at most {MAX_FRAME} are read")
+            if not 0 < length <= self.longest:
+                raise DecodeError(f"a frame of {length} octets; at most {self.longest} are read")
             if len(self._octets) < 4 + length:
                 return
-            frame = bytes(self._octets[4 : 4 + length])
+            with memoryview(self._octets) as view:
+                frame = bytes(view[4 : 4 + length])
             del self._octets[: 4 + length]
             yield decode(frame)

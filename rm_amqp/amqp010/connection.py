@@ -16,7 +16,7 @@ from dtx.amqp.peers import protocol_of
 from dtx.amqp.sasl import mechanisms
 from dtx.amqp.sasl.layer import SaslError
 from dtx.amqp.sasl.mechanisms import Compute
-from rm_amqp.amqp010.frames import MAX_FRAME, MIN_FRAME, PROTOCOL, FrameReader, Segment, write_segments
+from rm_amqp.amqp010.frames import MAX_ASSEMBLY, MAX_FRAME, MIN_FRAME, PROTOCOL, FrameReader, Segment, write_segments
 from rm_amqp.amqp010.session import Session
 from rm_amqp.amqp010.structs import (
     ConnectionClose,
@@ -209,6 +209,8 @@ class Connection:
                 self._control(ConnectionSecureOk(self._converse(challenge or b"")))
             case ConnectionTune():
                 self._tune(control)
+            case ConnectionOpenOk():
+                self._frames.longest = MAX_ASSEMBLY
         self.state = target
 
     def _closed(self, code: int, text: str) -> ConnectionLost:

@@ -22,7 +22,9 @@ HEAD: Final = struct.Struct(">BBHBBHI")
 MIN_FRAME: Final = 4096
 MAX_FRAME: Final = 65_535
 MAX_ASSEMBLY: Final = 256 << 20
-"""The most octets that a control or a command with its message may have."""
+"""The most octets that a command with its message may have."""
+MAX_CONTROL: Final = 1 << 20
+"""The most octets that a control may have, and what comes before the connection is open."""
 FIRST_SEGMENT, LAST_SEGMENT, FIRST_FRAME, LAST_FRAME = 8, 4, 2, 1
 
 
@@ -60,6 +62,8 @@ class FrameReader:
     """Octets of the network in, whole controls and commands out."""
 
     def __init__(self) -> None:
+        self.longest = MAX_CONTROL
+        """Octets of a command. MAX_ASSEMBLY, once the connection is open."""
         self._octets = b""
         self._partial: dict[tuple[int, int], _Partial] = {}
 
@@ -100,8 +104,9 @@ class FrameReader:
         if partial.current not in {None, segment} or (flags & FIRST_FRAME and segment in partial.pieces):
             raise WireError("segments are mixed")
         partial.size += len(content)
-        if partial.size > MAX_ASSEMBLY:
-            raise WireError(f"a message of more than {MAX_ASSEMBLY} octets")
+        longest = MAX_CONTROL if Segment.CONTROL in partial.pieces else self.longest
+        if partial.size > longest:
+            raise WireError(f"a control or a message of more than {longest} octets")
         partial.pieces.setdefault(segment, []).append(content)
         partial.current = None if flags & LAST_FRAME else segment
         if not (flags & LAST_FRAME and flags & LAST_SEGMENT):

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import select
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from xa import Code, xa_error
+
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -65,6 +68,15 @@ class ConnectionLost(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
         self.failure = failure
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Around the use of answers. XAER_RMFAIL: they have not the rows that were asked for."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        raise xa_error(Code.XAER_RMFAIL, f"the server's answer can't be understood: {error!r}") from error
 
 
 def drive(steps: Steps[T], timeout_s: float, wait: Wait | None = None) -> T:

@@ -71,10 +71,14 @@ class SqlBackend:
 
     def __init__(self, address: Address) -> None:
         url = parse_url(address)
-        self._engine = make_engine(url, address.pool_size, address.pool_wait_s)
+        waits = (address.pool_wait_s, address.reply_s)
+        clear = address.plain_without_tls
+        self._engine = make_engine(url, address.pool_size, *waits, plain_without_tls=clear)
         guard(self._engine)
-        options = {"isolation_level": mariadb.ISOLATION} if self._engine.dialect.name in mariadb.DIALECTS else {}
-        self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, address.pool_wait_s, **options))
+        options: dict[str, Any] = (
+            {"isolation_level": mariadb.ISOLATION} if self._engine.dialect.name in mariadb.DIALECTS else {}
+        )
+        self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, *waits, plain_without_tls=clear, **options))
 
     def reach(self) -> None:
         """Asks only MariaDB for its settings; otherwise opening the table reaches the database."""

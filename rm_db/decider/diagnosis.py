@@ -27,13 +27,13 @@ def diagnose_decider(open_string: str) -> Diagnosis:
 
         return diagnose_postgres(open_string, two_phase=False)
     try:
-        url = parse_url(Address.parse(open_string))
-        return Diagnosis(tuple(_sql_reached(url)))
+        address = Address.parse(open_string)
+        return Diagnosis(tuple(_sql_reached(parse_url(address), address)))
     except XaError as error:
         return Diagnosis((Check(Health.FAIL, "open string", error.message, "correct the URL in the configuration"),))
 
 
-def _sql_reached(url: URL) -> Iterator[Check]:
+def _sql_reached(url: URL, address: Address) -> Iterator[Check]:
     shown = url.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
         folder = Path(url.database or "").absolute().parent
@@ -42,7 +42,7 @@ def _sql_reached(url: URL) -> Iterator[Check]:
         else:
             yield Check(Health.FAIL, "reachable", f"{folder} is not there", f"make it: mkdir -p {folder}")
         return
-    engine = make_engine(url, 1, 10.0)
+    engine = make_engine(url, 1, 10.0, address.reply_s, plain_without_tls=address.plain_without_tls)
     try:
         with engine.connect() as connection:
             yield Check(Health.OK, "reachable", f"{shown}: decides")

@@ -6,6 +6,7 @@ end a branch's transaction.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import create_engine, event, make_url
@@ -20,11 +21,16 @@ from xa.sql import mariadb
 from xa.sql.sqlite import is_in_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from sqlalchemy import URL, Connection, Dialect, Engine
 
     from rm_db.address import Address
 
 TABLE_CONNECTIONS: Final = 2
+REPLY_S: Final = 60.0
+MAX_REPLY: Final = 64 << 20
 _COMMITS_IMPLICITLY: Final = mariadb.DIALECTS | {"oracle"}
 """Where a statement of the data definition language commits what was done before it."""
 
@@ -54,9 +60,19 @@ def any_dialect(scheme: str) -> type[Dialect]:
     return dialect
 
 
-def make_engine(url: URL, size: int, wait_s: float, **options: Any) -> Engine:
+def make_engine(
+    url: URL,
+    size: int,
+    wait_s: float,
+    reply_s: float = REPLY_S,
+    max_reply: int = MAX_REPLY,
+    *,
+    plain_without_tls: bool = False,
+    **options: Any,
+) -> Engine:
     """An engine with a bounded pool, whose connections are tested before they are used. XAER_INVAL: there can't be
-    one."""
+    one. Over psycopg and PyMySQL a statement takes at most `reply_s`, and its reply has at most `max_reply` octets,
+    unless it is the application's."""
     try:
         engine = create_engine(
             url, pool_size=size, max_overflow=0, pool_timeout=wait_s, pool_pre_ping=True, pool_use_lifo=True, **options
@@ -65,9 +81,24 @@ def make_engine(url: URL, size: int, wait_s: float, **options: Any) -> Engine:
         raise xa_error(Code.XAER_INVAL, f"open: {error}") from None
     if engine.dialect.name == "sqlite":
         sqlite.listen(engine, wait_s)
-    if engine.dialect.name in mariadb.DIALECTS and engine.dialect.driver == "pymysql":
-        event.listen(engine, "do_connect", lambda _dialect, _record, _args, given: mariadb.encode_password(given))
+    if engine.dialect.driver == "pymysql":
+        from xa.sql import pymysql_connection  # noqa: PLC0415 — PyMySQL is an extra
+
+        if pymysql_connection.UNSAFE & url.query.keys():
+            names = ", ".join(sorted(pymysql_connection.UNSAFE & url.query.keys()))
+            raise xa_error(Code.XAER_INVAL, f"open: {names} can't be set: {pymysql_connection.WHY_UNSAFE}")
+        pymysql_connection.bound(engine, reply_s, max_reply, plain_without_tls=plain_without_tls)
+    elif engine.dialect.driver == "psycopg" and "creator" not in options:
+        from xa.sql import psycopg_connection  # noqa: PLC0415 — loads psycopg, which others don't need
+
+        psycopg_connection.bound(engine, reply_s, max_reply, plain_without_tls=plain_without_tls)
     return engine
+
+
+def unlimited(driver: object) -> AbstractContextManager[None]:
+    """Around statements of the application on this driver's connection: they may take as long as they like."""
+    entered: Callable[[], AbstractContextManager[None]] = getattr(driver, "unlimited", nullcontext)
+    return entered()
 
 
 def guard(engine: Engine) -> None:

@@ -6,11 +6,13 @@ message with the commit.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL
 
-from rm_db.address import DECIDER_PREFIX, Address
+from rm_db.address import DECIDER_PREFIX
 from rm_db.decider.decision_table import DECIDED, DecisionTable
 from rm_db.decider.engine import TABLE_CONNECTIONS, make_engine
 from rm_db.postgres.database import PostgresDatabase
@@ -18,6 +20,7 @@ from rm_db.postgres.database import PostgresDatabase
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rm_db.address import Address
     from rm_db.postgres.transaction import PostgresTransaction
     from xa import Code
     from xa.connection_usage import Connections
@@ -29,11 +32,13 @@ class PostgresBackend:
 
     def __init__(self, address: Address) -> None:
         url = address.url.removeprefix(DECIDER_PREFIX)
-        plain = Address(url, address.pool_size, address.pool_wait_s, address.reply_s, address.pooled)
-        self._database = PostgresDatabase(plain)
+        self._database = PostgresDatabase(replace(address, url=url))
         self.table = DecisionTable(
             make_engine(
-                URL.create("postgresql+psycopg"), TABLE_CONNECTIONS, address.pool_wait_s, creator=self._database.connect
+                URL.create("postgresql+psycopg"),
+                TABLE_CONNECTIONS,
+                address.pool_wait_s,
+                creator=partial(self._database.connect, address.reply_s),
             )
         )
         self.begin = self._database.begin

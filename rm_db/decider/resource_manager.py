@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rm_db.address import DECIDER_PREFIX, POSTGRES_SCHEMES, Address
+from rm_db.connections.steps import understood
 from rm_db.decider.backends import DeciderBackend, SqlBackend
 from rm_db.decider.diagnosis import diagnose_decider
 from rm_db.decider.engine import any_dialect
@@ -50,8 +51,9 @@ class DeciderDriver(DecidingUnitDriver[Unit]):
         scheme = address.url.removeprefix(DECIDER_PREFIX).partition("://")[0]
         backend = _postgres(address) if scheme in POSTGRES_SCHEMES else SqlBackend(address)
         try:
-            backend.reach()
-            self._decider_id = backend.table.open()
+            with understood():
+                backend.reach()
+                self._decider_id = backend.table.open()
         except BaseException:
             backend.close()
             raise

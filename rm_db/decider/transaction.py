@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from rm_db.decider.engine import unlimited
 from rm_db.decider.errors import is_loss, is_transient, rollback_reason, said
 from rm_db.decider.session import SqlSession
 from rm_db.sessions.errors import busy_error, expired_error, settled_error
@@ -92,7 +93,8 @@ class SqlTransaction(Unit):
                 raise expired_error(self.xid)
             try:
                 self._mark(self._connection)
-                yield
+                with unlimited(self._connection.connection.dbapi_connection):
+                    yield
             except DBAPIError as error:
                 self._last_error = error
                 self._note_unseen_end(self._connection, error)

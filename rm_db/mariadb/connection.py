@@ -4,9 +4,10 @@ A request is one command or several. Several leave in one write, and the server 
 one before it failed; so commands are sent together only where the later ones fail, or do no harm, if an earlier one
 failed. Replies that nobody has collected yet are owed: the next exchange collects them first.
 
-PyMySQL reads whole replies and blocks meanwhile. Its buffered reader is replaced by one that can tell whether a packet
-has arrived, so that a thread waits for several connections at once. While `waiting` lasts, somebody else waits for the
-socket whenever PyMySQL would block: that is how a task's statement leaves the event loop free.
+PyMySQL reads whole replies and blocks meanwhile. Its buffered reader is replaced by one that can tell whether a whole
+reply has arrived, so that a thread waits for several connections at once, and for none longer than it wants. While
+`waiting` lasts, somebody else waits for the socket whenever PyMySQL would block: that is how a task's statement leaves
+the event loop free.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import select
 import socket
 import ssl
 import threading
+import time
 from contextlib import contextmanager, suppress
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -26,6 +29,7 @@ from pymysql.constants import COMMAND
 from rm_db.connections.steps import ConnectionLost, Failure, Wait, drive
 from xa.fork import belongs_to_this_process
 from xa.sql.errors import MARIADB, ErrorKind
+from xa.sql.pymysql_connection import UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +53,17 @@ PAUSE: Final = b"DO SLEEP(0.02)"
 _TRIES: Final = 150
 """How often a session is looked for that ends."""
 
+MAX_REPLY: Final = 64 << 20
+"""Octets of the replies to the verbs of one request."""
 _HEADER: Final = 4
+_LONGEST: Final = 0xFFFFFF
+"""The length of a packet that is continued in the next one."""
+_ERROR: Final = b"\xff"
+_ALONE: Final = frozenset({b"\x00", b"\xfb", _ERROR})
+"""The first octet of success, of a request for a file, of an error: nothing follows these."""
+_END: Final = b"\xfe"
+_END_LENGTH: Final = 9
+"""A row that begins like an end is longer."""
 _CHUNK: Final = 65536
 _IN_TRANSACTION: Final = 1
 """The server's status flag."""
@@ -71,6 +85,7 @@ class MariaConnection:
         "_poller",
         "_readable",
         "_reader",
+        "_reply_s",
         "_socket",
         "affinity",
         "driver",
@@ -83,8 +98,9 @@ class MariaConnection:
         "working",
     )
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, reply_s: float) -> None:
         self.driver = driver  # a PyMySQL connection, whose types leave out what is used here
+        self._reply_s = reply_s
         self.thread_id: int = driver.thread_id()
         self.lock = threading.Lock()
         self.reusable = True
@@ -126,13 +142,19 @@ class MariaConnection:
     def drain(self) -> None:
         """Reads the further results of a procedure, which nobody has asked for. ConnectionLost."""
         driver = self.driver
-        while self.unfinished and not driver._result.unbuffered_active:
-            try:
-                driver._read_query_result()
-            except pymysql.MySQLError as error:
-                driver._result = None
-                if not self.alive:
-                    raise ConnectionLost(failure_of(error)) from None
+        self._reader.until = time.monotonic() + self._reply_s
+        try:
+            while self.unfinished and not driver._result.unbuffered_active:
+                try:
+                    driver._read_query_result()
+                except pymysql.MySQLError as error:
+                    driver._result = None
+                    if not self.alive:
+                        raise ConnectionLost(failure_of(error)) from None
+        except UNREADABLE as error:
+            raise self._not_understood(error) from None
+        finally:
+            self._reader.until = None
 
     def is_ready(self) -> bool:
         return not self.owed and not self.went_away()
@@ -260,24 +282,22 @@ class MariaConnection:
         while self.owed:
             if not self.alive:
                 raise ConnectionLost(Failure(None, "the connection is closed"))
-            while not self._reader.has_packet:
+            while not self._reader.has_reply():
                 yield self._readable
-                try:
-                    more = self._reader.receive()
-                except OSError as error:
+                self._reader.take()
+                why = self._reader.why_lost
+                if why:
                     self.driver._force_close()
-                    raise ConnectionLost(Failure(None, str(error))) from None
-                if not more:
-                    self.driver._force_close()
-                    raise ConnectionLost(Failure(None, "the server closed the connection"))
+                    raise ConnectionLost(Failure(None, why))
             self.owed -= 1
             results.append(self._read())
         return results
 
     def _read(self) -> Result:
-        """The next reply, of which at least the first packet is there."""
+        """The next reply, which is there as a whole."""
         driver = self.driver
         driver._next_seq_id = 1
+        self._reader.begin_reply()
         try:
             driver._read_query_result()
         except pymysql.MySQLError as error:
@@ -286,8 +306,16 @@ class MariaConnection:
             if not self.alive or is_loss(failure):
                 raise ConnectionLost(failure) from None
             return Result((), failure)
+        except UNREADABLE as error:
+            raise self._not_understood(error) from None
+        finally:
+            self._reader.end_reply()
         result, driver._result = driver._result, None
         return Result(tuple(result.rows or ()), None)
+
+    def _not_understood(self, error: Exception) -> ConnectionLost:
+        self.driver._force_close()
+        return ConnectionLost(Failure(None, f"the reply can't be understood: {error!r}"))
 
     def exchange(self, *commands: bytes) -> Steps[list[Result]]:
         """Sends commands and collects their replies; replies that were owed before are dropped."""
@@ -316,12 +344,33 @@ class MariaConnection:
         return "does not end"
 
 
+class _Part(Enum):
+    """Where in a reply a packet is."""
+
+    HEAD = "the first packet"
+    COLUMNS = "the descriptions of columns, and an end"
+    ROWS = "rows, and an end"
+
+
 class _Reader:
-    """What PyMySQL reads from, with a buffer of our own."""
+    """What PyMySQL reads from, with a buffer of our own. It knows where a reply to a verb ends, so that PyMySQL is
+    called when all of it is there, and need not wait."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        self._is_tls = isinstance(connected, ssl.SSLSocket)
         self._buffer = bytearray()
+        self._part: _Part | None = _Part.HEAD
+        """Of the reply that is arriving, the next packet; None: all of it is there."""
+        self._at = 0
+        """Where that packet begins."""
+        self._continues = False
+        """Whether it is only the rest of a packet of 16 MB."""
+        self._is_whole = False
+        """Whether PyMySQL reads a reply that is there as a whole."""
+        self.why_lost = ""
+        self.until: float | None = None
+        """The time on the monotonic clock after which PyMySQL is not to wait any more."""
         self.waiter: Waiter | None = None
         self.timeout_s: float | None = None
 
@@ -329,25 +378,77 @@ class _Reader:
         return bool(self._buffer) or self.has_more
 
     @property
-    def has_packet(self) -> bool:
-        """Whether a whole packet is in the buffer."""
-        buffer = self._buffer
-        return len(buffer) >= _HEADER and len(buffer) >= _HEADER + int.from_bytes(buffer[:3], "little")
-
-    @property
     def has_more(self) -> bool:
         """Whether TLS has octets that the operating system does not know of."""
         pending = getattr(self._socket, "pending", None)
         return pending is not None and pending() > 0
 
-    def receive(self) -> bool:
-        """Takes what has arrived; False at the end of the stream."""
-        if self.waiter is None:
+    # --- whole replies ----------------------------------------------------------------------------------------
+    def has_reply(self) -> bool:
+        """Whether a whole reply is in the buffer."""
+        buffer = self._buffer
+        while self._part is not None and len(buffer) >= self._at + _HEADER:
+            length = int.from_bytes(buffer[self._at : self._at + 3], "little")
+            begin = self._at + _HEADER
+            if len(buffer) < begin + length:
+                break
+            if not self._continues:
+                self._part = _next_part(self._part, bytes(buffer[begin : begin + 1]), length)
+            self._continues = length == _LONGEST
+            self._at = begin + length
+        return self._part is None
+
+    def take(self) -> None:
+        """Takes what has arrived, without waiting; `why_lost` says when there can't be more."""
+        before = self._socket.gettimeout()
+        try:
+            if self._is_tls:
+                self._socket.settimeout(0.0)  # there may be half of what TLS decrypts as one
             octets = self._socket.recv(_CHUNK)
-        else:
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        except OSError as error:
+            self.why_lost = str(error) or type(error).__name__
+            return
+        finally:
+            if self._is_tls:
+                self._socket.settimeout(before)
+        self._buffer += octets
+        if not octets:
+            self.why_lost = "the server closed the connection"
+        elif len(self._buffer) > MAX_REPLY:
+            self.why_lost = "the server sends more than such a reply can have"
+
+    def begin_reply(self) -> None:
+        """PyMySQL reads the reply that `has_reply` has found."""
+        self._is_whole = True
+
+    def end_reply(self) -> None:
+        """The next reply is looked for."""
+        self._is_whole = False
+        self._part, self._at, self._continues = _Part.HEAD, 0, False
+
+    # --- for PyMySQL ------------------------------------------------------------------------------------------
+    def receive(self) -> bool:
+        """Takes what arrives; False at the end of the stream. TimeoutError, and other OSErrors."""
+        if self._is_whole:
+            return False
+        if self.waiter is not None:
             octets = self.without_blocking(partial(self._socket.recv, _CHUNK), select.POLLIN)
+        elif self.until is not None:
+            octets = self._receive_until(self.until)
+        else:
+            octets = self._socket.recv(_CHUNK)
         self._buffer += octets
         return bool(octets)
+
+    def _receive_until(self, until: float) -> bytes:
+        before = self._socket.gettimeout()
+        try:
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
+            return self._socket.recv(_CHUNK)
+        finally:
+            self._socket.settimeout(before)
 
     def without_blocking(self, operation: Callable[[], T], events: int) -> T:
         """The result of an operation on the socket, which waits for `events` by `waiter`."""
@@ -380,6 +481,17 @@ class _Reader:
     def close(self) -> None:
         """Forgets what was received and not read."""
         self._buffer.clear()
+
+
+def _next_part(part: _Part, first: bytes, length: int) -> _Part | None:
+    """What follows a packet that begins so in a reply to one statement."""
+    if part is _Part.HEAD:
+        return None if not first or first in _ALONE else _Part.COLUMNS
+    if first == _ERROR:
+        return None
+    if first == _END and length < _END_LENGTH:
+        return _Part.ROWS if part is _Part.COLUMNS else None
+    return part
 
 
 def failure_of(error: BaseException) -> Failure:

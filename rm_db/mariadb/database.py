@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import ssl
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from rm_db.connections.pending import OutstandingSteps
 from rm_db.connections.pool import ConnectionPool, ServerFull
-from rm_db.connections.steps import ConnectionLost, drive
+from rm_db.connections.steps import ConnectionLost, drive, understood
 from rm_db.mariadb.connection import MariaConnection, Result, failure_of
 from rm_db.mariadb.parked import ParkedBranches
 from rm_db.mariadb.prepared_branches import PreparedBranches
@@ -24,7 +23,7 @@ from rm_db.mariadb.transaction import MariaTransaction
 from rm_db.sessions.mariadb import MariaSession
 from rm_db.sessions.session_engine import SessionEngine
 from xa import Code, ResourceError, XaError, xa_error
-from xa.sql import mariadb
+from xa.sql.pymysql_connection import UNSAFE, WHY_UNSAFE, BoundedConnection
 
 if TYPE_CHECKING:
     from rm_db.address import Address
@@ -45,28 +44,13 @@ _UNREACHABLE: Final = frozenset({2002, 2003, 2005, 2013, 2006, 1053, 1129})
 """There is no answer, the server is shut down, or it has blocked this machine after errors of the network."""
 
 
-class DriverConnection(pymysql.connections.Connection):
-    """PyMySQL's connection. Without settings for TLS in the URL, TLS is used where the server has it, and no
-    certificate is checked. PyMySQL would load all certificates of the machine for each connection nevertheless, which
-    takes longer than the rest of it."""
-
-    def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
-        if sslp:
-            made: ssl.SSLContext = super()._create_ssl_ctx(sslp)  # type: ignore[misc]  # the stubs leave it out
-            return made
-        unchecked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        unchecked.check_hostname = False
-        unchecked.verify_mode = ssl.CERT_NONE
-        return unchecked
-
-
 class MariaDatabase:
     """One database. `probe` comes first: before it nothing else can be done."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self._arguments = arguments(address)
-        self._session_engine = SessionEngine("mysql+pymysql", self.connect)
+        self._session_engine = SessionEngine("mysql+pymysql", partial(self.connect, address.reply_s))
         self._make_session = partial(MariaSession, self._session_engine)
         self.outstanding = OutstandingSteps(address.reply_s)
         self.parked = ParkedBranches(self.outstanding)
@@ -86,7 +70,8 @@ class MariaDatabase:
         """Reaches the database and asks for its facts. XAER_RMERR: branches can't be prepared there, or not be found
         again."""
         variables = self.outstanding.run(self.command(ASK_VARIABLES))
-        facts = Facts.of({row[0]: row[1] for row in variables.rows})
+        with understood():
+            facts = Facts.of({row[0]: row[1] for row in variables.rows})
         facts.check()
         self._facts = facts
         self.outstanding.run(self.prepared.scan())  # MySQL lists prepared branches to users with a right only
@@ -133,7 +118,7 @@ class MariaDatabase:
     def kill_query(self, thread_id: int) -> bool:
         """Interrupts the statement of another of our connections; False where that can't be asked for now."""
         try:
-            self.outstanding.run(self.command(b"KILL QUERY %d" % thread_id))
+            drive(self.command(b"KILL QUERY %d" % thread_id), END_SESSION_S)
         except XaError:
             return False
         return True
@@ -155,21 +140,26 @@ class MariaDatabase:
         finally:
             self.pool.release(connection)
 
-    def connect(self) -> Driver:
-        """A new PyMySQL connection."""
-        return DriverConnection(**self._arguments)
+    def connect(self, reply_s: float | None = None) -> Driver:
+        """A new PyMySQL connection, which waits at most `reply_s` for a reply; None: as long as it takes."""
+        return new_connection(self._arguments, reply_s)
 
     def _connect(self) -> MariaConnection:
         try:
-            return MariaConnection(self.connect())
+            return MariaConnection(self.connect(), self.address.reply_s)
         except pymysql.MySQLError as error:
             refused = unconnected(failure_of(error))
             raise ServerFull(refused) if refused.code is Code.XA_RETRY else refused from None
 
 
+def new_connection(given: dict[str, Any], reply_s: float | None) -> Driver:
+    """A connection with these `arguments`; pymysql.MySQLError."""
+    return BoundedConnection(**given, reply_s=reply_s)
+
+
 def arguments(address: Address) -> dict[str, Any]:
-    """What PyMySQL is to connect with; XAER_INVAL for a wrong URL. Commit after each statement is on, because XA START
-    is refused inside another transaction."""
+    """What a `BoundedConnection` is to connect with; XAER_INVAL for a wrong URL. Commit after each statement is on,
+    because XA START is refused inside another transaction."""
     scheme, separator, rest = address.url.partition("://")
     if not separator or scheme not in SCHEMES:
         raise xa_error(Code.XAER_INVAL, f"open: a URL that begins with {SCHEMES[0]}:// is expected, not {scheme}://")
@@ -192,16 +182,18 @@ def arguments(address: Address) -> dict[str, Any]:
             f"open: {names} can't be set here: a session is reset behind each transaction, which would undo it. Set it "
             "in the server, for the user or in the transaction",
         )
+    if UNSAFE & settings.keys():
+        names = ", ".join(sorted(UNSAFE & settings.keys()))
+        raise xa_error(Code.XAER_INVAL, f"open: {names} can't be set: {WHY_UNSAFE}")
     unknown = settings.keys() - inspect.signature(pymysql.Connection.__init__).parameters.keys()
     if unknown:
         raise xa_error(Code.XAER_INVAL, f"open: PyMySQL has no option {', '.join(sorted(unknown))}")
-    mariadb.encode_password(settings)
     settings.setdefault("charset", "utf8mb4")
     settings.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
     settings.setdefault("read_timeout", None)
     settings.setdefault("program_name", "xabridge")
     settings["autocommit"] = True
-    return dict(settings)
+    return {**settings, "plain_without_tls": address.plain_without_tls}
 
 
 _UNSUPPORTED: Final = frozenset({"init_command", "sql_mode", "collation", "read_default_file", "cursorclass"})

@@ -16,6 +16,7 @@ from rm_db.mariadb.database import arguments, unconnected
 from rm_db.mariadb.server import ASK_VARIABLES, Facts
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosis, Health
+from xa.sql.pymysql_connection import BoundedConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 def diagnose_mariadb(open_string: str) -> Diagnosis:
     """A database of MariaDB or MySQL in which branches are prepared."""
     try:
-        settings = arguments(Address.parse(open_string))
+        address = Address.parse(open_string)
+        settings = arguments(address)
     except XaError as error:
         return Diagnosis((Check(Health.FAIL, "open string", error.message, "correct the URL in the configuration"),))
     try:
-        connection = pymysql.connect(**settings)
+        connection = BoundedConnection(**settings, reply_s=address.reply_s)
     except pymysql.MySQLError as error:
         return Diagnosis((_not_connected(error),))
     try:

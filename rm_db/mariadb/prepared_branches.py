@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from rm_db.connections.steps import ConnectionLost
+from rm_db.connections.steps import ConnectionLost, understood
 from rm_db.mariadb.connection import PAUSE
 from rm_db.mariadb.holdings import MARIADB_TABLES, MYSQL_TABLES, TRANSACTIONS, holder_queries, read_locks, report
 from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
@@ -182,6 +182,7 @@ class PreparedBranches:
     def scan(self) -> Steps[list[Xid]]:
         """The branches that are prepared in this server."""
         result = yield from self._database.command(self._recover)
-        found = list(decode_xids(result.rows))
+        with understood():
+            found = list(decode_xids(result.rows))
         self._seen = set(found)
         return found

@@ -16,19 +16,19 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy.exc import OperationalError
 
-from rm_db.address import POSTGRES_SCHEMES
+from rm_db.address import POSTGRES_SCHEMES, Address
 from rm_db.connections.pending import OutstandingSteps
 from rm_db.connections.pool import ConnectionPool, ServerFull
-from rm_db.connections.steps import ConnectionLost, Steps
+from rm_db.connections.steps import ConnectionLost, Steps, understood
 from rm_db.postgres.libpq import LibpqConnection, Reply
 from rm_db.postgres.prepared_transactions import PreparedTransactions
 from rm_db.postgres.transaction import EndCommands, PostgresTransaction
 from rm_db.sessions.postgres import PostgresSession
 from rm_db.sessions.session_engine import SessionEngine
 from xa import Code, ResourceError, XaError, xa_error
+from xa.sql.psycopg_connection import BoundedConnection
 
 if TYPE_CHECKING:
-    from rm_db.address import Address
     from xa import Xid
 
 logger = logging.getLogger("xabridge.rm_db")
@@ -67,7 +67,7 @@ class PostgresDatabase:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._conninfo = conninfo(address)
-        self._session_engine = SessionEngine("postgresql+psycopg", self.connect)
+        self._session_engine = SessionEngine("postgresql+psycopg", partial(self.connect, address.reply_s))
         self._make_session = partial(PostgresSession, self._session_engine)
         self.outstanding = OutstandingSteps(address.reply_s)
         self.pool = ConnectionPool(
@@ -86,12 +86,12 @@ class PostgresDatabase:
     def probe(self) -> Facts:
         """Reaches the database and asks for its facts. XAER_RMERR: it can be used neither to prepare nor to decide."""
         reply = self.outstanding.run(self.command(_PROBE))
-        version, prepared, standby, read_only, synchronous, fsync, user, database = (
-            (octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0]
-        )
-        facts = Facts(
-            int(version), int(prepared), standby == "t", read_only == "on", synchronous, fsync == "on", user, database
-        )
+        with understood():
+            version, prepared, standby, read_only, synchronous, fsync, user, database = (
+                (octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0]
+            )
+            on = (standby == "t", read_only == "on")
+            facts = Facts(int(version), int(prepared), *on, synchronous, fsync == "on", user, database)
         if facts.version < MIN_VERSION:
             raise xa_error(
                 Code.XAER_RMERR, f"PostgreSQL {facts.version // 10000} is too old, {MIN_VERSION // 10000} is needed"
@@ -162,9 +162,15 @@ class PostgresDatabase:
         except ResourceError as error:
             raise xa_error(Code.XA_RETRY, error.message) from None
 
-    def connect(self) -> psycopg.Connection[Any]:
-        """A new psycopg connection."""
-        return psycopg.connect(self._conninfo, prepare_threshold=None if self.address.pooled else 5)
+    def connect(self, reply_s: float | None = None) -> psycopg.Connection[Any]:
+        """A new psycopg connection, which waits at most `reply_s` for a reply; None: as long as it takes."""
+        threshold = None if self.address.pooled else 5
+        return BoundedConnection.connect(
+            self._conninfo,
+            reply_s=reply_s,
+            plain_without_tls=self.address.plain_without_tls,
+            prepare_threshold=threshold,
+        )
 
     def _connect(self) -> LibpqConnection:
         try:
@@ -172,6 +178,17 @@ class PostgresDatabase:
         except psycopg.Error as error:
             refused = unconnected(str(error).strip())
             raise ServerFull(refused) if refused.code is Code.XA_RETRY else refused from None
+
+
+def connect(open_string: str, *, autocommit: bool = False) -> BoundedConnection:
+    """A connection beside the branches; psycopg.Error, XAER_INVAL."""
+    address = Address.parse(open_string)
+    return BoundedConnection.connect(
+        conninfo(address),
+        reply_s=address.reply_s,
+        plain_without_tls=address.plain_without_tls,
+        autocommit=autocommit,
+    )
 
 
 def conninfo(address: Address) -> str:

@@ -15,6 +15,7 @@ from rm_db.address import DECIDER_PREFIX, Address
 from rm_db.postgres.database import MIN_VERSION, conninfo, unconnected
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosis, Health
+from xa.sql.psycopg_connection import BoundedConnection
 from xa.sql.statements import SECONDS_1970
 
 if TYPE_CHECKING:
@@ -39,7 +40,13 @@ def diagnose_postgres(open_string: str, *, two_phase: bool) -> Diagnosis:
     """A PostgreSQL database; `two_phase` says whether branches are prepared there."""
     try:
         address = Address.parse(open_string.removeprefix(DECIDER_PREFIX))
-        connection = psycopg.connect(conninfo(address), autocommit=True, row_factory=psycopg.rows.namedtuple_row)
+        connection = BoundedConnection.connect(
+            conninfo(address),
+            reply_s=address.reply_s,
+            plain_without_tls=address.plain_without_tls,
+            autocommit=True,
+            row_factory=psycopg.rows.namedtuple_row,
+        )
     except XaError as error:
         return Diagnosis((Check(Health.FAIL, "open string", error.message, "correct the URL in the configuration"),))
     except psycopg.Error as error:

@@ -20,6 +20,7 @@ from psycopg import pq
 
 from rm_db.connections.steps import ConnectionLost, Failure, Wait, drive
 from rm_db.sqlstate import is_lost
+from xa.sql.psycopg_connection import received_octets
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
@@ -30,6 +31,9 @@ IDLE: Final = pq.TransactionStatus.IDLE
 ACTIVE: Final = pq.TransactionStatus.ACTIVE
 IN_TRANSACTION: Final = pq.TransactionStatus.INTRANS
 IN_ERROR: Final = pq.TransactionStatus.INERROR
+
+MAX_REPLY: Final = 64 << 20
+"""Octets of the reply to a verb."""
 
 _OK: Final = pq.ConnStatus.OK
 _NO_PIPELINE: Final = pq.PipelineStatus.OFF
@@ -189,6 +193,7 @@ class LibpqConnection:
         """The reply that is owed."""
         pgconn = self.pgconn
         results: list[PGresult] = []
+        most = 0
         try:
             while pgconn.flush():
                 yield self._writable
@@ -202,6 +207,11 @@ class LibpqConnection:
                         if not results:
                             raise
                         return self._reply(results)  # what came before the connection broke is known all the same
+                    if pgconn.is_busy():
+                        most = most or received_octets(pgconn.socket) + MAX_REPLY
+                        if received_octets(pgconn.socket) > most:
+                            pgconn.finish()
+                            raise ConnectionLost(Failure(None, "the server sends more than such a reply can have"))
                 result = pgconn.get_result()
                 if result is None:
                     return self._reply(results)

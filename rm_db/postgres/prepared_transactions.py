@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from rm_db.connections.steps import ConnectionLost, Failure, Steps
+from rm_db.connections.steps import ConnectionLost, Failure, Steps, understood
 from rm_db.postgres.gid import decode_gid, encode_gid
 from rm_db.postgres.holdings import LOCKED, REPORT, read_locks, read_report
 from rm_db.sqlstate import (
@@ -198,7 +198,8 @@ class PreparedTransactions:
     def scan(self) -> Steps[list[Xid]]:
         """The branches that this user may complete, in the order in which they were prepared."""
         reply = yield from self._database.command(_SCAN.format(gid=_GID, mine=self._mine).encode())
-        found = (decode_gid(bytes.fromhex((gid or b"").decode("ascii"))) for (gid,) in reply.rows())
+        with understood():
+            found = [decode_gid(bytes.fromhex((gid or b"").decode("ascii"))) for (gid,) in reply.rows()]
         return [xid for xid in found if xid is not None]
 
     def in_doubt(self) -> Steps[list[InDoubtBranch]]:

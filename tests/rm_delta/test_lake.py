@@ -4,6 +4,7 @@ whoever else writes the tables.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ from deltalake.schema import PrimitiveType
 
 from rm_delta import lake as lake_module
 from rm_delta.errors import TableRefused
-from rm_delta.lake import ABANDONED_S, Finished, Held, Lake
+from rm_delta.lake import ABANDONED_S, Finished, Held, Lake, LakeUnavailable
 from rm_delta.parquet_files import TableFiles
 from tests.rm_delta.test_contract import rows_of
 from xa import FORMAT_ID, Xid
@@ -472,3 +473,12 @@ def test_two_lakes_over_the_same_tables(folder: Path) -> None:
     assert part.commit(xid(2))
     assert whole.commit(one)
     assert numbers(folder)[1] == [1, 2]
+
+
+def test_a_lock_that_another_process_keeps_is_given_up(folder: Path) -> None:
+    lake = opened(folder)
+    with (folder / "_xabridge" / "lock").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(LakeUnavailable, match=r"held the lock .* for 0\.2 s"):
+            Lake(folder, lock_s=0.2).prepared()
+    assert lake.prepared() == []

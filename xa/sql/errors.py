@@ -95,6 +95,7 @@ MARIADB: Final[dict[int, ErrorKind]] = _kinds(
     ((1053, 1077, 1079, 1080, 1153, 1927, 3169, 4031), ErrorKind.LOST),  # the server ended it, or is shut down
     (range(1156, 1162), ErrorKind.LOST),  # errors of the network
     (range(2000, 3000), ErrorKind.LOST),  # errors that the client itself reports
+    ((2026, 2059, 2061), ErrorKind.REFUSED),  # of these: TLS, or a way to log in, that one side does not have or want
 )
 """The number of an error of MariaDB or MySQL → its kind; their SQLSTATE, mostly HY000, says nothing. What is missing
 is REFUSED."""

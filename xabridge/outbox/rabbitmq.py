@@ -43,6 +43,8 @@ from xabridge.outbox.publisher import BrokerAway, Refusal, Sent
 try:
     import amqp
     from amqp import exceptions
+
+    from xabridge.outbox.rabbitmq_connection import BoundedConnection
 except ModuleNotFoundError as error:
     raise ValueError('amqp091:// needs the client of AMQP 0-9-1: pip install "xabridge[rabbitmq]"') from error
 
@@ -55,6 +57,9 @@ if TYPE_CHECKING:
 PORT: Final = 5672
 TLS_PORT: Final = 5671
 CONNECT_S: Final = 10.0
+CLOSE_S: Final = 2.0
+KEEP_ALIVE_S: Final = 1.0
+"""How long the rest of a frame may be missing: py-amqp asks for it all the time."""
 HEARTBEAT_S: Final = 30
 MAX_SHORT: Final = 255
 """Octets of a routing key, a name of an exchange, an id."""
@@ -136,10 +141,13 @@ def _tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
 class RabbitPublisher:
     """A `Publisher` for `amqp091://` and `amqp091s://`. `clock` is that of the deadlines."""
 
-    def __init__(self, open_string: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, open_string: str, clock: Callable[[], float] = time.monotonic, connect_s: float = CONNECT_S
+    ) -> None:
         self._settings = RabbitSettings.parse(open_string)
         self._clock = clock
-        self._connection: Any = None
+        self._connect_s = connect_s
+        self._connection: BoundedConnection | None = None
         self._channel: Any = None
         self._published = 0
         """On this channel: the delivery tag of the last message."""
@@ -150,15 +158,16 @@ class RabbitPublisher:
             return
         self._drop()
         settings = self._settings
-        connection = amqp.Connection(
+        connection = BoundedConnection(
             settings.host,
             settings.user,
             settings.password,
             login_method="PLAIN",
             virtual_host=settings.virtual_host,
-            ssl={"context": settings.tls} if settings.tls is not None else False,
-            connect_timeout=CONNECT_S,
-            read_timeout=CONNECT_S,
+            ssl=settings.tls,
+            connect_timeout=self._connect_s,
+            clock=self._clock,
+            until=self._clock() + self._connect_s,
             heartbeat=settings.heartbeat_s,
             client_properties={"connection_name": "xabridge outbox relay"},
         )
@@ -201,8 +210,8 @@ class RabbitPublisher:
         """Publishes, and waits for the confirmations. What the broker said when it closed the channel, or the
         connection, because of one of the messages; None: it did not."""
         try:
-            self.open()
-            self._open_channel()
+            connection = self._opened(deadline)
+            self._open_channel(connection)
             wave = self._wave = _Wave(ready, self._published + 1)
             for one in ready:
                 self._published += 1
@@ -213,7 +222,7 @@ class RabbitPublisher:
                 left_s = deadline - self._clock()
                 if left_s <= 0:
                     raise TimeoutError("did not confirm in time")
-                self._connection.drain_events(timeout=left_s)
+                connection.drain_events(timeout=left_s)
         except BrokerAway as error:
             sent.away = str(error)
         except exceptions.ChannelError as error:
@@ -235,10 +244,18 @@ class RabbitPublisher:
             self._wave = _Wave((), self._published + 1)
         return None
 
-    def _open_channel(self) -> None:
+    def _opened(self, deadline: float) -> BoundedConnection:
+        """The connection, which is waited for until then."""
+        self.open()
+        connection = self._connection
+        assert connection is not None  # noqa: S101 — it is open
+        connection.until = deadline
+        return connection
+
+    def _open_channel(self, connection: BoundedConnection) -> None:
         """One channel is kept as long as the broker does not close it."""
         if self._channel is None:
-            channel = self._connection.channel()
+            channel = connection.channel()
             channel.events["basic_ack"].add(lambda tag, multiple: self._wave.acked(tag, multiple=multiple))
             channel.events["basic_nack"].add(lambda tag, multiple: self._wave.nacked(tag, multiple=multiple))
             channel.events["basic_return"].add(self._returned)
@@ -252,6 +269,7 @@ class RabbitPublisher:
         connection = self._connection
         if connection is None:
             return
+        connection.until = self._clock() + KEEP_ALIVE_S
         try:
             connection.heartbeat_tick()
             with contextlib.suppress(socket.timeout, BlockingIOError):
@@ -263,8 +281,11 @@ class RabbitPublisher:
     def close(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
+            connection.until = self._clock() + CLOSE_S
             with contextlib.suppress(*_LOST, exceptions.AMQPError):
                 connection.close()
+            with contextlib.suppress(Exception):
+                connection.collect()
 
     def _drop(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None

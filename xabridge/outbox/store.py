@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 CONNECTIONS: Final = 2
 WAIT_S: Final = 10.0
 """How long a statement waits for a connection, or for SQLite's lock."""
+MAX_REPLY: Final = 1 << 30
+"""Octets of the rows that the database may send for one statement."""
 MAX_BATCH_OCTETS: Final = 16 << 20
 """A batch ends with the message that reaches this size."""
 MAX_BACKOFF_S: Final = 300.0
@@ -120,8 +122,10 @@ class OutboxStore:
         made = parse_url(address)
         made = made.set(drivername=_DRIVERS.get(made.drivername, made.drivername))
         dialect = made.get_dialect().name
-        options = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
-        return cls(make_engine(made, CONNECTIONS, WAIT_S, **options), tables)
+        options: dict[str, Any] = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
+        limits = (WAIT_S, address.reply_s, MAX_REPLY)
+        clear = address.plain_without_tls
+        return cls(make_engine(made, CONNECTIONS, *limits, plain_without_tls=clear, **options), tables)
 
     def open(self, *, with_inbox: bool = False) -> None:
         """Makes the tables where they are missing. A relay needs no inbox: it makes one if it may. TablesError: the

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Engine
 
+REPLY_S: Final = 60.0
+"""How long PostgreSQL may take to answer a statement."""
 _MARK: Final = "mark"
 """The broker's records of times."""
 
@@ -78,7 +80,11 @@ def _engine(url: str) -> Engine:
     except (ArgumentError, ValueError) as error:
         raise StoreError(f"{masked(url)!r} is not the URL of a store") from error
     if parsed.get_backend_name() == "postgresql":
-        return create_engine(parsed.set(drivername=postgres.DRIVER), connect_args={"connect_timeout": 10})
+        from xa.sql import psycopg_connection  # noqa: PLC0415 — loads psycopg, which others don't need
+
+        wait_s = {"connect_timeout": parsed.query.get("connect_timeout", 10)}
+        engine = create_engine(parsed.set(drivername=postgres.DRIVER), connect_args=wait_s)
+        return psycopg_connection.bound(engine, REPLY_S)
     if parsed.get_backend_name() != "sqlite":
         raise StoreError(f"{masked(url)!r} is not the URL of a store: sqlite:///path or postgresql://…")
     path = Path(str(parsed.database)).absolute()

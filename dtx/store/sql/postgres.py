@@ -36,6 +36,12 @@ _OPENING: Final = "SELECT pg_advisory_xact_lock(hashtextextended('xabridge messa
 _OPENING_S: Final = 5.0
 """So much longer than a lease the opening waits for locks. A transaction that a paused holder has begun keeps its lock
 until the server ends it, after the time of the holder's lease."""
+OPENING_REPLY_S: Final = 60.0
+"""How long the server may take to answer a statement until the store is held."""
+REPLY_S: Final = 600.0
+"""The same afterwards: all messages are read by one statement then. What waits while a broker works is broken off with
+the lease, much earlier."""
+MAX_REPLY: Final = 1 << 40
 _FENCE: Final = "SELECT 1 FROM dtx_meta WHERE name = 'openings' AND value = %s FOR SHARE"
 """The lock is kept to the end of the transaction, and whoever takes the store has to wait for it."""
 _NOW: Final = literal_column(SECONDS_1970["postgresql"], Double)
@@ -60,7 +66,7 @@ class PostgresDatabase:
 
     def __init__(self, url: URL, lease_s: float) -> None:
         wait_s = max(2, round(lease_s))
-        self._engine = create_engine(
+        engine = create_engine(
             url.set(drivername=postgres.DRIVER),
             paramstyle="format",
             poolclass=NullPool,
@@ -73,6 +79,10 @@ class PostgresDatabase:
                 "tcp_user_timeout": 1000 * wait_s,
             },
         )
+        from xa.sql import psycopg_connection  # noqa: PLC0415 — loads psycopg, which a store in SQLite does not need
+
+        self._engine = psycopg_connection.bound(engine, OPENING_REPLY_S, MAX_REPLY)
+        self._reply_s = OPENING_REPLY_S
         self._lease_s = lease_s
         self._sent = 0.0
         """When the statement was sent that took or renewed the lease."""
@@ -90,6 +100,7 @@ class PostgresDatabase:
 
     def reader(self) -> Connection:
         connection = self._engine.connect()
+        connection.connection.driver_connection.reply_s = self._reply_s  # type: ignore[union-attr]
         self._connections.append(connection)
         postgres.force_commits(connection)
         connection.exec_driver_sql("SET application_name = 'xabridge store'")
@@ -121,6 +132,7 @@ class PostgresDatabase:
         writer.execute(insert(LEASE).values(epoch=epoch, holder=holder(), until_s=_NOW + self._lease_s))
 
     def hold(self, epoch: int, lost: Callable[[StoreStopped], None]) -> Lease:
+        self._reply_s = REPLY_S
         self._renewing = self.reader().execution_options(isolation_level="AUTOCOMMIT")
         latest = exists().where(META.c.name == "openings", META.c.value == epoch)
         renewing = update(LEASE).where(LEASE.c.epoch == epoch, latest).values(until_s=_NOW + self._lease_s)

@@ -248,13 +248,22 @@ def test_frames_that_make_no_sense(octets: bytes) -> None:
         list(FrameReader().feed(octets))
 
 
-@pytest.mark.pure
-def test_a_message_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rm_amqp.amqp010.frames.MAX_ASSEMBLY", 1000)
+def test_a_message_without_an_end_is_refused() -> None:
     reader = FrameReader()
+    reader.longest = 1000
     list(reader.feed(frame(FIRST_SEGMENT | FIRST_FRAME, 1, bytes(600))))
     with pytest.raises(WireError):
         list(reader.feed(frame(0, 1, bytes(600))))
+
+
+def test_a_control_without_an_end_is_refused() -> None:
+    """However long messages may be."""
+    reader = FrameReader()
+    reader.longest = 64 << 20
+    list(reader.feed(frame(FIRST_SEGMENT | FIRST_FRAME, 0, bytes(60_000))))
+    with pytest.raises(WireError):
+        for _ in range(20):
+            list(reader.feed(frame(FIRST_SEGMENT, 0, bytes(60_000))))
 
 
 # --- whatever comes ---------------------------------------------------------------------------------------------------

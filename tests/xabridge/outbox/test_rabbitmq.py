@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import threading
 import time
 import uuid
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +21,6 @@ from xabridge.outbox.rabbitmq import RabbitPublisher, RabbitSettings, Unsendable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.rabbitmq import RabbitMQ
 
@@ -300,3 +303,26 @@ def test_open_strings() -> None:
 def test_open_strings_that_are_wrong(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         RabbitSettings.parse(wrong, {})
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.2"])
+def test_tls_checks_who_answers(host: str) -> None:
+    """With the broker's certificate for localhost: nothing is said to the same broker under another name."""
+    folder = Path(__file__).parents[2] / "interop" / "certificates"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "broker.pem", folder / "broker.key")
+    listener = socket.create_server(("0.0.0.0", 0))  # noqa: S104 — 127.0.0.2, too
+    said: list[bytes] = []
+
+    def serve() -> None:
+        client, _ = listener.accept()
+        with client, suppress(OSError), context.wrap_socket(client, server_side=True) as encrypted:
+            said.append(encrypted.recv(8))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with pytest.raises(BrokerAway):
+        RabbitPublisher(f"amqp091s://{host}:{listener.getsockname()[1]}?ca={folder / 'ca.pem'}", connect_s=5).open()
+    thread.join()
+    listener.close()
+    assert [octets for octets in said if octets] == ([b"AMQP\x00\x00\x09\x01"] if host == "localhost" else [])

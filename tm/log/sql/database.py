@@ -48,6 +48,11 @@ if TYPE_CHECKING:
 _WAIT_S: Final = 30.0
 """How long SQLite's file may be locked by others."""
 
+CONNECT_S: Final = 10
+"""How long PostgreSQL may take to let us in."""
+REPLY_S: Final = 60.0
+"""How long it may take to answer a statement."""
+
 _CREATING: Final = 0x78616272
 """Key of the PostgreSQL advisory lock under which the tables are made: "xabr"."""
 
@@ -57,10 +62,10 @@ _SYSTEM_IDENTIFIER: Final = text("SELECT system_identifier FROM pg_control_syste
 class Database:
     """A database that can hold a log. `clock` stands in for the database's own."""
 
-    def __init__(self, url: str, clock: Callable[[], float] | None = None) -> None:
+    def __init__(self, url: str, clock: Callable[[], float] | None = None, reply_s: float = REPLY_S) -> None:
         self._url = database_url(url)
         self._clock = clock
-        self.engine = make_engine(self._url)
+        self.engine = make_engine(self._url, reply_s)
         self._one_at_a_time = threading.Lock()
 
     def __str__(self) -> str:
@@ -176,19 +181,19 @@ def database_url(url: str) -> URL:
     raise ValueError(f"log {shown!r}: decisions can be kept in PostgreSQL or SQLite")
 
 
-def make_engine(url: URL) -> Engine:
-    """An engine whose connections commit each statement, notice that a network is gone, and force."""
+def make_engine(url: URL, reply_s: float) -> Engine:
+    """An engine whose connections commit each statement, notice that a network or a server is gone, and force."""
     if url.get_backend_name() == "sqlite":
         engine = create_engine(url, isolation_level="AUTOCOMMIT", connect_args={"timeout": _WAIT_S})
         sqlite.force_commits(engine, _WAIT_S, _no_write_ahead_log)
         return engine
-    return create_engine(
+    engine = create_engine(
         url,
         isolation_level="AUTOCOMMIT",
         pool_size=8,
         max_overflow=8,
         connect_args={
-            "connect_timeout": 10,
+            "connect_timeout": url.query.get("connect_timeout", CONNECT_S),
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
@@ -197,6 +202,9 @@ def make_engine(url: URL) -> Engine:
             "application_name": f"xabridge decision log on {socket.gethostname()}"[:63],
         },
     )
+    from xa.sql import psycopg_connection  # noqa: PLC0415 — loads psycopg, which a log in SQLite does not need
+
+    return psycopg_connection.bound(engine, reply_s)
 
 
 def _no_write_ahead_log(mode: str) -> LogError:

@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 from pyarrow import csv
 
-from rm_db.address import Address
+from rm_db.postgres.database import connect
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.staging_table import DDL, NAME, make_table
@@ -93,7 +93,7 @@ def look_up(target: TableTarget, url: str) -> PostgresTable:
     """The table of `target`; PipelineError: it is not there, or the server prepares no transactions."""
     url = expanded(target.resource, url)
     try:
-        with psycopg.connect(Address.parse(url).url, autocommit=True) as connection:
+        with connect(url, autocommit=True) as connection:
             table = _described(target, connection)
             most = connection.execute("SELECT setting::int FROM pg_settings WHERE name = 'max_prepared_transactions'")
             prepared = most.fetchone()
@@ -120,8 +120,8 @@ def look_up_deciding(target: TableTarget, url: str, log: str) -> PostgresTable:
     log = f"postgresql://{log.partition('://')[2]}"  # without the name of SQLAlchemy's driver
     try:
         with (
-            psycopg.connect(Address.parse(url).url) as mine,
-            psycopg.connect(Address.parse(log).url) as deciding,
+            connect(url) as mine,
+            connect(log) as deciding,
         ):
             key = secrets.randbits(62)
             mine.execute("SELECT pg_advisory_xact_lock(%s)", [key])  # such a lock is one database's

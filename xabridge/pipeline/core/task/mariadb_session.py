@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from rm_db.address import Address
-from rm_db.mariadb.database import DriverConnection, arguments
+from rm_db.mariadb.database import arguments, new_connection
 
 if TYPE_CHECKING:
     import pymysql
@@ -35,7 +35,8 @@ def settings_of(timeout_s: float) -> str:
 
 def connect(url: str) -> pymysql.Connection[Any]:
     """A connection beside the branches, which does not commit by itself. pymysql.MySQLError."""
-    connection = DriverConnection(**{**arguments(Address.parse(url)), "autocommit": False})
+    address = Address.parse(url)
+    connection = new_connection({**arguments(address), "autocommit": False}, address.reply_s)
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         cursor.execute(settings_of(1))

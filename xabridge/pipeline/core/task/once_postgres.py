@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 from psycopg import sql
 
-from rm_db.address import Address
+from rm_db.postgres.database import connect
 from xabridge.pipeline.core.task.once_table import key_of, refused
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class PostgresOnce:
         return DDL.format(name)
 
     def make(self, url: str, name: str) -> bool:
-        with psycopg.connect(Address.parse(url).url, autocommit=True) as connection:
+        with connect(url, autocommit=True) as connection:
             if connection.execute("SELECT to_regclass(%s) IS NOT NULL", [name]).fetchone() == (True,):
                 return connection.execute(_FITS, [name]).fetchone() == (True,)
             connection.execute("SELECT pg_advisory_lock(%s)", [_LOCK])

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import sql
 
-from rm_db.address import Address
+from rm_db.postgres.database import connect
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.task.databases import RowsGone
 from xabridge.pipeline.core.task.staged_rows import StagedCounts, in_order
@@ -53,7 +53,7 @@ _LOCK: Final = 0x78616272
 
 def make_table(url: str) -> None:
     """Makes the table for staged rows where it is missing. psycopg.Error."""
-    with psycopg.connect(Address.parse(url).url, autocommit=True) as connection:
+    with connect(url, autocommit=True) as connection:
         found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [NAME]).fetchone()
         if found == (True,):
             return
@@ -83,7 +83,7 @@ class PostgresStaging:
     def _opened(self) -> psycopg.Connection[Any]:
         if self._connection is None:
             make_table(self._url)
-            self._connection = psycopg.connect(Address.parse(self._url).url)
+            self._connection = connect(self._url)
         return self._connection
 
     def commit(self) -> tuple[StagedRows, ...]:
