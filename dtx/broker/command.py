@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import getpass
@@ -19,10 +18,12 @@ from dtx.broker.broker import Broker
 from dtx.broker.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
 from dtx.store.contract import StoreError
 from dtx.store.sql import compact
-from xa.secrets import masked
+from xa.arguments import Parser
+from xa.open_string import shown
 from xa.telemetry.log_lines import FORMATS, line, write_lines
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from dtx.broker.config import BrokerConfig
@@ -157,7 +158,7 @@ async def _serve(config: BrokerConfig, listening: Callable[[Broker], None]) -> i
         sys.stderr.write(line(config.log_format, notice, plain=f"xabridge broker: {notice}", level=logging.WARNING))
     where = ", ".join(map(str, broker.addresses))
     in_doubt = broker.container.registry.in_doubt_count
-    said = [f"listening on {where} · {masked(config.store)} · {in_doubt} branches in doubt"]
+    said = [f"listening on {where} · {shown(config.store)} · {in_doubt} branches in doubt"]
     if broker.http is not None:
         said.append(f"http://{broker.http}/live, /ready and /metrics")
     for one in said:
@@ -179,6 +180,6 @@ def _stop_by_signals(loop: asyncio.AbstractEventLoop, broker: Broker) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m dtx`."""
-    parser = argparse.ArgumentParser(prog="python -m dtx", description=SUMMARY)
+    parser = Parser(prog="python -m dtx", description=SUMMARY)
     add_arguments(parser)
     return run(parser.parse_args(argv))

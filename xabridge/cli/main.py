@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from xa.arguments import Parser
 from xabridge.cli.output import guarded_output
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def make_parser(wanted: str | None = None, *, whole: bool = False) -> argparse.A
     """The parser of the subcommand `wanted`, or where that is none, of what every subcommand is called and does; with
     `whole` that of everything. What is not wanted is not loaded."""
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    parser = argparse.ArgumentParser(prog="xabridge", description="Distributed transactions over AMQP and databases.")
+    parser = Parser(prog="xabridge", description="Distributed transactions over AMQP and databases.")
     parser.add_argument("--version", action="version", version=f"xabridge {version('xabridge')}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in [wanted] if wanted in found else sorted(found):

@@ -23,7 +23,7 @@ from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.two_phase.blocking import BlockingPorts
 from xa import NULL_XID, TMNOFLAGS, TMSTARTRSCAN, AxCode, ThreadOfControl, XaError, entered
 from xa.holdings import HoldingsReporting, InDoubtBranch
-from xa.secrets import masked
+from xa.open_string import shown
 from xabridge.cli.origins import installed
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class Site:
             return self._unreadable(error)
 
     def _unreadable(self, error: OSError) -> LogError:
-        return LogError(f"{masked(self.configuration.log or '')}: it can't be opened: {error.strerror or error}")
+        return LogError(f"{shown(self.configuration.log or '')}: it can't be opened: {error.strerror or error}")
 
     @contextmanager
     def holding_the_log(self) -> Iterator[DecisionLog | None]:
