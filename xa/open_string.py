@@ -106,7 +106,7 @@ class OpenString:
         user = quote(self.user, safe="", errors="surrogateescape")
         who = f"{user}{'' if self.password is None else f':{password}'}@" if user else ""
         options = [
-            f"{name}={MASK if shown and is_secret(name) else _STRAY.sub('%25', value)}" for name, value in self.options
+            f"{name}={MASK if shown and is_secret(name) else _for_drivers(value)}" for name, value in self.options
         ]
         return f"{self.scheme}://{who}{self.place}{self.path}{'?' * bool(options)}{'&'.join(options)}"
 
@@ -178,13 +178,19 @@ def _check_hosts(scheme: str, place: str) -> None:
         if matched is None or (matched[1] and not 0 < int(matched[1]) <= _MOST_PORTS):
             raise _wrong(
                 scheme,
-                f"host {number}: expected host or host:port, [address]:port for IPv6, a port from 1 to {_MOST_PORTS}; behind "
-                "a user and a password there is @host",
+                f"host {number}: expected host or host:port, [address]:port for IPv6, a port from 1 to {_MOST_PORTS}; "
+                "behind a user and a password there is @host",
             )
 
 
 def _ends_with_port(host: str) -> bool:
     return ":" in host and not host.endswith("]")
+
+
+def _for_drivers(value: str) -> str:
+    """An option's value as every driver reads it: some look for the @ behind a user in the whole text, and libpq quotes
+    a value in which there is a space."""
+    return quote(_STRAY.sub("%25", value), safe="%/:;,+=*!$()~")
 
 
 def _is_file(scheme: str, authority: str) -> bool:

@@ -57,6 +57,9 @@ def _without_authorities(line: str) -> str:
     done, found = 0, line.find("://")
     while found >= 0:
         begin = found + len("://")
+        if line.startswith(MASK, begin):
+            found = line.find("://", begin)
+            continue
         end = _end_of(_USER, line, begin)
         if line.startswith(":", end) and last > end:
             return f"{''.join(pieces)}{line[done:end]}:{MASK}{line[last:]}"

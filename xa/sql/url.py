@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 def database_url(text: str, environment: Mapping[str, str] = os.environ) -> URL:
     """The URL that `text` is, with its password. ValueError says what is wrong, and shows no secret."""
     found = OpenString.parse(text, environment)
+    if "sqlite" in found.scheme and (found.place or found.user):
+        raise ValueError(f"{found}: a file is named with three slashes, sqlite:///path")
     try:
         return make_url(found.url)
     except (ArgumentError, ValueError):  # which may quote a part of the URL
