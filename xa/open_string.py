@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, unquote_plus
 
-from xa.secrets import MASK, is_secret
+from xa.secrets import MASK, is_secret, masked
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
 PASSWORD_ENV: Final = "password_env"  # noqa: S105 — the name of an option
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+._-]{0,60}")
@@ -152,6 +152,15 @@ def shown(text: str) -> str:
             return text
         scheme, separator, _ = text.partition("://")
         return f"{scheme}://{MASK}" if separator and _SCHEME.fullmatch(scheme) else MASK
+
+
+def without_secrets(message: str, typed: Iterable[str]) -> str:
+    """A message of `argparse`, which quotes what was typed."""
+    values = {one.partition("=")[2] if one.startswith("-") else one for one in typed}
+    for one in sorted(values, key=len, reverse=True):
+        if any(sign in one for sign in ":@=/"):
+            message = message.replace(repr(one), repr(shown(one))).replace(one, shown(one))
+    return masked(message)
 
 
 def scheme_of(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import getpass
@@ -18,12 +19,10 @@ from dtx.broker.broker import Broker
 from dtx.broker.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
 from dtx.store.contract import StoreError
 from dtx.store.sql import compact
-from xa.arguments import Parser
-from xa.open_string import shown
+from xa.open_string import shown, without_secrets
 from xa.telemetry.log_lines import FORMATS, line, write_lines
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Sequence
 
     from dtx.broker.config import BrokerConfig
@@ -180,6 +179,10 @@ def _stop_by_signals(loop: asyncio.AbstractEventLoop, broker: Broker) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`python -m dtx`."""
-    parser = Parser(prog="python -m dtx", description=SUMMARY)
+    parser = argparse.ArgumentParser(prog="python -m dtx", description=SUMMARY)
     add_arguments(parser)
-    return run(parser.parse_args(argv))
+    given = sys.argv[1:] if argv is None else argv
+    arguments, unknown = parser.parse_known_args(given)
+    if unknown:
+        parser.error(without_secrets(f"unrecognized arguments: {' '.join(unknown)}", unknown))
+    return run(arguments)
