@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tm.consumer.failures import reason_from
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
-from tm.errors import ProtocolMisuse
+from tm.errors import ProtocolMisuse, TransactionError
 from tm.outcome import Verdict
+from tm.transaction import Lent
 from xa import Code, XaError
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
     from tm.consumer.history import History
     from tm.consumer.job import DeadLetter, Job, Later
     from tm.transaction import Transaction
+
+
+_CANCELLED: Final = "what the handler has awaited was cancelled, and not by the consumer"
+
+
+class HandlerCancelled(Exception):
+    """A handler has ended with CancelledError, and nobody has cancelled its worker: its messages have failed."""
 
 
 class Calls(Protocol):
@@ -103,7 +111,10 @@ class ThreadCalls:
         session.put_off(message, *later)
 
     async def handle(self, handler: Callable[..., Any], message: Any, transaction: Transaction) -> None:
-        handler(message, transaction)
+        try:
+            handler(message, transaction)
+        except asyncio.CancelledError as error:  # of an event loop of its own
+            raise HandlerCancelled(_CANCELLED) from error
 
     async def within(self, transaction: Transaction, work: Coroutine[Any, Any, None]) -> None:
         transaction.leaves = self._leaves
@@ -144,7 +155,13 @@ class TaskCalls:
         await session.aio.put_off(message, *later)
 
     async def handle(self, handler: Callable[..., Any], message: Any, transaction: Transaction) -> None:
-        await handler(message, transaction)
+        try:
+            await handler(message, transaction)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the worker itself is
+                raise
+            raise HandlerCancelled(_CANCELLED) from error
 
     async def within(self, transaction: Transaction, work: Coroutine[Any, Any, None]) -> None:
         async with transaction:
@@ -285,11 +302,46 @@ class Worker:
         try:
             arguments, self._unfit = self._job.calls(messages)
             await self._put_away(self._unfit)
-            for argument in arguments:
-                await self._calls.handle(self._job.handler, argument, self._transaction)
+            await self._lend(arguments)
         except Exception as error:
             self._explain(messages, error)
             raise
+
+    async def _lend(self, arguments: Sequence[Any]) -> None:
+        """Calls the handler with each of the arguments. The transaction is the handler's to work in, and not to
+        complete: the consumption of every message of the batch is part of it. ProtocolMisuse: the handler has tried
+        to, or has left another transaction in its place."""
+        transaction = self._transaction
+        transaction.lent = Lent.TO_HANDLER
+        try:
+            for argument in arguments:
+                await self._calls.handle(self._job.handler, argument, transaction)
+                self._check_lent(transaction)
+        except BaseException:
+            transaction.lent = Lent.FAILED  # what the handler has left running can't commit it now
+            await self._roll_back_strays(transaction)
+            raise
+        transaction.lent = None
+
+    def _check_lent(self, transaction: Transaction) -> None:
+        if transaction.lent is not Lent.TO_HANDLER:
+            raise ProtocolMisuse(
+                f"the handler has tried to complete {transaction}, which is the consumer's; raise instead"
+            )
+        if transaction.suspended:
+            raise ProtocolMisuse(
+                f"the handler has left transaction {transaction} suspended: resume it before you return"
+            )
+        if self._job.manager.current_or_none() is not transaction and not transaction.is_over:
+            raise ProtocolMisuse(f"the handler has left another transaction current than its own, {transaction}")
+
+    async def _roll_back_strays(self, transaction: Transaction) -> None:
+        """Ends the transactions that the handler has begun, and left current."""
+        manager = self._job.manager
+        while (stray := manager.current_or_none()) is not None and stray is not transaction:
+            with suppress(TransactionError):  # it is told by the log messages
+                await self._calls.rollback(stray)
+            manager.detach(stray)
 
     def _explain(self, messages: Sequence[Any], error: Exception) -> None:
         """Tells the broker what messages have failed with, for other processes; the transaction is rolled back now."""
