@@ -446,8 +446,8 @@ class Transaction:
             self.lent = Lent.MISUSED
         why = "" if lent is None else lent.value
         raise ProtocolMisuse(
-            f"no {what} in a handler: the consumer completes transaction {self}, with all messages in it; {why}. Raise, "
-            "or call set_rollback_only(), where the messages are not handled"
+            f"no {what} in a handler: the consumer completes transaction {self}, with all messages in it; {why}. "
+            "Raise, or call set_rollback_only(), where the messages are not handled"
         )
 
     def _leave(self, signals: DeferredSignals) -> None:
@@ -492,7 +492,7 @@ class Transaction:
                 return True
             if self._state not in (GlobalState.ACTIVE, GlobalState.MARKED):
                 return True
-            reason = Reason(None, f"it took longer than its {self.timeout_s:g} s")
+            reason = Reason(None, TimeoutError(f"it took longer than its {self.timeout_s:g} s"))
             logger.warning("%s: %s; rolling back", self, reason, extra=about(transaction=self))
             self.expired = True
             self._manager.executor.run(self, nullcontext(), partial(self._begin_rollback, *self._reasons, reason))

@@ -26,9 +26,6 @@ FEW: Final = 3
 waits, and leaving answers costs more processor time than it saves."""
 
 
-_ENDED: Final = "a worker has ended, and nobody had asked it to"
-
-
 class WorkerEnded(Exception):
     """A worker has ended though the consumer is not to stop."""
 
@@ -69,8 +66,6 @@ class ThreadPool:
     def _run(self, number: int) -> None:
         try:
             drive(Worker(number, self._job, ThreadCalls(self._stopping, self._leaves)).run())
-            if not self._stopping.is_set():
-                raise WorkerEnded(_ENDED)
         except BaseException as error:  # noqa: BLE001 — told to who waits for it
             self._failed(error)
 
@@ -111,8 +106,6 @@ class TaskPool:
     async def _run(self, worker: Worker) -> None:
         try:
             await worker.run()
-            if not self._stopping.is_set():
-                raise WorkerEnded(_ENDED)
         except asyncio.CancelledError as error:
             if not self._stopping.is_set():
                 ended = WorkerEnded("the task of a worker was cancelled, and not by its consumer: stop the consumer")

@@ -16,6 +16,7 @@ from rm_amqp import Message
 from tests.tm.consumer.stall import PATIENCE_S
 from tm import Counts, HealthServer, ProtocolMisuse
 from tm.tx import TxInterface
+from tm.zope import DataManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,8 +93,6 @@ def _suspend_and_raise(stall: Stall, _: Transaction) -> None:
 
 def _with_zope(stall: Stall, tx: Transaction) -> None:
     transaction = pytest.importorskip("transaction")
-    from tm.zope import DataManager
-
     zope_manager = transaction.TransactionManager()
     zope_manager.get().join(DataManager(zope_manager, stall.manager, tx))
     zope_manager.commit()
