@@ -93,6 +93,8 @@ class Job:
         self.timeout_s = settings.timeout_s or manager.timeout_s
         settings.check_waits(self.timeout_s)
         self.failures = Failures()
+        self.is_told = False
+        """Whether the broker counts only what it is told to count, as far as is known."""
         self._outages = 0
         self._checked = 0
         """How many outages there had been when every resource could be reached the last time."""
@@ -168,21 +170,32 @@ class Job:
 
     def history(self, message: Any) -> History:
         """What is known of a message's failures. Each message has its own; see `tm.consumer.history`."""
-        queue = self.settings.queue
-        failure = None if is_new(message) else self.failures.known(message)
-        before, has_id = retries_of(message, queue), getattr(message, "id", None) is not None
+        queue, failure = self.settings.queue, self._known(message)
+        before = retries_of(message, queue)
         deliveries = before + int(message.delivery_count)
         if failure is not None:
-            deliveries = max(deliveries - failure.excused, before, failure.failures if has_id else 0)
-        if not deliveries and not has_id:
-            failure = None  # it may be of another message, with the same content
+            own = failure.failures if getattr(message, "id", None) is not None else 0
+            deliveries = max(deliveries - failure.excused, before, own)
 
         first_ms = first_failure_ms(message, queue) or (failure.first_ms if failure is not None else None)
-        is_told = reason_of(message, queue) is not None or (failure is not None and bool(failure.reason))
+        is_told = bool(self._reason(message, failure))
         most = self.settings.max_deliveries if is_told else max(self.settings.max_deliveries, UNTOLD)
         is_final = failure is not None and self.failures.is_final(message)
         is_dead = is_final or deliveries >= most or self._is_too_late(first_ms)
         return History(deliveries, is_dead, not is_new(message), deliveries > before and not is_dead)
+
+    def _known(self, message: Any) -> Failure | None:
+        """What this process remembers of a message that was tried before. Without an id it is known by its content,
+        which another message may have, too; so it has to have failed by itself, as far as the broker says."""
+        failure = None if is_new(message) else self.failures.known(message)
+        if failure is None or getattr(message, "id", None) is not None:
+            return failure
+        if self.is_told:
+            return failure if reason_of(message, self.settings.queue) is not None else None
+        return failure if message.delivery_count or retries_of(message, self.settings.queue) else None
+
+    def _reason(self, message: Any, failure: Failure | None) -> str:
+        return (failure.reason if failure is not None else "") or reason_of(message, self.settings.queue) or ""
 
     def is_charged(self, message: Any) -> bool:
         """Whether a refusal of the commit is to count at the broker, because one was this message's fault before."""
@@ -195,22 +208,14 @@ class Job:
 
     def later(self, message: Any, wait_s: float) -> Later:
         """What goes with a message that is put off for so long."""
-        failure, now_ms = self.failures.known(message), self.failures.now_ms()
-        first_ms = first_failure_ms(message, self.settings.queue) or (
-            failure.first_ms if failure is not None and failure.first_ms is not None else now_ms
-        )
-        annotations: dict[str, str | int] = {
-            COUNT: self.history(message).deliveries,
-            FIRST: first_ms,
-            QUEUE: self.settings.queue,
-        }
+        queue, failure = self.settings.queue, self._known(message)
+        annotations: dict[str, str | int] = {COUNT: self.history(message).deliveries, QUEUE: queue}
+        first_ms = first_failure_ms(message, queue) or (failure.first_ms if failure is not None else None)
         reason = self._reason(message, failure)
-        if reason:  # where nobody knows one it is not made up: nobody has said that it was the message's fault
+        if reason:  # where nobody knows one, nobody has said that it was the message's fault
             annotations[REASON] = reason
-        return Later(self.settings.queue, int(wait_s * 1000), annotations)
-
-    def _reason(self, message: Any, failure: Failure | None) -> str:
-        return (failure.reason if failure is not None else "") or reason_of(message, self.settings.queue) or ""
+            annotations[FIRST] = first_ms or self.failures.now_ms()
+        return Later(queue, int(wait_s * 1000), annotations)
 
     def _failed(
         self,
@@ -253,7 +258,8 @@ class Job:
     def dead_letter(self, message: Any) -> DeadLetter:
         """What becomes of a message that was delivered too often. Where it could not be sent to its queue of dead
         letters before (there is none, or nobody may), it is left to the broker."""
-        failure = self.failures.known(message)
+        remembered = self.failures.known(message)
+        failure = remembered if self.failures.is_final(message) else self._known(message)
         last_ms = failure.last_ms if failure is not None else None
         annotations: dict[str, str | int] = {
             "reason": self._reason(message, failure) or UNKNOWN_REASON,
@@ -265,7 +271,7 @@ class Job:
         first_ms = first_failure_ms(message, self.settings.queue) or (failure.first_ms if failure is not None else None)
         if first_ms is not None:
             annotations["first-ms"] = first_ms
-        in_vain = failure is not None and failure.vain
+        in_vain = remembered is not None and remembered.vain and not is_new(message)
         return DeadLetter("" if in_vain else self.settings.dead_letters, annotations)
 
     def failed_to_receive(self, number: int, error: Exception) -> None:

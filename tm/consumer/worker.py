@@ -399,7 +399,9 @@ class Worker:
 
     def _excuse(self, messages: Sequence[Any]) -> bool:
         """Tells the broker that a rollback counts for none of the messages; whether it does as it is told."""
-        return bool(self._tell("excuse", messages))
+        is_told = bool(self._tell("excuse", messages))
+        self._job.is_told = self._job.is_told or is_told
+        return is_told
 
     def _tell(self, what: str, *arguments: Any) -> Any:
         told = getattr(self._session, what, None)
