@@ -353,7 +353,9 @@ class Transaction:
 
     def _refusal(self, what: str) -> RolledBack:
         why = "; ".join(map(str, self._reasons))
-        return RolledBack(f"transaction {self} can't {what}, it can only be rolled back: {why}")
+        refusal = RolledBack(f"transaction {self} can't {what}, it can only be rolled back: {why}")
+        refusal.__cause__ = next((one.said for one in self._reasons if isinstance(one.said, BaseException)), None)
+        return refusal
 
     def _check_active(self, what: str, name: str = "", *, marked: bool = False, suspended: bool = False) -> None:
         state = self._state

@@ -25,8 +25,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tm.errors import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBack, TransactionError
-from xa import Code, XaError
-from xa.sql.errors import IN_THE_WAY, ErrorKind, kind_of
+from xa import ROLLBACK_CODES, Code, XaError
+from xa.sql.errors import IN_THE_WAY, ErrorKind, kind_of, sqlstate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +51,8 @@ _PASSING: Final = _CONFLICTS | _OUTAGES | {ErrorKind.FAILED, ErrorKind.CANCELLED
 _CONFLICT_CODES: Final = frozenset({Code.XA_RBDEADLOCK, Code.XA_RBTRANSIENT})
 _OUTAGE_CODES: Final = frozenset({Code.XAER_RMFAIL, Code.XA_RBCOMMFAIL, Code.XA_RETRY})
 _FAULT_CODES: Final = frozenset({Code.XA_RBINTEGRITY, Code.XA_RBPROTO, Code.XAER_RMERR, Code.XAER_PROTO})
+_AFTER_AN_ERROR: Final = "25P02"
+"""The SQLSTATE of a statement behind one that has failed, which the handler has not passed on."""
 _WITHOUT_CODE: Final = frozenset({"OperationalError", "InterfaceError"})
 """The classes of a driver's errors which, without a code of the server, say that it could not be reached."""
 
@@ -144,7 +146,9 @@ def _fault_of_one(error: BaseException) -> Fault:
     if isinstance(error, HeuristicOutcomeError):
         return Fault.UNTOLD
     if isinstance(error, XaError):
-        return Fault.UNTOLD if error.code is Code.XA_RBTIMEOUT else _fault_of_code(error.code, Fault.MESSAGE)
+        return _fault_of_code(error.code, Fault.UNTOLD if error.code in ROLLBACK_CODES else Fault.MESSAGE)
+    if sqlstate_of(error) == _AFTER_AN_ERROR:
+        return Fault.UNTOLD
     kind = kind_of(error)
     if kind in _CONFLICTS:
         return Fault.CONFLICT

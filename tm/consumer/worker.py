@@ -281,6 +281,8 @@ class Worker:
         transaction = self._transaction
         self._unfit = ()
         self._attempt = COUNTED
+        if wanted != HANDLED:  # no attempt: no handler is called
+            self._excuse(messages)
         try:
             await self._calls.within(transaction, self._in_order(work))
             if transaction.is_left:
@@ -433,7 +435,6 @@ class Worker:
             await self._calls.put_off(session, message, self._job.later(message, wait_s))
 
     async def _release(self, messages: Sequence[Any]) -> None:
-        self._excuse(messages)
         for message in messages:
             self._session.release(message)
 

@@ -76,6 +76,8 @@ def during(error: Exception, handled: Exception) -> Exception:
         (refused(TimeoutError("it took longer than its 60 s")), Fault.UNTOLD),
         (refused(Code.XA_RBROLLBACK), Fault.UNTOLD),
         (xa_error(Code.XA_RBTIMEOUT, "the broker's time"), Fault.UNTOLD),
+        (xa_error(Code.XA_RBROLLBACK, "work: the branch has been rolled back"), Fault.UNTOLD),
+        (errors.InFailedSqlTransaction(), Fault.UNTOLD),
         (HeuristicHazard("who knows"), Fault.UNTOLD),
         (refused(Code.XA_RBINTEGRITY), Fault.MESSAGE),
         (refused("the application asked for it"), Fault.MESSAGE),
