@@ -38,12 +38,17 @@ GUSTS: Final = 3
 LOOK_S: Final = 0.1
 BRANCH_S: Final = 10
 """A transaction of a batch that waits for others takes longer than those of the other campaigns."""
-STORM_S: Final = 60.0
+STORM_S: Final = 150.0
 """A storm that has not ended by then is stuck, whatever goes on in it."""
 STANDSTILL_S: Final = 25.0
 """Nothing happens for so long: it is stuck. Longer than a transaction may take, which a killed process may hold."""
-WEATHERS: Final = ("calm", "conflicts", "outage", "cuts", "kills")
 Weather = Literal["calm", "conflicts", "outage", "cuts", "kills"]
+Store = Literal["postgresql", "sqlite"]
+Style = Literal["threads", "asyncio"]
+WEATHERS: Final[tuple[Weather, ...]] = ("calm", "conflicts", "outage", "cuts", "kills")
+WITHOUT_SERVER: Final[tuple[Weather, ...]] = ("calm", "kills")
+STORES: Final[tuple[Store, ...]] = ("postgresql", "postgresql", "postgresql", "sqlite")
+STYLES: Final[tuple[Style, ...]] = ("threads", "asyncio")
 KINDS: Final = ("lost", "duplicated", "dead", "spared", "reason", "stuck")
 """What an audit can find. `lost`: a good message that is nowhere; `duplicated`: handled more than once, or handled and
 a dead letter; `dead`: a good message that is a dead letter; `spared`: poison that was committed, or is no dead letter;
@@ -62,8 +67,8 @@ class ConsumerSetup:
     workers: int = 1
     """Processes."""
     threads: int = 4
-    style: Literal["threads", "asyncio"] = "threads"
-    store: Literal["postgresql", "sqlite"] = "postgresql"
+    style: Style = "threads"
+    store: Store = "postgresql"
     kinds: tuple[str, ...] = (RAISES,)
     """What poison does."""
 
@@ -80,14 +85,14 @@ class ConsumerSetup:
 
 def setup_of(dice: Random, weather: Weather | None = None) -> ConsumerSetup:
     """A setup."""
-    store = dice.choice(("postgresql", "postgresql", "postgresql", "sqlite"))
-    style = dice.choice(("threads", "asyncio")) if store == "postgresql" else "threads"
+    store = dice.choice(STORES)
+    style: Style = dice.choice(STYLES) if store == "postgresql" else "threads"
     kinds = dice.choice(
         ((RAISES,), (RAISES,), (RAISES, COMMITS), (RAISES, CANCELS) if style == "asyncio" else (COMMITS,))
     )
     drawn = dice.choice(WEATHERS)
     return ConsumerSetup(
-        weather=(weather or drawn) if store == "postgresql" else dice.choice(("calm", "kills")),
+        weather=(weather or drawn) if store == "postgresql" else dice.choice(WITHOUT_SERVER),
         poison=dice.choice((1, 10, 50)),
         waits=dice.choice(("worker", "broker")),
         limit=dice.randint(1, 10),

@@ -157,4 +157,4 @@ class ConsumerWorker(CrashWorker):
 
 
 if __name__ == "__main__":
-    run(ConsumerWorker, Post(**json.loads(sys.argv[1])))  # type: ignore[arg-type]  # its station is a post
+    run(ConsumerWorker, Post(**json.loads(sys.argv[1])))
