@@ -309,7 +309,7 @@ class Run:
             refusals.append(Code.XA_RBDEADLOCK)
         elif world.unfit.intersection(transaction.rows):
             world.failed_alone.update(transaction.rows if len(transaction.said) == 1 else ())
-            refusals.append(Code.XA_RBINTEGRITY)
+            refusals.append(Code.XA_RBINTEGRITY if min(world.unfit) % 2 else Code.XA_RBOTHER)
         if refusals:
             world.roll_back(transaction)
             transaction.end(Verdict.ROLLED_BACK, *refusals)

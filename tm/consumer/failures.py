@@ -90,6 +90,10 @@ class Failures:
         """A delivery of `message` does not count, and the broker counts it."""
         self._change(message, lambda before: replace(before, excused=before.excused + 1))
 
+    def note_refused(self, message: Any) -> None:
+        """What `message` does can't be committed, and nobody knows why: the next attempt is to count at the broker."""
+        self._change(message, lambda before: replace(before, refused=True))
+
     def note_vain(self, message: Any) -> None:
         """`message` could not be put away as a dead letter."""
         self._change(message, lambda before: replace(before, vain=True))

@@ -254,6 +254,8 @@ class Job:
         if fault is Fault.MESSAGE and guilty is not None:
             final = alone and is_final(error, self.settings)
             self.failures.note(guilty, error, alone=alone, final=final, refused=attempt.has_returned)
+        elif fault is Fault.UNTOLD and alone and attempt.has_returned:
+            self.failures.note_refused(guilty)
 
     def dead_letter(self, message: Any) -> DeadLetter:
         """What becomes of a message that was delivered too often. Where it could not be sent to its queue of dead
