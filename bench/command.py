@@ -60,7 +60,7 @@ class Seeded(Protocol):
 OPTIONAL: Final = frozenset({"peers"})
 """They need programs beyond those of `make setup`: `all` leaves them out where these are missing."""
 SEEDED: Final = frozenset({"crash"})
-PARTS: Final = ("orders", "bank")
+PARTS: Final = ("orders", "bank", "consumers")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=count, metavar="N", help="crash: how many storms (default 40, with --quick 3)")
     parser.add_argument("--seed", type=int, metavar="N", help="crash: which storms (default 1)")
     parser.add_argument(
-        "--part", choices=PARTS, help="crash: one node that handles orders, or the bank of several nodes"
+        "--part", choices=PARTS, help="crash: one node that handles orders, the bank of several nodes, or consumers"
     )
     parser.add_argument("--out", type=Path, help="also write NAME.json into this folder")
     return parser

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from dtx.amqp.messages import DELIVERY_DELAY, read_header, with_header, with_message_annotations
 from dtx.amqp.values import Long, Symbol, Timestamp, Ulong
-from dtx.protocol.capabilities import DELAYED_DELIVERY, FAILURE_REASONS
+from dtx.protocol.capabilities import DELAYED_DELIVERY, FAILURE_REASONS, OUTCOMES_OF_ROLLBACK
 from dtx.protocol.conditions import RefusedError
 from rm_amqp.channel.message_links import BROWSED
 from rm_amqp.channel.work import REJECT, RELEASE, modify
@@ -46,6 +46,7 @@ T = TypeVar("T")
 LATER_OCTETS: Final = 4096
 """The most octets that wait to be written, where nothing else is to be written: the broker works meanwhile."""
 RETRY_REASON: Final = "x-opt-retry-reason"
+RETRY_APART: Final = "x-opt-retry-apart"
 RETRIED: Final = "x-opt-retry-"
 """So begin the message annotations of a message that is put off. A dead letter that is sent again is a new message."""
 TOGETHER: Final = 32
@@ -166,8 +167,29 @@ class Operations:
         def steps(links: MessageLinks, work: Work | None) -> Steps[None]:
             yield from ()
             held = _held(links, work, message)
-            if links.offers(FAILURE_REASONS):
-                held.outcome = modify(failed=True, undeliverable=False, annotations={Symbol(RETRY_REASON): reason})
+            told = modify(failed=True, undeliverable=False, annotations={Symbol(RETRY_REASON): reason})
+            if links.offers(OUTCOMES_OF_ROLLBACK):
+                held.rolled_back = told
+            elif links.offers(FAILURE_REASONS):
+                held.outcome = told
+
+        return steps
+
+    @staticmethod
+    def excuse(messages: Sequence[Message], reason: str) -> Operation[bool]:
+        """Messages that a rollback of the branch is not to count as delivered in vain."""
+
+        def steps(links: MessageLinks, work: Work | None) -> Steps[bool]:
+            yield from ()
+            if not links.offers(OUTCOMES_OF_ROLLBACK):
+                return False
+            notes: Map = {Symbol(RETRY_APART): True}
+            if reason:
+                notes[Symbol(RETRY_REASON)] = reason
+            told = modify(failed=False, undeliverable=False, annotations=notes)
+            for message in messages:
+                _held(links, work, message).rolled_back = told
+            return True
 
         return steps
 
@@ -298,6 +320,12 @@ class Session:
         can do so is not told."""
         self.run(self.operations.explain(message, reason), later=True)
 
+    def excuse(self, messages: Sequence[Message], reason: str = "") -> bool:
+        """Tells that received messages are not to be counted as delivered in vain, should their branch be rolled back,
+        until `explain` is called for one of them. Whoever gets one next finds among its `instructions` that it is to be
+        handled alone (`x-opt-retry-apart`), and the reason. False: the broker can't do that, and counts them."""
+        return self.run(self.operations.excuse(messages, reason), later=True)
+
     # -- in bulk
     def gather(self, address: str, count: int) -> list[bytes]:
         """The messages that an address has now, at most `count`, as octets, taken by the branch: in the order in which
@@ -416,6 +444,9 @@ class AsyncSession:
 
     def explain(self, message: Message, reason: str) -> None:
         self._session.explain(message, reason)
+
+    def excuse(self, messages: Sequence[Message], reason: str = "") -> bool:
+        return self._session.excuse(messages, reason)
 
     def modify(self, message: Message, *, failed: bool = True, undeliverable: bool = False) -> None:
         self._session.modify(message, failed=failed, undeliverable=undeliverable)

@@ -13,11 +13,12 @@ import os
 import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote
 
 from dtx.amqp.sasl import ClientPolicy
 from rm_amqp.decider.tokens import MAX_SLOTS
 from xa import Code, xa_error
+from xa.open_string import PASSWORD_ENV, OpenString, option_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -166,14 +167,14 @@ OPTIONS: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class OpenString:
-    """The parts of an open string, read."""
+class BrokerAddress:
+    """What an open string says about a broker."""
 
     scheme: str
     brokers: tuple[Broker, ...]
     path: str
     user: str
-    password: str
+    password: str = field(repr=False)
     options: dict[str, object]
     """By the fields of the settings."""
 
@@ -184,62 +185,38 @@ Readers: TypeAlias = "Mapping[str, tuple[str, Callable[[str, str], object]]]"
 
 def read_open_string(
     open_string: str, ports: Mapping[str, int], readers: Readers, environment: Mapping[str, str]
-) -> OpenString:
-    """The parts of an open string whose scheme is one of `ports`, each with its port; XAER_INVAL says what is wrong
-    with it. No message shows the password."""
-    scheme, separator, _ = open_string.partition("://")
+) -> BrokerAddress:
+    """What an open string says whose scheme is one of `ports`, each with its port; XAER_INVAL says what is wrong with
+    it. No message shows the password."""
+    try:
+        found = OpenString.parse(open_string, environment)
+    except ValueError as error:
+        raise wrong(str(error)) from None
+    # which resource manager of this kind it is stands before the +
+    scheme = found.scheme if found.scheme in ports else found.scheme.rpartition("+")[2]
     if scheme not in ports:
-        scheme = scheme.rpartition("+")[2]  # which resource manager of this kind it is stands before the +
-    if not separator or scheme not in ports:
         schemes = " or ".join(f"{name}://" for name in ports)
         raise wrong(f"{scheme[:20]!r} is not a scheme of this resource manager; use {schemes}")
-    try:
-        open_string.encode()  # a command line and the environment may have octets that are no UTF-8
-        parts = urlsplit(open_string)
-        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    except ValueError as error:
-        raise wrong(str(error).split("@")[-1]) from None
-    if parts.fragment:
-        raise wrong(f"#{parts.fragment!r}: there is nothing behind the options")
-    who, at, where = parts.netloc.rpartition("@")
-    user, colon, password = who.partition(":")
-    told: dict[str, object] = {}
-    for name, value in pairs:
-        if name == "password_env":
-            if value not in environment:
-                raise wrong(f"password_env={value}: this environment variable is not set; set it for this process")
-            if colon:
-                raise wrong("password_env, and a password as well")
-            password = environment[value]
-        elif name in readers:
-            attribute, read = readers[name]
-            told[attribute] = read(name, value)
-        else:
-            raise wrong(f"{name}: there is no such option; there are {', '.join(sorted([*readers, 'password_env']))}")
-    if at and not user:
-        raise wrong("a user is expected before the @")
-    brokers = tuple(_broker(text, ports[scheme]) for text in where.split(","))
-    if colon:
-        password = unquote(password)
-    return OpenString(scheme, brokers, unquote(parts.path), unquote(user), password, told)
+
+    options: dict[str, object] = {}
+    for name, value in found.decoded:
+        if name not in readers:
+            known = ", ".join(sorted([*readers, PASSWORD_ENV]))
+            raise wrong(f"{option_name(name)}: there is no such option; there are {known}")
+        attribute, read = readers[name]
+        options[attribute] = read(name, value)
+
+    brokers = tuple(Broker(host, port) for host, port in found.hosts(ports[scheme]))
+    if not all(broker.host for broker in brokers):
+        raise wrong("expected host or host:port behind //, and between commas")
+    return BrokerAddress(scheme, brokers, unquote(found.path), found.user, found.password or "", options)
 
 
 def parse(open_string: str, environment: Mapping[str, str] = os.environ) -> Settings:
     """The settings in an open string; XAER_INVAL says what is wrong with it. No message shows the password."""
     read = read_open_string(open_string, {"amqp": PORT, "amqps": TLS_PORT}, OPTIONS, environment)
     if read.path not in {"", "/"}:
-        raise wrong(f"{read.path!r}: there is no path; queues are named in receive and send")
+        raise wrong("there is no path; queues are named in receive and send")
     if read.options.get("topic"):
         read.options.setdefault("idle_timeout_s", SERVICE_BUS_IDLE_S)
     return Settings(read.brokers, read.scheme == "amqps", read.user, read.password, **read.options)  # type: ignore[arg-type]
-
-
-def _broker(text: str, port: int) -> Broker:
-    host, separator, digits = text.rpartition(":")
-    if not separator or text.endswith("]"):
-        host, digits = text, str(port)
-    bare = host.removeprefix("[").removesuffix("]")
-    is_port = digits.isdecimal() and len(digits) <= _DIGITS and 0 < int(digits) < 65_536
-    if not bare or not is_port or (":" in bare and bare == host):
-        raise wrong(f"{text!r}: expected host or host:port")
-    return Broker(bare.lower(), int(digits))

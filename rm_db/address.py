@@ -15,12 +15,12 @@ Everything else goes to the database's own library.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import unquote
 
 from xa import Code, xa_error
-from xa.secrets import with_password
+from xa.open_string import OpenString
 
 DECIDER_PREFIX: Final = "decider+"
 """The prefix of an open string, before the URL, when the database is to decide."""
@@ -42,7 +42,7 @@ _LONG_S: Final = 1e6
 class Address:
     """An open string taken apart: `url` is without our settings."""
 
-    url: str
+    url: str = field(repr=False)
     pool_size: int
     pool_wait_s: float
     reply_s: float
@@ -53,18 +53,10 @@ class Address:
     def parse(cls, open_string: str) -> Address:
         """For any other open string XAER_INVAL names the error."""
         try:
-            open_string = with_password(open_string)
+            found = OpenString.parse(open_string, os.environ)
         except ValueError as error:
             raise xa_error(Code.XAER_INVAL, f"open: {error}") from None
-        base, _, query = open_string.partition("?")
-        ours: dict[str, str] = {}
-        theirs: list[str] = []
-        for setting in filter(None, query.split("&")):
-            name, _, value = setting.partition("=")
-            if name.startswith(_PREFIX):
-                ours[name] = unquote(value)
-            else:
-                theirs.append(setting)
+        ours = {name: value for name, value in found.decoded if name.startswith(_PREFIX)}
         unknown = ours.keys() - _DEFAULTS.keys()
         if unknown:
             known = ", ".join(_DEFAULTS)
@@ -72,7 +64,7 @@ class Address:
         settings = {**_DEFAULTS, **ours}
         try:
             address = cls(
-                "?".join([base, "&".join(theirs)] if theirs else [base]),
+                found.without(ours).url,
                 pool_size=int(settings["xa_pool_size"]),
                 pool_wait_s=float(settings["xa_pool_wait_s"]),
                 reply_s=float(settings["xa_reply_s"]),

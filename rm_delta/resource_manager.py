@@ -10,7 +10,7 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 from uuid import uuid4
 
 from rm_delta import NAME
@@ -19,6 +19,7 @@ from rm_delta.lake import Finished, Held, Lake, LakeUnavailable
 from rm_delta.session import BranchWork, DeltaSession
 from xa import Code, xa_error
 from xa.branches import Branches, Part, Unit, UnitDriver
+from xa.open_string import OpenString
 from xa.switch import Switch
 
 if TYPE_CHECKING:
@@ -184,12 +185,15 @@ class DeltaResource(Switch[Part[DeltaUnit]]):
 
 def lake_folder(open_string: str) -> Path:
     """The folder that an open string names. XAER_INVAL."""
-    parts = urlsplit(open_string)
-    path = unquote(parts.path)
-    if parts.scheme != "delta" or parts.netloc or parts.query or parts.fragment or not path.startswith("/"):
+    try:
+        found = OpenString.parse(open_string)
+    except ValueError as error:
+        raise xa_error(Code.XAER_INVAL, f"open: {error}") from None
+    path = unquote(found.path)
+    if found.scheme != "delta" or found.user or found.place or found.options or "#" in found.path or not path:
         raise xa_error(
             Code.XAER_INVAL,
-            f"open: {open_string!r} is not the URL of a folder: write delta:///srv/lake, with three slashes",
+            f"open: {found} is not the URL of a folder: write delta:///srv/lake, with three slashes",
         )
     return Path(os.path.normpath(path))
 

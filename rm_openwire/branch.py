@@ -178,6 +178,8 @@ class BranchWork(Unit):
         self._received: dict[int, Received] = {}
         self._fault: XaError | None = None
         self._doomed = False
+        self._excused = False
+        """Its rollback is not counted as a delivery in vain."""
 
     # --- as a unit --------------------------------------------------------------------------------------------
     def session(self, context: SessionContext[Any]) -> Session:
@@ -307,7 +309,7 @@ class BranchWork(Unit):
     def _roll_back(self, connection: Connection) -> None:
         """Rolls back over its own connection, or where that is lost over another one."""
         if not self._used or self._foreign:
-            self._leave(delivered=True)
+            self._leave(delivered=not self._excused)
             return
         try:
             connection.ask(self._transaction(TransactionKind.ROLLBACK))
@@ -320,7 +322,7 @@ class BranchWork(Unit):
         lost = connection.lost is not None
         under_way = bool(self._unanswered)
         command = self._transaction(TransactionKind.ROLLBACK) if lost else None
-        self._leave(delivered=True)
+        self._leave(delivered=not self._excused)
         if command is None:
             return
         if under_way:
@@ -629,6 +631,11 @@ class BranchWork(Unit):
         received = self._held(message)
         received.settled = True
         received.consumer.counted = received.consumer.counted or counted
+
+    def excuse(self, *, excused: bool) -> None:
+        """Whether the branch, which is rolled back before it is ended, is not to count its messages as delivered in
+        vain. The brokers count those that were acknowledged, as `end` does, by themselves."""
+        self._excused = excused
 
     def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
         """Sends a received message to an address, and takes it."""

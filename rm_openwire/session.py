@@ -13,7 +13,7 @@ from rm_amqp.messaging import AsyncMessagingSession
 from xa import Code, XaError, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from rm_amqp.message import Encodable, Message
     from rm_openwire.branch import BranchWork
@@ -78,6 +78,18 @@ class Session:
     def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
         """The annotations become properties of the same names, because OpenWire has none."""
         self._run(lambda work: work.dead_letter(message, address, annotations))
+
+    def excuse(self, messages: Sequence[Message], reason: str = "") -> bool:
+        """Tells that the received messages, all of them, are not to be counted as delivered in vain, should the branch
+        be rolled back before it is ended. False: it is counted if it is ended first, as by a commit."""
+        del messages, reason
+        self._run(lambda work: work.excuse(excused=True))
+        return False
+
+    def explain(self, message: Message, reason: str) -> None:
+        """A received message has failed: a rollback is counted as ever. The brokers keep no reason."""
+        del message, reason
+        self._run(lambda work: work.excuse(excused=False))
 
     def _run(self, operation: Callable[[BranchWork], T]) -> T:
         work = self._work

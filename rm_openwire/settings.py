@@ -76,7 +76,7 @@ def parse(open_string: str, environment: Mapping[str, str] = os.environ) -> Sett
     """The settings in an open string; XAER_INVAL says what is wrong with it. No message shows the password."""
     read = read_open_string(open_string, {"openwire": PORT, "openwire+ssl": TLS_PORT}, OPTIONS, environment)
     if read.path not in {"", "/"}:
-        raise wrong(f"{read.path!r}: there is no path; queues are named in receive and send")
+        raise wrong("there is no path; queues are named in receive and send")
     tls = read.scheme == "openwire+ssl"
     settings = Settings(read.brokers, tls, read.user, read.password, **read.options)  # type: ignore[arg-type]
     if settings.password and not settings.tls and not settings.plain_without_tls:

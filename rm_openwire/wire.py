@@ -24,7 +24,7 @@ not raises `DecodeError`; the connection can't be used any further then.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -190,7 +190,7 @@ class BrokerInfo(Command):
 class ConnectionInfo(Command):
     connection_id: ConnectionId | None = None
     client_id: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     user: str | None = None
     broker_path: tuple[Any, ...] | None = None
     broker_master: bool = False
@@ -534,8 +534,8 @@ _LAYOUTS: Final[dict[int, tuple[type[Any], tuple[tuple[str, Kind], ...]]]] = {
     number: (
         made,
         tuple(
-            (field.name, kind)
-            for field, kind in zip(
+            (declared.name, kind)
+            for declared, kind in zip(
                 fields(made), (*_COMMAND, *kinds) if issubclass(made, Command) else kinds, strict=True
             )
         ),

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from threading import TIMEOUT_MAX
@@ -58,8 +58,8 @@ class Configuration:
     """The settings of the transaction manager in a configuration file."""
 
     node: str
-    log: str | None
-    resources: Mapping[str, str | ResourceConfig]
+    log: str | None = field(repr=False)
+    resources: Mapping[str, str | ResourceConfig] = field(repr=False)
     timeout_s: float = 60.0
     recovery_interval_s: float = 10.0
     decider: str | None = None

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import nullcontext, suppress
+from enum import Enum
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn, Protocol
 
 from tm.concurrency.deferred_signals import interruptible
 from tm.concurrency.transaction_lock import TransactionLock
@@ -46,6 +47,14 @@ CLOSED_S: Final = 2.0
 """How long the close of a generator waits for the rollback of its transaction."""
 _OVER: Final = FINAL | {GlobalState.COMMITTING}
 """The states in which the application can do nothing with a transaction any more."""
+
+
+class Lent(Enum):
+    """Why the handler of a consumer's messages can't complete their transaction."""
+
+    TO_HANDLER = "it is completed when the handler has returned or raised"
+    MISUSED = "its handler has tried to complete it, so that it can only be rolled back"
+    FAILED = "its handler has failed, so that it can only be rolled back"
 
 
 if sys.version_info >= (3, 14):  # annotations are evaluated when they are asked for, and names may be missing then
@@ -124,6 +133,7 @@ class Transaction:
         "gtrid",
         "is_left",
         "leaves",
+        "lent",
         "outcome",
         "outer",
         "outer_control",
@@ -157,6 +167,8 @@ class Transaction:
         """Whether it waits for work and has none, so that its rollback is not worth a message."""
         self.leaves = ""
         """The resource, of a consumer, whose answers to the commit the end of the block does not wait for."""
+        self.lent: Lent | None = None
+        """While a handler of a consumer has it: what is said to a call that would complete it."""
         self._decider = decider
         self._state = _ACTIVE
         self._calls_after = False
@@ -341,7 +353,9 @@ class Transaction:
 
     def _refusal(self, what: str) -> RolledBack:
         why = "; ".join(map(str, self._reasons))
-        return RolledBack(f"transaction {self} can't {what}, it can only be rolled back: {why}")
+        refusal = RolledBack(f"transaction {self} can't {what}, it can only be rolled back: {why}")
+        refusal.__cause__ = next((one.said for one in self._reasons if isinstance(one.said, BaseException)), None)
+        return refusal
 
     def _check_active(self, what: str, name: str = "", *, marked: bool = False, suspended: bool = False) -> None:
         state = self._state
@@ -372,6 +386,8 @@ class Transaction:
         those of this resource. `is_left` says whether that is so; `finish` waits for the rest. A transaction that has
         callbacks to call leaves no answers: they would be called in the midst of the thread's next transaction.
         """
+        if self.lent is not None:
+            self._refuse_to_borrower("commit")
         if self._before and self._state is _ACTIVE and not self.suspended:
             self._run_before()
         if self._after:
@@ -408,6 +424,8 @@ class Transaction:
     def rollback(self) -> None:
         """Rolls back, whether suspended or not; returns when that is done. Raises only if a resource has committed on
         its own. A transaction that was rolled back already because it took too long is as asked."""
+        if self.lent is not None and self.lent is not Lent.FAILED:
+            self._refuse_to_borrower("rollback")
         signals = self._manager.uninterrupted.signals(self)
         try:
             signals.begin()
@@ -423,6 +441,17 @@ class Transaction:
         self._check_active("roll back", marked=True, suspended=True)
         return self._begin_rollback(*self._reasons)
 
+    def _refuse_to_borrower(self, what: str) -> NoReturn:
+        """The consumer completes this transaction, with the consumption of all messages in it."""
+        lent = self.lent
+        if lent is Lent.TO_HANDLER:
+            self.lent = Lent.MISUSED
+        why = "" if lent is None else lent.value
+        raise ProtocolMisuse(
+            f"no {what} in a handler: the consumer completes transaction {self}, with all messages in it; {why}. "
+            "Raise, or call set_rollback_only(), where the messages are not handled"
+        )
+
     def _leave(self, signals: DeferredSignals) -> None:
         """After commit or rollback: signals are handled, and a transaction that is over calls its callbacks, which may
         be interrupted, and is taken off the calling context."""
@@ -436,6 +465,8 @@ class Transaction:
 
     async def acommit(self) -> None:
         """`commit` for tasks: it waits in a worker thread. If the task is cancelled, it is finished first."""
+        if self.lent is not None:
+            self._refuse_to_borrower("commit")
         try:
             await finish_in_thread(self.commit)
         finally:
@@ -443,6 +474,8 @@ class Transaction:
 
     async def arollback(self) -> None:
         """`rollback` for tasks: it waits in a worker thread. If the task is cancelled, it is finished first."""
+        if self.lent is not None and self.lent is not Lent.FAILED:
+            self._refuse_to_borrower("rollback")
         try:
             await finish_in_thread(self.rollback)
         finally:
@@ -461,7 +494,7 @@ class Transaction:
                 return True
             if self._state not in (GlobalState.ACTIVE, GlobalState.MARKED):
                 return True
-            reason = Reason(None, f"it took longer than its {self.timeout_s:g} s")
+            reason = Reason(None, TimeoutError(f"it took longer than its {self.timeout_s:g} s"))
             logger.warning("%s: %s; rolling back", self, reason, extra=about(transaction=self))
             self.expired = True
             self._manager.executor.run(self, nullcontext(), partial(self._begin_rollback, *self._reasons, reason))
@@ -585,6 +618,8 @@ class Transaction:
     # --- blocks -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        if self.lent is not None:
+            self._refuse_to_borrower("block")
         self.entered_by(WithBlock() if interruptible() else None)
         return self
 
@@ -602,6 +637,8 @@ class Transaction:
             self._check_left(error)
 
     async def __aenter__(self) -> Self:
+        if self.lent is not None:
+            self._refuse_to_borrower("block")
         return self
 
     async def __aexit__(

@@ -1,7 +1,7 @@
-"""Passwords in URLs: where they come from, and that nobody reads them in a message.
+"""Passwords in texts: where they come from, and that no one reads them in a message.
 
-`masked` is the one way in which a text that may hold a URL gets into a message, a log or onto a terminal. The errors of
-this product apply it to their messages themselves.
+`masked` is for a text of somebody else's, such as a driver's error, in which a URL may stand anywhere. The errors of
+this product apply it to their messages themselves. An open string as a whole is printed by `xa.open_string` alone.
 """
 
 from __future__ import annotations
@@ -9,68 +9,82 @@ from __future__ import annotations
 import os
 import re
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MASK: Final = "…"
-PASSWORD_ENV: Final = "password_env"  # noqa: S105 — the name of a parameter
-_AUTHORITY: Final = re.compile(r"(://[^:@/?#\s]*):(?:.*@|(?!\d+(?:[/?#'\")\],;:.\s]|$))[^@\s'\"]+)")
-"""The user, then a password up to the last @ of the line, since it may hold any character, @ and spaces too. Where
-there is no @, what stands behind the colon is a port, or else a password whose host was left out."""
-_PARAMETER: Final = re.compile(r"\b((?:password|passwd|pwd)\s*=\s*)(?:'[^']*'|[^&\s'\"]+)", re.IGNORECASE)
+_USER: Final = re.compile(r"[^:@/?#\s]*")
+_UNCLEAR: Final = re.compile(r"[/?#][^@\s:'\"]*:")
+"""What may stand behind a user that holds what ends an authority, so that no one can tell where its password begins."""
+_PORT: Final = re.compile(r"\d+(?:[/?#'\")\],;:.\s]|$)")
+_WORD: Final = re.compile(r"[^\s'\"]+")
+_BARE: Final = re.compile(r"(?<![\w:/.+-])\w[\w.+-]*:/?(?:[\w.+-]*:)?(?!/)")
+_BARE_HOST: Final = re.compile(r".*@(?=[\w\[])")
+_NAME: Final = r"pass(?:word|wd|phrase)|pwd|secret"
+_PARAMETER: Final = re.compile(
+    rf"([?&]\w*(?:{_NAME})=)(?:(?!['\"](?:\W|$))[^&\n])*"
+    rf"|(\b\w*(?:{_NAME})\s*=\s*)(?:'(?:[^'\\]|\\.)*'?|[^&\s'\"]+)",
+    re.IGNORECASE,
+)
+"""A parameter of a URL, whose value ends at the next one, or of another text."""
+_SECRET: Final = re.compile(
+    rf"(?:{_NAME}|token|credential|(?:api|access)_?key|odbc_connect)(?!.*_(?:env|queue|file)$)", re.IGNORECASE
+)
 
 
-_BARE: Final = re.compile(r"(?<![\w:/.+-])(\w[\w.+-]*:/?(?:[\w.+-]*:)?)(?!/)[^\s'\"]*@(?=[\w\[])")
-"""user:password@host where no :// stands before it."""
-_UNENCODED: Final = re.compile(r"[^:@/?#]*:(?!\d+(?:[/?#]|$))[^@]*(?:[/?#\s].*@|@.*@)")
-
-
-def check_encoded(url: str) -> None:
-    """ValueError: the user or the password of `url` holds a character that has to be encoded there, so that what comes
-    behind it would be taken for something else, and shown."""
-    _, separator, rest = url.partition("://")
-    if separator and _UNENCODED.match(rest):
-        raise ValueError(
-            "a user or password with @, /, ?, # or a space, which has to be encoded (as %40, …): write ${NAME} for it, "
-            f"which is encoded, or ?password_env=NAME, in {masked(url)}"
-        )
+def is_secret(name: str) -> bool:
+    """Whether an option of this name has a secret for its value."""
+    return _SECRET.search(name) is not None
 
 
 def masked(text: str) -> str:
-    """`text` with every password in it replaced."""
+    """`text` with every password in it replaced. It takes time in proportion to the length, whatever a peer put into
+    it."""
     if "://" in text:
-        text = _AUTHORITY.sub(_mask_authority, text)
+        text = "\n".join(map(_without_authorities, text.split("\n")))
     if "@" in text and ":" in text:
-        text = _BARE.sub(rf"\1{MASK}@", text)
-    return _PARAMETER.sub(rf"\1{MASK}", text) if "=" in text else text
+        text = _WORD.sub(_without_bare, text)
+    return _PARAMETER.sub(rf"\1\2{MASK}", text) if "=" in text else text
 
 
-def _mask_authority(found: re.Match[str]) -> str:
-    return f"{found[1]}:{MASK}{'@' if found[0].endswith('@') else ''}"
+def _without_authorities(line: str) -> str:
+    """A password ends at the last @ of the line, since it may hold any character, @ and spaces too. Where there is no
+    @, what stands behind the colon is a port, or else a password whose host was left out."""
+    last = line.rfind("@")
+    pieces: list[str] = []
+    done, found = 0, line.find("://")
+    while found >= 0:
+        begin = found + len("://")
+        if line.startswith(MASK, begin):
+            found = line.find("://", begin)
+            continue
+        end = _end_of(_USER, line, begin)
+        if line.startswith(":", end) and last > end:
+            return f"{''.join(pieces)}{line[done:end]}:{MASK}{line[last:]}"
+        if last > end and _UNCLEAR.match(line, end):
+            return f"{''.join(pieces)}{line[done:begin]}{MASK}{line[last:]}"
+        if line.startswith(":", end) and not _PORT.match(line, end + 1):
+            behind = _end_of(_WORD, line, end + 1)
+            if behind > end + 1:
+                pieces += [line[done:end], f":{MASK}"]
+                done = end = behind
+        found = line.find("://", end)
+    return f"{''.join(pieces)}{line[done:]}"
 
 
-def with_password(url: str, environment: Mapping[str, str] = os.environ) -> str:
-    """`url` with the password that its parameter `password_env` names put in; ValueError where there is none."""
-    check_encoded(url)
-    base, _, query = url.partition("?")
-    parameters = [one for one in query.split("&") if one]
-    named = [one.partition("=")[2] for one in parameters if one.partition("=")[0] == PASSWORD_ENV]
-    if not named:
-        return url
-    name = unquote(named[0])
-    password = environment.get(name)
-    if password is None:
-        raise ValueError(f"{PASSWORD_ENV}={name}: this environment variable is not set; set it for this process")
-    scheme, separator, rest = base.partition("://")
-    authority, slash, path = rest.partition("/")
-    user, at, host = authority.rpartition("@")
-    if not at or not user or ":" in user:
-        raise ValueError(f"{PASSWORD_ENV} goes with a user and without a password: {scheme}://user@host/…")
-    left = "&".join(one for one in parameters if one.partition("=")[0] != PASSWORD_ENV)
-    base = f"{scheme}{separator}{user}:{quote(password, safe='')}@{host}{slash}{path}"
-    return f"{base}?{left}" if left else base
+def _without_bare(word: re.Match[str]) -> str:
+    """user:password@host where no :// stands before it."""
+    text = word[0]
+    begin = _BARE.search(text)
+    host = _BARE_HOST.match(text, begin.end()) if begin is not None else None
+    return text if begin is None or host is None else f"{text[: begin.end()]}{MASK}@{text[host.end() :]}"
+
+
+def _end_of(pattern: re.Pattern[str], text: str, begin: int) -> int:
+    found = pattern.match(text, begin)
+    return begin if found is None else found.end()
 
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")

@@ -9,7 +9,11 @@ bank                           the same of several nodes that move money (`bench
                                transactions, by_fault; and what its auditor found: money, lost, duplicated, split,
                                misled, left, stuck, violations
 
---rounds sets how many storms there are of each, --seed which, --part leaves the other part out. Interrupted with
+consumers                      messages that can't be handled beside others that can (`bench.crash.consumers`): rounds,
+                               messages, handled, dead_letters; and what was found: lost, duplicated, dead, spared,
+                               reason, stuck, violations
+
+--rounds sets how many storms there are of each, --seed which, --part leaves the other parts out. Interrupted with
 Ctrl+C, it reports the rounds that were complete.
 """
 
@@ -24,6 +28,7 @@ from bench.crash.bank import faults as bank_faults
 from bench.crash.bank.campaign import BankCampaign
 from bench.crash.bank.site import Site
 from bench.crash.campaign import Campaign
+from bench.crash.consumers.campaign import ConsumerCampaign, ConsumerStage
 from bench.crash.faults import NAMED
 from bench.crash.stage import Stage
 
@@ -40,18 +45,23 @@ QUICK: Final = 3
 def measure(
     *, quick: bool, rounds: int | None = None, seed: int | None = None, part: str | None = None
 ) -> dict[str, Any]:
-    """A `bench.command.Seeded`; `part` is "orders", "bank", or None for both."""
+    """A `bench.command.Seeded`; `part` is "orders", "bank", "consumers", or None for all."""
     seed = 1 if seed is None else seed
     if rounds is None:
         rounds = QUICK if quick else ROUNDS
     figures: dict[str, Any] = {"seed": seed}
     with tempfile.TemporaryDirectory(prefix="xabridge-crash-") as folder:
-        if part != "bank":
+        if part in {None, "consumers"}:
+            with ConsumerStage(Path(folder) / "consumers") as consumers_stage:
+                consumers = ConsumerCampaign(consumers_stage)
+                _until_broken_off(lambda: consumers.storms(seed, rounds))
+                figures["consumers"] = consumers.figures()
+        if part in {None, "orders"}:
             with Stage(Path(folder)) as stage:
                 campaign = Campaign(stage)
                 _until_broken_off(lambda: _orders(campaign, seed, rounds, quick=quick))
                 figures |= campaign.figures()
-        if part != "orders":
+        if part in {None, "bank"}:
             with Site(Path(folder) / "bank") as site:
                 bank = BankCampaign(site)
                 _until_broken_off(lambda: _bank(bank, seed, rounds, quick=quick))

@@ -44,11 +44,11 @@ class Jumping(SystemClock):
 class CrashBroker:
     """The process."""
 
-    def __init__(self, port: int, store: str) -> None:
+    def __init__(self, port: int, store: str, deliveries: int = NEVER) -> None:
         self.gate = Gate()
         self.clock = Jumping()
         self.health = Health.WELL
-        settings = replace(Settings(), queue_defaults=QueueSettings(max_deliveries=NEVER))
+        settings = replace(Settings(), queue_defaults=QueueSettings(max_deliveries=deliveries))
         self.config = BrokerConfig((Address("127.0.0.1", port),), store=store, settings=settings)
 
     def step(self, step: Step) -> None:
@@ -83,7 +83,7 @@ def main() -> None:
     """`python -m bench.crash.broker`."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     told = json.loads(sys.argv[1])
-    asyncio.run(CrashBroker(told["port"], told["store"]).run())
+    asyncio.run(CrashBroker(**told).run())
 
 
 if __name__ == "__main__":

@@ -132,8 +132,12 @@ class Broker:
 
     def browse(self, queue: str) -> list[Any]:
         """The bodies of all messages."""
-        bodies: list[Any] = self._ask(lambda connection: _browse(connection, queue))
-        return bodies
+        return [message.body for message in self._ask(lambda connection: _browse(connection, queue))]
+
+    def letters(self, queue: str) -> list[tuple[Any, dict[str, Any]]]:
+        """The bodies of all messages, each with its annotations."""
+        found = self._ask(lambda connection: _browse(connection, queue))
+        return [(one.body, {str(name): told for name, told in (one.annotations or {}).items()}) for one in found]
 
     def queues(self) -> list[str]:
         """The names of its queues."""
@@ -271,16 +275,16 @@ def _depth(manager: SyncRequestResponse, queue: str) -> int:
     return sum(int(each["depth"]) for each in _manage(manager, "queues") if each["name"] == queue)
 
 
-def _browse(connection: BlockingConnection, queue: str) -> list[Any]:
-    """The bodies of all messages. What is counted in the queue and does not come is not there for anybody."""
+def _browse(connection: BlockingConnection, queue: str) -> list[Message]:
+    """All messages. What is counted in the queue and does not come is not there for anybody."""
     depth = _depth(_manager(connection), queue)
     if not depth:
         return []
     receiver: Any = connection.create_receiver(queue, credit=CREDIT, options=Copy())
-    bodies = []
+    messages = []
     for _ in range(depth):
         try:
-            bodies.append(receiver.receive(timeout=GONE_S).body)
+            messages.append(receiver.receive(timeout=GONE_S))
         except Timeout:
             break  # what is only looked at comes settled
-    return bodies
+    return messages

@@ -44,6 +44,7 @@ def main() -> None:
     """`python -m bench.crash.nursery`."""
     import bench.crash.bank.worker  # noqa: PLC0415 — what every child needs, before any is forked
     import bench.crash.broker  # noqa: PLC0415
+    import bench.crash.consumers.worker  # noqa: PLC0415
     import bench.crash.worker  # noqa: F401, PLC0415
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: they are gone when they end

@@ -15,6 +15,7 @@ from bench.crash.child import Child
 from bench.crash.ledger import Ledger
 from bench.crash.nursery import Nursery
 from bench.crash.proxy import HOST, Proxies, Proxy
+from bench.crash.worker import NEVER
 from xabridge.testing.mariadb import MariaDB, installed
 from xabridge.testing.ports import free_port
 from xabridge.testing.postgres import EmbeddedPostgres
@@ -38,10 +39,12 @@ SPOILT: Final = frozenset({"broken", "refusing"})
 
 class Stage:
     """Everything below `folder`. `worker` is the module that workers run, `more` what it is told
-    besides a `Station`."""
+    besides a `Station`, and
+    `deliveries` how often brokers deliver a message in vain."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, with_mariadb: bool = True, deliveries: int = NEVER) -> None:
         self._folder = folder
+        self._folder.mkdir(exist_ok=True)
         self.worker = WORKER
         self.more: dict[str, Any] = {}
         self._stack = ExitStack()
@@ -56,12 +59,12 @@ class Stage:
         self.workers: list[Child] = []
         self._nursery = Nursery()
         self._shop: Database = "postgresql"
-        self.mariadb = MariaDB() if installed() else None
+        self.mariadb = MariaDB() if with_mariadb and installed() else None
         self.brokers = {
             name: Child(
                 self._nursery,
                 BROKER,
-                {"port": port, "store": f"sqlite:///{folder}/{name}.db"},
+                {"port": port, "store": f"sqlite:///{folder}/{name}.db", "deliveries": deliveries},
                 folder / f"{name}.err",
                 self._hear,
             )

@@ -19,7 +19,7 @@ from dtx.broker.broker import Broker
 from dtx.broker.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
 from dtx.store.contract import StoreError
 from dtx.store.sql import compact
-from xa.secrets import masked
+from xa.open_string import shown, without_secrets
 from xa.telemetry.log_lines import FORMATS, line, write_lines
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ async def _serve(config: BrokerConfig, listening: Callable[[Broker], None]) -> i
         sys.stderr.write(line(config.log_format, notice, plain=f"xabridge broker: {notice}", level=logging.WARNING))
     where = ", ".join(map(str, broker.addresses))
     in_doubt = broker.container.registry.in_doubt_count
-    said = [f"listening on {where} · {masked(config.store)} · {in_doubt} branches in doubt"]
+    said = [f"listening on {where} · {shown(config.store)} · {in_doubt} branches in doubt"]
     if broker.http is not None:
         said.append(f"http://{broker.http}/live, /ready and /metrics")
     for one in said:
@@ -181,4 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """`python -m dtx`."""
     parser = argparse.ArgumentParser(prog="python -m dtx", description=SUMMARY)
     add_arguments(parser)
-    return run(parser.parse_args(argv))
+    given = sys.argv[1:] if argv is None else argv
+    arguments, unknown = parser.parse_known_args(given)
+    if unknown:
+        parser.error(without_secrets(f"unrecognized arguments: {' '.join(unknown)}", unknown))
+    return run(arguments)

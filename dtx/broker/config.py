@@ -76,7 +76,7 @@ class BrokerConfig:
 
     listen: tuple[Address, ...] = ()
     listen_tls: tuple[Address, ...] = ()
-    store: str = DEFAULT_STORE
+    store: str = field(default=DEFAULT_STORE, repr=False)
     certificate: Path | None = None
     key: Path | None = None
     client_ca: Path | None = None

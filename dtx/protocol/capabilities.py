@@ -15,6 +15,10 @@ DELAYED_DELIVERY: Final = "DELAYED_DELIVERY"
 FAILURE_REASONS: Final = "xabridge:failure-reasons"
 """Ours: what a message has failed with, `x-opt-retry-reason` in the outcome modified of a transaction that is rolled
 back, goes with its next deliveries as a delivery annotation."""
+OUTCOMES_OF_ROLLBACK: Final = "xabridge:outcomes-of-rollback"
+"""Ours: a transactional-state may have a third field, the outcome of the message where the transaction is rolled back:
+released, or modified without undeliverable-here. Without it a rollback counts as a delivery in vain. The annotation
+`x-opt-retry-apart` of such a modified, true, goes with the next deliveries as a delivery annotation."""
 
 CONTROL_OUTCOMES: Final = ("amqp:accepted:list", "amqp:rejected:list")
 """What the source of a control link tells as its outcomes: a refusal is then a rejected message and leaves

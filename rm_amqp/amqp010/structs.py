@@ -9,7 +9,7 @@ struct stands behind its size.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, TypeVar, get_type_hints
 from uuid import UUID
 
@@ -79,7 +79,7 @@ class ConnectionStartOk(Control):
     CODE = 0x0102
     client_properties: Map = None
     mechanism: Str8 = None
-    response: Vbin32 = None
+    response: Vbin32 = field(default=None, repr=False)
     locale: Str8 = None
 
 
@@ -92,7 +92,7 @@ class ConnectionSecure(Control):
 @dataclass(frozen=True, slots=True)
 class ConnectionSecureOk(Control):
     CODE = 0x0104
-    response: Vbin32 = None
+    response: Vbin32 = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,11 +89,14 @@ WORK: Final[dict[tuple[WorkState, WorkEvent], WorkState]] = {
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A message that was received: what the application has of it, and its outcome if the branch is committed."""
+    """A message that was received: what the application has of it, and its outcomes."""
 
     arrived: Arrived
     message: object
     outcome: bytes = TAKE
+    rolled_back: bytes = b""
+    """Its outcome where the branch is rolled back, for a broker that offers this; without it, that counts as a delivery
+    in vain."""
 
 
 class Work:
@@ -144,17 +147,19 @@ class Work:
         self._encoded_txn_id = b"\xa0" + bytes((len(txn_id),)) + txn_id if len(txn_id) < 256 else encode(txn_id)
         self._fields: dict[bytes, bytes] = {}
 
-    def delivery_state(self, outcome: bytes = b"") -> tuple[int, bytes]:
-        """The state of a delivery that belongs to it: transactional-state(txn-id, outcome)."""
-        fields = self._fields.get(outcome)
+    def delivery_state(self, outcome: bytes = b"", rolled_back: bytes = b"") -> tuple[int, bytes]:
+        """The state of a delivery that belongs to it: transactional-state(txn-id, outcome), and as a third field the
+        outcome where it is rolled back."""
+        outcomes = outcome + rolled_back
+        fields = self._fields.get(outcomes)
         if fields is None:
-            octets = self._encoded_txn_id + outcome
-            count = 2 if outcome else 1
+            octets = self._encoded_txn_id + outcomes
+            count = 3 if rolled_back else 2 if outcome else 1
             if len(octets) < 255:
                 fields = bytes((0xC0, len(octets) + 1, count)) + octets
             else:
                 fields = _LIST32.pack(0xD0, len(octets) + 4, count) + octets
-            self._fields[outcome] = fields
+            self._fields[outcomes] = fields
         return TRANSACTIONAL, fields
 
     def post(self, sender: Sender, octets: bytes) -> None:
@@ -183,4 +188,4 @@ class Work:
             self._settle(held)
 
     def _settle(self, held: Held) -> None:
-        held.arrived.link.settle(held.arrived, self.delivery_state(held.outcome))
+        held.arrived.link.settle(held.arrived, self.delivery_state(held.outcome, held.rolled_back))

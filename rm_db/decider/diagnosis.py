@@ -12,6 +12,7 @@ from rm_db.decider.engine import make_engine, parse_url
 from xa import XaError
 from xa.diagnosis import Check, Diagnosis, Health
 from xa.sql import mariadb
+from xa.sql.url import shown_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,7 @@ def diagnose_decider(open_string: str) -> Diagnosis:
 
 
 def _sql_reached(url: URL, address: Address) -> Iterator[Check]:
-    shown = url.render_as_string(hide_password=True)
+    shown = shown_url(url)
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
         folder = Path(url.database or "").absolute().parent
         if folder.is_dir():

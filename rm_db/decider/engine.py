@@ -19,6 +19,7 @@ from rm_db.statements import DEFINES, ENDS
 from xa import Code, xa_error
 from xa.sql import mariadb
 from xa.sql.sqlite import is_in_memory
+from xa.sql.url import database_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +39,9 @@ _COMMITS_IMPLICITLY: Final = mariadb.DIALECTS | {"oracle"}
 def parse_url(address: Address) -> URL:
     """The database's URL; XAER_INVAL for one that is none, or names what can't decide."""
     try:
-        url = make_url(address.url.removeprefix(DECIDER_PREFIX))
+        url = database_url(address.url.removeprefix(DECIDER_PREFIX))
         dialect = url.get_dialect()
-    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, ValueError) as error:
         raise xa_error(Code.XAER_INVAL, f"open: {error}") from None
     if dialect.is_async:
         raise xa_error(Code.XAER_INVAL, f"open: {url.drivername} is an asyncio driver; a synchronous one is needed")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pymysql
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import create_engine
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
@@ -24,6 +24,7 @@ from rm_db.sessions.mariadb import MariaSession
 from rm_db.sessions.session_engine import SessionEngine
 from xa import Code, ResourceError, XaError, xa_error
 from xa.sql.pymysql_connection import UNSAFE, WHY_UNSAFE, BoundedConnection
+from xa.sql.url import database_url
 
 if TYPE_CHECKING:
     from rm_db.address import Address
@@ -170,7 +171,7 @@ def arguments(address: Address) -> dict[str, Any]:
             "prepared, and mostly until it is committed",
         )
     try:
-        url = make_url(f"mysql+pymysql://{rest}")
+        url = database_url(f"mysql+pymysql://{rest}")
         _, settings = create_engine(url, poolclass=NullPool).dialect.create_connect_args(url)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, TypeError, ValueError) as error:
         raise xa_error(Code.XAER_INVAL, f"open: {error}") from None

@@ -81,6 +81,11 @@ def test_the_crash_campaign_has_as_many_rounds_as_asked_for() -> None:
     assert bank["rounds"] == 1
     assert bank["transfers"] > 0
     assert bank["violations"] == []
+    consumers = figures["consumers"]
+    assert "seed 5, consumers 0" in result.stderr
+    assert consumers["rounds"] == 1
+    assert consumers["handled"] + consumers["dead_letters"] == consumers["messages"] >= 100
+    assert consumers["violations"] == []
 
 
 @pytest.mark.parametrize(

@@ -543,3 +543,37 @@ def test_what_a_branch_is_rolled_back_for_is_told_to_the_next_receiver(
         client.session.explain(Message("another"), "no")
     client.commit(xid)
     assert client.look(queue) == []
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("offered", [False, True])
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_rollback_counts_for_no_message_that_is_excused(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect, queue: str, *, offered: bool, prepared: bool
+) -> None:
+    if not offered:
+        monkeypatch.setattr("dtx.broker.endpoint.connection.CAPABILITIES", ("ANONYMOUS-RELAY",))
+    client = connect()
+    client.put(queue, ["blamed", "excused", "both"])
+    xid = client.start()
+    messages = client.session.receive_batch(queue, 3, 5)
+    assert client.session.excuse(messages[1:], "in company") is offered
+    client.session.explain(messages[0], "its own fault")
+    client.session.explain(messages[2], "not any more")
+    client.session.excuse([messages[2]])
+    if prepared:
+        client.end(xid)
+        assert client.rm.prepare(xid, RMID) is Code.XA_OK
+    client.rollback(xid, end=not prepared)
+
+    xid = client.start()
+    found = client.session.receive_batch(queue, 3, 5)
+    apart = {"x-opt-retry-apart": True}
+    told = [(1, {"x-opt-retry-reason": "its own fault"}), (0, apart | {"x-opt-retry-reason": "in company"}), (0, apart)]
+    assert [(one.delivery_count, one.instructions) for one in found] == (told if offered else [(1, None)] * 3)
+    client.commit(xid)
+    client.put(queue, ["c"])
+    xid = client.start()
+    client.session.excuse(client.session.receive_batch(queue, 1, 5))
+    client.commit(xid)
+    assert client.look(queue) == [], "what is said of a rollback changes nothing of a commit"

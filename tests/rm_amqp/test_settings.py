@@ -58,12 +58,12 @@ def test_the_identity_names_the_broker_whatever_the_order_of_its_nodes() -> None
 @pytest.mark.parametrize(
     ("open_string", "told"),
     [
-        ("broker", "not a scheme of this resource manager"),
+        ("broker", "not a URL: write scheme://…"),
         ("postgresql://broker", "'postgresql' is not a scheme"),
         ("amqp://", "expected host or host:port"),
         ("amqp://a,,b", "expected host or host:port"),
-        ("amqp://a:0", "'a:0': expected host or host:port"),
-        ("amqp://a:65536", "expected host or host:port"),
+        ("amqp://a:0", "host 1: expected host or host:port"),
+        ("amqp://b,a:65536", "expected host or host:port"),
         ("amqp://::1:5672", "expected host or host:port"),
         ("amqp://a/orders", "there is no path"),
         ("amqp://:secret@a", "a user is expected before the @"),
@@ -74,9 +74,9 @@ def test_the_identity_names_the_broker_whatever_the_order_of_its_nodes() -> None
         ("amqp://a/?channels=0", "channels='0': expected a number from 1 to 1000"),
         ("amqp://a/?prefetch=9999", "expected a number from 0 to 5000"),
         ("amqp://a/?ahead=yes", "ahead='yes': expected true or false"),
-        ("amqp://a/?timeout", "bad query field"),
+        ("amqp://a/?timeout", "options are name=value"),
         ("amqp://u@a/?password_env=NOT_SET", "NOT_SET: this environment variable is not set; set it"),
-        ("amqp://u:secret@a/?password_env=SET", "password_env, and a password as well"),
+        ("amqp://u:secret@a/?password_env=SET", "password_env goes with a user and without a password"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_its_place(open_string: str, told: str) -> None:

@@ -24,7 +24,8 @@ def test_who_we_are() -> None:
 @pytest.mark.parametrize(
     ("open_string", "told"),
     [
-        ("broker", "not a scheme of this resource manager; use openwire:// or openwire+ssl://"),
+        ("broker", "not a URL: write scheme://…"),
+        ("a://broker", "not a scheme of this resource manager; use openwire:// or openwire+ssl://"),
         ("ssl://broker", "'ssl' is not a scheme"),
         ("amqp://broker", "'amqp' is not a scheme"),
         ("openwire://a/orders", "there is no path"),
@@ -32,7 +33,7 @@ def test_who_we_are() -> None:
         ("openwire://:secret@a", "a user is expected before the @"),
         ("openwire://u:secret@a", "a password would be sent as it is, without TLS: use openwire+ssl://"),
         ("openwire://a/?colour=red", "colour: there is no such option"),
-        ("openwire+ssl://u:secret@a/?password_env=SET", "password_env, and a password as well"),
+        ("openwire+ssl://u:secret@a/?password_env=SET", "password_env goes with a user and without a password"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_its_place(open_string: str, told: str) -> None:

@@ -138,7 +138,7 @@ LATE = {
     ),
     "a url that is none": (
         'node = "n"\nlog = "file:///x"\n[resources]\na = "a:b"',
-        "resources.a.url: 'a:b' is not a URL: write scheme://",
+        "resources.a.url: '…': not a URL: write scheme://",
     ),
     "a name that is too long": (
         f'node = "n"\nlog = "file:///x"\n[resources]\n{"a" * 49} = "reference-test://a"',

@@ -18,7 +18,8 @@ from tm import ConfigurationError, ManagerUnusable, TransactionManager
 from tm.config import configuration_from
 from tm.log import LogError
 from xa import Code, XaError, xa_error
-from xa.secrets import expanded, masked, with_password
+from xa.open_string import OpenString
+from xa.secrets import expanded, masked
 from xabridge.cli.main import main
 
 if TYPE_CHECKING:
@@ -95,14 +96,14 @@ def test_a_url_that_is_wholly_a_variable_is_taken_as_it_is() -> None:
 
 
 def test_password_env_puts_the_password_in() -> None:
-    url = with_password("postgresql://shop@db/shop?x=1&password_env=PW", {"PW": SECRET})
+    url = OpenString.parse("postgresql://shop@db/shop?x=1&password_env=PW", {"PW": SECRET}).url
     assert make_url(url).password == SECRET
     assert make_url(url).query == {"x": "1"}
-    assert with_password("postgresql://db/shop", {}) == "postgresql://db/shop"
+    assert OpenString.parse("postgresql://db/shop", {}).url == "postgresql://db/shop"
     with pytest.raises(ValueError, match="=PW: this environment variable is not set; set it for this process"):
-        with_password("postgresql://shop@db/shop?password_env=PW", {})
+        OpenString.parse("postgresql://shop@db/shop?password_env=PW", {})
     with pytest.raises(ValueError, match="without a password"):
-        with_password("postgresql://shop:x@db/shop?password_env=PW", {"PW": SECRET})
+        OpenString.parse("postgresql://shop:x@db/shop?password_env=PW", {"PW": SECRET})
 
 
 def test_password_env_is_for_databases_logs_and_stores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,11 +101,13 @@ class Consumer:
 
     def health(self) -> Health:
         """How it is, for a probe."""
-        workers = 0 if self._pool is None else self._pool.alive
-        statistics = self._statistics
-        return Health(
-            self._state, workers, len(statistics.busy), statistics.counts, (*statistics.trouble, *statistics.hanging)
-        )
+        pool, statistics = self._pool, self._statistics
+        workers = 0 if pool is None else pool.alive
+        trouble = (*statistics.trouble, *statistics.hanging)
+        ended = self.settings.workers - workers
+        if pool is not None and ended and self._state is ConsumerState.RUNNING:
+            trouble = (*trouble, f"{ended} of {self.settings.workers} workers have ended")
+        return Health(self._state, workers, len(statistics.busy), statistics.counts, trouble)
 
     # --- in threads -----------------------------------------------------------------------------------------
 

@@ -41,19 +41,22 @@ _OTHERS: Final = (
 class Failure:
     """The known failures of one message. Times are milliseconds since 1970."""
 
-    reason: str
-    place: str
-    first_ms: int
-    last_ms: int
+    reason: str = ""
+    """What it has failed with, where that was its own fault."""
+    place: str = ""
+    first_ms: int | None = None
+    last_ms: int | None = None
+    failures: int = 0
+    """How often it has failed alone, by its own fault."""
+    excused: int = 0
+    """How many deliveries don't count that the broker may count."""
+    refused: bool = False
+    """Whether what it does can't be committed, so that the next attempt is to count at the broker."""
     vain: bool = False
     """Whether it could not be put away as a dead letter."""
     final: str = ""
     """The digest of the message's content, where no further attempt can help. Ids may be used twice: another message
     with this id is not refused for it."""
-    conflicts: int = 0
-    """How often another transaction was in the way."""
-    is_conflict: bool = False
-    """Whether it was so the last time."""
 
 
 class Failures:
@@ -66,26 +69,42 @@ class Failures:
         self._places: dict[str, None] = {}
 
     def note(
-        self, message: Any, error: BaseException, *, vain: bool = False, final: bool = False, conflict: bool = False
-    ) -> Failure:
-        """Another failure of `message`; `final`: no further attempt can help; `conflict`: another transaction was in
-        the way."""
-        key, content, now = name_of(message), digest_of(message) if final else "", self.now_ms()
-        reason = reason_from(error)
+        self, message: Any, error: BaseException, *, alone: bool = True, final: bool = False, refused: bool = False
+    ) -> None:
+        """`message` has failed, by its own fault. `alone`: in a transaction of its own; `final`: no further attempt can
+        help; `refused`: its handler has returned, and the commit was refused."""
+        reason, place, now, content = reason_from(error), place_of(error), self.now_ms(), digest_of(message)
+
+        def failed(before: Failure) -> Failure:
+            if before.final == content:  # a failure to put it away does not hide why it is to be
+                return replace(before, last_ms=now)
+            first = now if before.first_ms is None else before.first_ms
+            return replace(
+                before, reason=reason, place=place, first_ms=first, last_ms=now, failures=before.failures + alone,
+                refused=refused, final=content if final else "",
+            )  # fmt: skip
+
+        self._change(message, failed)
+
+    def excuse(self, message: Any) -> None:
+        """A delivery of `message` does not count, and the broker counts it."""
+        self._change(message, lambda before: replace(before, excused=before.excused + 1))
+
+    def note_refused(self, message: Any) -> None:
+        """What `message` does can't be committed, and nobody knows why: the next attempt is to count at the broker."""
+        self._change(message, lambda before: replace(before, refused=True))
+
+    def note_vain(self, message: Any) -> None:
+        """`message` could not be put away as a dead letter."""
+        self._change(message, lambda before: replace(before, vain=True))
+
+    def _change(self, message: Any, change: Callable[[Failure], Failure]) -> None:
+        key = name_of(message)
         with self._lock:
             before = self._of.pop(key, None)
-            if is_new(message):
-                before = None
-            if before is not None and (vain or (before.final and before.final == digest_of(message))):
-                failure = replace(before, vain=vain, last_ms=now)
-            else:
-                first = now if before is None else before.first_ms
-                conflicts = (before.conflicts if before is not None else 0) + conflict
-                failure = Failure(reason, place_of(error), first, now, vain, content, conflicts, conflict)
-            self._of[key] = failure
+            self._of[key] = change(Failure() if before is None or is_new(message) else before)
             if len(self._of) > MOST:
                 del self._of[next(iter(self._of))]
-        return failure
 
     def known(self, message: Any) -> Failure | None:
         """The known failures of `message`."""

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tm.consumer.failures import Failures, name_of, place_of
 from tm.consumer.handler import Refused
 from tm.consumer.history import (
-    CONFLICTS,
     COUNT,
     FIRST,
     QUEUE,
     REASON,
+    UNTOLD,
+    Fault,
     History,
+    fault_of,
     first_failure_ms,
     forget_wait,
-    is_conflict,
     is_final,
     is_new,
     reason_of,
@@ -30,6 +31,7 @@ from xa.telemetry.log_lines import about
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tm.consumer.failures import Failure
     from tm.consumer.handler import Handler
     from tm.consumer.settings import ConsumerSettings
     from tm.consumer.statistics import Statistics
@@ -60,6 +62,20 @@ class Later(NamedTuple):
     annotations: dict[str, str | int]
 
 
+class Attempt(NamedTuple):
+    """What a worker knows of an attempt to handle messages, beside the error."""
+
+    is_told: bool = False
+    """Whether the broker does not count those deliveries that don't count here."""
+    has_returned: bool = False
+    """Whether the handler has returned for all of them."""
+    guilty: Any = None
+    """The message whose handler has raised, where that is known."""
+
+
+COUNTED: Final = Attempt()
+
+
 class Job:
     """The job that the workers of one consumer do, in threads or in tasks; they note here what came of it."""
 
@@ -75,7 +91,13 @@ class Job:
         self.handler = handler
         self.statistics = statistics
         self.timeout_s = settings.timeout_s or manager.timeout_s
+        settings.check_waits(self.timeout_s)
         self.failures = Failures()
+        self.is_told = False
+        """Whether the broker counts only what it is told to count, as far as is known."""
+        self._outages = 0
+        self._checked = 0
+        """How many outages there had been when every resource could be reached the last time."""
         self._throttle = WarningThrottle(statistics.clock)
 
     def session(self, transaction: Transaction) -> Any:
@@ -103,6 +125,7 @@ class Job:
         transaction: Transaction,
         error: Exception | None,
         took_s: float,
+        attempt: Attempt = COUNTED,
     ) -> None:
         """Counts, and logs, what came of messages that were to be HANDLED, DEAD_LETTERED or RETURNED; those that are
         `unfit` were put away beside the others."""
@@ -110,7 +133,7 @@ class Job:
         queue = self.settings.queue
         if error is not None:
             self.statistics.done(transaction, outcome, len(messages), took_s)
-            self._failed(wanted, messages, transaction, outcome, error)
+            self._failed(wanted, messages, transaction, outcome, error, attempt)
             return
         for came_to, many in ((DEAD_LETTERED, len(unfit)), (outcome, len(messages) - len(unfit))):
             if many:
@@ -127,19 +150,57 @@ class Job:
                 )  # fmt: skip
             self.failures.forget(message)
 
+    # --- outages ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether a resource was down when one of the workers used it, and nobody has reached all of them since."""
+        return self._outages != self._checked
+
+    @property
+    def outages(self) -> int:
+        """How many attempts have met one."""
+        return self._outages
+
+    def reached(self, outages: int) -> None:
+        """Every resource that handlers use was reached, by a worker that began to try after so many outages."""
+        self._checked = outages
+
+    # --- what is known of messages ------------------------------------------------------------------------------
+
     def history(self, message: Any) -> History:
-        """What is known of a message's failures."""
+        """What is known of a message's failures. Each message has its own; see `tm.consumer.history`."""
+        queue, failure = self.settings.queue, self._known(message)
+        before = retries_of(message, queue)
+        deliveries = before + int(message.delivery_count)
+        if failure is not None:
+            own = failure.failures if getattr(message, "id", None) is not None else 0
+            deliveries = max(deliveries - failure.excused, before, own)
+
+        first_ms = first_failure_ms(message, queue) or (failure.first_ms if failure is not None else None)
+        is_told = bool(self._reason(message, failure))
+        most = self.settings.max_deliveries if is_told else max(self.settings.max_deliveries, UNTOLD)
+        is_final = failure is not None and self.failures.is_final(message)
+        is_dead = is_final or deliveries >= most or self._is_too_late(first_ms)
+        return History(deliveries, is_dead, not is_new(message), deliveries > before and not is_dead)
+
+    def _known(self, message: Any) -> Failure | None:
+        """What this process remembers of a message that was tried before. Without an id it is known by its content,
+        which another message may have, too; so it has to have failed by itself, as far as the broker says."""
         failure = None if is_new(message) else self.failures.known(message)
-        deliveries = retries_of(message, self.settings.queue) + int(message.delivery_count)
-        first_ms = first_failure_ms(message, self.settings.queue)
-        if failure is None:
-            return History(deliveries, self._is_too_late(first_ms))
-        conflicts = min(failure.conflicts, CONFLICTS)
-        return History(
-            max(deliveries - conflicts, 0),
-            self.failures.is_final(message) or self._is_too_late(first_ms or failure.first_ms),
-            failure.is_conflict and failure.conflicts <= CONFLICTS,
-        )
+        if failure is None or getattr(message, "id", None) is not None:
+            return failure
+        if self.is_told:
+            return failure if reason_of(message, self.settings.queue) is not None else None
+        return failure if message.delivery_count or retries_of(message, self.settings.queue) else None
+
+    def _reason(self, message: Any, failure: Failure | None) -> str:
+        return (failure.reason if failure is not None else "") or reason_of(message, self.settings.queue) or ""
+
+    def is_charged(self, message: Any) -> bool:
+        """Whether a refusal of the commit is to count at the broker, because one was this message's fault before."""
+        failure = None if is_new(message) else self.failures.known(message)
+        return failure is not None and failure.refused
 
     def _is_too_late(self, first_ms: int | None) -> bool:
         limit_s = self.settings.retry_for_s
@@ -147,28 +208,31 @@ class Job:
 
     def later(self, message: Any, wait_s: float) -> Later:
         """What goes with a message that is put off for so long."""
-        failure, now_ms = self.failures.known(message), self.failures.now_ms()
-        first_ms = first_failure_ms(message, self.settings.queue) or (
-            failure.first_ms if failure is not None else now_ms
-        )
-        reason = failure.reason if failure is not None else reason_of(message, self.settings.queue) or UNKNOWN_REASON
-        annotations: dict[str, str | int] = {
-            COUNT: self.history(message).deliveries,
-            FIRST: first_ms,
-            REASON: reason,
-            QUEUE: self.settings.queue,
-        }
-        return Later(self.settings.queue, int(wait_s * 1000), annotations)
+        queue, failure = self.settings.queue, self._known(message)
+        annotations: dict[str, str | int] = {COUNT: self.history(message).deliveries, QUEUE: queue}
+        first_ms = first_failure_ms(message, queue) or (failure.first_ms if failure is not None else None)
+        reason = self._reason(message, failure)
+        if reason:  # where nobody knows one, nobody has said that it was the message's fault
+            annotations[REASON] = reason
+            annotations[FIRST] = first_ms or self.failures.now_ms()
+        return Later(queue, int(wait_s * 1000), annotations)
 
     def _failed(
-        self, wanted: str, messages: Sequence[Any], transaction: Transaction, outcome: str, error: Exception
+        self,
+        wanted: str,
+        messages: Sequence[Any],
+        transaction: Transaction,
+        outcome: str,
+        error: Exception,
+        attempt: Attempt,
     ) -> None:
-        if wanted != RETURNED:
-            final, conflict = is_final(error, self.settings), is_conflict(error)
+        if fault_of(error) is Fault.OUTAGE:
+            self._outages += 1
+        if wanted == DEAD_LETTERED:
             for message in messages:
-                self.failures.note(
-                    message, error, vain=wanted == DEAD_LETTERED, final=final and len(messages) == 1, conflict=conflict
-                )
+                self.failures.note_vain(message)
+        elif wanted != RETURNED:
+            self._note(messages, error, attempt)
         place = place_of(error)
         trace = logger.isEnabledFor(logging.DEBUG) or (bool(place) and self.failures.is_new(f"{type(error)} {place}"))
         names = ", ".join(name_of(message) for message in messages[:FEW])
@@ -180,27 +244,41 @@ class Job:
             extra=about(transaction=transaction, message=names, queue=self.settings.queue),
         )  # fmt: skip
 
+    def _note(self, messages: Sequence[Any], error: Exception, attempt: Attempt) -> None:
+        """An attempt has failed: the fault of one of the messages, or of none."""
+        fault, alone = fault_of(error), len(messages) == 1
+        if (fault.is_excused or not alone) and not attempt.is_told:
+            for message in messages:
+                self.failures.excuse(message)
+        guilty = messages[0] if alone else attempt.guilty
+        if fault is Fault.MESSAGE and guilty is not None:
+            final = alone and is_final(error, self.settings)
+            self.failures.note(guilty, error, alone=alone, final=final, refused=attempt.has_returned)
+        elif fault is Fault.UNTOLD and alone and attempt.has_returned:
+            self.failures.note_refused(guilty)
+
     def dead_letter(self, message: Any) -> DeadLetter:
         """What becomes of a message that was delivered too often. Where it could not be sent to its queue of dead
         letters before (there is none, or nobody may), it is left to the broker."""
-        failure = self.failures.known(message)
+        remembered = self.failures.known(message)
+        failure = remembered if self.failures.is_final(message) else self._known(message)
+        last_ms = failure.last_ms if failure is not None else None
         annotations: dict[str, str | int] = {
-            "reason": failure.reason
-            if failure is not None
-            else reason_of(message, self.settings.queue) or UNKNOWN_REASON,
+            "reason": self._reason(message, failure) or UNKNOWN_REASON,
             "place": failure.place if failure is not None else "",
             "queue": self.settings.queue,
-            "deliveries": retries_of(message, self.settings.queue) + int(message.delivery_count),
-            "last-ms": failure.last_ms if failure is not None else self.failures.now_ms(),
+            "deliveries": self.history(message).deliveries,
+            "last-ms": last_ms if last_ms is not None else self.failures.now_ms(),
         }
         first_ms = first_failure_ms(message, self.settings.queue) or (failure.first_ms if failure is not None else None)
         if first_ms is not None:
             annotations["first-ms"] = first_ms
-        in_vain = failure is not None and failure.vain
+        in_vain = remembered is not None and remembered.vain and not is_new(message)
         return DeadLetter("" if in_vain else self.settings.dead_letters, annotations)
 
     def failed_to_receive(self, number: int, error: Exception) -> None:
         """A worker can't receive. What keeps all of them from it, say an outage, is logged now and then."""
+        self._outages += 1
         self.statistics.troubled(number, error)
         lasted = self._throttle.due(_RECEIVING)
         if lasted is not None:

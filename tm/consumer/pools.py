@@ -26,6 +26,10 @@ FEW: Final = 3
 waits, and leaving answers costs more processor time than it saves."""
 
 
+class WorkerEnded(Exception):
+    """A worker has ended though the consumer is not to stop."""
+
+
 class WorkerPool(Protocol):
     """The interface of workers that a consumer uses."""
 
@@ -102,7 +106,11 @@ class TaskPool:
     async def _run(self, worker: Worker) -> None:
         try:
             await worker.run()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if not self._stopping.is_set():
+                ended = WorkerEnded("the task of a worker was cancelled, and not by its consumer: stop the consumer")
+                ended.__cause__ = error
+                self._failed(ended)
             raise
         except BaseException as error:  # noqa: BLE001 — told to who waits for it
             self._failed(error)

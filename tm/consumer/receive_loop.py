@@ -1,26 +1,29 @@
 """receive_loop(): what one worker of a consumer receives and does, as a coroutine without I/O.
 
-1. Receive up to a batch, in a new transaction. After a failure the resources that were used are enlisted first: while
-   one of them is down no message is touched, and an outage costs a message one delivery, not all it has.
-2. A message that was delivered before is handled in a transaction of its own: what failed together is tried apart,
-   so that one that can't be handled takes none with it. A batch with such a message in it is given back as a whole
-    (a failure would count as a delivery of what is not handled), and received again one by one.
-3. It is not handled at once, but after a wait that grows with its deliveries; the wait is spent holding it, so that
-   nobody else tries it either, in this process or another.
-4. One that was delivered too often is put away as a dead letter. Its deliveries are counted by the broker, so a message
-   that kills the process is dead-lettered too. One that has failed in a way in which it will fail again is put away
-   at once.
-5. Where the broker keeps what is to be tried later, step 3 sends the message again for later instead of waiting, in the
-   transaction that takes it; and the worker does not pause after a handler's failure.
-6. A conflict with another transaction is tried again at once.
-7. After a failure the worker itself pauses, longer after each further one: handlers that always fail do not empty
-   the queue into the dead letters.
+The law: a message whose handler never raises is handled exactly once, and never a dead letter.
+
+1. Receive up to a batch, in a new transaction. After a failure of anybody the resources that were used are enlisted
+   first: while one of them is down no message is touched.
+2. Each message has its own history. One that was tried before, alone or in a batch, is handled in a transaction of its
+   own: what failed together is tried apart, so that one that can't be handled takes none with it. A batch with such a
+   message in it is given back as a whole, and received again one by one.
+3. A message that has failed is not handled at once, but after a wait that grows with its failures. The wait is spent
+   holding it, so that nobody else tries it either, in this process or another; it is the only wait for a failure.
+   Where the broker keeps what is to be tried later, the message is sent again for later instead, in the transaction
+   that takes it.
+4. One that has failed too often, or in a way in which it will fail again, is put away as a dead letter.
+5. What has failed in company has not failed by itself: it does not count, and its messages are tried one by one.
+6. A conflict with another transaction does not count either. The worker pauses for a short time, which chance decides,
+   and longer after each further one.
+7. Nor does an outage. The worker pauses, longer after each further one.
 """
 
 from __future__ import annotations
 
 from random import random
 from typing import TYPE_CHECKING, Any, Protocol
+
+from tm.consumer.history import Fault, fault_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,42 +82,46 @@ async def receive_loop(
     dice: Callable[[], float] = random,
 ) -> None:
     """The loop of one worker, until it is to stop; `timeout_s` is that of a transaction."""
-    apart, failures = False, 0
+    apart, check, outages, conflicts = False, False, 0, 0
     while not stopping():
-        received = await ports.receive(1 if apart else settings.batch, check=failures > 0)
+        received = await ports.receive(1 if apart else settings.batch, check=check)
         if isinstance(received, Exception):
-            apart, failures = True, failures + 1
-            await ports.pause(settings.pause_s(failures, dice))
+            apart = check = True
+            outages += 1
+            await ports.pause(settings.pause_s(outages, timeout_s, dice))
             continue
         if not received:
-            apart, failures = False, 0
+            apart, check, outages, conflicts = False, False, 0, 0
             continue
 
-        if len(received) > 1 and any(message.delivery_count for message in received):
-            refused = await ports.give_back(received)
-            apart, failures = True, failures + 1 if refused is not None else 0
+        histories = [ports.history(message) for message in received]
+        if len(received) > 1 and any(history.is_apart for history in histories):
+            apart, check = True, await ports.give_back(received) is not None
             continue
 
-        history = ports.history(received[0])
-        deliveries = history.deliveries
-        is_dead = deliveries >= settings.max_deliveries or (history.is_final and len(received) == 1)
-        if received[0].delivery_count and deliveries and not is_dead and not history.is_conflict:
-            wait_s = settings.pause_s(deliveries, dice)
+        history = histories[0]
+        if history.waits:
+            wait_s = settings.wait_s(history.deliveries, timeout_s, dice)
             if settings.retry_waits == "broker":
                 apart = True
                 if await ports.put_off(received, wait_s) is not None:
-                    failures += 1
-                    await ports.pause(settings.pause_s(failures, dice))
+                    check, outages = True, outages + 1
+                    await ports.pause(settings.pause_s(outages, timeout_s, dice))
                 continue
-            await ports.pause(min(wait_s, timeout_s / 4))
+            await ports.pause(wait_s)
         if stopping():
             await ports.give_back(received)
             return
-        failed = await (ports.refuse if is_dead else ports.handle)(received)
+
+        failed = await (ports.refuse if history.is_dead else ports.handle)(received)
         if failed is None:
-            apart, failures = deliveries > 0, 0
-        else:
-            apart, failures = True, failures + 1
-            waits = is_dead or settings.retry_waits == "worker"
-            if waits and not ports.history(received[0]).is_conflict:
-                await ports.pause(settings.pause_s(failures, dice))
+            apart, check, outages, conflicts = history.is_apart, False, 0, 0
+            continue
+        apart = check = True
+        fault = fault_of(failed)
+        if fault is Fault.CONFLICT:
+            conflicts += 1
+            await ports.pause(settings.conflict_s(conflicts, dice))
+        elif fault is Fault.OUTAGE or history.is_dead:
+            outages += 1
+            await ports.pause(settings.pause_s(outages, timeout_s, dice))

@@ -19,7 +19,11 @@ ErrorClasses = type[BaseException] | tuple[type[BaseException], ...]
 MAX_WORKERS: Final = 1000
 MAX_BATCH: Final = 500
 """A resource manager for messages need not keep the outcomes of more open."""
-
+RETRY_FIRST_S: Final = 0.1
+HELD: Final = 0.25
+"""The part of its transaction's timeout for which a worker may hold a message before it handles it."""
+CONFLICT_FIRST_S: Final = 0.02
+CONFLICT_MOST_S: Final = 1.0
 
 QUEUE: Final = Text('the name of a queue, as in consumer("orders")')
 OPTIONS: Final[dict[str, Option]] = {
@@ -71,7 +75,8 @@ class ConsumerSettings:
     `takes` says what the handler is called with: each message, or the list of those of one transaction. A message
     that was delivered `max_deliveries` times in vain goes to the queue `dead_letter`, with what is known of its
     failures (None: to `<queue>.dead`; "": it is refused, and the broker puts it where it wants). The wait before
-    another attempt is `retry_first_s`, twice as long after each further failure, at most `retry_most_s`. `idle_s`: how
+    another attempt is `retry_first_s`, twice as long after each further failure, at most `retry_most_s`, and where the
+    worker waits at most a quarter of the transaction's timeout. `idle_s`: how
     long a worker waits for a message before it looks whether it shall stop. `timeout_s` is that of the transactions;
     the manager's where it is None.
 
@@ -87,7 +92,7 @@ class ConsumerSettings:
     batch: int = 1
     takes: Takes = "message"
     max_deliveries: int = 5
-    retry_first_s: float = 0.1
+    retry_first_s: float = RETRY_FIRST_S
     retry_most_s: float = 30.0
     idle_s: float = 1.0
     timeout_s: float | None = None
@@ -123,8 +128,38 @@ class ConsumerSettings:
         """The queue that messages are sent to which were delivered too often; empty: the broker decides."""
         return f"{self.queue}.dead" if self.dead_letter is None else self.dead_letter
 
-    def pause_s(self, failures: int, dice: Callable[[], float] = random) -> float:
-        """How long to wait after so many failures. Chance takes away up to `retry_jitter` of it, so that messages which
-        failed together don't come again together."""
-        longest = float(min(self.retry_first_s * 2.0 ** min(failures - 1, 60), self.retry_most_s))
-        return longest * (1.0 - self.retry_jitter * dice()) if self.retry_jitter else longest
+    def check_waits(self, timeout_s: float) -> None:
+        """ConfigurationError: a worker can't hold a message for as long as `retry_first_s` says. `timeout_s` is that of
+        a transaction."""
+        held_s = timeout_s * HELD
+        if self.retry_waits == "worker" and self.retry_first_s > max(held_s, RETRY_FIRST_S):
+            raise ConfigurationError(
+                f"{self._whose}: retry_first_s is {self.retry_first_s:g}, and a worker holds a message for at most "
+                f'{held_s:g} s, a quarter of the timeout of its transaction: set retry_waits to "broker", or a longer '
+                "timeout_s"
+            )
+
+    def wait_s(self, deliveries: int, timeout_s: float, dice: Callable[[], float] = random) -> float:
+        """How long a message waits before it is tried again, after so many deliveries that count. Chance takes away up
+        to `retry_jitter` of it, so that messages which failed together don't come again together."""
+        longest = _doubled(self.retry_first_s, deliveries, self.retry_most_s)
+        if self.retry_waits == "worker":
+            longest = min(longest, timeout_s * HELD)
+        return longest * (1.0 - self.retry_jitter * dice())
+
+    def pause_s(self, failures: int, timeout_s: float, dice: Callable[[], float] = random) -> float:
+        """How long a worker receives nothing after so many outages in a row."""
+        first_s = self.retry_first_s if self.retry_waits == "worker" else min(self.retry_first_s, RETRY_FIRST_S)
+        longest = _doubled(first_s, failures, min(self.retry_most_s, timeout_s * HELD))
+        return longest * (1.0 - self.retry_jitter * dice())
+
+    @staticmethod
+    def conflict_s(conflicts: int, dice: Callable[[], float] = random) -> float:
+        """How long a worker receives nothing after so many conflicts in a row: all of it is left to chance, because
+        those that are in each other's way begin together."""
+        return _doubled(CONFLICT_FIRST_S, conflicts, CONFLICT_MOST_S) * dice()
+
+
+def _doubled(first_s: float, times: int, most_s: float) -> float:
+    """`first_s` the first time, twice as long each further time, `most_s` at most."""
+    return float(min(first_s * 2.0 ** min(times - 1, 60), most_s))

@@ -32,8 +32,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a consumer is. `trouble` says what keeps workers from receiving at this moment, and which handlers are at
-    work for longer than their transaction may take."""
+    """How a consumer is. `trouble` says what keeps workers from receiving at this moment, which handlers are at
+    work for longer than their transaction may take, and how many workers have ended."""
 
     state: ConsumerState
     workers: int
@@ -43,7 +43,7 @@ class Health:
 
     @property
     def ok(self) -> bool:
-        """Whether it runs, every worker can receive, and no handler hangs."""
+        """Whether it runs, every worker is there and can receive, and no handler hangs."""
         return self.state is ConsumerState.RUNNING and not self.trouble
 
 

@@ -5,21 +5,27 @@ Both run the same code. What differs, that a thread blocks and a task awaits, is
 What a session for messages has to offer: `receive_batch(address, count, timeout_s)`, `reject(message)`,
 `release(message)` and `dead_letter(message, address, annotations)`, all of which take effect when the branch is
 committed; and `aio`, the same for asyncio, where `receive_batch` and `dead_letter` are coroutines. `dead_letter` sends
-the message with these annotations to the address and takes it from its queue. It may offer `explain(message, reason)`,
-which tells other processes why the branch is rolled back.
+the message with these annotations to the address and takes it from its queue.
+
+It may offer two operations that take effect when the branch is rolled back. `explain(message, reason)` tells other
+processes what a message has failed with. `excuse(messages, reason="")` tells the broker that the rollback counts for
+none of these; it returns whether the broker does so.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tm.consumer.failures import reason_from
+from tm.consumer.history import Fault, fault_of
+from tm.consumer.job import COUNTED, Attempt
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
-from tm.errors import ProtocolMisuse
+from tm.errors import ProtocolMisuse, TransactionError
 from tm.outcome import Verdict
+from tm.transaction import Lent
 from xa import Code, XaError
 
 if TYPE_CHECKING:
@@ -29,6 +35,13 @@ if TYPE_CHECKING:
     from tm.consumer.history import History
     from tm.consumer.job import DeadLetter, Job, Later
     from tm.transaction import Transaction
+
+
+_CANCELLED: Final = "what the handler has awaited was cancelled, and not by the consumer"
+
+
+class HandlerCancelled(Exception):
+    """A handler has ended with CancelledError, and nobody has cancelled its worker: its messages have failed."""
 
 
 class Calls(Protocol):
@@ -103,7 +116,10 @@ class ThreadCalls:
         session.put_off(message, *later)
 
     async def handle(self, handler: Callable[..., Any], message: Any, transaction: Transaction) -> None:
-        handler(message, transaction)
+        try:
+            handler(message, transaction)
+        except asyncio.CancelledError as error:  # of an event loop of its own
+            raise HandlerCancelled(_CANCELLED) from error
 
     async def within(self, transaction: Transaction, work: Coroutine[Any, Any, None]) -> None:
         transaction.leaves = self._leaves
@@ -144,7 +160,13 @@ class TaskCalls:
         await session.aio.put_off(message, *later)
 
     async def handle(self, handler: Callable[..., Any], message: Any, transaction: Transaction) -> None:
-        await handler(message, transaction)
+        try:
+            await handler(message, transaction)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the worker itself is
+                raise
+            raise HandlerCancelled(_CANCELLED) from error
 
     async def within(self, transaction: Transaction, work: Coroutine[Any, Any, None]) -> None:
         async with transaction:
@@ -181,8 +203,12 @@ class Worker:
         self._job = job
         self._calls = calls
         self._transaction: Transaction
+        self._session: Any = None
+        """That of the queue's resource, in this transaction; also when that can only be rolled back."""
         self._unfit: Sequence[Any] = ()
         """The messages of this transaction that the handler can't be called with."""
+        self._attempt = COUNTED
+        """What is known of this attempt, should it fail."""
         self._unanswered: Unanswered | None = None
 
     async def run(self) -> None:
@@ -198,15 +224,22 @@ class Worker:
 
     async def receive(self, count: int, *, check: bool) -> Sequence[Any] | Exception:
         job, calls, settings = self._job, self._calls, self._job.settings
+        outages = job.outages
         try:
             transaction = job.manager.begin(settings.timeout_s, waits=True)
+            is_receiving = False
             try:
-                for name in job.statistics.used if check else ():
-                    await calls.enlist(transaction, name)
-                session = await calls.enlist(transaction, settings.resource)
-                messages = await calls.receive(session, settings.queue, count, settings.idle_s)
+                if check or job.is_doubted:
+                    await self._check_resources(transaction, outages)
+                self._session = await calls.enlist(transaction, settings.resource)
+                is_receiving = True
+                messages = await calls.receive(self._session, settings.queue, count, settings.idle_s)
+                is_receiving = False
+                if messages and job.is_doubted:  # another worker has met an outage while this one waited
+                    self._excuse(messages)
+                    await self._check_resources(transaction, job.outages)
             except BaseException as error:
-                if isinstance(error, Exception) and _is_unreadable(error, count):
+                if is_receiving and _is_unreadable(error, count):
                     await calls.commit(transaction)
                 else:
                     await calls.rollback(transaction)
@@ -223,6 +256,12 @@ class Worker:
         self._transaction = transaction
         job.received(self._number, transaction, messages)
         return messages
+
+    async def _check_resources(self, transaction: Transaction, outages: int) -> None:
+        """Raises what keeps one of the resources that handlers use from work."""
+        for name in self._job.statistics.used:
+            await self._calls.enlist(transaction, name)
+        self._job.reached(outages)
 
     async def handle(self, messages: Sequence[Any]) -> Exception | None:
         return await self._complete(HANDLED, messages, self._call_handler(messages))
@@ -241,6 +280,9 @@ class Worker:
         error: Exception | None = None
         transaction = self._transaction
         self._unfit = ()
+        self._attempt = COUNTED
+        if wanted != HANDLED:  # no attempt: no handler is called
+            self._excuse(messages)
         try:
             await self._calls.within(transaction, self._in_order(work))
             if transaction.is_left:
@@ -252,7 +294,8 @@ class Worker:
         except Exception as raised:  # noqa: BLE001 — a handler of anybody's
             error = raised
         self._job.statistics.ended(self._number)
-        self._job.done(wanted, messages, self._unfit, transaction, error, self._job.statistics.clock() - began)
+        took_s = self._job.statistics.clock() - began
+        self._job.done(wanted, messages, self._unfit, transaction, error, took_s, self._attempt)
         return error
 
     async def _in_order(self, work: Coroutine[Any, Any, None]) -> None:
@@ -282,22 +325,93 @@ class Worker:
         return self._job.history(message)
 
     async def _call_handler(self, messages: Sequence[Any]) -> None:
-        try:
-            arguments, self._unfit = self._job.calls(messages)
-            await self._put_away(self._unfit)
-            for argument in arguments:
-                await self._calls.handle(self._job.handler, argument, self._transaction)
-        except Exception as error:
-            self._explain(messages, error)
-            raise
+        """Has the messages handled, and tells the broker which deliveries count, should the transaction be rolled back:
 
-    def _explain(self, messages: Sequence[Any], error: Exception) -> None:
-        """Tells the broker what messages have failed with, for other processes; the transaction is rolled back now."""
-        with suppress(Exception):  # the session may be what has failed; what counts is `error`
-            session = self._job.session(self._transaction)
-            if hasattr(session, "explain"):
-                for message in messages:
-                    session.explain(message, reason_from(error))
+        1. none of several messages, because nobody knows whether another one of them is at fault;
+        2. one that is alone, while its handler is at work, because what kills the process, or hangs, must end;
+        3. and if its handler raises, unless a resource was down or another transaction in the way;
+        4. not if the commit is refused, because mostly that is no fault of the message, unless it was so before.
+        """
+        alone, job = len(messages) == 1, self._job
+        is_told = not alone and self._excuse(messages)
+        self._attempt = Attempt(is_told)
+        try:
+            arguments, self._unfit = job.calls(messages)
+            await self._put_away(self._unfit)
+            put_away = {id(message) for message in self._unfit}
+            await self._lend([message for message in messages if id(message) not in put_away], arguments)
+        except Exception as error:
+            self._blame(messages, error)
+            raise
+        except asyncio.CancelledError:  # the worker is to end
+            self._excuse(messages)
+            raise
+        if alone and not job.is_charged(messages[0]):
+            is_told = self._excuse(messages)
+        self._attempt = Attempt(is_told, has_returned=True)
+
+    async def _lend(self, messages: Sequence[Any], arguments: Sequence[Any]) -> None:
+        """Calls the handler. The transaction is the handler's to work in, and not to complete, because the consumption
+        of every message is part of it. ProtocolMisuse: the handler has tried to, or has left it for another one."""
+        transaction = self._transaction
+        transaction.lent = Lent.TO_HANDLER
+        try:
+            for number, argument in enumerate(arguments):
+                if len(arguments) == len(messages):
+                    self._attempt = self._attempt._replace(guilty=messages[number])
+                await self._calls.handle(self._job.handler, argument, transaction)
+                self._check_lent(transaction)
+        except BaseException:
+            transaction.lent = Lent.FAILED  # what the handler has left running can't commit it now
+            await self._roll_back_strays(transaction)
+            raise
+        transaction.lent = None
+
+    def _check_lent(self, transaction: Transaction) -> None:
+        if transaction.lent is not Lent.TO_HANDLER:
+            raise ProtocolMisuse(
+                f"the handler has tried to complete {transaction}, which is the consumer's; raise instead"
+            )
+        if transaction.suspended:
+            raise ProtocolMisuse(
+                f"the handler has left transaction {transaction} suspended: resume it before you return"
+            )
+        if self._job.manager.current_or_none() is not transaction and not transaction.is_over:
+            raise ProtocolMisuse(f"the handler has left another transaction current than its own, {transaction}")
+
+    async def _roll_back_strays(self, transaction: Transaction) -> None:
+        """Ends the transactions that the handler has begun, and left current."""
+        manager = self._job.manager
+        while (stray := manager.current_or_none()) is not None and stray is not transaction:
+            with suppress(TransactionError):  # it is told by the log messages
+                await self._calls.rollback(stray)
+            manager.detach(stray)
+
+    # --- what a rollback counts -----------------------------------------------------------------------------------
+
+    def _blame(self, messages: Sequence[Any], error: Exception) -> None:
+        """Tells the broker which of the messages has failed, and with what; the transaction is rolled back now."""
+        fault, guilty = fault_of(error), self._attempt.guilty
+        if fault.is_excused:
+            self._attempt = Attempt(self._excuse(messages))
+        elif fault is Fault.MESSAGE and len(messages) == 1:
+            self._tell("explain", messages[0], reason_from(error))
+        elif fault is Fault.MESSAGE and guilty is not None:
+            self._tell("excuse", (guilty,), reason_from(error))
+
+    def _excuse(self, messages: Sequence[Any]) -> bool:
+        """Tells the broker that a rollback counts for none of the messages; whether it does as it is told."""
+        is_told = bool(self._tell("excuse", messages))
+        self._job.is_told = self._job.is_told or is_told
+        return is_told
+
+    def _tell(self, what: str, *arguments: Any) -> Any:
+        told = getattr(self._session, what, None)
+        if told is None:
+            return None
+        with suppress(Exception):  # the session may be what has failed; what counts is the error of the attempt
+            return told(*arguments)
+        return None
 
     async def _put_away(self, messages: Sequence[Any]) -> None:
         if not messages:
@@ -321,12 +435,11 @@ class Worker:
             await self._calls.put_off(session, message, self._job.later(message, wait_s))
 
     async def _release(self, messages: Sequence[Any]) -> None:
-        session = self._job.session(self._transaction)
         for message in messages:
-            session.release(message)
+            self._session.release(message)
 
 
-def _is_unreadable(error: Exception, count: int) -> bool:
+def _is_unreadable(error: BaseException, count: int) -> bool:
     """Whether the one message of `count` that was received may be one that can't be read: what a session refuses when
     the branch is committed. Where it is something else nothing was received, and nothing is committed."""
     return count == 1 and isinstance(error, XaError) and error.code is Code.XAER_RMERR

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from tm.log.file import FileLog
 from tm.log.image import read_log
-from xa.secrets import masked, with_password
+from xa.open_string import OpenString, shown
 
 if TYPE_CHECKING:
     from tm.log.decision import DecisionLog
@@ -22,7 +22,7 @@ def open_log(url: str, node: str) -> DecisionLog:
         return FileLog(folder, node)
     from tm.log.sql import SqlLog  # noqa: PLC0415 — loads SQLAlchemy, which a log of files does not need
 
-    return SqlLog(with_password(url), node)
+    return SqlLog(url, node)
 
 
 def look_at_log(url: str, node: str) -> LogImage:
@@ -33,20 +33,17 @@ def look_at_log(url: str, node: str) -> LogImage:
         return read_log(folder)
     from tm.log.sql import read_sql_log  # noqa: PLC0415 — as above
 
-    return read_sql_log(with_password(url), node)
+    return read_sql_log(url, node)
 
 
 def folder_of(url: str) -> Path | None:
     """The folder that `url` names, or None when it is a database's."""
-    no_url = f"log {masked(url)!r} is not a URL (file:///folder, or a database's)"
     try:
-        parts = urlsplit(url)
-    except ValueError:  # which may quote the URL
-        raise ValueError(no_url) from None
-    if not parts.scheme:
-        raise ValueError(no_url)
-    if parts.scheme != "file":
+        found = OpenString.parse(url)
+    except ValueError as error:
+        raise ValueError(f"log {shown(url)!r} is not a URL (file:///folder, or a database's): {error}") from None
+    if found.scheme != "file":
         return None
-    if parts.netloc or not parts.path:
-        raise ValueError(f"log {masked(url)!r}: a folder is named with three slashes, file:///var/lib/xabridge/log")
-    return Path(unquote(parts.path))
+    if found.user or found.place or found.options or "#" in found.path or not found.path:
+        raise ValueError(f"log {shown(url)!r}: a folder is named with three slashes, file:///var/lib/xabridge/log")
+    return Path(unquote(found.path))

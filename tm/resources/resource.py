@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard
@@ -24,7 +24,8 @@ from tm.resources.states import RESOURCE, ResourceState, ResourceVerb
 from tm.two_phase.return_codes import Verb
 from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, thread_of_control, xa_error
 from xa.machine import advance
-from xa.secrets import check_encoded, masked
+from xa.open_string import OpenString, shown
+from xa.secrets import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +76,7 @@ Mode = Literal["two-phase", "decider"]
 class ResourceConfig:
     """How a resource is configured. `factory` is for resource managers that no entry point names."""
 
-    url: str
+    url: str = field(repr=False)
     mode: Mode = "two-phase"
     factory: ResourceFactory | None = None
 
@@ -95,15 +96,9 @@ def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
     if config.factory is not None:
         return config.factory
     try:
-        check_encoded(config.url)
+        scheme = OpenString.parse(config.url).scheme
     except ValueError as error:
-        raise ConfigurationError(f"resources.{name}.url: {error}") from None
-    scheme, separator, _ = config.url.partition("://")
-    if not separator or not scheme:
-        raise ConfigurationError(
-            f"resources.{name}.url: {masked(config.url)!r} is not a URL: write scheme://…, "
-            "as in postgresql://orders@db/shop"
-        )
+        raise ConfigurationError(f"resources.{name}.url: {shown(config.url)!r}: {error}") from None
     if config.mode == "decider" and not scheme.startswith(_DECIDER):
         scheme = f"{_DECIDER}{scheme}"
     found: Any = _registered(name, scheme)

@@ -69,7 +69,9 @@ def _lifeless(consumer: Consumer) -> str:
     if consumer.failure is not None:
         return f"has failed: {type(consumer.failure).__name__}"
     health = consumer.health()
-    if consumer.state is ConsumerState.RUNNING and health.workers and consumer.hanging >= health.workers:
+    if health.state is ConsumerState.RUNNING and not health.workers:
+        return "has no workers any more"
+    if consumer.state is ConsumerState.RUNNING and consumer.hanging >= health.workers:
         return "hangs: every handler takes longer than its transaction may"
     return ""
 

@@ -95,6 +95,9 @@ class Acts(NamedTuple):
     token: str
     by_path: Mapping[str, Act]
 
+    def __repr__(self) -> str:
+        return f"Acts(by_path={self.by_path})"
+
 
 class Private(NamedTuple):
     """Pages for whoever has the token, and what can be posted to with the token of `acts`."""
@@ -102,6 +105,9 @@ class Private(NamedTuple):
     token: str
     pages: Mapping[str, Page]
     acts: Acts | None = None
+
+    def __repr__(self) -> str:
+        return f"Private(pages={self.pages}, acts={self.acts})"
 
 
 class Request(NamedTuple):
@@ -111,6 +117,9 @@ class Request(NamedTuple):
     path: str
     fields: Mapping[str, str]
     body: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"Request(method={self.method!r}, path={self.path!r})"
 
     def has(self, token: str) -> bool:
         """Whether its field Authorization has the token. It takes as long, whatever it has."""

@@ -6,8 +6,8 @@
 The words of an event are the same in both. What it is about stands beside them in fields, whose names are FIELDS. As
 JSON, a line is an object with `time`, `level`, `logger`, `msg`, the fields, and `error` with the traceback, if there is
 one. As text, a field is shown behind the words where they don't have it already. Control characters, line ends and
-marks that change the direction of writing are escaped. Lines of a traceback are indented, so that none can pass for an
-event.
+marks that change the direction of writing are escaped. Passwords in URLs are left out. Lines of a traceback are
+indented, so that none can pass for an event.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from xa.printable import printable
+from xa.secrets import masked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +63,7 @@ class TextLines(logging.Formatter):
         self._named = named
 
     def format(self, record: logging.LogRecord) -> str:
-        words = printable(record.getMessage(), LONGEST)
+        words = printable(masked(record.getMessage()), LONGEST)
         fields = {name: printable(value, LONGEST) for name, value in fields_of(record).items()}
         more = " ".join(f"{name}={value}" for name, value in fields.items() if value not in words)
         name = f"{record.name} " if self._named else ""
@@ -74,7 +75,7 @@ class TextLines(logging.Formatter):
         told = [self.formatException(record.exc_info)] if record.exc_info else []
         if record.stack_info:
             told.append(self.formatStack(record.stack_info))
-        return "\n".join(told)
+        return masked("\n".join(told))
 
 
 class JsonLines(TextLines):
@@ -85,7 +86,7 @@ class JsonLines(TextLines):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
-            "msg": record.getMessage()[:LONGEST],
+            "msg": masked(record.getMessage())[:LONGEST],
         }
         said |= {name: value[:LONGEST] for name, value in fields_of(record).items()}
         error = self._error(record)

@@ -22,6 +22,7 @@ from tm.log.factory import folder_of
 from tm.resources import ConfigurationError, ResourceConfig
 from xa.diagnosis import Check, Health
 from xa.holdings import Holding, InDoubtBranch, Relation
+from xa.open_string import shown
 from xa.secrets import masked
 from xabridge.cli import as_json
 from xabridge.cli.doctor import lines, value_of
@@ -79,7 +80,7 @@ def _named(text: str) -> tuple[str, str]:
     if not name or not equals or "://" not in url:
         from argparse import ArgumentTypeError  # noqa: PLC0415 — where it is needed
 
-        raise ArgumentTypeError(f"{masked(text)!r} is not NAME=URL, such as broker=sqlite:////restored/broker.db")
+        raise ArgumentTypeError(f"{shown(text)!r} is not NAME=URL, such as broker=sqlite:////restored/broker.db")
     return name, url
 
 

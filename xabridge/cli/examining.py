@@ -12,6 +12,7 @@ from tm.log.factory import folder_of, look_at_log
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosing, Diagnosis, Health
 from xa.gtrid import incarnation_name
+from xa.open_string import shown
 from xa.secrets import masked
 from xabridge.cli.survey import Known, State
 from xabridge.cli.text import age, listed, printable, several
@@ -80,7 +81,7 @@ def content_of(url: str, node: str, missing: Health = Health.OK) -> Check:
     except LogMissing:
         if missing is Health.OK:
             return Check(missing, "content", "there is no log yet; the first start makes it")
-        return Check(missing, "content", f"there is no log: {masked(url)}", "restore it, or correct log")
+        return Check(missing, "content", f"there is no log: {shown(url)}", "restore it, or correct log")
     except LogDamaged as error:
         return Check(Health.FAIL, "content", str(error), "restore the folder from an undamaged copy")
     except (LogError, ValueError, OSError) as error:
@@ -124,7 +125,7 @@ def _diagnosis(resource: Resource) -> Diagnosis:
         error = raised if isinstance(raised, XaError) else resource.as_xa_error(raised, "diagnose")
         mend = _MENDS.get(error.code, "correct {key}.url").format(key=key)
         return Diagnosis((Check(Health.FAIL, "opened", masked(error.message), mend),))
-    return Diagnosis((Check(Health.OK, "opened", f"{masked(resource.url)}: {resource.rm.name}"),))
+    return Diagnosis((Check(Health.OK, "opened", f"{shown(resource.url)}: {resource.rm.name}"),))
 
 
 # --- what is in doubt -------------------------------------------------------------------------------------------------

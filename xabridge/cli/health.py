@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from xa.open_string import shown
 from xa.printable import printable
 from xabridge.cli.exits import Exit
 
@@ -40,7 +41,7 @@ def run(arguments: Namespace) -> Exit:
     except ValueError:
         host, port = None, None
     if host is None or url.scheme != "http":
-        sys.stderr.write(f"xabridge health: {printable(arguments.url)}: expected a URL such as {DEFAULT}\n")
+        sys.stderr.write(f"xabridge health: {printable(shown(arguments.url))}: expected a URL such as {DEFAULT}\n")
         return Exit.USAGE
     connection = http.client.HTTPConnection(host, port or 80, timeout=arguments.timeout)
     try:
@@ -49,7 +50,7 @@ def run(arguments: Namespace) -> Exit:
         body = response.read(MOST).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException) as error:
         why = str(error) or type(error).__name__
-        sys.stderr.write(f"xabridge health: {printable(arguments.url)} could not be reached: {printable(why)}\n")
+        sys.stderr.write(f"xabridge health: {printable(shown(arguments.url))} could not be reached: {printable(why)}\n")
         return Exit.INCOMPLETE
     finally:
         connection.close()

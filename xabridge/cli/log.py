@@ -12,7 +12,6 @@ from tm.log import LogError
 from tm.log.backup import back_up
 from tm.log.factory import folder_of
 from tm.resources import ConfigurationError
-from xa.secrets import with_password
 from xabridge.cli import as_json
 from xabridge.cli.exits import Exit
 from xabridge.cli.progress import Progress
@@ -79,7 +78,7 @@ def _copied(configuration: Configuration, destination: Path) -> BackUp:
             return back_up(folder, destination)
         from tm.log.sql.backup import back_up_sql  # noqa: PLC0415 — loads SQLAlchemy, which a log of files does not need
 
-        return back_up_sql(with_password(configuration.log), configuration.node, destination)
+        return back_up_sql(configuration.log, configuration.node, destination)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
 

@@ -12,7 +12,7 @@ import sys
 from importlib.metadata import entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
 
 from xabridge.cli.output import guarded_output
 
@@ -71,11 +71,30 @@ def main(argv: Sequence[str] | None = None) -> int:
             return EXIT_INTERRUPTED
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors quote what was typed without the passwords in it."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._typed: list[str] = []
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]  # argparse has overloads
+        self._typed = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        if any(sign in one for one in self._typed for sign in ":@=/"):
+            from xa.open_string import without_secrets  # noqa: PLC0415 — what is typed right, or a word, needs none of it
+
+            message = without_secrets(message, self._typed)
+        super().error(message)
+
+
 def make_parser(wanted: str | None = None, *, whole: bool = False) -> argparse.ArgumentParser:
     """The parser of the subcommand `wanted`, or where that is none, of what every subcommand is called and does; with
     `whole` that of everything. What is not wanted is not loaded."""
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    parser = argparse.ArgumentParser(prog="xabridge", description="Distributed transactions over AMQP and databases.")
+    parser = Parser(prog="xabridge", description="Distributed transactions over AMQP and databases.")
     parser.add_argument("--version", action="version", version=f"xabridge {version('xabridge')}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in [wanted] if wanted in found else sorted(found):

@@ -24,11 +24,12 @@ import tomllib
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from rm_amqp.settings import parse
 from tm.resources import ConfigurationError
 from xa import XaError
+from xa.open_string import PASSWORD_ENV, OpenString
 from xa.secrets import expanded
 
 if TYPE_CHECKING:
@@ -50,17 +51,13 @@ class WatchedBroker:
 
     name: str
     url: str
-    watch: str | None = None
+    watch: str | None = field(default=None, repr=False)
 
     def as_user(self, user: str, password: str) -> str:
         """The open string for somebody who has signed in; without a user's name, nobody's: then no certificate of the
         configuration is shown either."""
-        parts = urlsplit(self.url)
-        told = parse_qsl(parts.query, keep_blank_values=True)
-        if not user:
-            told = [(name, value) for name, value in told if name not in _OF_A_CERTIFICATE]
-        who = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user else ""
-        return urlunsplit((parts.scheme, who + parts.netloc, parts.path, urlencode(told), ""))
+        found = OpenString.parse(self.url)
+        return (found if user else found.without(_OF_A_CERTIFICATE)).as_user(user, password).url
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +222,7 @@ def _broker(name: str, url: object, environment: Mapping[str, str]) -> WatchedBr
         raise ConfigurationError(f"{where}: the environment variable {error.args[0]} is not set") from error
     except XaError as error:
         raise ConfigurationError(f"{where}: {error.message}") from error
-    except ValueError:  # which may quote the URL
-        raise ConfigurationError(f'{where}: expected a URL: {name} = "amqp://host"') from None
-    parts = urlsplit(whole)
-    told = [(key, value) for key, value in parse_qsl(parts.query, keep_blank_values=True) if key != "password_env"]
-    bare = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, urlencode(told), ""))
+    bare = OpenString.parse(whole).without({PASSWORD_ENV}).as_user("", None).url
     return WatchedBroker(name, bare, whole if settings.user else None)
 
 
@@ -291,12 +284,7 @@ def _is_text(value: object) -> bool:
 
 def _with_patience(url: str) -> str:
     """The URL with times that suit a person who waits."""
-    parts = urlsplit(url)
-    told = parse_qsl(parts.query, keep_blank_values=True)
-    known = {name for name, _ in told}
-    told += [
-        (name, str(seconds))
-        for name, seconds in (("connect_timeout", CONNECT_S), ("timeout", ANSWER_S))
-        if name not in known
-    ]
-    return urlunsplit((parts.scheme, parts.netloc, parts.path, urlencode(told), parts.fragment))
+    try:
+        return OpenString.parse(url).with_options(connect_timeout=CONNECT_S, timeout=ANSWER_S).url
+    except ValueError:
+        return url  # whoever reads it says why

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tm import ConfigurationError, ResourceConfig, configuration_from
+from xa.open_string import shown
 from xa.secrets import expanded
 from xabridge.outbox.relay import RelaySettings
 
@@ -34,8 +35,8 @@ _NUMBERS: Final[dict[str, type[int | float]]] = {
 class OutboxConfig:
     """The settings. `database` and `broker` are URLs; None: the table does not say."""
 
-    database: str | None = None
-    broker: str | None = None
+    database: str | None = field(default=None, repr=False)
+    broker: str | None = field(default=None, repr=False)
     schema: str | None = None
     relay: RelaySettings = field(default_factory=RelaySettings)
     telemetry: bool = False
@@ -87,7 +88,8 @@ def _url(
         return resource.url if isinstance(resource, ResourceConfig) else resource
     if "://" not in value and "$" not in value:
         raise ConfigurationError(
-            f"{path}: outbox.{key}: {value!r} is neither a URL nor one of [resources]: {', '.join(sorted(resources))}"
+            f"{path}: outbox.{key}: {shown(value)!r} is neither a URL nor one of [resources]: "
+            f"{', '.join(sorted(resources))}"
         )
     try:
         return expanded(value, environment)

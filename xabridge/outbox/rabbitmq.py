@@ -35,9 +35,10 @@ import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote
 
 from dtx.amqp.values import Timestamp
+from xa.open_string import OpenString, option_name
 from xabridge.outbox.publisher import BrokerAway, Refusal, Sent
 
 try:
@@ -95,33 +96,24 @@ class RabbitSettings:
     @classmethod
     def parse(cls, open_string: str, environment: Mapping[str, str] = os.environ) -> RabbitSettings:
         """ValueError says what is wrong. It shows no password."""
-        scheme, _, _ = open_string.partition("://")
-        try:
-            parts = urlsplit(open_string)
-            port = parts.port
-        except ValueError as error:
-            raise ValueError(f"{scheme}://…: {str(error).rpartition('@')[2]}") from None
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        found = OpenString.parse(open_string, environment)
+        options = dict(found.decoded)
         unknown = options.keys() - OPTIONS
         if unknown:
-            raise ValueError(
-                f"{scheme}://…: no such option: {', '.join(sorted(unknown))}; there are {', '.join(sorted(OPTIONS))}"
-            )
-        with_tls = scheme == "amqp091s"
-        password = unquote(parts.password or "guest")
-        if "password_env" in options:
-            if options["password_env"] not in environment:
-                raise ValueError(f"{scheme}://…: the environment variable {options['password_env']} is not set")
-            password = environment[options["password_env"]]
+            names = ", ".join(sorted(map(option_name, unknown)))
+            raise ValueError(f"{found.scheme}://…: no such option: {names}; there are {', '.join(sorted(OPTIONS))}")
+        with_tls = found.scheme == "amqp091s"
+        [(host, port), *others] = found.hosts(TLS_PORT if with_tls else PORT)
+        if others:
+            raise ValueError(f"{found.scheme}://…: expected one host")
         heartbeat = options.get("heartbeat", str(HEARTBEAT_S))
         if not heartbeat.isdecimal():
-            raise ValueError(f"{scheme}://…: heartbeat={heartbeat!r}: expected whole seconds, 0 for none")
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or "localhost"
+            raise ValueError(f"{found.scheme}://…: heartbeat={heartbeat!r}: expected whole seconds, 0 for none")
         return cls(
-            f"{host}:{port or (TLS_PORT if with_tls else PORT)}",
-            unquote(parts.username or "guest"),
-            password,
-            unquote(parts.path[1:]) or "/",
+            f"{f'[{host}]' if ':' in host else host or 'localhost'}:{port}",
+            found.user or "guest",
+            "guest" if found.password is None else found.password,
+            unquote(found.path[1:]) or "/",
             _tls_context(options) if with_tls else None,
             int(heartbeat),
         )

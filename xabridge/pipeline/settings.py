@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tm import ConfigurationError, configuration_from
+from xa.open_string import shown
 from xabridge.pipeline.core import PipelineError, Settings
 from xabridge.pipeline.core.secrets import expanded
 
@@ -51,7 +52,7 @@ def settings_from(
     url = expanded("log", url, environment)
     if not DATABASE.match(url):
         raise PipelineError(
-            f"pipeline {pipeline}: log: {url.partition(':')[0]}: is not a database; several processes decide a "
+            f"pipeline {pipeline}: log: {shown(url)} is not a database; several processes decide a "
             "pipeline, so its log has to be postgresql://… (or sqlite:///… if all drivers run on one host)"
         )
     deciders = tuple((name, decider) for name, decider in deciding.items() if name not in resources)

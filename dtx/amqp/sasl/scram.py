@@ -15,7 +15,7 @@ import hmac
 import re
 import stringprep
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 MECHANISM: Final = "SCRAM-SHA-256"
@@ -50,9 +50,9 @@ class Verifier:
     """A verifier, which can check a password without holding it."""
 
     iterations: int
-    salt: bytes
-    stored_key: bytes
-    server_key: bytes
+    salt: bytes = field(repr=False)
+    stored_key: bytes = field(repr=False)
+    server_key: bytes = field(repr=False)
 
     def __str__(self) -> str:
         salt, stored, server = (_base64(part) for part in (self.salt, self.stored_key, self.server_key))

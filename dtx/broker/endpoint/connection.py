@@ -31,7 +31,7 @@ from dtx.broker.queues.entry import Memory
 from dtx.broker.rates import Meter
 from dtx.broker.transactions.demarcation import DtxDemarcation
 from dtx.protocol.addresses import DYNAMIC, TXN_ID
-from dtx.protocol.capabilities import DELAYED_DELIVERY, FAILURE_REASONS
+from dtx.protocol.capabilities import DELAYED_DELIVERY, FAILURE_REASONS, OUTCOMES_OF_ROLLBACK
 from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import CHUNK
 from xa import Code
@@ -57,7 +57,13 @@ WINDOW: Final = 2048
 """Transfers that a session may have on their way to us."""
 
 
-CAPABILITIES: Final = ("ANONYMOUS-RELAY", "APACHE.ORG:SELECTOR", DELAYED_DELIVERY, FAILURE_REASONS)
+CAPABILITIES: Final = (
+    "ANONYMOUS-RELAY",
+    "APACHE.ORG:SELECTOR",
+    DELAYED_DELIVERY,
+    FAILURE_REASONS,
+    OUTCOMES_OF_ROLLBACK,
+)
 PRODUCT: Final[Map] = {Symbol("product"): "xabridge"}
 
 

@@ -11,6 +11,8 @@ from dtx.store.contract import CHUNK
 
 FACTS: Final = 32
 """Octets that a header may add to a message."""
+NOTES: Final = 96
+"""Octets that delivery annotations may add, but for the reason of a failure."""
 
 if TYPE_CHECKING:
     from dtx.amqp.delivery import OutgoingDelivery as Delivery
@@ -133,8 +135,8 @@ class Stream:
             else:
                 link.broken_off(sent)
             return
-        if number == 0 and (sent.entry.count or sent.entry.expires_ms):
-            piece = with_facts(sent.entry, piece, link.resource.now_ms)
+        if number == 0 and (sent.entry.count or sent.entry.expires_ms or sent.entry.apart):
+            piece = link.with_notes(sent.entry, with_facts(sent.entry, piece, link.resource.now_ms))
         last = number + 1 == self._pieces
         if sent.delivery is None:
             link.begin(sent, piece, more=not last)
@@ -148,8 +150,8 @@ class Stream:
 
 
 def size_with_facts(entry: Entry) -> int:
-    """Octets that the message may have with the header that it has by now."""
-    return entry.size + (FACTS if entry.count or entry.expires_ms else 0)
+    """Octets that the message may have with the header and the notes that it has by now."""
+    return entry.size + (FACTS if entry.count or entry.expires_ms else 0) + (NOTES if entry.apart else 0)
 
 
 def with_facts(entry: Entry, octets: bytes, now_ms: int) -> bytes:

@@ -19,10 +19,10 @@ from dtx.amqp.performatives import SENDER_SETTLED
 from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.delivery_states import DECIDED, ENDED, FREE
 from dtx.broker.endpoint.link import Link, refusal_of
-from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, size_with_facts, with_facts
+from dtx.broker.endpoint.outgoing_delivery import NOTES, OutgoingDelivery, Stream, size_with_facts, with_facts
 from dtx.broker.queues.entry import State
-from dtx.broker.queues.failure_reasons import REASON
-from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, TAKEN, rejected_state
+from dtx.broker.queues.failure_reasons import APART, REASON
+from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, LOST, TAKEN, rejected_state
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.broker.transactions.contexts import unknown_id
 from dtx.protocol.addresses import TXN_ID
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.delivery import OutgoingDelivery as Delivery
     from dtx.amqp.link import SenderLink
-    from dtx.amqp.values import Value
+    from dtx.amqp.values import Map, Value
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.queues.entry import Entry
     from dtx.broker.queues.outcomes import Outcome
@@ -229,15 +229,20 @@ class OutgoingLink(Link):
         payload, sent.payload = sent.payload or b"", None
         sent.unload()
         entry = sent.entry
-        if entry.count or entry.expires_ms:
-            payload = with_facts(entry, payload, self.resource.now_ms)
-            reason = self.resource.reasons.of(entry.number) if entry.count else ""
-            if reason:
-                told = with_delivery_annotations(payload, {REASON: reason})
-                payload = told if not self.largest or len(told) <= self.largest else payload
+        if entry.count or entry.expires_ms or entry.apart:
+            payload = self.with_notes(entry, with_facts(entry, payload, self.resource.now_ms))
         self.begin(sent, payload, more=False)
         if self.settles:
             self._sent_settled(sent)
+
+    def with_notes(self, entry: Entry, octets: bytes) -> bytes:
+        """The message, or its first octets, with what its last consumers have said of it: the reason, unless the peer
+        takes no message of that size."""
+        notes: Map = {APART: True} if entry.apart else {}
+        reason = self.resource.reasons.of(entry.number) if entry.count or entry.apart else ""
+        if reason and (not self.largest or entry.size + NOTES + 4 * len(reason) <= self.largest):
+            notes[REASON] = reason
+        return with_delivery_annotations(octets, notes) if notes else octets
 
     def _sent_settled(self, sent: OutgoingDelivery) -> None:
         """All of it is sent. Before that it was not the consumer's: it may have had to go back to its queue."""
@@ -475,7 +480,9 @@ class OutgoingLink(Link):
             if sent.retirement is not None:
                 sent.retirement.delivery = None
             elif sent.custody is FREE:
-                outcome = GIVEN_BACK if self.closed_in_order and sent.default.failed else sent.default
+                outcome = sent.default
+                if outcome.failed:
+                    outcome = GIVEN_BACK if self.closed_in_order else LOST
                 self.resource.retire(sent.entry, outcome, None)
             sent.end()
         self._sent.clear()

@@ -26,9 +26,22 @@ class State(Enum):
 class Entry:
     """A message of a queue. `payload` is there while the store has not got it, and always in a queue that
     does not last; `count` is how often it was delivered in vain. `due_ms` is when it may be delivered: 0 at once, a
-    negative one says how long after it is committed. `group` is the name of its group, "" for none."""
+    negative one says how long after it is committed. `group` is the name of its group, "" for none.
+    `apart`, which is known until the broker stops, says that whoever gets it next is to handle it alone."""
 
-    __slots__ = ("count", "due_ms", "expires_ms", "group", "number", "payload", "position", "queue", "size", "state")
+    __slots__ = (
+        "apart",
+        "count",
+        "due_ms",
+        "expires_ms",
+        "group",
+        "number",
+        "payload",
+        "position",
+        "queue",
+        "size",
+        "state",
+    )
 
     def __init__(
         self,
@@ -51,6 +64,7 @@ class Entry:
         self.payload = payload
         self.due_ms = due_ms
         self.group = group
+        self.apart = False
         self.state = State.PENDING
 
 

@@ -12,6 +12,9 @@ from typing import Final
 from dtx.amqp.values import Symbol
 
 REASON: Final = Symbol("x-opt-retry-reason")
+APART: Final = Symbol("x-opt-retry-apart")
+"""The delivery annotation of a message that was in a transaction that was rolled back, or with a connection that was
+lost, without a fault of its own that is known: whoever gets it next handles it alone."""
 MOST: Final = 1000
 MOST_TEXT: Final = 2000
 """Characters of a reason that are kept."""

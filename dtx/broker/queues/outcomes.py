@@ -8,7 +8,7 @@ and only if it is another one than `modified` with delivery-failed, the outcome 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
@@ -16,7 +16,7 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.decoding import DecodeError, decode, decode_from
 from dtx.amqp.encoding import encode, encode_list
 from dtx.amqp.values import Described, Symbol, Ulong
-from dtx.broker.queues.failure_reasons import MOST_TEXT, REASON
+from dtx.broker.queues.failure_reasons import APART, MOST_TEXT, REASON
 from dtx.protocol.commands import MAX_TXN_ID
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL, error_octets
 
@@ -41,12 +41,18 @@ _TRANSACTIONAL_PREFIX: Final = b"\x00" + encode(Ulong(TRANSACTIONAL))
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A terminal delivery state. `failed` and `undeliverable` are those of modified. `reason` is what the consumer says
-    that the message has failed with; it is not kept with the outcome."""
+    that the message has failed with, and `apart` that it is to be handled alone the next time; neither is kept with the
+    outcome. `rolled_back` is the outcome in place of it where the transaction is rolled back, if the consumer says
+    one."""
 
     code: int
     failed: bool = False
     undeliverable: bool = False
     reason: str = field(default="", compare=False)
+    apart: bool = field(default=False, compare=False)
+    rolled_back: Outcome | None = field(default=None, compare=False)
+    lost: bool = field(default=False, compare=False)
+    """Whether the connection was lost, so that nobody knows whether the message has anything to do with it."""
 
     def encode(self) -> bytes:
         """The octets, as the module's docstring says."""
@@ -60,6 +66,8 @@ REFUSED: Final = Outcome(REJECTED)
 GIVEN_BACK: Final = Outcome(RELEASED)
 FAILED: Final = Outcome(MODIFIED, failed=True)
 """The outcome of a message whose delivery ended without one: another attempt, counted."""
+LOST: Final = Outcome(MODIFIED, failed=True, lost=True)
+"""The same of a message whose connection was lost before anything was said of it."""
 TAKEN_OCTETS: Final = TAKEN.encode()
 GIVEN_BACK_OCTETS: Final = GIVEN_BACK.encode()
 
@@ -83,7 +91,8 @@ def outcome_from(value: Value) -> Outcome | None:
             raise WireError(Condition.INVALID_FIELD, "delivery-failed and undeliverable-here are booleans")
         reason = annotations.get(REASON) if type(annotations) is dict else None
         told = reason[:MOST_TEXT] if isinstance(reason, str) else ""
-        return Outcome(MODIFIED, failed is True, undeliverable is True, told)
+        apart = type(annotations) is dict and annotations.get(APART) is True
+        return Outcome(MODIFIED, failed is True, undeliverable is True, told, apart)
     return Outcome(code)
 
 
@@ -116,12 +125,19 @@ def read_state(octets: bytes) -> tuple[bytes | None, Outcome | None]:
     descriptor = state.descriptor if type(state.descriptor) in {Symbol, Ulong} else None
     if descriptor not in _TRANSACTIONAL:
         return None, outcome_from(state) if descriptor in _CODES else None
-    if not 1 <= len(state.value) <= 2:
-        raise WireError(Condition.INVALID_FIELD, "a transactional-state has a txn-id and an outcome")
+    if not 1 <= len(state.value) <= 3:
+        raise WireError(Condition.INVALID_FIELD, "a transactional-state has a txn-id and outcomes")
     txn_id = state.value[0]
     if type(txn_id) is not bytes or len(txn_id) > MAX_TXN_ID:
         raise WireError(Condition.INVALID_FIELD, f"a txn-id is binary, of at most {MAX_TXN_ID} octets")
-    return txn_id, outcome_from(state.value[1] if len(state.value) == 2 else None)
+    outcome, rolled_back = (outcome_from(value) for value in (*state.value[1:], None, None)[:2])
+    if rolled_back is not None:
+        if outcome is None or rolled_back.code not in {RELEASED, MODIFIED} or rolled_back.undeliverable:
+            raise WireError(
+                Condition.INVALID_FIELD, "the outcome of a rollback is released or modified, beside another"
+            )
+        outcome = replace(outcome, rolled_back=rolled_back)
+    return txn_id, outcome
 
 
 def transactional_state(txn_id: bytes, outcome: bytes | None = None) -> bytes:

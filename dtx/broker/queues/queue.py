@@ -33,6 +33,9 @@ LOOKED_AT: Final = 1000
 """How many messages are looked at to find the one that waits for the longest time."""
 FEW: Final = 1000
 """Messages that are gone and may wait until somebody would take them, before they are sorted out."""
+LOST_TIMES: Final = 2
+"""A connection that is lost makes a dead letter only at so many times the limit of deliveries: a consumer that gets the
+message before can say why it is one, and a process that is killed has mostly nothing to do with the message."""
 
 
 class Queue:
@@ -429,7 +432,7 @@ class Queue:
         count, dead, reason = entry.count, outcome.code == REJECTED, "rejected"
         if outcome.code == MODIFIED:
             count += outcome.failed
-            limit = self.settings.max_deliveries
+            limit = self.settings.max_deliveries * (LOST_TIMES if outcome.lost else 1)
             dead = outcome.undeliverable or (limit > 0 and count >= limit)
             reason = "undeliverable" if outcome.undeliverable else f"delivery-count reached {count}"
         if dead:
@@ -479,6 +482,7 @@ class Queue:
         if origin is not None:
             target.origins[entry.number] = origin
             self.dead_lettered += 1
+        entry.apart = False
         entry.queue, entry.position, entry.count, entry.expires_ms = target, position, count, expires_ms
         target.append(entry)
 

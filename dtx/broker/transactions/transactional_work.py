@@ -43,7 +43,7 @@ class Held(Protocol):
 class Retirement:
     """A message that a transaction holds: the outcome to apply (None as long as it is only acquired), the
     delivery if it is live, and whether its acquisition belongs to the transaction as well. `default` is
-    what is applied where the controller can say nothing any more."""
+    what is applied where the controller can say nothing any more, as after a rollback."""
 
     __slots__ = ("acquired", "default", "delivery", "entry", "outcome")
 
@@ -250,8 +250,7 @@ class TransactionalWork:
             if held.acquired and held.delivery is not None:
                 held.delivery.withdrawn()
         for number, held in retired:
-            if held.outcome is not None and held.outcome.reason:
-                self._reasons.note(number, held.outcome.reason)
+            self._note(number, held)
             effect = planned.get(number)
             if held.delivery is not None:
                 if not held.acquired:
@@ -262,6 +261,14 @@ class TransactionalWork:
             if effect is not None and effect.entry.state is State.HELD:
                 effect.entry.queue.carry_out(effect)
         self._clear(Refusal(Condition.ROLLBACK, "rolled back", Code.XA_RBROLLBACK))
+
+    def _note(self, number: int, held: Retirement) -> None:
+        """What the consumer has said of a message whose transaction is rolled back, for whoever gets it next."""
+        reason = held.default.reason or (held.outcome.reason if held.outcome is not None else "")
+        if reason:
+            self._reasons.note(number, reason)
+        if held.default.apart:
+            held.entry.apart = True
 
     def _clear(self, refusal: Refusal | None) -> None:
         self.posts.clear()

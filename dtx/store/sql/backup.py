@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError
-
 from dtx.store.contract import NUMBERS_PER_OPENING, StoreError
-from xa.secrets import masked
+from dtx.store.sql.database import store_url
 from xa.sql.copying import CopyFailed, copy_file
 
 if TYPE_CHECKING:
@@ -37,10 +34,7 @@ class StoreCopy:
 
 def back_up(url: str, destination: Path) -> StoreCopy:
     """Copies the store at `url` into the file `destination`, which must not be there. StoreError: there is no copy."""
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:
-        raise StoreError(f"{masked(url)!r} is not the URL of a store") from error
+    parsed = store_url(url)
     if parsed.get_backend_name() not in {"sqlite", "postgresql"}:
         raise StoreError(f"a store lives in sqlite or postgresql, not in {parsed.get_backend_name()}")
     if parsed.get_backend_name() == "postgresql":

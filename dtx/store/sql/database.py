@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from dtx.store.contract import StoreBusy, StoreFull, StoreRefused
+from dtx.store.contract import StoreBusy, StoreError, StoreFull, StoreRefused
+from xa.open_string import shown
 from xa.sql.errors import ErrorKind, kind_of
+from xa.sql.url import database_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from sqlalchemy import Connection
+    from sqlalchemy import URL, Connection
 
     from dtx.store.contract import NotStored, StoreStopped
     from dtx.store.sql.lease import Lease
@@ -29,6 +31,14 @@ OPENING_FAILURES: Final = (SQLAlchemyError, sqlite3.Error)
 
 LOCKED_MS: Final = 5000
 """How long the writing thread waits where somebody else has locked the database. The event loop does not wait."""
+
+
+def store_url(url: str) -> URL:
+    """The URL of a store, with its password. StoreError: it is none."""
+    try:
+        return database_url(url)
+    except ValueError as error:
+        raise StoreError(f"{shown(url)!r} is not the URL of a store: {error}") from None
 
 
 class Space(Protocol):

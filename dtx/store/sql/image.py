@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import create_engine, func, inspect, make_url, select, text
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy import create_engine, func, inspect, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from dtx.store.contract import CHUNK, PENDING, StoreError
 from dtx.store.sql.backup import COPY
+from dtx.store.sql.database import store_url
 from dtx.store.sql.tables import BRANCH, CHUNKS, MESSAGE, META, PAYLOAD, QUEUE, RECORD, WORK
 from xa import Code, Xid
-from xa.secrets import masked, with_password
+from xa.open_string import shown
 from xa.sql import postgres
 
 if TYPE_CHECKING:
@@ -69,16 +70,13 @@ def look_at_store(url: str) -> StoreImage:
         with engine.connect() as connection:
             return _image(connection)
     except SQLAlchemyError as error:
-        raise StoreError(f"the store {masked(url)} can't be read: {getattr(error, 'orig', error)}") from error
+        raise StoreError(f"the store {shown(url)} can't be read: {getattr(error, 'orig', error)}") from error
     finally:
         engine.dispose()
 
 
 def _engine(url: str) -> Engine:
-    try:
-        parsed = make_url(with_password(url))
-    except (ArgumentError, ValueError) as error:
-        raise StoreError(f"{masked(url)!r} is not the URL of a store") from error
+    parsed = store_url(url)
     if parsed.get_backend_name() == "postgresql":
         from xa.sql import psycopg_connection  # noqa: PLC0415 — loads psycopg, which others don't need
 
@@ -86,7 +84,7 @@ def _engine(url: str) -> Engine:
         engine = create_engine(parsed.set(drivername=postgres.DRIVER), connect_args=wait_s)
         return psycopg_connection.bound(engine, REPLY_S)
     if parsed.get_backend_name() != "sqlite":
-        raise StoreError(f"{masked(url)!r} is not the URL of a store: sqlite:///path or postgresql://…")
+        raise StoreError(f"{shown(url)!r} is not the URL of a store: sqlite:///path or postgresql://…")
     path = Path(str(parsed.database)).absolute()
     if not path.is_file():
         raise StoreError(f"there is no store {path}")

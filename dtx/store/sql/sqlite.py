@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import create_engine, event, make_url
+from sqlalchemy import create_engine, event
 from sqlalchemy.pool import NullPool
 
 from dtx.store.contract import StoreError, StoreLocked
-from dtx.store.sql.database import LOCKED_MS, OPENING_FAILURES, Transactions, close_all
+from dtx.store.sql.database import LOCKED_MS, OPENING_FAILURES, Transactions, close_all, store_url
 from dtx.store.sql.reserve import BESIDES, LEAST, Reserve
 from xa.sql import sqlite
 from xa.sql.errors import ErrorKind, kind_of
@@ -277,7 +277,7 @@ def _free(folder: Path) -> int:
 def compact(url: str) -> tuple[int, int]:
     """Gives the space that a store in SQLite does not use back, which nobody may have open; octets before and after.
     It takes as much space as the store will have, for a moment. From then on the store gives it back by itself."""
-    parsed = make_url(url)
+    parsed = store_url(url)
     if parsed.get_backend_name() != "sqlite":
         raise StoreError("only a store in SQLite is made smaller; PostgreSQL does so by itself, or by VACUUM FULL")
     path = Path(str(parsed.database))

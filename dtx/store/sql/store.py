@@ -15,12 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import delete, insert, inspect, make_url, select, text, update
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import delete, insert, inspect, select, text, update
 from sqlalchemy.schema import CreateColumn
 
 from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreAway, StoreDamaged, StoreError, StoreLocked
-from dtx.store.sql.database import OPENING_FAILURES
+from dtx.store.sql.database import OPENING_FAILURES, store_url
 from dtx.store.sql.lease import LEASE_S
 from dtx.store.sql.postgres import PostgresDatabase
 from dtx.store.sql.reader import PayloadCache, Reader
@@ -29,7 +28,6 @@ from dtx.store.sql.sqlite import SqliteDatabase
 from dtx.store.sql.statements import Statements
 from dtx.store.sql.tables import ADDED, CHUNKS, MESSAGE, META, METADATA, RECORD, VERSION
 from dtx.store.sql.writer import Writer
-from xa.secrets import masked, with_password
 from xa.sql.errors import ErrorKind, kind_of
 
 if TYPE_CHECKING:
@@ -232,16 +230,7 @@ def _not_measured(took_s: float, batches: int) -> None:
 
 def open_database(url: str, lease_s: float = LEASE_S) -> Database:
     """The database of a URL: sqlite:///path or postgresql://user@host/name."""
-    try:
-        url = with_password(url)
-    except ValueError as error:
-        raise StoreError(f"the store can't be opened: {error}") from None
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:
-        raise StoreError(
-            f"{masked(url)!r} is not the URL of a store, such as sqlite:///path or postgresql://…"
-        ) from error
+    parsed = store_url(url)
     kind = parsed.get_backend_name()
     if kind == "sqlite":
         return SqliteDatabase(parsed)

@@ -17,6 +17,7 @@ from dtx.broker.queues.outcomes import (
     FAILED,
     GIVEN_BACK,
     TAKEN,
+    Outcome,
     decode_outcomes,
     encode_outcomes,
     read_state,
@@ -100,6 +101,42 @@ def test_the_reason_of_a_failure_is_read_and_not_kept(annotations: Any, reason: 
     assert (outcome.reason, outcome.failed) == (reason, True)
     assert outcome == FAILED
     assert outcome.encode() == FAILED.encode()
+
+
+RELEASED, REJECTED = b"\x00\x53\x26\x45", b"\x00\x53\x25\x45"
+APART = {Symbol("x-opt-retry-apart"): True, Symbol("x-opt-retry-reason"): "in company"}
+
+
+@pytest.mark.parametrize(
+    ("octets", "expected", "apart"),
+    [
+        (RELEASED, GIVEN_BACK, False),
+        (encode(Described(Ulong(0x27), [True, False])), FAILED, False),
+        (encode(Described(Ulong(0x27), [False, False, APART])), Outcome(0x27), True),
+        (b"\x40", None, False),
+    ],
+)
+def test_an_outcome_of_a_rollback_is_read(octets: bytes, expected: Outcome | None, apart: bool) -> None:
+    txn_id, outcome = read_state(wide(b"t", ACCEPTED + octets, 3))
+    assert (txn_id, outcome) == (b"t", TAKEN)
+    assert outcome is not None
+    assert outcome.rolled_back == expected
+    if outcome.rolled_back is not None:
+        assert outcome.rolled_back.apart is apart
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        ACCEPTED + ACCEPTED,  # nothing is taken by a rollback
+        ACCEPTED + REJECTED,
+        ACCEPTED + encode(Described(Ulong(0x27), [True, True])),
+        b"\x40" + RELEASED,  # what a commit does is not said
+    ],
+)
+def test_an_outcome_of_a_rollback_that_would_take_the_message_is_refused(rest: bytes) -> None:
+    with pytest.raises(WireError, match="the outcome of a rollback"):
+        read_state(wide(b"t", rest, 3))
 
 
 def test_reasons_are_bounded() -> None:

@@ -228,8 +228,8 @@ def test_poison_is_dead_lettered_and_what_was_received_with_it_is_handled(stall:
             stall.until.count(len(stall.until.told))
     assert consumer.counts.handled == 28
     assert consumer.counts.dead_lettered == 2
-    for number in (7, 21):  # a delivery in a batch that failed before its turn counts, and its handler was not called
-        assert 2 <= stall.until.told.count(number) <= 3
+    for number in (7, 21):  # three attempts of its own, and in a batch at most one
+        assert 3 <= stall.until.told.count(number) <= 4
     assert sorted(stall.look(stall.out)) == [number for number in range(30) if number not in {7, 21}]
     assert sorted(stall.look(f"{stall.queue}.dead")) == [7, 21]
     assert not {"7", "21"} & stall.store.data.keys()
@@ -250,13 +250,14 @@ def test_a_handler_that_recovers_is_tried_again(stall: Stall) -> None:
     assert stall.look(stall.out) == ["a"]
 
 
-def test_a_resource_that_is_down_costs_a_message_one_delivery(stall: Stall) -> None:
+def test_a_resource_that_is_down_costs_a_message_no_delivery(stall: Stall) -> None:
     stall.put("a")
     stall.store.script.plan("start", fate=Fate.REQUEST_LOST, times=20)
-    with stall.consumer(Work(stall), max_deliveries=3) as consumer:
-        stall.until.count(2)
+    with stall.consumer(Work(stall), max_deliveries=1, workers=4) as consumer:
+        while not consumer.counts.handled:
+            threading.Event().wait(0.001)
     assert consumer.counts.dead_lettered == 0
-    assert stall.store.data == {"a": 1}
+    assert stall.store.data == {"a": 0}
     assert stall.store.script.pending() == []
 
 
@@ -563,9 +564,11 @@ def test_a_dead_letter_says_why_where_when_and_how_often(stall: Stall, kind: str
     assert stall.store.data == {}
 
 
-def test_what_failed_elsewhere_is_a_dead_letter_that_says_so(stall: Stall) -> None:
+def test_what_failed_elsewhere_is_a_dead_letter_that_says_so(stall: Stall, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows whose fault it was: such deliveries have a limit of their own."""
+    monkeypatch.setattr("tm.consumer.job.UNTOLD", 3)
     stall.put("a")
-    for _ in range(2):
+    for _ in range(3):
         tx = stall.manager.begin()
         tx["broker"].receive(stall.queue, 5)
         tx.rollback()
@@ -574,7 +577,7 @@ def test_what_failed_elsewhere_is_a_dead_letter_that_says_so(stall: Stall) -> No
             threading.Event().wait(0.001)
     ((_, why),) = letters(stall)
     assert why["reason"] == "not known: it failed in another process, or its process ended"
-    assert (why["place"], why["queue"], why["deliveries"]) == ("", stall.queue, 2)
+    assert (why["place"], why["queue"], why["deliveries"]) == ("", stall.queue, 3)
     assert "first" not in why
 
 

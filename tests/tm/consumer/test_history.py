@@ -1,18 +1,28 @@
-"""These tests check which failures are final, which are conflicts, and what is known of a message that was put off."""
+"""These tests check whose fault a failure is, which failures are final, and what is remembered of messages."""
 
 from __future__ import annotations
 
 import sqlite3
 from typing import Any
 
+import pymysql
 import pytest
 from psycopg import errors
 from sqlalchemy.exc import DBAPIError
 
 from rm_amqp import Message
-from tm import ConfigurationError, ConsumerSettings, OutcomeUnknown, RolledBack
+from tm import (
+    ConfigurationError,
+    ConsumerSettings,
+    HeuristicHazard,
+    ManagerUnusable,
+    OutcomeUnknown,
+    ProtocolMisuse,
+    RolledBack,
+)
 from tm.consumer.failures import Failures
-from tm.consumer.history import CONFLICTS, is_conflict, is_final
+from tm.consumer.history import Fault, fault_of, is_final
+from tm.outcome import Outcome, Reason, Verdict
 from xa import Code, xa_error
 
 
@@ -27,22 +37,61 @@ LOST = errors.AdminShutdown()
 TWICE = errors.UniqueViolation()
 
 
+def refused(*said: Any) -> RolledBack:
+    """What a commit raises that was refused for these reasons."""
+    error = RolledBack("no")
+    reasons = tuple(Reason(None, one) for one in said)
+    error.outcome = Outcome(b"x", Verdict.ROLLED_BACK, False, reasons=reasons)
+    return error
+
+
+def during(error: Exception, handled: Exception) -> Exception:
+    error.__context__ = handled
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (CONFLICT, True),
-        (DEADLOCK, True),
-        (raised(RuntimeError("mine"), CONFLICT), True),
-        (xa_error(Code.XA_RBDEADLOCK, "prepare: no"), True),
-        (TWICE, False),
-        (LOST, False),
-        (RolledBack("no"), False),
-        (sqlite3.OperationalError("no such table"), False),
+        (CONFLICT, Fault.CONFLICT),
+        (DEADLOCK, Fault.CONFLICT),
+        (raised(RuntimeError("mine"), CONFLICT), Fault.CONFLICT),
+        (during(RuntimeError("mine"), CONFLICT), Fault.CONFLICT),
+        (xa_error(Code.XA_RBDEADLOCK, "prepare: no"), Fault.CONFLICT),
+        (refused(Code.XA_RBDEADLOCK), Fault.CONFLICT),
+        (refused(raised(xa_error(Code.XA_RBROLLBACK, "prepare: no"), DEADLOCK)), Fault.CONFLICT),
+        (refused("the application asked for it", Code.XA_RBTRANSIENT), Fault.CONFLICT),
+        (pymysql.err.OperationalError(1205, "Lock wait timeout exceeded"), Fault.CONFLICT),
+        (pymysql.err.OperationalError(1213, "Deadlock found"), Fault.CONFLICT),
+        (pymysql.err.OperationalError(1020, "Record has changed"), Fault.CONFLICT),
+        (LOST, Fault.OUTAGE),
+        (errors.OperationalError("the server closed the connection unexpectedly"), Fault.OUTAGE),
+        (pymysql.err.OperationalError(2013, "Lost connection"), Fault.OUTAGE),
+        (xa_error(Code.XAER_RMFAIL, "away"), Fault.OUTAGE),
+        (raised(RolledBack("can't go on"), xa_error(Code.XAER_RMFAIL, "away")), Fault.OUTAGE),
+        (refused(Code.XAER_RMFAIL), Fault.OUTAGE),
+        (refused(xa_error(Code.XAER_RMFAIL, "away")), Fault.OUTAGE),
+        (OutcomeUnknown("?"), Fault.OUTAGE),
+        (ManagerUnusable("the log is gone"), Fault.OUTAGE),
+        (refused(TimeoutError("it took longer than its 60 s")), Fault.UNTOLD),
+        (refused(Code.XA_RBROLLBACK), Fault.UNTOLD),
+        (xa_error(Code.XA_RBTIMEOUT, "the broker's time"), Fault.UNTOLD),
+        (xa_error(Code.XA_RBROLLBACK, "work: the branch has been rolled back"), Fault.UNTOLD),
+        (errors.InFailedSqlTransaction(), Fault.UNTOLD),
+        (HeuristicHazard("who knows"), Fault.UNTOLD),
+        (refused(Code.XA_RBINTEGRITY), Fault.MESSAGE),
+        (refused("the application asked for it"), Fault.MESSAGE),
+        (ProtocolMisuse("no commit in a handler"), Fault.MESSAGE),
+        (TWICE, Fault.MESSAGE),
+        (errors.QueryCanceled(), Fault.MESSAGE),
+        (TimeoutError("another service"), Fault.MESSAGE),
+        (RolledBack("no"), Fault.MESSAGE),
+        (sqlite3.OperationalError("no such table"), Fault.MESSAGE),
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_a_conflict(error: Exception, expected: bool) -> None:
-    assert is_conflict(error) is expected
+def test_whose_fault_it_is(error: Exception, expected: Fault) -> None:
+    assert fault_of(error) is expected
 
 
 @pytest.mark.parametrize(
@@ -55,7 +104,7 @@ def test_a_conflict(error: Exception, expected: bool) -> None:
         ({"retry_on": TimeoutError}, TimeoutError(), False),
         ({"retry_on": TimeoutError}, ValueError(), True),
         ({"retry_on": OSError, "dead_on": TimeoutError}, TimeoutError(), True),
-        ({"retry_on": TimeoutError}, RolledBack("refused"), False),
+        ({"retry_on": TimeoutError}, refused(Code.XA_RBROLLBACK), False),
         ({"retry_on": TimeoutError}, OutcomeUnknown("?"), False),
         ({"retry_on": TimeoutError}, xa_error(Code.XAER_RMFAIL, "away"), False),
         ({"retry_on": TimeoutError}, raised(KeyError(), xa_error(Code.XAER_RMFAIL, "away")), False),
@@ -77,14 +126,6 @@ def test_a_failure_that_is_final_is_final_for_this_content_only() -> None:
     assert failures.is_final(Message("a", id="1"))
     failures.forget(Message("a", id="1"))
     assert not failures.is_final(Message("a", id="1"))
-
-
-def test_conflicts_are_counted_up_to_a_bound() -> None:
-    failures = Failures()
-    for number in range(CONFLICTS + 3):
-        failure = failures.note(Message("a", delivery_count=number), CONFLICT, conflict=True)
-        assert (failure.conflicts, failure.is_conflict) == (number + 1, True)
-    assert not failures.note(Message("a", delivery_count=1), ValueError()).is_conflict
 
 
 def test_settings_are_suggested() -> None:

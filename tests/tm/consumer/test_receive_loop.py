@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.cases import each
-from tm import ConfigurationError, ConsumerSettings, RolledBack
+from tm import ConfigurationError, ConsumerSettings
 from tm.consumer.history import History
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
+from xa import Code, xa_error
 from xa.coroutines import drive, suspension
 from xa.machine import advance
 
@@ -46,7 +47,7 @@ class Queue:
     handled: list[int] = field(default_factory=list)
     dead: list[int] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
-    alone: set[int] = field(default_factory=set)
+    tried: set[int] = field(default_factory=set)
     final: frozenset[int] = frozenset()
     """The messages whose first failure shows that no other attempt can help."""
 
@@ -62,9 +63,10 @@ class Queue:
 
     async def handle(self, messages: Sequence[Any]) -> Exception | None:
         if self.poison.intersection(message.number for message in messages) or self.dice.random() < self.trouble:
-            for message in messages:
-                message.delivery_count += 1
-            return RolledBack("no")
+            self.tried.update(message.number for message in messages)
+            if len(messages) == 1:
+                messages[0].delivery_count += 1
+            return LookupError("no")
         self.take(messages, self.handled)
         return None
 
@@ -72,7 +74,9 @@ class Queue:
         return None
 
     def history(self, message: Any) -> History:
-        return History(message.delivery_count, message.delivery_count > 0 and message.number in self.final)
+        deliveries = message.delivery_count
+        is_dead = deliveries >= self.settings.max_deliveries or (deliveries > 0 and message.number in self.final)
+        return History(deliveries, is_dead, message.number in self.tried, deliveries > 0 and not is_dead)
 
     async def put_off(self, messages: Sequence[Any], wait_s: float) -> Exception | None:  # noqa: ARG002
         raise AssertionError
@@ -108,7 +112,7 @@ def test_whatever_fails_now_and_then_every_message_comes_to_one_end(seed: int) -
     queue.run()
     assert sorted(queue.dead + queue.handled) == list(range(40)), f"seed {seed}"
     assert {3, 4} <= set(queue.dead)
-    assert max(queue.pauses) <= settings.retry_most_s
+    assert max(queue.pauses, default=0) <= settings.retry_most_s
 
 
 def test_a_batch_with_a_message_that_failed_before_is_given_back_and_received_one_by_one() -> None:
@@ -174,7 +178,8 @@ class Played:
         return await self._answer(Receive(count, check))
 
     def history(self, message: Any) -> History:
-        return self.known.get(message.number, History(message.delivery_count))
+        count = message.delivery_count
+        return self.known.get(message.number, History(count, is_apart=count > 0, waits=count > 0))
 
     async def put_off(self, messages: Sequence[Any], wait_s: float) -> Any:
         return await self._answer(PutOff(messages, wait_s))
@@ -221,9 +226,20 @@ def test_the_wait_before_another_attempt_grows_and_is_bounded() -> None:
     assert waits == [Pause(0.5), Pause(1.0), Pause(2.0), Pause(4.0), Pause(15.0)]  # a quarter of the transaction's 60 s
 
 
-def test_after_a_failure_what_was_used_is_tried_first_and_the_pause_grows() -> None:
+def test_a_failure_of_the_message_is_waited_for_once() -> None:
+    """After it the worker does not pause: the message waits when it is delivered again, whoever gets it."""
+    settings = ConsumerSettings("q", retry_jitter=0, retry_first_s=2.0, timeout_s=60.0)
+    deliveries = [Told(1, count) for count in range(4)]
+    answers: list[Any] = []
+    for message in deliveries:
+        answers += [[message], *([None] if message.delivery_count else []), LookupError("no")]
+    effects = played(settings, *answers)
+    assert [effect for effect in effects if isinstance(effect, Pause)] == [Pause(2.0), Pause(4.0), Pause(8.0)]
+
+
+def test_after_an_outage_what_was_used_is_tried_first_and_the_pause_grows() -> None:
     settings = ConsumerSettings("q", batch=10, retry_jitter=0, retry_first_s=1.0)
-    down = RolledBack("down")
+    down = xa_error(Code.XAER_RMFAIL, "down")
     message = Told(1)
     effects = played(settings, [message], down, None, down, None, down, None, [message], None)
     assert effects == [
@@ -240,6 +256,26 @@ def test_after_a_failure_what_was_used_is_tried_first_and_the_pause_grows() -> N
     ]
 
 
+def test_a_batch_that_fails_is_tried_one_by_one_without_a_wait() -> None:
+    first, second = Told(1), Told(2)
+    effects = played(ConsumerSettings("q", batch=10), [first, second], LookupError("no"), [first], None)
+    assert effects == [
+        Receive(10, check=False),
+        Handle([first, second]),
+        Receive(1, check=True),
+        Handle([first]),
+        Receive(10, check=False),
+    ]
+
+
+def test_no_message_is_judged_by_another_one() -> None:
+    """The first one is dead, or was tried before: the others have nothing to do with it."""
+    dead, fresh = Told(1), Told(2)
+    for known in (History(5, is_dead=True, is_apart=True), History(3, is_apart=True)):
+        effects = played(ConsumerSettings("q", batch=10), [dead, fresh], None, known={1: known})
+        assert effects[1:3] == [GiveBack([dead, fresh]), Receive(1, check=False)]
+
+
 def test_a_consumer_that_stops_gives_back_what_it_has_not_begun() -> None:
     settings = ConsumerSettings("q", batch=10, retry_jitter=0)
     message = Told(1, 1)
@@ -247,11 +283,32 @@ def test_a_consumer_that_stops_gives_back_what_it_has_not_begun() -> None:
     assert effects == [Receive(10, check=False), Pause(0.1), GiveBack([message])]
 
 
-def test_a_message_is_refused_when_it_was_delivered_too_often() -> None:
+def test_a_message_that_is_dead_is_refused_without_a_wait() -> None:
     message = Told(1, 5)
-    assert played(ConsumerSettings("q"), [message])[1] == Refuse([message])
-    message = Told(1, 99)  # it killed the process again and again
-    assert played(ConsumerSettings("q"), [message])[1] == Refuse([message])
+    known = {1: History(5, is_dead=True, is_apart=True)}
+    assert played(ConsumerSettings("q"), [message], known=known)[1] == Refuse([message])
+
+
+@pytest.mark.parametrize("waits", ["worker", "broker"])
+@pytest.mark.parametrize("most_s", [0.05, 1.0, 30.0, 86_400.0])
+@pytest.mark.parametrize("timeout_s", [0.1, 60.0, 7200.0])
+def test_no_wait_is_longer_than_documented(waits: Any, most_s: float, timeout_s: float) -> None:
+    settings = ConsumerSettings("q", retry_waits=waits, retry_most_s=most_s)
+    for number in range(1, 100):
+        wait_s = settings.wait_s(number, timeout_s, lambda: 0.0)
+        assert wait_s <= settings.wait_s(number + 1, timeout_s, lambda: 0.0) <= most_s
+        assert wait_s == min(0.1 * 2 ** (number - 1), most_s, timeout_s / 4 if waits == "worker" else most_s)
+        assert settings.pause_s(number, timeout_s, lambda: 0.0) <= min(most_s, timeout_s / 4)
+        assert settings.wait_s(number, timeout_s, lambda: 1.0) == pytest.approx(0.8 * wait_s)
+        assert 0 <= settings.conflict_s(number) <= 1.0
+
+
+def test_a_first_wait_that_no_worker_can_hold_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"retry_first_s is 600, .* at most 15 s.* retry_waits to \"broker\""):
+        ConsumerSettings("orders", retry_first_s=600).check_waits(60.0)
+    ConsumerSettings("orders", retry_first_s=15).check_waits(60.0)
+    ConsumerSettings("orders", retry_first_s=600, retry_waits="broker").check_waits(60.0)
+    ConsumerSettings("orders").check_waits(0.1)  # the default is cut
 
 
 @pytest.mark.parametrize(
@@ -304,12 +361,13 @@ def test_a_part_of_the_wait_is_left_to_chance(dice: float, wait_s: float) -> Non
     assert played(settings, [Told(1, 3)], dice=dice)[1] == Pause(wait_s)
 
 
-def test_a_conflict_is_tried_again_at_once() -> None:
-    message = Told(1, 1)
-    settings = ConsumerSettings("q")
-    effects = played(settings, [message], RolledBack("conflict"), [message], known={1: History(1, False, True)})
+def test_after_a_conflict_the_worker_pauses_for_a_short_time_that_grows() -> None:
+    message, conflict = Told(1), xa_error(Code.XA_RBDEADLOCK, "no")
+    effects = played(ConsumerSettings("q"), [message], conflict, None, [message], conflict, None, [message], None)
     assert effects == [
-        Receive(1, check=False), Handle([message]), Receive(1, check=True), Handle([message]),
+        Receive(1, check=False), Handle([message]), Pause(0.01),
+        Receive(1, check=True), Handle([message]), Pause(0.02),
+        Receive(1, check=True), Handle([message]), Receive(1, check=False),
     ]  # fmt: skip
 
 
@@ -318,13 +376,13 @@ def test_what_waits_at_the_broker_lets_the_worker_go_on() -> None:
     new, again, later = Told(1), Told(1, 1), Told(2)
     put_off_before = Told(3)
     effects = played(
-        settings, [new], RolledBack("no"), [again], None, [later], None, [put_off_before], None,
-        known={3: History(2)},
+        settings, [new], LookupError("no"), [again], None, [later], None, [put_off_before], None,
+        known={3: History(2, is_apart=True)},
     )  # fmt: skip
     assert effects == [
         Receive(1, check=False),
         Handle([new]),
-        Receive(1, check=True),  # while a resource is down, no message is touched
+        Receive(1, check=True),  # it may have been an outage that the handler hides
         PutOff([again], 90.0),
         Receive(1, check=True),
         Handle([later]),
@@ -337,5 +395,5 @@ def test_what_waits_at_the_broker_lets_the_worker_go_on() -> None:
 def test_a_worker_that_can_not_put_off_waits() -> None:
     settings = ConsumerSettings("q", retry_waits="broker", retry_jitter=0)
     again = Told(1, 1)
-    effects = played(settings, [again], RolledBack("no"), None)
+    effects = played(settings, [again], LookupError("no"), None)
     assert effects[1:3] == [PutOff([again], 0.1), Pause(0.1)]

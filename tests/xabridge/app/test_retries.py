@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tm.consumer.failures import Failures
-from tm.consumer.history import CONFLICTS
 from xa import Code, xa_error
 from xabridge import App, Configuration, Message, ResourceConfig, Tx
 from xabridge.testing import Killed, TestApp
@@ -85,13 +84,13 @@ def test_a_resource_that_is_away_makes_no_dead_letter() -> None:
 def test_conflicts_are_no_failures_of_the_message() -> None:
     handler = Handler(max_deliveries=2)
     conflict = xa_error(Code.XA_RBDEADLOCK, "execute: a deadlock")
-    handler.raises = [conflict] * (CONFLICTS - 1)
+    handler.raises = [conflict] * 20
     with TestApp(handler.app) as test:
-        for number in range(CONFLICTS - 1):
+        for number in range(20):
             with pytest.raises(Exception, match="a deadlock"):
                 test.deliver("orders", *([1] if not number else []))
         test.deliver("orders")
-        assert (test.sent("done"), handler.calls) == ([1], CONFLICTS)
+        assert (test.sent("done"), handler.calls) == ([1], 21)
 
 
 def test_a_message_that_is_put_off_keeps_its_count() -> None:
@@ -343,20 +342,24 @@ def test_the_reason_goes_with_the_message_to_another_process(is_async: bool) -> 
         assert test.dead("orders") == ["KeyError: 'third'"]
 
 
-def test_the_reason_of_a_batch_goes_with_each_message() -> None:
+def test_a_batch_that_fails_is_no_attempt_of_its_messages() -> None:
+    """They are tried one by one, by another process too, and each has its own reason."""
     app = App(NOWHERE)
 
     @app.consumer("orders", takes="batch", batch=5, max_deliveries=1)
     def work(numbers: list[int]) -> None:
-        raise LookupError(len(numbers))
+        if 2 in numbers:
+            raise LookupError(numbers)
 
     with TestApp(app) as test:
         with pytest.raises(LookupError):
-            test.deliver("orders", 1, 2)
-        for _ in range(3):
-            test.restart()
+            test.deliver("orders", 1, 2, 3)
+        test.restart()
+        with pytest.raises(LookupError):
             test.deliver("orders")
-        assert test.dead("orders") == ["LookupError: 2"] * 2
+        test.restart()
+        test.deliver("orders")
+        assert (test.dead("orders"), test.waiting("orders")) == (["LookupError: [2]"], 0)
 
 
 def test_a_reason_is_of_the_last_failure_and_commits_nothing() -> None:

@@ -26,16 +26,17 @@ from sqlalchemy import (
     text,
     true,
 )
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import DBAPIError
 
 from tm.log.decision import LogError, LogMissing
 from tm.log.files import file_identity
 from tm.log.sql.tables import COUNTING, INCARNATIONS, METADATA, NODE, PLACE, SCHEMA, VERSION
-from xa.secrets import masked
+from xa.open_string import shown
 from xa.sql import postgres, sqlite
 from xa.sql.errors import ErrorKind, kind_of
 from xa.sql.statements import SECONDS_1970, missing_columns, upsert
+from xa.sql.url import database_url as read_url
+from xa.sql.url import shown_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +70,7 @@ class Database:
         self._one_at_a_time = threading.Lock()
 
     def __str__(self) -> str:
-        return self._url.render_as_string(hide_password=True)
+        return shown_url(self._url)
 
     @property
     def is_sqlite(self) -> bool:
@@ -164,21 +165,20 @@ class Database:
 
 def database_url(url: str) -> URL:
     """The URL with the driver that is used; ValueError for a database that can't hold a log."""
-    shown = masked(url)
     try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):  # which may quote a part of the URL
-        raise ValueError(f"log {shown!r} is not the URL of a database, such as postgresql://host:5432/name") from None
+        parsed = read_url(url)
+    except ValueError as error:
+        raise ValueError(f"log {shown(url)!r}: {error}") from None
     backend = parsed.get_backend_name()
     if backend in {"postgresql", "postgres"}:
         return parsed.set(drivername=postgres.DRIVER)
     if backend == "sqlite":
         if sqlite.is_in_memory(parsed):
             raise ValueError(
-                f"log {shown!r}: a database in memory keeps no decisions; name a file, sqlite:////var/lib/…"
+                f"log {shown(url)!r}: a database in memory keeps no decisions; name a file, sqlite:////var/lib/…"
             )
         return parsed.set(drivername="sqlite+pysqlite")
-    raise ValueError(f"log {shown!r}: decisions can be kept in PostgreSQL or SQLite")
+    raise ValueError(f"log {shown(url)!r}: decisions can be kept in PostgreSQL or SQLite")
 
 
 def make_engine(url: URL, reply_s: float) -> Engine:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
+from xa.open_string import OpenString
 from xabridge.console.app import View
 from xabridge.console.brokers import Refused, Trouble
 from xabridge.console.pages.asking import check_may_look
@@ -227,4 +227,7 @@ def _link_to(console: Console, session: Session, resource: str) -> BrokerLink | 
 
 
 def _place(url: str) -> str:
-    return urlsplit(url).netloc.rpartition("@")[2] if "://" in url else ""
+    try:
+        return OpenString.parse(url).place
+    except ValueError:
+        return ""

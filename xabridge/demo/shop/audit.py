@@ -10,11 +10,11 @@ import hashlib
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from xa.open_string import OpenString
 from xabridge.demo.shop.orders import INVOICES, ORDERS, TABLE, Order, engine_of
 from xabridge.demo.shop.shop import BROKER
 from xabridge.testing.management import Management
@@ -97,10 +97,7 @@ class Gauge:
 
 def _place(url: str) -> tuple[str, int]:
     """Host and port of the shop's broker."""
-    parts = urlsplit(url)
-    if parts.hostname is None or parts.port is None:
-        raise ValueError(f"{url!r} has no host and port")
-    return parts.hostname, parts.port
+    return OpenString.parse(url).hosts(5672)[0]
 
 
 @dataclass(frozen=True, slots=True)

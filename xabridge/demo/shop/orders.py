@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, create_engine, insert
 
 from rm_amqp import Message
+from xa.open_string import OpenString
 from xabridge.demo.shop.shop import BROKER, DATABASE
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def place(manager: TransactionManager, orders: Iterable[Order], at_once: int = A
 
 def engine_of(database: str) -> Engine:
     """An engine for an open string of the shop's database, one without settings of xabridge's."""
-    return create_engine(database.replace("postgresql://", "postgresql+psycopg://", 1), pool_size=1, pool_pre_ping=True)
+    url = OpenString.parse(database).url.replace("postgresql://", "postgresql+psycopg://", 1)
+    return create_engine(url, pool_size=1, pool_pre_ping=True)
 
 
 def open_books(database: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ gives its messages back after this."""
 class Shop:
     """The open strings of both, and how the database takes part."""
 
-    broker: str
-    database: str
+    broker: str = field(repr=False)
+    database: str = field(repr=False)
     mode: Mode = "two-phase"
 
     def configure(self, file: Path, node: str, log: Path, *, http: str = "", http_token_env: str = "") -> Path:

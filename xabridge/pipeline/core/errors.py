@@ -3,9 +3,14 @@ do."""
 
 from __future__ import annotations
 
+from xa.secrets import masked
+
 
 class PipelineError(Exception):
-    """An error of a pipeline; the message names what to correct."""
+    """An error of a pipeline; the message names what to correct, and holds no password."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 class PipelineTaken(PipelineError):

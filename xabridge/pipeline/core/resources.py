@@ -17,7 +17,7 @@ from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.two_phase.blocking import BlockingPorts
 from xa import NULL_XID, TMENDRSCAN, TMSTARTRSCAN, AxCode, Code, XaError, Xid
 from xa.coroutines import drive
-from xa.secrets import masked
+from xa.open_string import shown
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.databases import SCHEMES, scheme_of
@@ -93,7 +93,7 @@ def _made(name: str, url: str) -> Resource:
         raise PipelineError(
             f"resources.{name}: a pipeline works with brokers (amqp://, openwire://, amqp010://), PostgreSQL "
             f"(postgresql://) and MariaDB (mariadb://, mysql://) in two phases, and Delta tables (delta://), and "
-            f"{masked(url)} is a resource of {resource.rm.name}"
+            f"{shown(url)} is a resource of {resource.rm.name}"
         )
     return resource
 

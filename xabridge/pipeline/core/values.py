@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from xabridge.pipeline.core.errors import EpochGone, PipelineError
@@ -156,9 +156,9 @@ class Settings:
     `deciders` name → open string, of databases that are the log's: rows are written there with the decision."""
 
     pipeline: str
-    log: str
-    resources: tuple[tuple[str, str], ...]
-    deciders: tuple[tuple[str, str], ...] = ()
+    log: str = field(repr=False)
+    resources: tuple[tuple[str, str], ...] = field(repr=False)
+    deciders: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     adopt: str = ""
     """The query whose pipeline a new one takes over."""
     outage_s: float = OUTAGE_S
@@ -195,7 +195,7 @@ class SourcePartition:
     index: int
     xid: Xid
     resource: str
-    url: str
+    url: str = field(repr=False)
     queues: tuple[str, ...]
     share: int
     query: str = ""
@@ -240,11 +240,11 @@ class SinkPlan:
     gtrid: bytes
     epoch: int
     incarnation: int
-    resources: tuple[tuple[str, str], ...]
+    resources: tuple[tuple[str, str], ...] = field(repr=False)
     decided: bool = False
     query: str = ""
     outage_s: float = OUTAGE_S
-    deciders: tuple[tuple[str, str], ...] = ()
+    deciders: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     skipped: tuple[str, ...] = ()
     """Brokers that the batch does not read, because they were away when it was planned."""
     unfinished: tuple[str, ...] = ()

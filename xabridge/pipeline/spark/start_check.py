@@ -12,7 +12,7 @@ and calls this check first:
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -65,7 +65,7 @@ class WriteRequest:
 
     format: str
     mode: str
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(repr=False)
 
 
 def intercept(epoch: Callable[..., Epoch]) -> None:

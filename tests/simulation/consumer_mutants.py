@@ -1,0 +1,121 @@
+"""Each mutant is a consumer with one defect put back in, that it had or could have. The checker has to notice all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.consumers import Mutant
+from tm.consumer.failures import reason_from
+from tm.consumer.history import Fault, History, fault_of
+from tm.consumer.job import Attempt, Job
+from tm.consumer.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class JudgedByTheFirst(Worker):
+    """What is known of the first message of a batch decides about all of them."""
+
+    def history(self, message: Any) -> History:
+        return super().history(message)._replace(is_apart=False)
+
+
+class CompanyCounts(Worker):
+    """A batch that fails is an attempt of each of its messages."""
+
+    def _excuse(self, messages: Sequence[Any]) -> bool:
+        return len(messages) == 1 and super()._excuse(messages)
+
+
+class _Charging(Worker):
+    """Whose fault it is does not matter where a handler raises."""
+
+    fault: Fault
+
+    def _blame(self, messages: Sequence[Any], error: Exception) -> None:
+        if fault_of(error) is not self.fault:
+            super()._blame(messages, error)
+            return
+        for message in messages:
+            self._tell("explain", message, reason_from(error))
+
+
+class OutagesCount(_Charging):
+    fault = Fault.OUTAGE
+
+
+class ConflictsCount(_Charging):
+    fault = Fault.CONFLICT
+
+
+class EveryoneIsBlamed(Worker):
+    """The reason goes with every message of a batch, and counts for it."""
+
+    def _blame(self, messages: Sequence[Any], error: Exception) -> None:
+        if fault_of(error) is not Fault.MESSAGE:
+            super()._blame(messages, error)
+            return
+        for message in messages:
+            self._tell("explain", message, reason_from(error))
+
+
+class RefusedCommitsCount(Worker):
+    """What is refused at the commit counts as what a handler raises."""
+
+    async def _call_handler(self, messages: Sequence[Any]) -> None:
+        await super()._call_handler(messages)
+        for message in messages:
+            self._tell("explain", message, "the commit was refused")
+
+
+class NothingIsRefusedForGood(Job):
+    """What a commit is refused for never counts."""
+
+    def is_charged(self, message: Any) -> bool:
+        del message
+        return False
+
+    def history(self, message: Any) -> History:
+        found = super().history(message)
+        return found if message.delivery_count else found._replace(deliveries=0, is_dead=False)
+
+
+class KillsCount(Job):
+    """A delivery that ended with its process counts as one that the handler failed."""
+
+    def history(self, message: Any) -> History:
+        found = super().history(message)
+        return found._replace(is_dead=found.deliveries >= self.settings.max_deliveries)
+
+
+class HandlersComplete(Worker):
+    """A handler can commit the transaction of its batch."""
+
+    async def _lend(self, messages: Sequence[Any], arguments: Sequence[Any]) -> None:
+        del messages
+        for argument in arguments:
+            await self._calls.handle(self._job.handler, argument, self._transaction)
+
+
+class OutagesAreRemembered(Job):
+    """A process holds an outage against the message that met it."""
+
+    def _note(self, messages: Sequence[Any], error: Exception, attempt: Attempt) -> None:
+        for message in messages:
+            self.failures.note(message, error, alone=len(messages) == 1)
+        super()._note(messages, error, attempt)
+
+
+MUTANTS = [
+    Mutant("a batch is judged by its first message", JudgedByTheFirst),
+    Mutant("an attempt in company counts", CompanyCounts),
+    Mutant("an outage counts", OutagesCount),
+    Mutant("a conflict counts", ConflictsCount),
+    Mutant("every message of a batch is blamed", EveryoneIsBlamed),
+    Mutant("a refused commit counts whatever it was refused for", RefusedCommitsCount),
+    Mutant("a refused commit never counts", job=NothingIsRefusedForGood),
+    Mutant("a kill counts as a failure", job=KillsCount),
+    Mutant("a handler can complete the transaction", HandlersComplete),
+    Mutant("an outage is remembered", job=OutagesAreRemembered),
+]

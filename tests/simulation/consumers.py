@@ -1,0 +1,562 @@
+"""A seeded world of consumers: a broker and a database as models, and the consumers' own code over them.
+
+Worker, Job, Failures and the receive loop are the real ones. The models suspend them before every answer, so that a
+scheduler interleaves the workers of several processes, kills and restarts processes, loses connections, restarts the
+broker, takes the database away, and lets transactions be in each other's way. Time is the scheduler's.
+
+The law (`violations`): a message whose handler never raises is handled exactly once, and never a dead letter. One whose
+handler always raises, or whose work can't be committed, is a dead letter once, with its own reason. No wait is longer
+than documented.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from psycopg import errors
+
+from tm import ConsumerSettings, Outcome, ProtocolMisuse, RolledBack, Verdict
+from tm.consumer.handler import Handler
+from tm.consumer.history import UNTOLD
+from tm.consumer.job import DeadLetter, Job, Later
+from tm.consumer.receive_loop import receive_loop
+from tm.consumer.statistics import Statistics
+from tm.consumer.worker import Worker
+from tm.outcome import Reason
+from tm.transaction import Lent
+from xa import Code, XaError, xa_error
+from xa.coroutines import suspension
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+QUEUE = "orders"
+TROUBLE_S = 40.0
+"""For so long things go wrong; then everything has to come to its end."""
+STEPS = 60_000
+KILLS = UNTOLD - 1
+"""How many deliveries may end with a process or a connection, so that no message can have been in all of `UNTOLD`."""
+
+
+def lost() -> XaError:
+    return xa_error(Code.XAER_RMFAIL, "the connection was lost")
+
+
+@dataclass(eq=False)
+class Entry:
+    """A message as the broker has it. `number` is what it is, whatever its content."""
+
+    number: int
+    body: Any
+    id: str | None
+    annotations: dict[str, Any] = field(default_factory=dict)
+    due: float = 0.0
+    count: int = 0
+    apart: bool = False
+    reason: str = ""
+    holder: Transaction | None = None
+
+
+@dataclass(eq=False)
+class Delivered:
+    """A message as a handler gets it."""
+
+    entry: Entry
+    delivery_count: int
+    annotations: dict[str, Any]
+    instructions: dict[str, Any]
+    id: str | None
+    body: Any
+
+    @property
+    def number(self) -> int:
+        return self.entry.number
+
+
+@dataclass(eq=False)
+class Said:
+    """What a consumer has said of a delivery."""
+
+    outcome: str = "taken"
+    counted: bool = True
+    apart: bool = False
+    reason: str = ""
+
+
+class Session:
+    """The session of the broker in one transaction."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        if transaction.world.exact:
+            self.excuse = self._excuse
+            self.explain = self._explain
+
+    def _said(self, message: Delivered) -> Said:
+        if self._transaction.is_lost:
+            raise lost()
+        return self._transaction.said[message.entry]
+
+    def _excuse(self, messages: Sequence[Delivered], reason: str = "") -> bool:
+        for message in messages:
+            said = self._said(message)
+            said.counted, said.apart, said.reason = False, True, reason
+        return True
+
+    def _explain(self, message: Delivered, reason: str) -> None:
+        said = self._said(message)
+        said.counted, said.reason = True, reason
+
+    def release(self, message: Delivered) -> None:
+        self._said(message).outcome = "released"
+
+    def reject(self, message: Delivered) -> None:
+        self._said(message).outcome = "rejected"
+
+    def put_off(self, *_: object) -> None:
+        """There is one: the calls know how."""
+
+
+class Transaction:
+    """A global transaction: of the broker's messages and of the database's rows, both or none."""
+
+    is_left = False
+    is_over = False
+    suspended = False
+    expired = False
+
+    def __init__(self, world: World, process: Process) -> None:
+        self.world = world
+        self.process = process
+        self.said: dict[Entry, Said] = {}
+        self.posts: list[tuple[Entry, Later | DeadLetter]] = []
+        self.rows: list[int] = []
+        self.used: dict[str, None] = {}
+        self.outcome: Outcome | None = None
+        self.lent: Lent | None = None
+        self.is_lost = False
+        self.prepared = False
+        self.session = Session(self)
+        self.timeout_s = world.timeout_s
+
+    def __getitem__(self, _: str) -> Session:
+        return self.session
+
+    def __str__(self) -> str:
+        return "transaction"
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        return tuple(self.used)
+
+    def commit(self) -> None:
+        """A handler's own."""
+        if self.lent is not None:
+            self.lent = Lent.MISUSED
+            raise ProtocolMisuse("it is the consumer's")
+        self.world.commit(self)
+
+    def end(self, verdict: Verdict, *said: Any) -> None:
+        self.outcome = Outcome(b"", verdict, verdict is Verdict.COMMITTED, reasons=tuple(Reason(None, s) for s in said))
+        self.is_over = True
+
+
+class Process:
+    """A process: its job, and its workers as coroutines. It is a manager, too, as far as they need one."""
+
+    recorder = None
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.is_dead = False
+        self.is_stopping = False
+        self.timeout_s = world.timeout_s
+        self.live: list[Transaction] = []
+        self.job = world.mutant.job(
+            self,
+            world.settings,
+            Handler(lambda *_: None),
+            Statistics(QUEUE, None, lambda: world.now),  # type: ignore[arg-type]
+        )
+        self.job.failures = type(self.job.failures)(lambda: world.now)
+        self.runs = [Run(self, worker) for worker in range(world.settings.workers)]
+
+    def begin(self, *_: object, **__: object) -> Transaction:
+        transaction = Transaction(self.world, self)
+        self.live.append(transaction)
+        return transaction
+
+    def has_work(self, *_: object) -> None:
+        pass
+
+    def current_or_none(self) -> Transaction | None:
+        run = self.world.running
+        return None if run is None or run.transaction is None or run.transaction.is_over else run.transaction
+
+
+class Run:
+    """One worker at work: its coroutine, when it goes on, and the calls that it makes."""
+
+    def __init__(self, process: Process, number: int) -> None:
+        self.process = process
+        self.world = process.world
+        self.wake = process.world.now
+        self.transaction: Transaction | None = None
+        worker = process.world.mutant.worker(number, process.job, self)
+        self.steps: Coroutine[None, None, None] = receive_loop(
+            worker, process.world.settings, process.world.timeout_s, self.is_stopping, process.world.dice.random
+        )
+        self.is_over = False
+
+    def step(self) -> None:
+        self.world.running = self
+        try:
+            self.steps.send(None)
+        except StopIteration:
+            self.is_over = True
+        finally:
+            self.world.running = None
+
+    def is_stopping(self) -> bool:
+        return self.process.is_stopping or self.process.is_dead
+
+    async def _await(self, seconds: float = 0.0) -> None:
+        if not self.process.is_dead:
+            self.wake = self.world.now + seconds
+            await suspension()
+
+    # --- as `Calls`
+    async def pause(self, seconds: float) -> None:
+        settings, world = self.world.settings, self.world
+        if seconds > max(min(settings.retry_most_s, world.timeout_s / 4), 1.0):
+            world.found.append(f"a worker waits for {seconds} s")
+        await self._await(seconds)
+
+    async def enlist(self, transaction: Transaction, name: str) -> Session:
+        await self._await()
+        transaction.used[name] = None
+        self.transaction = transaction
+        if self.world.is_down(name):
+            error = RolledBack("can't go on")
+            raise error from lost()
+        return transaction.session
+
+    async def receive(self, session: Any, _: str, count: int, timeout_s: float) -> list[Delivered]:
+        transaction: Transaction = session._transaction
+        await self._await()
+        found = self.world.receive(transaction, count)
+        if not found:
+            await self._await(timeout_s)
+            found = self.world.receive(transaction, count)
+        return found
+
+    async def dead_letter(self, session: Any, message: Delivered, letter: DeadLetter) -> None:
+        await self._post(session._transaction, message, letter)
+
+    async def put_off(self, session: Any, message: Delivered, later: Later) -> None:
+        await self._post(session._transaction, message, later)
+
+    async def _post(self, transaction: Transaction, message: Delivered, what: Later | DeadLetter) -> None:
+        await self._await()
+        if transaction.is_lost or self.world.is_down("broker"):
+            raise lost()
+        transaction.posts.append((message.entry, what))
+
+    async def handle(self, _: object, message: Any, transaction: Transaction) -> None:
+        for one in message if isinstance(message, list) else (message,):
+            await self._handle(one, transaction)
+
+    async def _handle(self, message: Delivered, transaction: Transaction) -> None:
+        world, number = self.world, message.number
+        transaction.used["shop"] = None
+        await self._await(world.dice.choice((0.0, 0.001, 0.05)))
+        world.calls[number] += 1
+        if number in world.committing:
+            transaction.commit()
+        if world.is_down("shop"):
+            raise errors.AdminShutdown
+        if world.conflicts():
+            raise RuntimeError("mine") from errors.SerializationFailure()
+        if number in world.poison:
+            world.failed_alone[number] += len(transaction.said) == 1
+            raise LookupError(f"poison {number}")
+        transaction.rows.append(number)
+
+    async def within(self, transaction: Transaction, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except BaseException:
+            await self.rollback(transaction)
+            raise
+        await self.commit(transaction)
+
+    async def commit(self, transaction: Transaction) -> None:
+        world = self.world
+        await self._await()
+        if self.process.is_dead or transaction.is_over:
+            return
+        refusals: list[Any] = []
+        if transaction.is_lost or world.is_down("broker"):
+            refusals.append(lost())
+        elif transaction.rows and world.is_down("shop"):
+            refusals.append(Code.XAER_RMFAIL)
+        elif transaction.rows and world.conflicts():
+            refusals.append(Code.XA_RBDEADLOCK)
+        elif world.unfit.intersection(transaction.rows):
+            world.failed_alone.update(transaction.rows if len(transaction.said) == 1 else ())
+            refusals.append(Code.XA_RBINTEGRITY if min(world.unfit) % 2 else Code.XA_RBOTHER)
+        if refusals:
+            world.roll_back(transaction)
+            transaction.end(Verdict.ROLLED_BACK, *refusals)
+            error = RolledBack("refused")
+            error.outcome = transaction.outcome
+            raise error
+        transaction.prepared = True
+        await self._await()
+        if not transaction.is_over:  # killed between the vote and the decision: recovery has rolled it back
+            world.commit(transaction)
+
+    async def rollback(self, transaction: Transaction) -> None:
+        await self._await()
+        if not self.process.is_dead and not transaction.is_over:
+            self.world.roll_back(transaction)
+            transaction.end(Verdict.ROLLED_BACK)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """What is put in the place of the right thing."""
+
+    name: str
+    worker: Callable[..., Any] = Worker
+    job: Callable[..., Any] = Job
+    one_process: bool = False
+
+
+RIGHT = Mutant("none")
+
+
+class World:
+    """One schedule."""
+
+    def __init__(self, seed: int, mutant: Mutant = RIGHT) -> None:
+        dice = self.dice = Random(seed)
+        self.mutant = mutant
+        self.now = 1000.0
+        self.trace: list[str] = []
+        self.found: list[str] = []
+        self.timeout_s = dice.choice((4.0, 60.0))
+        waits: Any = dice.choice(("worker", "broker"))
+        self.settings = ConsumerSettings(
+            QUEUE, workers=dice.randrange(1, 5), batch=dice.choice((1, 2, 5, 20)), retry_waits=waits,
+            max_deliveries=dice.choice((1, 1, 2, 3, 5, 10)), takes=dice.choice(("message", "message", "batch")),
+            retry_for_s=dice.choice((None, None, 1.0)), retry_first_s=0.1, retry_most_s=dice.choice((0.3, 30.0)),
+        )  # fmt: skip
+        self.exact = dice.random() < 0.8
+        """Whether the broker counts only what it is told to count."""
+        self.limit = dice.choice((UNTOLD, UNTOLD, 3 * UNTOLD)) if self.exact else 0
+        count = dice.randrange(2, 25)
+        contents = dice.choice((count, count, 2)) if self.exact else count
+        """How many different contents there are. A broker that counts everything does not say which message of one
+        content has failed."""
+        numbers = range(count)
+        share = dice.choice((0.0, 0.1, 0.5))
+        bad = [number for number in numbers if dice.random() < share]
+        self.poison = {number for number in bad if dice.random() < 0.7}
+        self.unfit = {number for number in bad if number not in self.poison and dice.random() < 0.7}
+        self.committing = set(bad) - self.poison - self.unfit
+        with_ids = dice.random() < 0.5
+        self.queue = [
+            Entry(number, number % contents, f"m-{number}" if with_ids else None) for number in numbers
+        ]  # fmt: skip
+        self.total = count
+        self.has_own_content = with_ids or contents == count
+        self.handled: Counter[int] = Counter()
+        self.calls: Counter[int] = Counter()
+        self.failed_alone: Counter[int] = Counter()
+        self.untold: Counter[int] = Counter()
+        self.dead: dict[int, list[str]] = {}
+        self.down: dict[str, float] = {}
+        self.conflict_share = dice.choice((0.0, 0.1, 0.5))
+        self.outage_share = dice.choice((0.0, 0.002, 0.01))
+        self.kill_share = dice.choice((0.0, 0.0, 0.005)) if self.exact else 0.0
+        self.losses = 0
+        self.running: Run | None = None
+        self.ends_at = self.now + TROUBLE_S
+        self.names = itertools.count(1)
+        processes = dice.choice((1, 1, 2, 3)) if self.exact else 1
+        self.processes = [Process(self, next(self.names)) for _ in range(processes)]
+        self.buried: list[Process] = []
+
+    # --- the database and other transactions
+    def is_down(self, name: str) -> bool:
+        return self.down.get(name, 0.0) > self.now
+
+    def conflicts(self) -> bool:
+        return self.now < self.ends_at and self.dice.random() < self.conflict_share
+
+    # --- the broker
+    def receive(self, transaction: Transaction, count: int) -> list[Delivered]:
+        if transaction.is_lost or self.is_down("broker"):
+            raise lost()
+        if transaction.process.is_dead:
+            return []
+        ready = [entry for entry in self.queue if entry.holder is None and entry.due <= self.now][:count]
+        found = []
+        for entry in ready:
+            entry.holder = transaction
+            transaction.said[entry] = Said()
+            notes: dict[str, Any] = {"x-opt-retry-apart": True} if entry.apart else {}
+            if entry.reason and (entry.count or entry.apart):
+                notes["x-opt-retry-reason"] = entry.reason
+            found.append(Delivered(entry, entry.count, dict(entry.annotations), notes, entry.id, entry.body))
+        return found
+
+    def commit(self, transaction: Transaction) -> None:
+        self._note("commit", transaction)
+        for entry, said in transaction.said.items():
+            entry.holder = None
+            if said.outcome == "taken":
+                self.queue.remove(entry)
+            elif said.outcome == "rejected":
+                self._die(entry, "rejected by the consumer")
+        for entry, what in transaction.posts:
+            if isinstance(what, Later):
+                due = self.now + what.delay_ms / 1000
+                self.queue.append(Entry(entry.number, entry.body, entry.id, dict(what.annotations), due))
+            else:
+                self.dead.setdefault(entry.number, []).append(str(what.annotations["reason"]))
+        self.handled.update(transaction.rows)
+        self._leave(transaction)
+        transaction.end(Verdict.COMMITTED)
+
+    def roll_back(self, transaction: Transaction, *, is_loss: bool = False) -> None:
+        self._note("lost" if is_loss else "rollback", transaction)
+        for entry, said in transaction.said.items():
+            if entry.holder is not transaction:
+                continue
+            entry.holder = None
+            counted = is_loss or said.counted or not self.exact
+            entry.count += counted
+            if is_loss:
+                self.untold[entry.number] += 1
+            elif self.exact:
+                entry.apart = entry.apart or said.apart
+                entry.reason = said.reason or entry.reason
+            if counted and self.limit and entry.count >= self.limit * (2 if is_loss else 1):
+                self._die(entry, entry.reason)
+        self._leave(transaction)
+
+    def _die(self, entry: Entry, reason: str) -> None:
+        self.queue.remove(entry)
+        self.dead.setdefault(entry.number, []).append(reason)
+
+    @staticmethod
+    def _leave(transaction: Transaction) -> None:
+        if transaction in transaction.process.live:
+            transaction.process.live.remove(transaction)
+
+    def _note(self, what: str, transaction: Transaction) -> None:
+        said = {entry.number: (s.outcome, s.counted, s.reason) for entry, s in transaction.said.items()}
+        if said:
+            self.trace.append(f"{self.now:.3f} {what} in process {transaction.process.number}: {said}")
+
+    # --- what goes wrong
+    def _trouble(self) -> None:
+        dice = self.dice
+        if dice.random() < self.outage_share:
+            name = dice.choice(("shop", "shop", "broker"))
+            self.down[name] = self.now + dice.choice((0.1, 1.0, 8.0))
+            self.trace.append(f"{self.now:.3f} {name} is away until {self.down[name]:.3f}")
+            if name == "broker":
+                self._restart_broker()
+        if self.losses < KILLS and dice.random() < self.kill_share:
+            self.losses += 1
+            process = dice.choice(self.processes)
+            if dice.random() < 0.5 and process.live:
+                transaction = dice.choice(process.live)
+                if not transaction.prepared:
+                    transaction.is_lost = True
+                    self.roll_back(transaction, is_loss=True)
+            else:
+                self._kill(process)
+        elif dice.random() < self.kill_share:
+            dice.choice(self.processes).is_stopping = True
+
+    def _restart_broker(self) -> None:
+        """What it has in memory only is gone, and so are the connections."""
+        for entry in self.queue:
+            entry.apart, entry.reason = False, ""
+        for process in self.processes:
+            for transaction in tuple(process.live):
+                if not transaction.prepared:
+                    transaction.is_lost = True
+                    for entry in transaction.said:
+                        if entry.holder is transaction:
+                            entry.holder = None
+
+    def _kill(self, process: Process) -> None:
+        self.trace.append(f"{self.now:.3f} process {process.number} is killed")
+        process.is_dead = True
+        for transaction in tuple(process.live):
+            self.roll_back(transaction, is_loss=not transaction.prepared)
+            transaction.end(Verdict.ROLLED_BACK)
+        self._replace(process)
+
+    def _replace(self, process: Process) -> None:
+        self.buried.append(process)
+        self.processes[self.processes.index(process)] = Process(self, next(self.names))
+
+    # --- running
+    def run(self) -> None:
+        """Until every message has come to an end, and no worker has anything in hand."""
+        try:
+            for _ in range(STEPS):
+                if not self.queue:
+                    return
+                if self.now < self.ends_at:
+                    self._trouble()
+                for process in tuple(self.processes):
+                    if process.is_stopping and all(run.is_over for run in process.runs):
+                        self._replace(process)
+                runs = [run for process in self.processes for run in process.runs if not run.is_over]
+                ready = [run for run in runs if run.wake <= self.now]
+                if not ready:
+                    self.now = min(run.wake for run in runs)
+                    continue
+                self.now += 0.0001
+                self.dice.choice(ready).step()
+            self.found.append(f"it does not come to an end: {[entry.number for entry in self.queue]}")
+        finally:
+            for process in (*self.processes, *self.buried):
+                process.is_dead = True
+                for run in process.runs:
+                    run.steps.close()
+
+    @property
+    def _says_attempts(self) -> bool:
+        return self.exact and self.settings.retry_for_s is None
+
+    def violations(self) -> list[str]:
+        """What breaks the law."""
+        found = list(self.found)
+        bad = self.poison | self.unfit | self.committing
+        for number in range(self.total):
+            handled, dead = self.handled[number], self.dead.get(number, [])
+            if number not in bad:
+                if handled != 1 or dead:
+                    found.append(f"message {number} was handled {handled} times, and is a dead letter for {dead}")
+                continue
+            if handled or len(dead) != 1:
+                found.append(f"bad message {number} was handled {handled} times, and is a dead letter for {dead}")
+            elif "poison" in dead[0] and not dead[0].endswith(f"poison {number}") and self.has_own_content:
+                found.append(f"bad message {number} is a dead letter with the reason of another one: {dead}")
+            attempts = self.failed_alone[number] + self.untold[number]
+            if number in self.poison and attempts < self.settings.max_deliveries and self._says_attempts:
+                found.append(f"bad message {number} had {attempts} attempts of its own")
+        return found

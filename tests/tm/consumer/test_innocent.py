@@ -1,0 +1,130 @@
+"""These tests let PostgreSQL be in the way of consumers, by conflicts and by an outage, and check that no message is
+made a dead letter for it, at the lowest limit of deliveries."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import NullPool, create_engine, text
+
+from rm_amqp import Message
+from tests.postgres import Postgres
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tm import TransactionManager
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tm import Consumer, Transaction
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[Postgres]:
+    server = Postgres()
+    server.start()
+    yield server
+    server.remove()
+
+
+class Shop:
+    """A queue, a counter in PostgreSQL, and as many managers as there are processes."""
+
+    def __init__(self, database: Postgres, broker: EmbeddedBroker, folder: Path, processes: int) -> None:
+        self.url = database.create_database()
+        engine = create_engine(self.url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE stock (left_over integer)"))
+            connection.execute(text("INSERT INTO stock VALUES (0)"))
+            connection.execute(text("CREATE TABLE orders (number integer)"))
+        self.engine = engine
+        self.managers = [
+            TransactionManager(
+                f"shop-{number}",
+                f"file://{folder / str(number)}",
+                {"broker": f"amqp://{broker.address}", "shop": self.url},
+                recovery_interval_s=0.5,
+            )
+            for number in range(processes)
+        ]
+
+    def put(self, count: int) -> None:
+        with self.managers[0].begin() as tx:
+            tx["broker"].send_batch("orders", [Message({"number": number}) for number in range(count)])
+
+    def wait(self, consumers: list[Consumer], count: int) -> tuple[int, int]:
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            handled, dead = (sum(getattr(c.counts, name) for c in consumers) for name in ("handled", "dead_lettered"))
+            if handled + dead >= count:
+                break
+            threading.Event().wait(0.01)
+        return handled, dead
+
+    def numbers(self) -> list[int]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(text("SELECT number FROM orders ORDER BY number")).scalars())
+
+
+@pytest.fixture
+def shop(database: Postgres, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    broker = EmbeddedBroker(tmp_path)
+    shop = Shop(database, broker, tmp_path, request.param)
+    yield shop
+    for manager in shop.managers:
+        manager.close()
+    shop.engine.dispose()
+    broker.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shop", [1, 2], indirect=True, ids=["a process", "processes"])
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("waits", ["worker", "broker"])
+def test_conflicts_make_no_dead_letter(shop: Shop, batch: int, waits: Any) -> None:
+    def handle(message: Message, tx: Transaction) -> None:
+        tx["shop"].execute(text("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"))
+        (left,) = tx["shop"].execute(text("SELECT left_over FROM stock")).scalars().all()
+        tx["shop"].execute(text("INSERT INTO orders VALUES (:number)"), message.body)
+        tx["shop"].execute(text("UPDATE stock SET left_over = :left"), {"left": left + 1})
+
+    shop.put(60)
+    settings: dict[str, Any] = {"workers": 6, "batch": batch, "max_deliveries": 1, "idle_s": 0.1, "retry_waits": waits}
+    consumers = [manager.consumer("orders", **settings)(handle) for manager in shop.managers]
+    for consumer in consumers:
+        consumer.start()
+    assert shop.wait(consumers, 60) == (60, 0)
+    for consumer in consumers:
+        consumer.stop()
+    assert sum(consumer.counts.failed for consumer in consumers), "there were none"
+    assert shop.numbers() == list(range(60))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shop", [2], indirect=True)
+def test_an_outage_makes_no_dead_letter(shop: Shop, database: Postgres) -> None:
+    """The workers are idle, the database goes away, and messages come."""
+
+    def handle(message: Message, tx: Transaction) -> None:
+        tx["shop"].execute(text("INSERT INTO orders VALUES (:number)"), message.body)
+
+    settings: dict[str, Any] = {"workers": 6, "max_deliveries": 1, "idle_s": 1.0}
+    consumers = [manager.consumer("orders", **settings)(handle) for manager in shop.managers]
+    shop.put(1)
+    for consumer in consumers:
+        consumer.start()
+    assert shop.wait(consumers, 1) == (1, 0)
+    database.kill()
+    shop.put(5)
+    while not all(consumer.health().trouble for consumer in consumers):
+        threading.Event().wait(0.01)
+    database.start()
+    assert shop.wait(consumers, 6) == (6, 0)
+    for consumer in consumers:
+        consumer.stop()
+    assert shop.numbers() == [0, 0, 1, 2, 3, 4]

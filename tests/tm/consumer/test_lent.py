@@ -1,0 +1,289 @@
+"""These tests check that a handler works in the transaction of its messages and never completes it, and what becomes of
+a worker whose handler ends in an unusual way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rm_amqp import Message
+from tests.tm.consumer.stall import PATIENCE_S
+from tm import Counts, HealthServer, ProtocolMisuse
+from tm.tx import TxInterface
+from tm.zope import DataManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.tm.consumer.stall import Stall
+    from tm import Transaction
+
+
+def _commit(_: Stall, tx: Transaction) -> None:
+    tx.commit()
+
+
+def _commit_at_the_decision(_: Stall, tx: Transaction) -> None:
+    tx.commit(wait="logged")
+
+
+def _roll_back(_: Stall, tx: Transaction) -> None:
+    tx.rollback()
+
+
+def _roll_back_twice(_: Stall, tx: Transaction) -> None:
+    with pytest.raises(ProtocolMisuse):
+        tx.rollback()
+    tx.rollback()
+
+
+def _commit_and_forget_that_it_failed(_: Stall, tx: Transaction) -> None:
+    with pytest.raises(ProtocolMisuse, match="no commit in a handler"):
+        tx.commit()
+
+
+def _in_a_block(_: Stall, tx: Transaction) -> None:
+    with tx:
+        pass
+
+
+def _of_the_manager(stall: Stall, _: Transaction) -> None:
+    stall.manager.get_transaction().commit()
+
+
+def _in_another_thread(_: Stall, tx: Transaction) -> None:
+    errors: list[Exception] = []
+
+    def commit() -> None:
+        try:
+            tx.commit()
+        except ProtocolMisuse as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    thread.join()
+    assert errors, "it was refused"
+
+
+def _in_an_event_loop(_: Stall, tx: Transaction) -> None:
+    asyncio.run(tx.acommit())
+
+
+def _suspend(stall: Stall, _: Transaction) -> None:
+    stall.manager.suspend()
+
+
+def _suspend_and_begin_another(stall: Stall, _: Transaction) -> None:
+    stall.manager.suspend()
+    stall.manager.begin()["shop"].write("never", 1)
+
+
+def _suspend_and_raise(stall: Stall, _: Transaction) -> None:
+    stall.manager.suspend()
+    stall.manager.begin()["shop"].write("never", 1)
+    raise LookupError("as well")
+
+
+def _with_zope(stall: Stall, tx: Transaction) -> None:
+    transaction = pytest.importorskip("transaction")
+    zope_manager = transaction.TransactionManager()
+    zope_manager.get().join(DataManager(zope_manager, stall.manager, tx))
+    zope_manager.commit()
+
+
+WAYS = [
+    _commit, _commit_at_the_decision, _roll_back, _roll_back_twice, _commit_and_forget_that_it_failed, _in_a_block,
+    _of_the_manager, _in_another_thread, _in_an_event_loop, _suspend, _suspend_and_begin_another, _suspend_and_raise,
+    _with_zope,
+]  # fmt: skip
+
+
+def _is_handled_but(stall: Stall, consumer: Any, wrong: int) -> None:
+    with consumer:
+        while consumer.counts.handled + consumer.counts.dead_lettered < 5:
+            threading.Event().wait(0.001)
+    assert consumer.counts.handled == 4
+    assert sorted(stall.look(stall.out)) == [number for number in range(5) if number != wrong]
+    assert stall.look(f"{stall.queue}.dead") == [wrong]
+    assert sorted(stall.store.data) == [str(number) for number in range(5) if number != wrong]
+    assert stall.manager.live == ()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.strip("_"))
+def test_a_handler_that_completes_its_transaction_fails_and_loses_nothing(
+    stall: Stall, way: Callable[[Stall, Transaction], None]
+) -> None:
+    def handle(message: Message, tx: Transaction) -> None:
+        tx["shop"].write(str(message.body), 1)
+        tx["broker"].send(stall.out, Message(message.body))
+        if message.body == 1:
+            way(stall, tx)
+
+    stall.put(*range(5))
+    _is_handled_but(stall, stall.consumer(handle, batch=5, max_deliveries=2), 1)
+
+
+async def _acommit(_: Stall, tx: Transaction) -> None:
+    await tx.acommit()
+
+
+async def _arollback(_: Stall, tx: Transaction) -> None:
+    await tx.arollback()
+
+
+async def _in_an_async_block(_: Stall, tx: Transaction) -> None:
+    async with tx:
+        pass
+
+
+async def _in_another_task(_: Stall, tx: Transaction) -> None:
+    await asyncio.gather(tx.acommit(), return_exceptions=True)
+
+
+async def _asuspend(stall: Stall, _: Transaction) -> None:
+    stall.manager.suspend()
+    stall.manager.begin()
+
+
+async def _cancelled_future(_: Stall, __: Transaction) -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+async def _cancelled_task(_: Stall, __: Transaction) -> None:
+    task = asyncio.create_task(asyncio.Event().wait())
+    task.cancel()
+    await task
+
+
+AWAYS = [_acommit, _arollback, _in_an_async_block, _in_another_task, _asuspend, _cancelled_future, _cancelled_task]
+
+
+@pytest.mark.parametrize("way", AWAYS, ids=lambda way: way.__name__.strip("_"))
+def test_a_coroutine_that_completes_its_transaction_or_is_cancelled_fails_and_loses_nothing(
+    stall: Stall, way: Callable[[Stall, Transaction], Any]
+) -> None:
+    async def handle(message: Message, tx: Transaction) -> None:
+        (await tx.aenlist("shop")).write(str(message.body), 1)
+        await (await tx.aenlist("broker")).aio.send(stall.out, Message(message.body))
+        if message.body == 1:
+            await way(stall, tx)
+
+    stall.put(*range(5))
+    _is_handled_but(stall, stall.consumer(handle, batch=5, max_deliveries=2), 1)
+
+
+def test_what_a_handler_may_do_with_its_transaction(stall: Stall) -> None:
+    """It may suspend and resume it, as REQUIRES_NEW does, and set it rollback-only."""
+
+    def handle(message: Message, tx: Transaction) -> None:
+        tx["shop"].write(str(message.body), 1)
+        suspended = stall.manager.suspend()
+        with stall.manager.begin() as own:
+            own["broker"].send(stall.out, Message(message.body))
+        stall.manager.resume(suspended)
+        if message.body == "b":
+            tx.set_rollback_only("no")
+
+    stall.put("a", "b")
+    with stall.consumer(handle, max_deliveries=1) as consumer:
+        while consumer.counts.handled + consumer.counts.dead_lettered < 2:
+            threading.Event().wait(0.001)
+    assert consumer.counts == Counts(handled=1, failed=1, dead_lettered=1)
+    assert stall.look(stall.out) == ["a", "b"]
+    assert stall.store.data == {"a": 1}
+
+
+def test_the_tx_interface_completes_no_transaction_of_a_consumer(stall: Stall) -> None:
+    codes: list[Any] = []
+
+    def handle(_: Message, __: Transaction) -> None:
+        interface = TxInterface(stall.manager)
+        codes.extend((interface.tx_open(), interface.tx_begin(), interface.tx_commit(), interface.tx_rollback()))
+
+    stall.put("a")
+    with stall.consumer(handle) as consumer:
+        while not consumer.counts.handled:
+            threading.Event().wait(0.001)
+    assert [code.name for code in codes] == ["TX_OK", *["TX_PROTOCOL_ERROR"] * 3]
+
+
+# --- workers that end -------------------------------------------------------------------------------------------
+def _page(server: HealthServer, path: str) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=PATIENCE_S) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+@pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_no_worker_ends_in_silence(stall: Stall, kind: str, raised: type[BaseException]) -> None:
+    """The consumer stops with the error, or the message fails."""
+
+    def handle(_: Message, __: Transaction) -> None:
+        raise raised
+
+    async def ahandle(message: Message, tx: Transaction) -> None:
+        handle(message, tx)
+
+    stall.put("a")
+    stopped = threading.Event()
+    consumer = stall.consumer(handle if kind == "threads" else ahandle, max_deliveries=3, workers=2)
+    consumer.when_failed = stopped.set
+    consumer.start()
+    while not (stopped.is_set() or consumer.counts.dead_lettered):
+        threading.Event().wait(0.001)
+    consumer.stop()
+    if raised is asyncio.CancelledError:
+        assert consumer.failure is None
+        assert stall.look(f"{stall.queue}.dead") == ["a"]
+    else:
+        assert isinstance(consumer.failure, raised)
+        assert stall.look(stall.queue) == ["a"]
+
+
+def test_a_cancelled_worker_stops_the_consumer_and_the_probes_say_so(stall: Stall) -> None:
+    async def handle(message: Message, _: Transaction) -> None:
+        stall.until.tell(message.body)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    stall.put("a")
+    consumer = stall.consumer(handle)
+    with HealthServer(consumer, port=0) as server:
+        consumer.start()
+        while consumer.failure is None:
+            threading.Event().wait(0.001)
+        assert "cancelled, and not by its consumer" in str(consumer.failure)
+        assert [_page(server, path)[0] for path in ("/", "/ready", "/live")] == [503, 503, 503]
+        consumer.stop()
+    assert stall.look(stall.queue) == ["a"]
+
+
+def test_health_counts_the_workers_that_are_alive(stall: Stall, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handle(_: Message, __: Transaction) -> None:
+        pass
+
+    consumer = stall.consumer(handle, workers=3)
+    with consumer, HealthServer(consumer, port=0) as server:
+        assert consumer.health().ok
+        monkeypatch.setattr("tm.consumer.pools.TaskPool.alive", property(lambda _: 0))
+        assert consumer.health().trouble == ("3 of 3 workers have ended",)
+        assert _page(server, "/live") == (
+            503, {"live": False, "trouble": [f"the consumer of {stall.queue} has no workers any more"]},
+        )  # fmt: skip
+        assert _page(server, "/ready")[0] == 503
+        monkeypatch.undo()
