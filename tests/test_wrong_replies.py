@@ -17,7 +17,7 @@ from tests.lying_server import Protocol, RewritingServer
 from tests.rm_db.harness import MariaDeciderHarness, MariaHarness, PostgresDeciderHarness, PostgresHarness
 from xa import ROLLBACK_CODES, TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, Code, XaError
 from xa.sql.psycopg_connection import BoundedConnection
-from xabridge.testing.contract.client import RMID, Client, new_key
+from xabridge.testing.contract.client import RMID, Client, new_key, new_xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -175,6 +175,20 @@ def test_wrong_rows_of_postgres_raise_nothing_but_codes(
         }
         server.be_honest()
         ended_well(client, "rollback", xid)
+
+
+def test_a_server_that_does_not_say_its_version_fails_the_first_statement(postgres: Postgres) -> None:
+    harness = PostgresHarness(postgres, postgres.create_database())
+    with behind(harness, Protocol.POSTGRES, instead(b"pg_catalog.version", b"D")) as (client, server):
+        server.armed = True
+        xid = new_xid()
+        client.start(xid)
+        with pytest.raises(XaError, match="can't be understood") as raised:
+            client.write(new_key())
+        assert raised.value.code is Code.XAER_RMFAIL
+        server.armed = False
+        assert client.end(xid) is Code.XA_OK
+        assert client.rollback(xid) is Code.XA_OK
 
 
 def test_the_reply_to_another_statement_is_no_commit(postgres: Postgres) -> None:
