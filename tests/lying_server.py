@@ -5,6 +5,9 @@ test wants.
     DRIP       the beginning of a long answer, an octet at a time, faster than any time-out for one read
     GARBAGE    octets that are no protocol
     ENDLESS    an answer that never ends, as fast as it is read
+
+A `RewritingServer` passes on what a true server says, but for single messages that a test replaces: they are of the
+right protocol, and of the wrong contents, or out of turn.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Self
+    from typing import BinaryIO, Self
 
 DRIP_S: Final = 0.1
 MOST: Final = 1 << 30
@@ -42,6 +45,8 @@ class Protocol(Enum):
     AMQP_10 = "AMQP 1.0"
     AMQP_010 = "AMQP 0-10"
     AMQP_091 = "AMQP 0-9-1"
+    AMQP_091_RETURNED = "AMQP 0-9-1, a message that comes back"
+    HTTP = "HTTP"
     MARIADB = "MariaDB"
     OPENWIRE = "OpenWire"
     POSTGRES = "PostgreSQL"
@@ -174,6 +179,17 @@ def _zeros(*beginning: bytes) -> Callable[[], Iterator[bytes]]:
     return pieces
 
 
+def _returned_without_end() -> Iterator[bytes]:
+    """AMQP 0-9-1: a message that no queue takes comes back, and its body has no end."""
+
+    def frame(kind: int, payload: bytes) -> bytes:
+        return bytes([kind]) + b"\x00\x01" + len(payload).to_bytes(4) + payload + b"\xce"
+
+    yield frame(1, b"\x00\x3c\x00\x32" + b"\x01\x38" + b"\x02no" + b"\x01x" + b"\x01k")
+    yield frame(2, b"\x00\x3c\x00\x00" + (1 << 40).to_bytes(8) + b"\x00\x00")
+    yield from itertools.repeat(frame(3, bytes(100_000)))
+
+
 def _rows_of_mariadb() -> Iterator[bytes]:
     """One column, and rows of a kilobyte without an end."""
     column = b"\x03def" + 4 * b"\x00" + b"\x01a" + b"\x00" + b"\x0c\x21\x00\x00\x04\x00\x00\xfd\x00\x00\x00\x00\x00"
@@ -206,8 +222,87 @@ def _frames_of_amqp_010() -> Iterator[bytes]:
 _BEGINNINGS: Final[dict[Protocol, Callable[[], Iterator[bytes]]]] = {
     Protocol.AMQP_10: _zeros(b"AMQP\x03\x01\x00\x00", b"\x3f\xff\xff\xff\x02\x01\x00\x00"),
     Protocol.AMQP_010: _frames_of_amqp_010,
+    Protocol.AMQP_091_RETURNED: _returned_without_end,
     Protocol.AMQP_091: _zeros(b"\x01\x00\x00\x3f\xff\xff\xff"),
+    Protocol.HTTP: _zeros(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"),
     Protocol.MARIADB: _rows_of_mariadb,
     Protocol.OPENWIRE: _zeros(b"\x06\x3f\xff\xff"),
     Protocol.POSTGRES: _rows_of_postgres,
 }
+
+
+class RewritingServer:
+    """A proxy before a true server, which gives `rewrite` each of the server's messages with the octets of the client's
+    last request: it passes on what that makes of them. Requests that have `withheld` in them do not reach the server,
+    from `armed` on, and nothing is rewritten before."""
+
+    def __init__(
+        self, protocol: Protocol, target: tuple[str, int], rewrite: Callable[[bytes, bytes], list[bytes]]
+    ) -> None:
+        self._protocol = protocol
+        self._target = target
+        self._rewrite = rewrite
+        self.armed = False
+        self.withheld: bytes | None = None
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def be_honest(self) -> None:
+        """From now on, to new connections; those that there are break."""
+        self.armed = False
+        for one in self._sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """The end."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.be_honest()
+        for thread in self._threads:
+            thread.join()
+        for one in self._sockets:
+            one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
+                self._sockets += [client, server]
+                asked = bytearray()
+                for serve, ends in ((self._ask, (client, server)), (self._answer, (server, client))):
+                    self._threads.append(threading.Thread(target=serve, args=(*ends, asked), daemon=True))
+                    self._threads[-1].start()
+
+    def _ask(self, client: socket.socket, server: socket.socket, asked: bytearray) -> None:
+        with suppress(OSError):
+            while octets := client.recv(_CHUNK):
+                asked[:] = octets
+                if not (self.armed and self.withheld is not None and self.withheld in octets):
+                    server.sendall(octets)
+            server.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self, server: socket.socket, client: socket.socket, asked: bytearray) -> None:
+        with suppress(OSError), server.makefile("rb") as octets:
+            while message := self._message(octets):
+                for one in self._rewrite(bytes(asked), message) if self.armed else [message]:
+                    client.sendall(one)
+            client.shutdown(socket.SHUT_RDWR)
+
+    def _message(self, octets: BinaryIO) -> bytes:
+        if self._protocol is Protocol.MARIADB:
+            head = octets.read(4)
+            return head + octets.read(int.from_bytes(head[:3], "little"))
+        head = octets.read(5)
+        return head + octets.read(max(int.from_bytes(head[1:]) - 4, 0))

@@ -34,6 +34,8 @@ from tm.log.decision import LogError, LogStopped
 from tm.log.sql import SqlLog
 from tm.log.sql.database import Database
 from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError
+from xabridge.cli.exits import Exit
+from xabridge.cli.main import main
 from xabridge.outbox.publisher import BrokerAway, Outgoing
 from xabridge.outbox.rabbitmq import RabbitPublisher
 from xabridge.testing.contract.client import RMID, Client, ScriptedRegistrar, new_key, new_xid
@@ -431,6 +433,15 @@ def test_decisions_in_a_log_in_postgres(postgres: Postgres) -> None:
     all_at_once((lie.value, case(lie)) for lie in Lie)
 
 
+def test_health_of_a_server_that_drips(capsys: pytest.CaptureFixture[str]) -> None:
+    with LyingServer(Protocol.HTTP) as server:
+        server.lie(Lie.DRIP)
+        begun = time.monotonic()
+        assert main(["health", f"http://127.0.0.1:{server.port}/ready", "--timeout", "1"]) == Exit.INCOMPLETE
+        assert time.monotonic() - begun < BOUND_S
+    assert "no whole answer within 1 s" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_confirmations_of_rabbitmq() -> None:
     if not rabbitmq_installed():
@@ -439,9 +450,9 @@ def test_confirmations_of_rabbitmq() -> None:
     rabbit.start()
     host, _, port = rabbit.address.partition(":")
 
-    def case(lie: Lie) -> Callable[[], None]:
+    def case(lie: Lie, protocol: Protocol = Protocol.AMQP_091) -> Callable[[], None]:
         def run() -> None:
-            with LyingServer(Protocol.AMQP_091, (host, int(port))) as server:
+            with LyingServer(protocol, (host, int(port))) as server:
                 publisher = RabbitPublisher(f"amqp091://guest:guest@127.0.0.1:{server.port}", connect_s=2)
                 publisher.open()
                 server.lie(lie)
@@ -452,7 +463,8 @@ def test_confirmations_of_rabbitmq() -> None:
 
         return run
 
+    returned = ("returned", case(Lie.ENDLESS, Protocol.AMQP_091_RETURNED))
     try:
-        all_at_once((lie.value, case(lie)) for lie in Lie)
+        all_at_once([returned, *((lie.value, case(lie)) for lie in Lie)])
     finally:
         rabbit.remove()

@@ -75,7 +75,7 @@ def understood() -> Iterator[None]:
     """Around the use of answers. XAER_RMFAIL: they have not the rows that were asked for."""
     try:
         yield
-    except (LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise xa_error(Code.XAER_RMFAIL, f"the server's answer can't be understood: {error!r}") from error
 
 

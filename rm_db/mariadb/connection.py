@@ -70,10 +70,12 @@ _IN_TRANSACTION: Final = 1
 
 
 class Result(NamedTuple):
-    """The server's answer to one command: its rows, or the error."""
+    """The server's answer to one command: its rows, or the error. `columns`: how many a row has; 0: there are none, it
+    is a success without rows."""
 
     rows: tuple[tuple[Any, ...], ...]
     failure: Failure | None
+    columns: int = 0
 
 
 class MariaConnection:
@@ -177,7 +179,8 @@ class MariaConnection:
         return not self.alive or bool(self._reader) or bool(self._poller.poll(0))
 
     def begin_statement(self) -> None:
-        """PyMySQL is about to send a statement of the application's."""
+        """PyMySQL is about to send a statement of the application's. ConnectionLost: it must not."""
+        self._check_silent()
         self.driver._next_seq_id = 0
 
     @property
@@ -270,6 +273,8 @@ class MariaConnection:
         driver = self.driver
         if not self.alive:
             raise ConnectionLost(Failure(None, "the connection is closed"))
+        if not self.owed:
+            self._check_silent()
         try:
             driver._write_bytes(b"".join(len(one).to_bytes(3, "little") + b"\x00" + one for one in commands))
         except pymysql.MySQLError as error:
@@ -311,11 +316,16 @@ class MariaConnection:
         finally:
             self._reader.end_reply()
         result, driver._result = driver._result, None
-        return Result(tuple(result.rows or ()), None)
+        return Result(tuple(result.rows or ()), None, result.field_count)
 
-    def _not_understood(self, error: Exception) -> ConnectionLost:
+    def _check_silent(self) -> None:
+        """ConnectionLost: the server has sent more than its replies, which would be taken for the next one."""
+        if self._reader:
+            raise self._not_understood("the reply came before the request")
+
+    def _not_understood(self, why: object) -> ConnectionLost:
         self.driver._force_close()
-        return ConnectionLost(Failure(None, f"the reply can't be understood: {error!r}"))
+        return ConnectionLost(Failure(None, f"the reply can't be understood: {why!r}"))
 
     def exchange(self, *commands: bytes) -> Steps[list[Result]]:
         """Sends commands and collects their replies; replies that were owed before are dropped."""
@@ -331,6 +341,20 @@ class MariaConnection:
         """Sends one command; its reply."""
         results = yield from self.exchange(command)
         return results[0]
+
+    def carry_out(self, *commands: bytes) -> Steps[list[Result]]:
+        """Sends commands that have no rows; their replies."""
+        results = yield from self.exchange(*commands)
+        if any(result.columns for result in results):
+            raise self._not_understood("rows of a command that has none")
+        return results
+
+    def query(self, command: bytes) -> Steps[Result]:
+        """Sends one command that has rows; its reply."""
+        result = yield from self.ask(command)
+        if result.failure is None and not result.columns:
+            raise self._not_understood("no rows of a command that has some")
+        return result
 
     def end_session(self, thread_id: int) -> Steps[str | None]:
         """Ends another session, and waits until it has ended: a prepared branch is nobody's then, any other is rolled

@@ -70,7 +70,7 @@ class MariaDatabase:
     def probe(self) -> Facts:
         """Reaches the database and asks for its facts. XAER_RMERR: branches can't be prepared there, or not be found
         again."""
-        variables = self.outstanding.run(self.command(ASK_VARIABLES))
+        variables = self.outstanding.run(self.command(ASK_VARIABLES, has_rows=True))
         with understood():
             facts = Facts.of({row[0]: row[1] for row in variables.rows})
         facts.check()
@@ -93,12 +93,12 @@ class MariaDatabase:
         self.parked.close()
         self.pool.close()
 
-    def command(self, sql: bytes) -> Steps[Result]:
-        """Runs a command that belongs to no branch. XAER_RMFAIL: the connection was lost meanwhile. XAER_RMERR: the
-        server refused."""
+    def command(self, sql: bytes, *, has_rows: bool = False) -> Steps[Result]:
+        """Runs a command that belongs to no branch. XAER_RMFAIL: the connection was lost meanwhile, or the reply has
+        rows and the command has none, or the other way round. XAER_RMERR: the server refused."""
         connection = self.pool.acquire(work=False)
         try:
-            result = yield from connection.ask(sql)
+            result = (yield from connection.query(sql)) if has_rows else (yield from connection.carry_out(sql))[0]
         except ConnectionLost as lost:
             raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}") from None
         finally:

@@ -71,7 +71,7 @@ class PreparedBranches:
         statement = _STATEMENT[verb] + encode_xid(xid)
         try:
             if own is not None:
-                failure = (yield from connection.ask(statement)).failure
+                failure = (yield from connection.carry_out(statement))[0].failure
                 if failure is not None:  # its session has to end, so that the next try can be made in any other
                     connection.reusable = False
                 else:
@@ -98,7 +98,7 @@ class PreparedBranches:
             if holder is not None:
                 yield from self._end_session(connection, holder, verb, xid)
         elif xid in self._seen:
-            failure = (yield from connection.ask(statement)).failure
+            failure = (yield from connection.carry_out(statement))[0].failure
             if failure is None or failure.number != UNKNOWN_XID:
                 return failure
         holder = None
@@ -112,7 +112,7 @@ class PreparedBranches:
             if not listed:
                 self._seen.discard(xid)
                 raise xa_error(Code.XAER_NOTA, f"{verb}: the branch is not prepared in this server", xid)
-            failure = (yield from connection.ask(statement)).failure
+            failure = (yield from connection.carry_out(statement))[0].failure
             if failure is None or failure.number != UNKNOWN_XID:
                 return failure
             if holder is not None and tries >= _PATIENCE:
@@ -129,19 +129,23 @@ class PreparedBranches:
     def _holder(self, connection: MariaConnection, xid: Xid) -> Steps[tuple[int | None, str]]:
         """The number of the session that has the branch, and the statement that it carries out."""
         asked = f"SELECT IS_USED_LOCK('{lock_name(xid)}')".encode("ascii")
-        result = yield from connection.ask(asked)
+        result = yield from connection.query(asked)
         if result.failure is not None or not result.rows or result.rows[0][0] is None:
             return None, ""
-        thread_id = int(result.rows[0][0])
-        result = yield from connection.ask(b"SELECT info FROM information_schema.processlist WHERE id = %d" % thread_id)
+        with understood():
+            thread_id = int(result.rows[0][0])
+        result = yield from connection.query(
+            b"SELECT info FROM information_schema.processlist WHERE id = %d" % thread_id
+        )
         return thread_id, str(result.rows[0][0] or "") if result.rows else ""
 
     def _is_listed(self, connection: MariaConnection, verb: str, xid: Xid) -> Steps[bool]:
-        result = yield from connection.ask(self._recover)
+        result = yield from connection.query(self._recover)
         if result.failure is not None:
             why = f"{verb}: whether the branch is still prepared can't be told: XA RECOVER failed: {result.failure}"
             raise xa_error(Code.XA_RETRY, why, xid)
-        return xid in decode_xids(result.rows)
+        with understood():
+            return xid in decode_xids(result.rows)
 
     def _end_session(self, connection: MariaConnection, thread_id: int, verb: str, xid: Xid) -> Steps[None]:
         refused = yield from connection.end_session(thread_id)
@@ -177,11 +181,12 @@ class PreparedBranches:
             database.pool.release(connection)
         if len(sessions) != len(xids):
             return [InDoubtBranch(xid) for xid in xids]
-        return list(report(dict(zip(xids, sessions, strict=True)), read_locks(transactions.rows, tables.rows)))
+        with understood():
+            return list(report(dict(zip(xids, sessions, strict=True)), read_locks(transactions.rows, tables.rows)))
 
     def scan(self) -> Steps[list[Xid]]:
         """The branches that are prepared in this server."""
-        result = yield from self._database.command(self._recover)
+        result = yield from self._database.command(self._recover, has_rows=True)
         with understood():
             found = list(decode_xids(result.rows))
         self._seen = set(found)

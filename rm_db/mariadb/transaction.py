@@ -204,7 +204,7 @@ class MariaTransaction(Unit):
         parked = self._database.parked
         parked.give_up(self.xid)  # until the answer is known: a rollback has to look for the session, too
         try:
-            results = yield from connection.exchange(b"XA END " + self._encoded, b"XA PREPARE " + self._encoded)
+            results = yield from connection.carry_out(b"XA END " + self._encoded, b"XA PREPARE " + self._encoded)
         except ConnectionLost as lost:
             self._close_connection()
             message = f"the connection was lost while the branch was prepared: {lost}"
@@ -223,7 +223,7 @@ class MariaTransaction(Unit):
     def _commit(self, answer: Code) -> Steps[Code]:
         connection = self._connected()
         try:
-            results = yield from connection.exchange(
+            results = yield from connection.carry_out(
                 b"XA END " + self._encoded, b"XA COMMIT " + self._encoded + b" ONE PHASE"
             )
         except ConnectionLost as lost:
@@ -267,7 +267,7 @@ class MariaTransaction(Unit):
     def _roll_back(self, connection: MariaConnection) -> Steps[bool]:
         """XA ROLLBACK; whether it was carried out."""
         try:
-            results = yield from connection.exchange(b"XA END " + self._encoded, b"XA ROLLBACK " + self._encoded)
+            results = yield from connection.carry_out(b"XA END " + self._encoded, b"XA ROLLBACK " + self._encoded)
         except ConnectionLost:
             return False
         return results[1].failure is None
@@ -282,8 +282,11 @@ class MariaTransaction(Unit):
     def _is_read_only(self, connection: MariaConnection) -> Steps[bool]:
         if not self.used:
             return True
-        result = yield from connection.ask(_COUNTERS)
-        return result.failure is None and all(int(count) == 0 for _, count in result.rows)
+        result = yield from connection.query(_COUNTERS)
+        try:
+            return result.failure is None and all(int(count) == 0 for _, count in result.rows)
+        except (TypeError, ValueError):
+            return False
 
     # --- inside ---------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ MAX_REPLY: Final = 64 << 20
 _OK: Final = pq.ConnStatus.OK
 _NO_PIPELINE: Final = pq.PipelineStatus.OFF
 _GOOD: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY})
+_COPY: Final = frozenset({pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH})
 _FIELD: Final = pq.DiagnosticField
 
 
@@ -210,11 +211,12 @@ class LibpqConnection:
                     if pgconn.is_busy():
                         most = most or received_octets(pgconn.socket) + MAX_REPLY
                         if received_octets(pgconn.socket) > most:
-                            pgconn.finish()
-                            raise ConnectionLost(Failure(None, "the server sends more than such a reply can have"))
+                            raise self._not_understood("the server sends more than such a reply can have")
                 result = pgconn.get_result()
                 if result is None:
                     return self._reply(results)
+                if result.status in _COPY:  # libpq would give the same result again and again
+                    raise self._not_understood("the server begins a COPY that no verb asks for")
                 results.append(result)
         except psycopg.Error as error:
             raise _lost(error) from None
@@ -230,7 +232,37 @@ class LibpqConnection:
                 break
         if failure is not None and not results and (not self.alive or is_lost(failure.sqlstate)):
             raise ConnectionLost(failure)
+        if failure is None and not results:
+            raise self._not_understood("the server's reply says nothing")
         return Reply(tuple(results), failure)
+
+    def took_effect(self, reply: Reply, index: int, tag: bytes) -> bool:
+        """Whether the command with this index, which ends a transaction, was carried out: then its tag is `tag`. False:
+        the server has rolled back instead. ConnectionLost: the reply says neither, so that it is none to this
+        command, or the connection broke before it was answered."""
+        said, failure = reply.tag(index), reply.failure
+        if said == tag:
+            return True
+        if said == b"ROLLBACK":
+            return False
+        if said is None and failure is not None and self.alive and not is_lost(failure.sqlstate):
+            return False
+        raise self._not_understood(
+            f"the server answered {tag.decode()} with {said!r}" + (f": {failure}" if failure else "")
+        )
+
+    def carry_out(self, command: bytes, tag: bytes) -> Steps[Failure | None]:
+        """Runs one command; the server's refusal. ConnectionLost: also where the tag of its success is another one."""
+        reply = yield from self.exchange(command)
+        if reply.failure is None and reply.tag(0) != tag:
+            raise self._not_understood(f"the server answered {tag.decode()} with {reply.tag(0)!r}")
+        return reply.failure
+
+    def _not_understood(self, why: str) -> ConnectionLost:
+        """Closes the connection: which reply belongs to which request is not known any more."""
+        self.owes = False
+        self.pgconn.finish()
+        return ConnectionLost(Failure(None, why))
 
     def exchange(self, commands: bytes) -> Steps[Reply]:
         """Sends commands and collects their reply; a reply that was owed is dropped."""

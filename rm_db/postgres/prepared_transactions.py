@@ -25,8 +25,10 @@ from rm_db.sqlstate import (
 from xa import Code, Xid, xa_error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rm_db.postgres.database import PostgresDatabase
-    from rm_db.postgres.libpq import LibpqConnection
+    from rm_db.postgres.libpq import LibpqConnection, Reply
     from xa.holdings import InDoubtBranch
 
 _ROLE_SETTABLE: Final = 16_00_00
@@ -96,12 +98,11 @@ class PreparedTransactions:
 
     def _complete(self, verb: str, xid: Xid) -> Steps[Code]:
         command, codes = _COMPLETION[verb]
-        statement = command + b" '" + encode_gid(xid) + b"'"
         connection = self._database.reserve()
         try:
-            failure = (yield from connection.exchange(statement)).failure
+            failure = yield from connection.carry_out(_of(command, xid), command)
             if failure is not None:
-                failure = yield from self._after_refusal(connection, statement, verb, xid, failure)
+                failure = yield from self._after_refusal(connection, command, verb, xid, failure)
         except ConnectionLost as lost:
             raise xa_error(Code.XAER_RMFAIL, f"the connection was lost over {verb}: {lost}", xid) from None
         finally:
@@ -111,10 +112,10 @@ class PreparedTransactions:
         return Code.XA_OK
 
     def _after_refusal(
-        self, connection: LibpqConnection, statement: bytes, verb: str, xid: Xid, refused: Failure
+        self, connection: LibpqConnection, command: bytes, verb: str, xid: Xid, refused: Failure
     ) -> Steps[Failure | None]:
-        """The server has refused `statement`: does what can make it succeed. Returns what it is refused for then."""
-        failure = yield from self._repeated(connection, statement, xid, refused)
+        """The server has refused `command`: does what can make it succeed. Returns what it is refused for then."""
+        failure = yield from self._repeated(connection, command, xid, refused)
         if failure is None:
             return None
         if verb == "commit" and failure.sqlstate == FEATURE_NOT_SUPPORTED:
@@ -122,23 +123,23 @@ class PreparedTransactions:
         if verb == "rollback" and failure.sqlstate == UNDEFINED_OBJECT:
             being_prepared = yield from self._end_of_preparation(connection, xid)
             if being_prepared:
-                failure = (yield from connection.exchange(statement)).failure
+                failure = yield from connection.carry_out(_of(command, xid), command)
                 if failure is not None:
-                    failure = yield from self._repeated(connection, statement, xid, failure)
+                    failure = yield from self._repeated(connection, command, xid, failure)
         return failure
 
     def _repeated(
-        self, connection: LibpqConnection, statement: bytes, xid: Xid, refused: Failure
+        self, connection: LibpqConnection, command: bytes, xid: Xid, refused: Failure
     ) -> Steps[Failure | None]:
-        """Repeats `statement` while somebody else is completing the same transaction, and as the role that owns it."""
+        """Repeats `command` while somebody else is completing the same transaction, and as the role that owns it."""
         failure: Failure | None = refused
         for _ in range(_TRIES):
             if failure is None or failure.sqlstate != OBJECT_IN_USE:
                 break
             yield from connection.exchange(_PAUSE)
-            failure = (yield from connection.exchange(statement)).failure
+            failure = yield from connection.carry_out(_of(command, xid), command)
         if failure is not None and failure.sqlstate == INSUFFICIENT_PRIVILEGE:
-            return (yield from self._as_owner(connection, statement, xid, failure))
+            return (yield from self._as_owner(connection, command, xid, failure))
         return failure
 
     def _of_another_database(self, connection: LibpqConnection, failure: Failure, xid: Xid) -> Steps[Failure]:
@@ -146,7 +147,8 @@ class PreparedTransactions:
         reply = yield from connection.exchange(_DATABASES.format(gid=xid).encode("ascii"))
         if reply.failure is not None or not reply.rows():
             return failure
-        theirs, ours = ((octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0])
+        with understood():
+            theirs, ours = ((octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0])
         message = (
             f"{failure.message} · the branch is prepared in the database {theirs}, and this resource is the database "
             f"{ours}: give the resource a URL of {theirs}, or commit it by hand there"
@@ -167,21 +169,22 @@ class PreparedTransactions:
         raise xa_error(Code.XA_RETRY, "rollback: a server process that prepares the branch does not end", xid)
 
     def _as_owner(
-        self, connection: LibpqConnection, statement: bytes, xid: Xid, refused: Failure
+        self, connection: LibpqConnection, command: bytes, xid: Xid, refused: Failure
     ) -> Steps[Failure | None]:
         """PostgreSQL lets only the role that prepared a transaction complete it: becomes that role, if it may."""
         reply = yield from connection.exchange(_OWNER.format(gid=xid, mine=self._mine).encode())
         if reply.failure is not None or not reply.rows():
             return refused
-        owner = reply.rows()[0][0] or b""
+        with understood():
+            owner = reply.rows()[0][0] or b""
         connection.reusable = False  # until the role is reset
         reply = yield from connection.exchange(b"SET ROLE " + owner)
         if reply.failure is not None:
             return refused
-        finished = yield from connection.exchange(statement)
+        failure = yield from connection.carry_out(_of(command, xid), command)
         reply = yield from connection.exchange(b"RESET ROLE")
         connection.reusable = reply.failure is None
-        return finished.failure
+        return failure
 
     # --- what is prepared -----------------------------------------------------------------------------------------
 
@@ -206,23 +209,30 @@ class PreparedTransactions:
         """The same branches, with what they hold."""
         report = REPORT.format(gid=_GID, mine=self._mine)
         reply = yield from self._database.command(f"{report};{LOCKED}".encode())
-        return list(read_report(reply.rows(), read_locks(reply.rows(1))))
+        with understood():
+            return list(read_report(reply.rows(), read_locks(reply.rows(1))))
 
     def listed(self, *, everybodys: bool) -> Steps[list[PreparedTransaction]]:
         """The same branches, or with `everybodys` all prepared transactions of the server, with the locks that they
         hold."""
         listing = _LIST.format(gid=_GID, mine=self._mine)
         reply = yield from self._database.command(f"{listing};{LOCKED}".encode())
-        locks = read_locks(reply.rows(1))
-        listed = []
-        for row in reply.rows():
-            gid_hex, database, owner, prepared_at, mine, transaction = ((octets or b"").decode() for octets in row)
-            gid = bytes.fromhex(gid_hex)
-            xid = decode_gid(gid)
-            if everybodys or (mine == "t" and xid is not None):
-                held = tuple(
-                    sorted({f"{mode} on {name}" for _, _, _, mode, name in locks.get(transaction.encode(), ())})
-                )
-                at = datetime.fromisoformat(prepared_at)
-                listed.append(PreparedTransaction(gid, xid, database, owner, at, mine == "t", held))
-        return listed
+        with understood():
+            return list(_listed(reply, everybodys=everybodys))
+
+
+def _of(command: bytes, xid: Xid) -> bytes:
+    """The statement that completes a branch so."""
+    return command + b" '" + encode_gid(xid) + b"'"
+
+
+def _listed(reply: Reply, *, everybodys: bool) -> Iterator[PreparedTransaction]:
+    locks = read_locks(reply.rows(1))
+    for row in reply.rows():
+        gid_hex, database, owner, prepared_at, mine, transaction = ((octets or b"").decode() for octets in row)
+        gid = bytes.fromhex(gid_hex)
+        xid = decode_gid(gid)
+        if everybodys or (mine == "t" and xid is not None):
+            held = tuple(sorted({f"{mode} on {name}" for _, _, _, mode, name in locks.get(transaction.encode(), ())}))
+            at = datetime.fromisoformat(prepared_at)
+            yield PreparedTransaction(gid, xid, database, owner, at, mine == "t", held)

@@ -28,7 +28,6 @@ from rm_db.sqlstate import (
     OUT_OF_MEMORY,
     ROLLED_BACK,
     UNIQUE_VIOLATION,
-    is_lost,
     lookup,
 )
 from rm_db.statements import LINGERS, NOTIFIES
@@ -214,12 +213,12 @@ class PostgresTransaction(Unit):
             raise self._rolled_back(lost.failure) from None
         try:
             reply = yield from connection.exchange(self._end_commands.preparing(gid))
+            # the command tag is the vote: a transaction that had failed answers ROLLBACK, with success
+            prepared = connection.took_effect(reply, 0, b"PREPARE TRANSACTION")
         except ConnectionLost as lost:
             self._close_connection()
             message = f"the connection was lost while the branch was prepared: {lost}"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
-        # the command tag is the vote: a transaction that had failed answers ROLLBACK, with success
-        prepared = reply.tag(0) == b"PREPARE TRANSACTION"
         self._leave(connection, reply, ended=prepared)
         if prepared:
             return Code.XA_OK
@@ -231,17 +230,11 @@ class PostgresTransaction(Unit):
         try:
             # one message: the insertion waits for the process that settles the same transaction, and fails after it
             reply = yield from connection.exchange(self._end_commands.durable_commit(insertion))
+            committed = connection.took_effect(reply, 2 if insertion else 1, b"COMMIT")
         except ConnectionLost as lost:
             self._close_connection()
             message = f"the connection was lost while the branch was committed: {lost}"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
-        tag = reply.tag(2 if insertion else 1)
-        if tag is None and not connection.alive and (reply.failure is None or is_lost(reply.failure.sqlstate)):
-            # the commands before the commit were answered and the commit was not: it may have been carried out
-            self._close_connection()
-            message = "the connection was lost while the branch was committed, in the middle of the reply"
-            raise xa_error(Code.XAER_RMFAIL, message, self.xid)
-        committed = tag == b"COMMIT"
         self._leave(connection, reply, ended=committed)
         if committed:
             return Code.XA_OK
@@ -315,12 +308,12 @@ class PostgresTransaction(Unit):
         if not self.used:
             return True
         reply = yield from connection.exchange(b"SELECT pg_current_xact_id_if_assigned() IS NULL")
-        return reply.failure is None and reply.rows()[0][0] == b"t"
+        return reply.failure is None and reply.rows() == [(b"t",)]
 
     def _vote_read_only(self, connection: LibpqConnection) -> Steps[Code]:
         """Commits, because what a serializable transaction has read is valid only if its commit succeeds."""
         reply = yield from connection.exchange(self._end_commands.ending(b"COMMIT"))
-        committed = reply.tag(0) == b"COMMIT"
+        committed = connection.took_effect(reply, 0, b"COMMIT")
         self._leave(connection, reply, ended=committed)
         if committed:
             return Code.XA_RDONLY

@@ -9,6 +9,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 
+from rm_db.connections.steps import understood
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -29,12 +30,12 @@ class SessionEngine:
 
     @property
     def made(self) -> Engine:
-        """The engine."""
+        """The engine. XAER_RMFAIL: what the server says of itself can't be understood."""
         if self._made is None:
             with self._lock:
                 if self._made is None:  # no other thread has made it meanwhile
                     engine = create_engine(URL.create(self._drivername), poolclass=NullPool, creator=self._create)
-                    with engine.connect():
+                    with understood(), engine.connect():
                         self._made = engine
         return self._made
 

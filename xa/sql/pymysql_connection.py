@@ -15,6 +15,7 @@ No file of this machine is ever sent: `local_infile` stays off, and a server tha
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import socket
@@ -176,8 +177,34 @@ class BoundedConnection(pymysql.connections.Connection):
 
     def _execute_command(self, command: int, sql: str | bytes) -> None:
         if not self._logging_in:
+            self._check_silent()
             self._limit(self._reply_s, self._max_reply)
         super()._execute_command(command, sql)  # type: ignore[misc]
+
+    def _check_silent(self) -> None:
+        """pymysql.OperationalError: the server has sent more than the replies, or the connection broke. What it has
+        sent would be taken for the reply to what follows."""
+        driver: Any = self
+        result = driver._result
+        reader = driver._rfile
+        if driver._sock is None or not isinstance(reader, io.BufferedReader):
+            return  # PyMySQL says so itself; or another reader is in place, which looks itself
+        if result is not None and (result.unbuffered_active or result.has_next):
+            return  # PyMySQL reads the rest first
+
+        driver._current_timeout = math.nan
+        try:
+            driver._sock.settimeout(0.0)
+            unasked = reader.peek(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return
+        except OSError as error:
+            raise self._given_up(f"the connection broke ({error})") from None
+        finally:
+            if driver._sock is not None:
+                driver._sock.settimeout(driver._read_timeout)
+        if unasked:
+            raise self._given_up("the server's reply came before the request")
 
     def _left_s(self) -> float:
         """For how long the socket may be waited for; pymysql.OperationalError: no longer."""

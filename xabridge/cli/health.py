@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from xa.open_string import shown
 from xa.printable import printable
 from xabridge.cli.exits import Exit
+from xabridge.http_deadline import within
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -45,9 +46,10 @@ def run(arguments: Namespace) -> Exit:
         return Exit.USAGE
     connection = http.client.HTTPConnection(host, port or 80, timeout=arguments.timeout)
     try:
-        connection.request("GET", url.path or "/")
-        response = connection.getresponse()
-        body = response.read(MOST).decode("utf-8", "replace")
+        with within(arguments.timeout, connection):
+            connection.request("GET", url.path or "/")
+            response = connection.getresponse()
+            body = response.read(MOST).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException) as error:
         why = str(error) or type(error).__name__
         sys.stderr.write(f"xabridge health: {printable(shown(arguments.url))} could not be reached: {printable(why)}\n")

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from anyio.to_thread import run_sync
 
 from xabridge.console.brokers import Away, Refused, Trouble, Unknown
+from xabridge.http_deadline import within
 from xabridge.node import survey_json
 from xabridge.node.operations import Choice
 from xabridge.node.pages import said_of
@@ -218,7 +219,7 @@ class NodeLink:
 
     def _get(self, path: str) -> tuple[int, bytes]:
         try:
-            with closing(self._connection(ANSWER_S)) as connection:
+            with closing(self._connection(ANSWER_S)) as connection, within(ANSWER_S, connection):
                 connection.request("GET", self._path(path), headers={"Authorization": f"Bearer {self.watched.token}"})
                 response = connection.getresponse()
                 body = response.read(MOST_OCTETS + 1)
@@ -275,17 +276,17 @@ class NodeLink:
         """Away, Refused: it was not taken. _NoTicket. _Lost: unknown."""
         body = json.dumps(asked).encode()
         headers = {"Authorization": f"Bearer {self.watched.act_token}", "Content-Type": "application/json"}
-        with closing(self._connection(POST_S)) as connection:
-            try:
-                connection.connect()
-            except (OSError, HTTPException, ValueError) as error:
-                raise Away(f"nothing was done: {self.name} can't be reached: {_told(error)}") from None
-            try:
+        connected = False
+        try:
+            with closing(self._connection(POST_S)) as connection, within(POST_S, connection):
+                connected = True
                 connection.request("POST", self._path(path), body=body, headers=headers)
                 response = connection.getresponse()
                 answer = response.read(MOST_OCTETS + 1)
-            except (OSError, HTTPException, ValueError) as error:
+        except (OSError, HTTPException, ValueError) as error:
+            if connected:
                 raise _Lost(_told(error)) from None
+            raise Away(f"nothing was done: {self.name} can't be reached: {_told(error)}") from None
         if response.status == 401:
             raise Refused(f"nothing was done: {self.name} has another token for acting", right=True)
         if response.status == 404:

@@ -241,7 +241,7 @@ class RabbitPublisher:
         self.open()
         connection = self._connection
         assert connection is not None  # noqa: S101 — it is open
-        connection.until = deadline
+        connection.wait_until(deadline)
         return connection
 
     def _open_channel(self, connection: BoundedConnection) -> None:
@@ -261,7 +261,7 @@ class RabbitPublisher:
         connection = self._connection
         if connection is None:
             return
-        connection.until = self._clock() + KEEP_ALIVE_S
+        connection.wait_until(self._clock() + KEEP_ALIVE_S)
         try:
             connection.heartbeat_tick()
             with contextlib.suppress(socket.timeout, BlockingIOError):
@@ -273,7 +273,7 @@ class RabbitPublisher:
     def close(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
-            connection.until = self._clock() + CLOSE_S
+            connection.wait_until(self._clock() + CLOSE_S)
             with contextlib.suppress(*_LOST, exceptions.AMQPError):
                 connection.close()
             with contextlib.suppress(Exception):

@@ -1,8 +1,10 @@
 """BoundedConnection: py-amqp's connection, for brokers that are slow, or lie.
 
 py-amqp bounds each read from the socket, and not the wait for an answer: a broker that sends an octet now and then
-keeps it for ever. It reads a frame of any length, and what is no AMQP 0-9-1 ends in any kind of exception. Here every
-wait has a deadline, `until`, a frame has at most MAX_FRAME octets, and what can't be understood is an OSError.
+keeps it for ever. It reads a frame of any length, collects a returned message of any length, and what is no AMQP 0-9-1
+ends in any kind of exception. Here every wait has a deadline, `until`, a frame has at most MAX_FRAME octets, and what
+can't be understood is an OSError. In a wait come at most MAX_ANSWER octets more than were sent in it: the broker
+returns messages that no queue takes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_FRAME: Final = 1 << 20
 """Octets of a frame. 131,072 are agreed on."""
+MAX_ANSWER: Final = 16 << 20
+"""Octets of confirmations and the like."""
 _UNREADABLE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error)
 """What py-amqp raises for octets that are no AMQP 0-9-1."""
 
@@ -28,9 +32,20 @@ class BoundedConnection(amqp.Connection):  # type: ignore[misc]  # py-amqp has n
     """A connection whose waits end at `until`, by `clock`."""
 
     def __init__(self, host: str, *arguments: Any, clock: Callable[[], float], until: float, **options: Any) -> None:
-        self.until = until
         self._clock = clock
+        self.wait_until(until)
         super().__init__(host, *arguments, **options)
+
+    def wait_until(self, until: float) -> None:
+        """The waits from now on end then."""
+        self.until = until
+        self._may_come = MAX_ANSWER
+
+    def count(self, received: int, sent: int) -> None:
+        """OSError: the broker sends more than it can have to say."""
+        self._may_come += sent - received
+        if self._may_come < 0:
+            raise OSError("the broker sends more than such an answer can have")
 
     def left_s(self) -> float:
         """How long may be waited yet; TimeoutError: no longer."""
@@ -42,7 +57,7 @@ class BoundedConnection(amqp.Connection):  # type: ignore[misc]  # py-amqp has n
     def Transport(  # noqa: N802 — py-amqp's name
         self, host: str, connect_timeout: float, ssl: Any = None, *_: Any, **__: Any
     ) -> _Transport:
-        return _Transport(host, connect_timeout, ssl, self.left_s)
+        return _Transport(host, connect_timeout, ssl, self)
 
     def blocking_read(self, timeout: float | None = None) -> Any:
         try:
@@ -55,34 +70,36 @@ class _Transport(TCPTransport):  # type: ignore[misc]
     """A socket, with TLS or without."""
 
     def __init__(
-        self, host: str, connect_timeout: float, tls: ssl.SSLContext | None, left_s: Callable[[], float]
+        self, host: str, connect_timeout: float, tls: ssl.SSLContext | None, bounds: BoundedConnection
     ) -> None:
         super().__init__(host, connect_timeout=connect_timeout)
         self.sock: Any = None
         self._tls = tls
-        self._left_s = left_s
+        self._bounds = bounds
 
     def _setup_transport(self) -> None:
         if self._tls is not None:
-            self.sock.settimeout(self._left_s())
+            self.sock.settimeout(self._bounds.left_s())
             self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host)
         super()._setup_transport()
         self._quick_recv = self._receive
         self._write = self._send
 
     def _receive(self, most: int) -> bytes:
-        left_s, before = self._left_s(), self.sock.gettimeout()
+        left_s, before = self._bounds.left_s(), self.sock.gettimeout()
         if before is None or before > left_s:
             self.sock.settimeout(left_s)
         try:
             octets: bytes = self.sock.recv(min(most, MAX_FRAME))
         finally:
             self.sock.settimeout(before)
+        self._bounds.count(len(octets), 0)
         return octets
 
     def _send(self, octets: bytes) -> None:
         before = self.sock.gettimeout()
-        self.sock.settimeout(self._left_s())
+        self.sock.settimeout(self._bounds.left_s())
+        self._bounds.count(0, len(octets))
         try:
             self.sock.sendall(octets)
         finally:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.lying_server import Lie, LyingServer, Protocol
 from tests.xabridge.console.scene import TOKEN, node
 from tests.xabridge.console.test_pages import text_of
 from xa.telemetry.endpoint import Answer, EndpointThread
@@ -132,6 +133,24 @@ def test_a_node_that_does_not_answer_costs_nothing_and_is_asked_again(clock: Clo
             await link.look()
         assert time.monotonic() - began < ANSWER_S + 10
         link.page.asking.cancel()
+
+    asyncio.run(looks())
+
+
+def test_a_node_that_drips_is_given_up() -> None:
+    """Each octet comes in time, and the answer never."""
+
+    async def looks() -> None:
+        with LyingServer(Protocol.HTTP) as server:
+            server.lie(Lie.DRIP)
+            link = NodeLink(WatchedNode("drips", f"http://127.0.0.1:{server.port}", TOKEN))
+            with pytest.raises(Away, match="has not answered yet"):
+                await link.look()
+            async with asyncio.timeout(2 * ANSWER_S):
+                while link.page.asking is not None:
+                    await asyncio.wait({link.page.asking})
+            with pytest.raises(Away, match="no whole answer"):
+                await link.look()
 
     asyncio.run(looks())
 
