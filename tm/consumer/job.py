@@ -73,6 +73,14 @@ class Attempt(NamedTuple):
     """Whether the broker was told what its only message has failed with."""
     guilty: Any = None
     """The message whose handler has raised, where that is known."""
+    is_late: bool = False
+    """Whether the transaction took too long, so that its statements were interrupted."""
+
+    def fault_of(self, error: BaseException) -> Fault:
+        """Whose fault it is that it has come to `error`. What a handler raises when its time is over says nothing about
+        the message."""
+        fault = fault_of(error)
+        return Fault.UNTOLD if self.is_late and fault is Fault.MESSAGE else fault
 
 
 COUNTED: Final = Attempt()
@@ -228,7 +236,7 @@ class Job:
         error: Exception,
         attempt: Attempt,
     ) -> None:
-        if fault_of(error) is Fault.OUTAGE:
+        if attempt.fault_of(error) is Fault.OUTAGE:
             self._outages += 1
         if wanted == DEAD_LETTERED:
             for message in messages:
@@ -248,7 +256,7 @@ class Job:
 
     def _note(self, messages: Sequence[Any], error: Exception, attempt: Attempt) -> None:
         """An attempt has failed: the fault of one of the messages, or of none."""
-        fault, alone = fault_of(error), len(messages) == 1
+        fault, alone = attempt.fault_of(error), len(messages) == 1
         if (fault.is_excused or not alone) and not attempt.is_told:
             for message in messages:
                 self.failures.excuse(message)

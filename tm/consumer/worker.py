@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tm.consumer.failures import reason_from
-from tm.consumer.history import Fault, fault_of
+from tm.consumer.history import Fault
 from tm.consumer.job import COUNTED, Attempt
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
@@ -344,6 +344,7 @@ class Worker:
             put_away = {id(message) for message in self._unfit}
             await self._lend([message for message in messages if id(message) not in put_away], arguments)
         except Exception as error:
+            self._attempt = self._attempt._replace(is_late=self._transaction.expired)
             self._blame(messages, error)
             raise
         except asyncio.CancelledError:  # the worker is to end
@@ -394,7 +395,7 @@ class Worker:
 
     def _blame(self, messages: Sequence[Any], error: Exception) -> None:
         """Tells the broker which of the messages has failed, and with what; the transaction is rolled back now."""
-        fault, guilty = fault_of(error), self._attempt.guilty
+        fault, guilty = self._attempt.fault_of(error), self._attempt.guilty
         if fault.is_excused:
             self._attempt = Attempt(self._excuse(messages))
         elif fault is Fault.MESSAGE and len(messages) == 1:
