@@ -15,6 +15,8 @@ none of these; it returns whether the broker does so.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from tm.consumer.job import DeadLetter, Job, Later
     from tm.transaction import Transaction
 
+
+logger = logging.getLogger("xabridge.tm.consumer")
 
 _UNTOLD: Final = object()
 """The answer of a session that could not be told something."""
@@ -359,13 +363,16 @@ class Worker:
         of every message is part of it. ProtocolMisuse: the handler has tried to, or has left it for another one."""
         transaction = self._transaction
         transaction.lent = Lent.TO_HANDLER
+        process = os.getpid()
         try:
             for number, argument in enumerate(arguments):
                 if len(arguments) == len(messages):
                     self._attempt = self._attempt._replace(guilty=messages[number])
                 await self._calls.handle(self._job.handler, argument, transaction)
+                _end_in_fork(process)
                 self._check_lent(transaction)
-        except BaseException:
+        except BaseException as error:
+            _end_in_fork(process, error)
             transaction.lent = Lent.FAILED  # what the handler has left running can't commit it now
             await self._restore(transaction)
             raise
@@ -442,6 +449,19 @@ class Worker:
     async def _release(self, messages: Sequence[Any]) -> None:
         for message in messages:
             self._session.release(message)
+
+
+def _end_in_fork(process: int, error: BaseException | None = None) -> None:
+    """Ends a child that the handler has forked off, and in which it has come to its end, too: transaction, connections
+    and messages are those of its parent."""
+    if os.getpid() == process:
+        return
+    status = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    else:
+        logger.error("a fork of process %d has left the handler, and is ended", process, exc_info=error)
+    os._exit(status & 0xFF)
 
 
 def _is_unreadable(error: BaseException, count: int) -> bool:
