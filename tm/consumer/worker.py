@@ -354,6 +354,10 @@ class Worker:
         except asyncio.CancelledError:  # the worker is to end
             self._excuse(messages)
             raise
+        except SystemExit as error:  # the consumer is to end, for this message
+            if alone:
+                self._tell("explain", messages[0], reason_from(error))
+            raise
         if alone and not job.is_charged(messages[0]) and self._transaction.status is not GlobalState.MARKED:
             is_told = self._excuse(messages)
         self._attempt = Attempt(is_told, has_returned=True)
