@@ -15,9 +15,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from rm_db.address import DECIDER_PREFIX
 from rm_db.decider import sqlite
 from rm_db.decider.session import SqlBranchConnection
-from rm_db.statements import DEFINES, ENDS
 from xa import Code, xa_error
-from xa.sql import mariadb
 from xa.sql.sqlite import is_in_memory
 from xa.sql.url import database_url
 
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 TABLE_CONNECTIONS: Final = 2
 REPLY_S: Final = 60.0
 MAX_REPLY: Final = 64 << 20
-_COMMITS_IMPLICITLY: Final = mariadb.DIALECTS | {"oracle"}
-"""Where a statement of the data definition language commits what was done before it."""
 
 
 def parse_url(address: Address) -> URL:
@@ -104,10 +100,9 @@ def unlimited(driver: object) -> AbstractContextManager[None]:
 
 def guard(engine: Engine) -> None:
     """Refuses statements in a branch that would end its transaction."""
-    forbidden = ENDS | DEFINES if engine.dialect.name in _COMMITS_IMPLICITLY else ENDS
 
     def admit(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
         if isinstance(connection, SqlBranchConnection):
-            connection.admit(statement, forbidden)
+            connection.admit(statement)
 
     event.listen(engine, "before_cursor_execute", admit)

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from rm_db.sessions.connection import BorrowedConnection, BranchConnection
+from rm_db.decider.driver_connection import LentConnection
+from rm_db.sessions.connection import BranchConnection
 from rm_db.sessions.errors import no_asyncio_error, reserved_error
-from rm_db.statements import classify
+from rm_db.statements import DEFINES, ENDS, classify
+from xa.sql import mariadb
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from sqlalchemy import Engine
 
     from rm_db.decider.transaction import SqlTransaction
 
+FORBIDDEN: Final = dict.fromkeys([*mariadb.DIALECTS, "oracle"], ENDS | DEFINES)
+"""What a statement must not do where one of the data definition language commits what was done before it."""
+
 
 class SqlBranchConnection(BranchConnection):
     """A branch's SQLAlchemy connection. Its statements hold the transaction's lock, so that no other thread rolls back
     meanwhile."""
 
+    is_executing = False
+    """Whether SQLAlchemy is at work, and not the application past it."""
+
     def __init__(self, session: SqlSession, engine: Engine, connection: Any) -> None:
         super().__init__(session)
         self._session = session
-        self._connect(engine, BorrowedConnection(connection, session))
+        self._forbidden = FORBIDDEN.get(engine.dialect.name, ENDS)
+        self._connect(engine, LentConnection(connection, self, session))
 
     @property
     def asyncio(self) -> NoReturn:
@@ -31,21 +42,37 @@ class SqlBranchConnection(BranchConnection):
         raise no_asyncio_error(self.dialect.name, self._session.xid)
 
     def execute(self, *arguments: Any, **options: Any) -> Any:
-        with self._session.work.statement(self._session):
+        with self._executing():
             return super().execute(*arguments, **options)
 
     def exec_driver_sql(self, *arguments: Any, **options: Any) -> Any:
-        with self._session.work.statement(self._session):
+        with self._executing():
             return super().exec_driver_sql(*arguments, **options)
+
+    @contextmanager
+    def _executing(self) -> Iterator[None]:
+        with self._session.work.statement(self._session):
+            before, self.is_executing = self.is_executing, True
+            try:
+                yield
+            finally:
+                self.is_executing = before
 
     def _set_isolation(self, level: str) -> None:
         self._session.work.set_isolation(self._session, level)
 
-    def admit(self, statement: str, forbidden: int) -> None:
-        """Refuses a statement with a forbidden effect (`rm_db.statements`), and notes its other effects."""
+    @contextmanager
+    def admitted(self, statement: str) -> Iterator[None]:
+        """Around a statement that does not come through SQLAlchemy."""
+        with self._session.work.statement(self._session):
+            self.admit(statement)
+            yield
+
+    def admit(self, statement: str) -> None:
+        """Refuses a statement that would end the transaction, and notes its other effects (`rm_db.statements`)."""
         effects = classify(statement)
         work = self._session.work
-        if effects & forbidden:
+        if effects & self._forbidden:
             raise reserved_error(repr(statement.strip()[:60]), work.xid)
         work.effects |= effects
 

@@ -11,6 +11,7 @@ the transaction does.
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from rm_db.decider.engine import unlimited
 from rm_db.decider.errors import is_loss, is_transient, rollback_reason, said
 from rm_db.decider.session import SqlSession
-from rm_db.sessions.errors import busy_error, expired_error, settled_error
+from rm_db.sessions.errors import busy_error, expired_error, forked_error, settled_error
 from rm_db.sessions.session import INTERRUPT_S, end_session
 from rm_db.sessions.statement_lock import on_event_loop
 from rm_db.statements import LINGERS, SETS
@@ -55,6 +56,7 @@ class SqlTransaction(Unit):
         self.rollback_only: str | None = None
         self.lost: str | None = None
         self._engine = engine
+        self._pid = os.getpid()
         self._session: SqlSession | None = None
         self._lock = threading.RLock()
         self._given_up = False
@@ -85,7 +87,9 @@ class SqlTransaction(Unit):
     @contextmanager
     def statement(self, session: SqlSession) -> Iterator[None]:
         """Around a statement of the session, or several that belong together. It waits for another thread's statement,
-        except on the thread of an event loop, where it is refused."""
+        except on the thread of an event loop, where it is refused. So it is in a fork of the process."""
+        if os.getpid() != self._pid:
+            raise forked_error(self.xid)
         if not self._lock.acquire(blocking=not on_event_loop()):
             raise busy_error(self.xid)
         try:

@@ -51,6 +51,16 @@ def expired_error(xid: Xid) -> XaError:
     )
 
 
+def forked_error(xid: Xid) -> XaError:
+    """The session is used in a fork of the process that has its transaction."""
+    return xa_error(
+        Code.XAER_PROTO,
+        "this process is a fork of the one that has this transaction, whose connection it would write into: open a "
+        "transaction manager in this process",
+        xid,
+    )
+
+
 def no_asyncio_error(database: str, xid: Xid) -> XaError:
     """The database's driver can't be awaited."""
     return xa_error(

@@ -6,6 +6,7 @@ statement.
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -16,7 +17,7 @@ from rm_db.mariadb.connection import failure_of  # first, because its package sa
 import pymysql
 
 from rm_db.connections.steps import ConnectionLost, Failure, drive
-from rm_db.sessions.errors import busy_error, expired_error, reserved_error, unfinished_error
+from rm_db.sessions.errors import busy_error, expired_error, forked_error, reserved_error, unfinished_error
 from rm_db.sessions.statement_lock import StatementLock, on_event_loop
 from rm_db.statements import DEFINES, ENDS, WRITES, classify
 from xa import Code, XaError, xa_error
@@ -42,7 +43,7 @@ class MariaAccess:
     """The rules for the use of a branch's connection by the application, until the association ends: one statement at a
     time, and none that begins, ends or leaves the branch."""
 
-    __slots__ = ("_over", "end_session", "statement_lock", "work")
+    __slots__ = ("_over", "_pid", "end_session", "statement_lock", "work")
 
     def __init__(self, work: MariaTransaction) -> None:
         self.work = work
@@ -50,6 +51,7 @@ class MariaAccess:
         """Ends a session that is not waited for any more."""
         self.statement_lock = StatementLock(work.xid)
         self._over = False
+        self._pid = os.getpid()
 
     @property
     def xid(self) -> Xid:
@@ -128,6 +130,8 @@ class MariaAccess:
 
     def _enter(self) -> MariaConnection:
         connection = self.work.connection
+        if os.getpid() != self._pid:
+            raise forked_error(self.xid)
         if self._over or connection is None:
             raise expired_error(self.xid)
         if not connection.lock.acquire(blocking=False):

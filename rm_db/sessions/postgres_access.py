@@ -10,6 +10,7 @@ vote has to know (errors, rows written). `rm_db.sessions.statement_lock` says wh
 
 from __future__ import annotations
 
+import os
 import select
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -20,7 +21,7 @@ from psycopg.waiting import Wait
 from rm_db.connections.steps import ConnectionLost, Steps, drive
 from rm_db.postgres.libpq import IDLE
 from rm_db.postgres.transaction import ENDED
-from rm_db.sessions.errors import busy_error, expired_error, reserved_error
+from rm_db.sessions.errors import busy_error, expired_error, forked_error, reserved_error
 from rm_db.sessions.statement_lock import StatementLock, on_event_loop
 from rm_db.statements import ENDS, WRITES, classify
 from xa import Code, xa_error
@@ -44,12 +45,13 @@ _WAITS: Final = {select.POLLIN: Wait.R, select.POLLIN | select.POLLOUT: Wait.RW}
 class PostgresAccess:
     """The rules of one association, until it ends."""
 
-    __slots__ = ("_over", "statement_lock", "work")
+    __slots__ = ("_over", "_pid", "statement_lock", "work")
 
     def __init__(self, work: PostgresTransaction) -> None:
         self.work = work
         self.statement_lock = StatementLock(work.xid)
         self._over = False
+        self._pid = os.getpid()
 
     @property
     def xid(self) -> Xid:
@@ -77,6 +79,8 @@ class PostgresAccess:
     def enter(self) -> LibpqConnection:
         """Takes the connection for one operation of libpq."""
         connection = self.work.connection
+        if os.getpid() != self._pid:
+            raise forked_error(self.work.xid)
         if self._over or connection is None:
             raise expired_error(self.work.xid)
         if not connection.lock.acquire(blocking=False):

@@ -39,6 +39,8 @@ QUEUE = "orders"
 TROUBLE_S = 40.0
 """For so long things go wrong; then everything has to come to its end."""
 STEPS = 60_000
+LIMIT = 10
+"""The broker's limit of deliveries, unless configured."""
 KILLS = UNTOLD - 1
 """How many deliveries may end with a process or a connection, so that no message can have been in all of `UNTOLD`."""
 
@@ -361,7 +363,7 @@ class World:
         )  # fmt: skip
         self.exact = dice.random() < 0.8
         """Whether the broker counts only what it is told to count."""
-        self.limit = dice.choice((UNTOLD, UNTOLD, 3 * UNTOLD)) if self.exact else 0
+        self.limit = dice.choice((LIMIT, LIMIT, 3 * LIMIT)) if self.exact else 0
         count = dice.randrange(2, 25)
         contents = dice.choice((count, count, 2)) if self.exact else count
         """How many different contents there are. A broker that counts everything does not say which message of one
@@ -450,7 +452,7 @@ class World:
             elif self.exact:
                 entry.apart = entry.apart or said.apart
                 entry.reason = said.reason or entry.reason
-            if counted and self.limit and entry.count >= self.limit * (2 if is_loss else 1):
+            if counted and self.limit and entry.count >= self.limit * (2 if is_loss or said.reason else 1):
                 self._die(entry, entry.reason)
         self._leave(transaction)
 

@@ -24,6 +24,7 @@ import json, os, sys
 from sqlalchemy import text
 from rm_amqp import Message
 from tm import ManagerUnusable, ResourceConfig, TransactionManager, TransactionError
+from xa import XaMisuse
 
 log, broker, shop, mode = json.loads(sys.argv[1])
 
@@ -46,9 +47,18 @@ def refusal(call):
     return "not refused"
 
 
+def insertion(tx):
+    try:
+        tx["shop"].execute(text("INSERT INTO orders VALUES (99)"))
+    except (XaMisuse, TransactionError):
+        return "refused"
+    return "not refused"
+
+
 def child(tm, half, number):
     told = [refusal(lambda: order(tm, number)), refusal(tm.recover), refusal(lambda: tm.end_decision(b"x"))]
     told += [refusal(lambda: tm.forget("shop", None))]
+    told.append(insertion(half))
     try:
         half.commit()
         told.append("committed")
@@ -94,9 +104,10 @@ def forked(folder: Path, log: str | None, shop: str, mode: str) -> None:
         )
         assert ended.returncode == 0, ended.stderr
         for number in (10, 20):
-            *refusals, across, consumer = json.loads((folder / str(number)).read_text(encoding="utf-8"))
+            *refusals, statement, across, consumer = json.loads((folder / str(number)).read_text(encoding="utf-8"))
             assert all(told.startswith("this process is a fork of the one that opened") for told in refusals), refusals
             assert "after the fork, in each process" in refusals[0]
+            assert statement == "refused"
             assert across == "not committed"
             assert consumer.startswith("this process is a fork"), consumer
         with engine.connect() as connection:
@@ -105,6 +116,73 @@ def forked(folder: Path, log: str | None, shop: str, mode: str) -> None:
         own = {10, 20} if mode == "decider" else set()
         assert rows | {50} == {0, 1, 2, 3, 4, 50} | own
         assert broker.available("orders") == len(rows | {50})
+
+
+HANDLER = """
+import os, sys
+from sqlalchemy import text
+from rm_amqp import Message
+from tm import ResourceConfig, TransactionManager
+
+broker, shop, way = sys.argv[1:4]
+tm = TransactionManager("api-1", None, {"broker": broker, "shop": ResourceConfig(shop, "decider")})
+
+
+def handle(message, tx):
+    tx["shop"].execute(text("INSERT INTO orders VALUES (:number)"), {"number": message.body})
+    if message.body == 1:
+        child = os.fork()
+        if child == 0:
+            if way == "raises":
+                raise ValueError
+            if way == "exits":
+                sys.exit(3)
+            return
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+async def handle_async(message, tx):
+    handle(message, tx)
+
+
+ended = []
+with tm.begin() as tx:
+    for number in range(4):
+        tx["broker"].send("orders", Message(number))
+for handler in (handle, handle_async):
+    ended.clear()
+    with tm.consumer("orders", idle_s=0.1, batch=4)(handler) as consumer:
+        while consumer.counts.handled < 4:
+            assert consumer.health().ok, consumer.health()
+    with tm.begin() as tx:
+        tx["shop"].execute(text("UPDATE orders SET number = number + 4"))
+        for number in range(4):
+            tx["broker"].send("orders", Message(number))
+    print(*ended)
+tm.close()
+"""
+
+
+@pytest.mark.parametrize(("way", "status"), [("returns", 0), ("raises", 1), ("exits", 3)])
+def test_a_child_that_leaves_a_handler_ends_and_has_done_nothing(tmp_path: Path, way: str, status: int) -> None:
+    shop = f"sqlite:///{tmp_path}/shop.db"
+    engine = create_engine(shop)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (number integer)"))
+    with TestBroker() as broker:
+        ended = subprocess.run(
+            [sys.executable, "-c", HANDLER, broker.url, shop, way],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == [str(status)] * 2
+    with engine.connect() as connection:
+        numbers = connection.execute(text("SELECT number FROM orders ORDER BY number")).scalars().all()
+    engine.dispose()
+    assert numbers == [4, 5, 6, 7, 8, 9, 10, 11]
 
 
 def test_a_child_of_a_process_with_a_decider_refuses(tmp_path: Path) -> None:

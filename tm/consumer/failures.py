@@ -52,6 +52,12 @@ class Failure:
     """How many deliveries don't count that the broker may count."""
     refused: bool = False
     """Whether what it does can't be committed, so that the next attempt is to count at the broker."""
+    broken: int = 0
+    """How often in a row a connection broke under it alone, with no outage that was seen in between."""
+    outages: int = 0
+    """How many outages had been seen then."""
+    last_said: str = ""
+    """What its last attempt has come to, where nobody knows whose fault that is."""
     explained: bool = False
     """Whether the broker was told that it has failed."""
     vain: bool = False
@@ -99,9 +105,21 @@ class Failures:
         """A delivery of `message` does not count, and the broker counts it."""
         self._change(message, lambda before: replace(before, excused=before.excused + 1))
 
-    def note_refused(self, message: Any) -> None:
-        """What `message` does can't be committed, and nobody knows why: the next attempt is to count at the broker."""
-        self._change(message, lambda before: replace(before, refused=True))
+    def note_untold(self, message: Any, error: BaseException, *, refused: bool) -> None:
+        """Nobody knows whose fault `error` is. `refused`: what `message` does can't be committed, and the next attempt
+        is to count at the broker."""
+        said = reason_from(error)
+        self._change(message, lambda before: replace(before, last_said=said, refused=before.refused or refused))
+
+    def note_broken(self, message: Any, error: BaseException, outages: int) -> None:
+        """A connection broke under `message` alone, after so many outages that were seen."""
+        said = reason_from(error)
+
+        def broke(before: Failure) -> Failure:
+            times = before.broken if before.outages == outages else 0
+            return replace(before, broken=times + 1, outages=outages, last_said=said)
+
+        self._change(message, broke)
 
     def note_vain(self, message: Any) -> None:
         """`message` could not be put away as a dead letter."""
@@ -148,7 +166,8 @@ class Failures:
 
 def reason_from(error: BaseException) -> str:
     """What a dead letter says of an error."""
-    return f"{type(error).__name__}: {error}"[:MOST_TEXT]
+    said = f"{type(error).__name__}: {error}"[:MOST_TEXT]
+    return said.encode(errors="backslashreplace").decode()  # a message can't carry half a surrogate
 
 
 def name_of(message: Any) -> str:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tm.errors import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBack, TransactionError
 from xa import ROLLBACK_CODES, Code, XaError
-from xa.sql.errors import IN_THE_WAY, ErrorKind, kind_of, sqlstate_of
+from xa.sql.errors import IN_THE_WAY, ErrorKind, kind_of, mariadb_number, sqlstate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,9 +39,13 @@ FIRST: Final = "x-opt-retry-first"
 REASON: Final = "x-opt-retry-reason"
 QUEUE: Final = "x-opt-retry-queue"
 APART: Final = "x-opt-retry-apart"
-UNTOLD: Final = 10
+UNTOLD: Final = 9
 """So many deliveries in vain make a dead letter of a message that no handler is known to have failed with. It was with
-a process that was killed, or its transaction took too long: that may be its fault, or not."""
+a process that was killed, or its transaction took too long: that may be its fault, or not. It is less than a broker's
+limit of 10, the default, at which the broker would make a dead letter that does not say why."""
+BREAKS: Final = 9
+"""So often in a row a connection may break under a message alone, while every resource can be reached in between,
+before it is the message's fault."""
 _CONFLICTS: Final = IN_THE_WAY
 _OUTAGES: Final = frozenset(
     {ErrorKind.LOST, ErrorKind.UNAVAILABLE, ErrorKind.EXHAUSTED, ErrorKind.FULL},
@@ -176,6 +180,16 @@ def _fault_of_code(code: Code | None, otherwise: Fault) -> Fault:
     if code in _OUTAGE_CODES:
         return Fault.OUTAGE
     return Fault.MESSAGE if code in _FAULT_CODES else otherwise
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether a connection broke, or could not be made, and no server has said why. It may be an outage; or the message
+    makes a statement that is too long, or ends the server's process, or names a server that is not there."""
+    return any(
+        kind is ErrorKind.LOST if mariadb_number(one) else kind is ErrorKind.UNTOLD and _is_lost(one)
+        for one in _chain(error, context=True)
+        if (kind := kind_of(one)) in (ErrorKind.LOST, ErrorKind.UNTOLD)
+    )
 
 
 def _is_lost(error: BaseException) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tm.consumer.failures import Failures, name_of, place_of
 from tm.consumer.handler import Refused
 from tm.consumer.history import (
+    BREAKS,
     COUNT,
     FIRST,
     QUEUE,
@@ -18,6 +19,7 @@ from tm.consumer.history import (
     fault_of,
     first_failure_ms,
     forget_wait,
+    is_broken,
     is_final,
     is_new,
     reason_of,
@@ -73,6 +75,14 @@ class Attempt(NamedTuple):
     """Whether the broker was told what its only message has failed with."""
     guilty: Any = None
     """The message whose handler has raised, where that is known."""
+    is_late: bool = False
+    """Whether the transaction took too long, so that its statements were interrupted."""
+
+    def fault_of(self, error: BaseException) -> Fault:
+        """Whose fault it is that it has come to `error`. What a handler raises when its time is over says nothing about
+        the message."""
+        fault = fault_of(error)
+        return Fault.UNTOLD if self.is_late and fault is Fault.MESSAGE else fault
 
 
 COUNTED: Final = Attempt()
@@ -98,6 +108,8 @@ class Job:
         self.is_told = False
         """Whether the broker counts only what it is told to count, as far as is known."""
         self._outages = 0
+        self._seen = 0
+        """How often a worker could not receive, or could not reach a resource before it took a message."""
         self._checked = 0
         """How many outages there had been when every resource could be reached the last time."""
         self._throttle = WarningThrottle(statistics.clock)
@@ -182,7 +194,7 @@ class Job:
         first_ms = first_failure_ms(message, queue) or (failure.first_ms if failure is not None else None)
         is_told = bool(self._reason(message, failure))
         most = self.settings.max_deliveries if is_told else max(self.settings.max_deliveries, UNTOLD)
-        is_final = failure is not None and self.failures.is_final(message)
+        is_final = (failure is not None and self.failures.is_final(message)) or self._breaks(message)
         is_dead = is_final or deliveries >= most or self._is_too_late(first_ms)
         return History(deliveries, is_dead, not is_new(message), deliveries > before and not is_dead)
 
@@ -195,6 +207,11 @@ class Job:
         if self.is_told and failure.explained:
             return failure if reason_of(message, self.settings.queue) is not None else None
         return failure if message.delivery_count or retries_of(message, self.settings.queue) else None
+
+    def _breaks(self, message: Any) -> bool:
+        """Whether connections break under a message though every resource can be reached in between."""
+        known = None if is_new(message) else self.failures.known(message)
+        return known is not None and known.broken >= BREAKS and known.outages == self._seen
 
     def _reason(self, message: Any, failure: Failure | None) -> str:
         return (failure.reason if failure is not None else "") or reason_of(message, self.settings.queue) or ""
@@ -228,7 +245,7 @@ class Job:
         error: Exception,
         attempt: Attempt,
     ) -> None:
-        if fault_of(error) is Fault.OUTAGE:
+        if attempt.fault_of(error) is Fault.OUTAGE:
             self._outages += 1
         if wanted == DEAD_LETTERED:
             for message in messages:
@@ -248,7 +265,7 @@ class Job:
 
     def _note(self, messages: Sequence[Any], error: Exception, attempt: Attempt) -> None:
         """An attempt has failed: the fault of one of the messages, or of none."""
-        fault, alone = fault_of(error), len(messages) == 1
+        fault, alone = attempt.fault_of(error), len(messages) == 1
         if (fault.is_excused or not alone) and not attempt.is_told:
             for message in messages:
                 self.failures.excuse(message)
@@ -263,17 +280,20 @@ class Job:
                 refused=attempt.has_returned,
                 explained=attempt.is_explained or not alone,
             )
-        elif fault is Fault.UNTOLD and alone and attempt.has_returned:
-            self.failures.note_refused(guilty)
+        elif fault is Fault.UNTOLD and alone:
+            self.failures.note_untold(guilty, error, refused=attempt.has_returned)
+        elif fault is Fault.OUTAGE and alone and is_broken(error):
+            self.failures.note_broken(guilty, error, self._seen)
 
     def dead_letter(self, message: Any) -> DeadLetter:
         """What becomes of a message that was delivered too often. Where it could not be sent to its queue of dead
         letters before (there is none, or nobody may), it is left to the broker."""
         remembered = self.failures.known(message)
-        failure = remembered if self.failures.is_final(message) else self._known(message)
+        is_known = self.failures.is_final(message) or self._breaks(message)
+        failure = remembered if is_known else self._known(message)
         last_ms = failure.last_ms if failure is not None else None
         annotations: dict[str, str | int] = {
-            "reason": self._reason(message, failure) or UNKNOWN_REASON,
+            "reason": self._reason(message, failure) or (failure.last_said if failure else "") or UNKNOWN_REASON,
             "place": failure.place if failure is not None else "",
             "queue": self.settings.queue,
             "deliveries": self.history(message).deliveries,
@@ -288,6 +308,7 @@ class Job:
     def failed_to_receive(self, number: int, error: Exception) -> None:
         """A worker can't receive. What keeps all of them from it, say an outage, is logged now and then."""
         self._outages += 1
+        self._seen += 1
         self.statistics.troubled(number, error)
         lasted = self._throttle.due(_RECEIVING)
         if lasted is not None:

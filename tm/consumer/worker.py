@@ -15,11 +15,13 @@ none of these; it returns whether the broker does so.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tm.consumer.failures import reason_from
-from tm.consumer.history import Fault, fault_of
+from tm.consumer.history import Fault
 from tm.consumer.job import COUNTED, Attempt
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from tm.consumer.job import DeadLetter, Job, Later
     from tm.transaction import Transaction
 
+
+logger = logging.getLogger("xabridge.tm.consumer")
 
 _UNTOLD: Final = object()
 """The answer of a session that could not be told something."""
@@ -344,10 +348,15 @@ class Worker:
             put_away = {id(message) for message in self._unfit}
             await self._lend([message for message in messages if id(message) not in put_away], arguments)
         except Exception as error:
+            self._attempt = self._attempt._replace(is_late=self._transaction.expired)
             self._blame(messages, error)
             raise
         except asyncio.CancelledError:  # the worker is to end
             self._excuse(messages)
+            raise
+        except SystemExit as error:  # the consumer is to end, for this message
+            if alone:
+                self._tell("explain", messages[0], reason_from(error))
             raise
         if alone and not job.is_charged(messages[0]) and self._transaction.status is not GlobalState.MARKED:
             is_told = self._excuse(messages)
@@ -358,13 +367,16 @@ class Worker:
         of every message is part of it. ProtocolMisuse: the handler has tried to, or has left it for another one."""
         transaction = self._transaction
         transaction.lent = Lent.TO_HANDLER
+        process = os.getpid()
         try:
             for number, argument in enumerate(arguments):
                 if len(arguments) == len(messages):
                     self._attempt = self._attempt._replace(guilty=messages[number])
                 await self._calls.handle(self._job.handler, argument, transaction)
+                _end_in_fork(process)
                 self._check_lent(transaction)
-        except BaseException:
+        except BaseException as error:
+            _end_in_fork(process, error)
             transaction.lent = Lent.FAILED  # what the handler has left running can't commit it now
             await self._restore(transaction)
             raise
@@ -394,7 +406,7 @@ class Worker:
 
     def _blame(self, messages: Sequence[Any], error: Exception) -> None:
         """Tells the broker which of the messages has failed, and with what; the transaction is rolled back now."""
-        fault, guilty = fault_of(error), self._attempt.guilty
+        fault, guilty = self._attempt.fault_of(error), self._attempt.guilty
         if fault.is_excused:
             self._attempt = Attempt(self._excuse(messages))
         elif fault is Fault.MESSAGE and len(messages) == 1:
@@ -441,6 +453,19 @@ class Worker:
     async def _release(self, messages: Sequence[Any]) -> None:
         for message in messages:
             self._session.release(message)
+
+
+def _end_in_fork(process: int, error: BaseException | None = None) -> None:
+    """Ends a child that the handler has forked off, and in which it has come to its end, too: transaction, connections
+    and messages are those of its parent."""
+    if os.getpid() == process:
+        return
+    status = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    else:
+        logger.error("a fork of process %d has left the handler, and is ended", process, exc_info=error)
+    os._exit(status & 0xFF)
 
 
 def _is_unreadable(error: BaseException, count: int) -> bool:

@@ -34,8 +34,9 @@ LOOKED_AT: Final = 1000
 FEW: Final = 1000
 """Messages that are gone and may wait until somebody would take them, before they are sorted out."""
 LOST_TIMES: Final = 2
-"""A connection that is lost makes a dead letter only at so many times the limit of deliveries: a consumer that gets the
-message before can say why it is one, and a process that is killed has mostly nothing to do with the message."""
+"""A connection that is lost, or a consumer that says why it has failed, makes a dead letter only at so many times the
+limit of deliveries: a consumer that gets the message before can say why it is one, and has a limit of its own; and a
+process that is killed has mostly nothing to do with the message."""
 
 
 class Queue:
@@ -432,7 +433,7 @@ class Queue:
         count, dead, reason = entry.count, outcome.code == REJECTED, "rejected"
         if outcome.code == MODIFIED:
             count += outcome.failed
-            limit = self.settings.max_deliveries * (LOST_TIMES if outcome.lost else 1)
+            limit = self.settings.max_deliveries * (LOST_TIMES if outcome.lost or outcome.reason else 1)
             dead = outcome.undeliverable or (limit > 0 and count >= limit)
             reason = "undeliverable" if outcome.undeliverable else f"delivery-count reached {count}"
         if dead:

@@ -225,6 +225,57 @@ def test_a_failed_statement(decider: Decider, harness: Any) -> None:
         assert decider.decided() == {}
 
 
+PAST_SQLALCHEMY: Final[dict[str, Callable[[Any], object]]] = {
+    "commit": lambda driver: driver.commit(),
+    "rollback": lambda driver: driver.rollback(),
+    "close": lambda driver: driver.close(),
+    "with": lambda driver: driver.__enter__(),
+    "commit by a cursor": lambda driver: driver.cursor().execute("COMMIT"),
+    "rollback by a cursor": lambda driver: driver.cursor().execute("/* or */ rollback"),
+    "commit by a cursor's connection": lambda driver: driver.cursor().connection.commit(),
+}
+
+
+@pytest.mark.parametrize("way", PAST_SQLALCHEMY.values(), ids=PAST_SQLALCHEMY.keys())
+def test_the_drivers_connection_completes_nothing(decider: Decider, harness: Any, way: Callable[[Any], object]) -> None:
+    xid = decider.begun(key := new_key())
+    borrowed = decider.rm.session(RMID).connection
+    with pytest.raises(XaMisuse, match="the session's"):
+        way(borrowed.dbapi_connection)
+    with pytest.raises(XaMisuse, match="the session's"):
+        way(borrowed.driver_connection)
+    with pytest.raises(XaMisuse, match="the session's"):
+        borrowed.cursor().execute("COMMIT")
+    with closing(borrowed.dbapi_connection.cursor()) as cursor:
+        cursor.execute("SELECT 1")
+        assert cursor.fetchall() == [(1,)]
+    decider.end(xid)
+    decider.decide(xid)
+    assert harness.committed() == {key}
+
+
+def test_what_only_sqlites_driver_has(sqlite_harness: SqliteDeciderHarness) -> None:
+    client = Decider(sqlite_harness)
+    xid = client.begun(key := new_key())
+    driver = client.rm.session(RMID).connection.dbapi_connection
+    for ending in (
+        lambda: driver.executescript("SELECT 1"),
+        lambda: driver.cursor().executescript("SELECT 1"),
+        lambda: driver.execute("COMMIT"),
+        lambda: setattr(driver, "isolation_level", None),
+    ):
+        with pytest.raises(XaMisuse, match="the session's"):
+            ending()
+    assert driver.execute("SELECT 1").fetchall() == [(1,)]
+    assert list(driver.execute("SELECT 2")) == [(2,)]
+    client.end(xid)
+    with pytest.raises(XaMisuse, match="this session is over"):
+        driver.execute("SELECT 1")
+    client.decide(xid)
+    assert sqlite_harness.committed() == {key}
+    client.rm.close("", RMID)
+
+
 def test_the_decision_goes_where_it_belongs(postgres_harness: PostgresDeciderHarness) -> None:
     """Also when the application has another search path, another role, and tables and functions of the same names."""
     harness = postgres_harness
@@ -423,18 +474,7 @@ def test_a_file_by_uri_decides(tmp_path: Path) -> None:
     assert (tmp_path / "shop.db").exists()
 
 
-def _or_rollback(session: Any) -> None:
-    session.exec_driver_sql("INSERT OR ROLLBACK INTO work VALUES ('there')")
-
-
-def _by_the_driver(session: Any) -> None:
-    session.connection.dbapi_connection.execute("COMMIT")
-
-
-@pytest.mark.parametrize("end", [_or_rollback, _by_the_driver])
-def test_what_is_done_behind_the_end_of_a_transaction_is_not_decided(
-    sqlite_harness: SqliteDeciderHarness, end: Callable[[Any], None]
-) -> None:
+def test_what_is_done_behind_the_end_of_a_transaction_is_not_decided(sqlite_harness: SqliteDeciderHarness) -> None:
     """Where the error was swallowed each statement behind it commits itself, and the decision would too."""
     sqlite_harness.admin("INSERT INTO work VALUES ('there')")
     client = Decider(sqlite_harness)
@@ -443,7 +483,7 @@ def test_what_is_done_behind_the_end_of_a_transaction_is_not_decided(
     session = client.rm.session(RMID)
     session.execute(sa.text("INSERT INTO work VALUES ('before')"))
     with suppress(sa.exc.DBAPIError):
-        end(session)
+        session.exec_driver_sql("INSERT OR ROLLBACK INTO work VALUES ('there')")
     session.execute(sa.text("INSERT INTO work VALUES ('behind')"))
     assert client.end(xid) is Code.XA_OK
     with refused(Code.XA_RBPROTO) as raised:

@@ -23,8 +23,6 @@ from xa.diagnosis import Health
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from sqlalchemy import Connection
-
     from tests.postgres import Postgres
     from xabridge.testing.mariadb import MariaDB
 
@@ -74,6 +72,33 @@ def shop(mariadb: MariaDB, postgres: Postgres) -> Iterator[Shop]:
         yield shop
         shop.engine.dispose()
         assert manager.recover().clean
+
+
+PAST_SQLALCHEMY: dict[str, Callable[[Any], object]] = {
+    "commit": lambda driver: driver.commit(),
+    "rollback": lambda driver: driver.rollback(),
+    "begin": lambda driver: driver.begin(),
+    "autocommit": lambda driver: driver.autocommit(True),
+    "query": lambda driver: driver.query("COMMIT"),
+    "words that look like others": lambda driver: driver.cursor().execute("SET autocommit=1"),
+    "cursor": lambda driver: driver.cursor().execute("COMMIT"),
+    "definition": lambda driver: driver.cursor().execute("CREATE TABLE more (id integer)"),
+    "ping": lambda driver: driver.ping(),
+}
+
+
+@pytest.mark.parametrize("way", PAST_SQLALCHEMY.values(), ids=PAST_SQLALCHEMY.keys())
+def test_the_drivers_connection_completes_nothing(shop: Shop, way: Callable[[Any], object]) -> None:
+    with pytest.raises(RuntimeError), shop.tm.begin() as tx:
+        tx["shop"].execute(sa.text("UPDATE items SET n = 0"))
+        driver = tx["shop"].connection.dbapi_connection
+        with pytest.raises(XaMisuse, match="the session's"):
+            way(driver)
+        with driver.cursor(pymysql.cursors.DictCursor) as cursor:
+            cursor.execute("UPDATE items SET n = %s WHERE id = %s", (1, 1))
+            assert cursor.rowcount == 1
+        raise RuntimeError
+    assert shop.rows() == [(1, 10), (2, 20)]
 
 
 # --- by which URLs ----------------------------------------------------------------------------------------------
@@ -172,30 +197,8 @@ def test_what_ends_a_transaction_is_refused(shop: Shop, statement: str) -> None:
     assert shop.rows() == [(1, 11), (2, 20)]
 
 
-def _by_the_driver(connection: Connection) -> None:
-    raw: Any = connection.connection.dbapi_connection
-    raw.commit()
-
-
-def _by_a_procedure(connection: Connection) -> None:
-    connection.exec_driver_sql("CALL commits()")
-
-
-def _by_words_that_look_like_others(connection: Connection) -> None:
-    raw: Any = connection.connection.dbapi_connection
-    with raw.cursor() as cursor:
-        cursor.execute("SET autocommit=1")
-        cursor.execute("SET autocommit=0")
-
-
-BEHIND: list[Callable[[Connection], None]] = [_by_the_driver, _by_a_procedure, _by_words_that_look_like_others]
-
-
-@pytest.mark.parametrize("end", BEHIND)
 @pytest.mark.parametrize("both", [True, False])
-def test_an_end_that_no_words_show_is_seen_before_the_decision(
-    shop: Shop, end: Callable[[Connection], None], *, both: bool
-) -> None:
+def test_an_end_that_no_words_show_is_seen_before_the_decision(shop: Shop, *, both: bool) -> None:
     """Nothing can take back what was committed so; but nothing else is committed because of it."""
     shop.run("CREATE PROCEDURE commits() COMMIT")
     ended = "has ended the transaction before it was to be committed"
@@ -203,7 +206,7 @@ def test_an_end_that_no_words_show_is_seen_before_the_decision(
         tx["shop"].execute(sa.text("UPDATE items SET n = 11 WHERE id = 1"))
         if both:
             tx["other"].psycopg.execute("INSERT INTO made VALUES ('x')")
-        end(tx["shop"])
+        tx["shop"].exec_driver_sql("CALL commits()")
         tx["shop"].execute(sa.text("UPDATE items SET n = 21 WHERE id = 2"))
     assert shop.others() == 0
 

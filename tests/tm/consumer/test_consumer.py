@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import logging
+import sys
 import sysconfig
 import threading
 import time
@@ -13,6 +14,7 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+import psycopg
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -28,6 +30,7 @@ from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import PATIENCE_S, Stall
 from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
 from tm.consumer.failures import name_of, place_of
+from tm.consumer.history import BREAKS, UNTOLD
 from tm.consumer.settings import ConsumerOptions, ConsumerSettings
 from tm.telemetry import opentelemetry
 from xa import Code, xa_error
@@ -579,6 +582,102 @@ def test_what_failed_elsewhere_is_a_dead_letter_that_says_so(stall: Stall, monke
     assert why["reason"] == "not known: it failed in another process, or its process ended"
     assert (why["place"], why["queue"], why["deliveries"]) == ("", stall.queue, 3)
     assert "first" not in why
+
+
+@pytest.mark.parametrize("identity", ["an id", None])
+def test_what_breaks_its_connection_each_time_is_a_dead_letter(
+    stall: Stall, monkeypatch: pytest.MonkeyPatch, identity: str | None
+) -> None:
+    """Every resource can be reached in between: it is no outage, and must not hold up the others for ever."""
+    monkeypatch.setattr("tm.consumer.job.BREAKS", 3)
+
+    def handle(message: Message, tx: Transaction) -> None:
+        tx["shop"].write(str(message.body), 1)
+        if message.body == "a":
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    with stall.manager.begin() as tx:
+        tx["broker"].send(stall.queue, Message("a", id=identity))
+    stall.put("b")
+    with stall.consumer(handle, max_deliveries=1) as consumer:
+        while consumer.counts.handled + consumer.counts.dead_lettered < 2:
+            threading.Event().wait(0.001)
+    assert consumer.counts == Counts(handled=1, failed=3, dead_lettered=1)
+    ((body, why),) = letters(stall)
+    assert (body, why["reason"]) == ("a", "OperationalError: server closed the connection unexpectedly")
+    assert stall.store.data == {"b": 1}
+
+
+def test_an_outage_that_was_seen_between_breaks_begins_the_count_anew(stall: Stall) -> None:
+    consumer = stall.consumer(Work(stall), max_deliveries=1)
+    message = Message("a", id="a")
+    message.delivery_count = 1
+    broken = psycopg.OperationalError("server closed the connection unexpectedly")
+    with stall.manager.begin() as tx:
+        for _ in range(3):
+            for _ in range(BREAKS - 1):
+                consumer.job.done("handled", [message], [], tx, broken, 0.0)
+            assert not consumer.job.history(message).is_dead
+            consumer.job.failed_to_receive(0, broken)
+        for _ in range(BREAKS):
+            consumer.job.done("handled", [message], [], tx, broken, 0.0)
+    assert consumer.job.history(message).is_dead
+
+
+def test_a_limit_as_high_as_the_brokers_keeps_the_reason(stall: Stall) -> None:
+    stall.put("a")
+    with stall.consumer(Work(stall, "a"), max_deliveries=10, retry_most_s=0.01) as consumer:
+        while not consumer.counts.dead_lettered:
+            threading.Event().wait(0.001)
+    assert consumer.counts == Counts(failed=10, dead_lettered=1)
+    ((_, why),) = letters(stall)
+    assert (why["reason"], why["deliveries"]) == ("LookupError: a", 10)
+
+
+def test_what_can_never_be_committed_is_a_dead_letter_that_says_so(stall: Stall) -> None:
+    """No handler has raised, so that it has the limit of those of which nobody knows whose fault it is."""
+    stall.put("a")
+
+    def handle(_message: Message, tx: Transaction) -> None:
+        stall.store.script.plan("prepare", Code.XA_RBOTHER)
+        tx["shop"].write("never", 1)
+        tx["broker"].send(stall.out, Message("b"))
+
+    with stall.consumer(handle, max_deliveries=2, retry_most_s=0.01) as consumer:
+        while not consumer.counts.dead_lettered:
+            threading.Event().wait(0.001)
+    assert consumer.counts.dead_lettered == 1
+    ((_, why),) = letters(stall)
+    assert why["reason"].startswith("RolledBack: ")
+    assert why["deliveries"] == UNTOLD
+
+
+def test_a_reason_that_no_message_can_carry_is_told_as_well_as_it_can_be(stall: Stall) -> None:
+    def handle(_message: Message, _tx: Transaction) -> None:
+        raise ValueError("half a surrogate: \ud800")
+
+    stall.put("a")
+    with stall.consumer(handle, max_deliveries=1) as consumer:
+        while not consumer.counts.dead_lettered:
+            threading.Event().wait(0.001)
+    assert consumer.counts == Counts(failed=1, dead_lettered=1)
+    ((_, why),) = letters(stall)
+    assert why["reason"] == "ValueError: half a surrogate: \\ud800"
+
+
+def test_a_handler_that_exits_has_said_why(stall: Stall) -> None:
+    def handle(_message: Message, _tx: Transaction) -> None:
+        sys.exit(3)
+
+    stall.put("a")
+    consumer = stall.consumer(handle, max_deliveries=1)
+    with pytest.raises(SystemExit):
+        consumer.run()
+    with stall.consumer(handle, max_deliveries=1) as consumer:  # of the next process
+        while not consumer.counts.dead_lettered:
+            threading.Event().wait(0.001)
+    ((_, why),) = letters(stall)
+    assert (why["reason"], why["deliveries"]) == ("SystemExit: 3", 1)
 
 
 @pytest.mark.parametrize(("dead_letter", "failed"), [("", 1), ("$nowhere", 2)])

@@ -21,7 +21,7 @@ from tm import (
     RolledBack,
 )
 from tm.consumer.failures import Failures
-from tm.consumer.history import Fault, fault_of, is_final
+from tm.consumer.history import Fault, fault_of, is_broken, is_final
 from tm.outcome import Outcome, Reason, Verdict
 from xa import Code, xa_error
 
@@ -92,6 +92,24 @@ def during(error: Exception, handled: Exception) -> Exception:
 )
 def test_whose_fault_it_is(error: Exception, expected: Fault) -> None:
     assert fault_of(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (errors.OperationalError("the server closed the connection unexpectedly"), True),
+        (pymysql.err.OperationalError(1153, "Got a packet bigger than 'max_allowed_packet' bytes"), True),
+        (raised(KeyError(), pymysql.err.OperationalError(2013, "Lost connection")), True),
+        (errors.AdminShutdown(), False),
+        (errors.DiskFull(), False),
+        (xa_error(Code.XAER_RMFAIL, "away"), False),
+        (ConnectionRefusedError(), False),
+        (sqlite3.OperationalError("disk I/O error"), False),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_breaks_a_connection(error: Exception, expected: bool) -> None:
+    assert is_broken(error) is expected
 
 
 @pytest.mark.parametrize(

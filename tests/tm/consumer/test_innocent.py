@@ -128,3 +128,23 @@ def test_an_outage_makes_no_dead_letter(shop: Shop, database: Postgres) -> None:
     for consumer in consumers:
         consumer.stop()
     assert shop.numbers() == [0, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shop", [1], indirect=True)
+def test_a_statement_that_waits_for_longer_than_its_transaction_may_take_makes_no_dead_letter(shop: Shop) -> None:
+    def handle(message: Message, tx: Transaction) -> None:
+        tx["shop"].execute(text("UPDATE stock SET left_over = left_over + 1"))
+        tx["shop"].execute(text("INSERT INTO orders VALUES (:number)"), message.body)
+
+    consumer = shop.managers[0].consumer("orders", max_deliveries=1, timeout_s=1, idle_s=0.1, retry_first_s=0.1)(handle)
+    shop.put(1)
+    with shop.engine.begin() as blocker:
+        blocker.execute(text("UPDATE stock SET left_over = 0"))
+        consumer.start()
+        until = time.monotonic() + PATIENCE_S
+        while consumer.counts.failed < 2 and not consumer.counts.dead_lettered and time.monotonic() < until:
+            threading.Event().wait(0.01)
+    assert shop.wait([consumer], 1) == (1, 0)
+    consumer.stop()
+    assert shop.numbers() == [0]
