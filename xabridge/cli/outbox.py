@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rm_amqp.message import Message
 from tm import ConfigurationError
 from xa import XaError
+from xa.secrets import masked
 from xa.telemetry.log_lines import write_lines
 from xabridge.cli import as_json
 from xabridge.cli.exits import Exit
@@ -119,7 +120,7 @@ def _config(arguments: Namespace) -> OutboxConfig:
 
 
 def _told(error: object, code: Exit) -> Exit:
-    print(f"xabridge outbox: {printable(str(error))}", file=sys.stderr)
+    print(f"xabridge outbox: {printable(masked(str(error)))}", file=sys.stderr)
     return code
 
 
