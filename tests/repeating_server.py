@@ -146,7 +146,10 @@ def amqp(server: RepeatingServer, client: socket.socket) -> None:
     client.sendall(b"AMQP\x03\x01\0\0" + frame(1, 0x40, [Symbol("PLAIN")]))
     init = decode(_rest(client)[4:])
     assert isinstance(init, Described)
-    why = server.error_with(init.value[1].rpartition(b"\0")[2].decode())
+    fields = init.value
+    assert isinstance(fields, list)
+    assert isinstance(fields[1], bytes)
+    why = server.error_with(fields[1].rpartition(b"\0")[2].decode())
     client.sendall(frame(1, 0x44, Ubyte(0)))
     _receive(client, 8)
     client.sendall(b"AMQP\0\1\0\0")

@@ -15,6 +15,7 @@ import re
 import sys
 import traceback
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -421,7 +422,18 @@ def test_a_server_that_repeats_the_password_in_its_errors_shows_none(
             if kind == "postgresql":
                 config.write_text(f'node = "n"\nlog = "{of_log}"\n[resources]\n')
                 main(["recover", "list", "--config", str(config)])
-                main(["broker", "backup", str(tmp_path / "copy"), "--store", of_log.replace("${PASSWORD}", ENCODED)])
+                with pytest.raises(ERRORS) as unusable:
+                    TransactionManager.from_config(config)
+                check_raised(unusable.value)
+                of_store = of_log.replace("${PASSWORD}", ENCODED)
+                for ask in (
+                    partial(open_log, of_store, "n"),
+                    partial(look_at_store, of_store),
+                ):
+                    with pytest.raises(ERRORS) as refused:
+                        ask()
+                    check_raised(refused.value)
+                main(["broker", "backup", str(tmp_path / "copy"), "--store", of_store])
             assert SECRET in server.received
 
 

@@ -74,7 +74,7 @@ def look_at_store(url: str) -> StoreImage:
         why = printable(f"{type(error).__name__}: {error}", 200)
         raise StoreDamaged(f"the store {shown(url)}: a row is damaged ({why}); take another copy") from error
     except SQLAlchemyError as error:
-        raise StoreError(f"the store {shown(url)} can't be read: {getattr(error, 'orig', error)}") from error
+        raise StoreError(f"the store {shown(url)} can't be read: {getattr(error, 'orig', error)}") from None
     finally:
         engine.dispose()
 

@@ -100,7 +100,7 @@ class SqlLog:
                 self._note_opening(row.epoch, entropy(INCARNATION_SIZE))
         except SQLAlchemyError as error:
             self._database.engine.dispose()
-            raise LogError(f"{self._database}: the decision log can't be opened: {error}") from error
+            raise LogError(f"{self._database}: the decision log can't be opened: {error}") from None
         except BaseException:
             self._database.engine.dispose()
             raise
@@ -426,6 +426,6 @@ def read_sql_log(url: str, node: str) -> LogImage:
             tuple(read_heuristics(database, node)),
         )
     except SQLAlchemyError as error:
-        raise LogError(f"{database}: the decision log can't be read: {error}") from error
+        raise LogError(f"{database}: the decision log can't be read: {error}") from None
     finally:
         database.engine.dispose()
