@@ -32,7 +32,7 @@ from rm_amqp.settings import parse
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Self
 
     from dtx.amqp.values import Map
@@ -48,8 +48,9 @@ CLOSE_S: Final = 1.0
 class ManagementClient:
     """One connection, for one thread."""
 
-    def __init__(self, open_string: str) -> None:
-        settings = parse(open_string)
+    def __init__(self, open_string: str, environment: Mapping[str, str] | None = os.environ) -> None:
+        """`environment` as for `rm_amqp.settings.parse`."""
+        settings = parse(open_string, environment)
         tls = settings.tls_context()
         container = f"xabridge-operator-{uuid.uuid4()}"
 

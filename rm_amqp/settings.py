@@ -19,6 +19,7 @@ from dtx.amqp.sasl import ClientPolicy
 from rm_amqp.decider.tokens import MAX_SLOTS
 from xa import Code, xa_error
 from xa.open_string import PASSWORD_ENV, OpenString, option_name
+from xa.tls import load_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -90,7 +91,7 @@ def tls_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=ca or None)
         if certificate:
-            context.load_cert_chain(certificate, key or None)
+            load_certificate(context, certificate, key or None)
     except (OSError, ssl.SSLError) as error:
         raise wrong(f"ca, cert or key can't be used: {error}") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -184,7 +185,7 @@ Readers: TypeAlias = "Mapping[str, tuple[str, Callable[[str, str], object]]]"
 
 
 def read_open_string(
-    open_string: str, ports: Mapping[str, int], readers: Readers, environment: Mapping[str, str]
+    open_string: str, ports: Mapping[str, int], readers: Readers, environment: Mapping[str, str] | None
 ) -> BrokerAddress:
     """What an open string says whose scheme is one of `ports`, each with its port; XAER_INVAL says what is wrong with
     it. No message shows the password."""
@@ -212,8 +213,9 @@ def read_open_string(
     return BrokerAddress(scheme, brokers, unquote(found.path), found.user, found.password or "", options)
 
 
-def parse(open_string: str, environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings in an open string; XAER_INVAL says what is wrong with it. No message shows the password."""
+def parse(open_string: str, environment: Mapping[str, str] | None = os.environ) -> Settings:
+    """The settings in an open string; XAER_INVAL says what is wrong with it. No message shows the password. Without an
+    `environment` it is one that somebody typed: see `xa.secrets.without`."""
     read = read_open_string(open_string, {"amqp": PORT, "amqps": TLS_PORT}, OPTIONS, environment)
     if read.path not in {"", "/"}:
         raise wrong("there is no path; queues are named in receive and send")

@@ -15,6 +15,7 @@ import re
 import sys
 import traceback
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -27,6 +28,7 @@ from dtx.store.contract import StoreError
 from dtx.store.sql.image import look_at_store
 from dtx.store.sql.store import open_database
 from rm_db.address import Address
+from tests.repeating_server import TALKS, RepeatingServer
 from tests.tm.telemetry.test_pages import asked as page_of
 from tm import ConfigurationError, ManagerUnusable, TransactionManager
 from tm.config import configuration_from
@@ -35,6 +37,7 @@ from tm.log.factory import open_log
 from tm.resources import ResourceConfig, find_factory
 from xa import XaError
 from xa.open_string import OpenString, shown
+from xa.secrets import masked
 from xa.telemetry.endpoint import Acts, Private, Request
 from xabridge.cli.main import main, make_parser
 from xabridge.console.app import Console
@@ -324,6 +327,28 @@ def test_the_pages_of_a_console_show_none(form: Form, tmp_path: Path) -> None:
         assert "refused" in said.text or "reached" in said.text or said.status_code != 200, said.text
 
 
+def test_a_console_shows_no_typed_password_that_the_broker_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xa.secrets._HIDDEN", {})
+    with RepeatingServer(TALKS["amqp"]) as server:
+        path = tmp_path / "xabridge.toml"
+        path.write_text(
+            f'[console.brokers]\nmain = "amqp://127.0.0.1:{server.port}/?plain_without_tls=true"\n', encoding="utf-8"
+        )
+        console = Console(console_settings(path, {}), None)
+        with TestClient(
+            console.app, base_url="http://127.0.0.1:8161", headers={"origin": "http://127.0.0.1:8161"}
+        ) as client:
+            before = re.search(r'name="before" value="([^"]+)"', client.get("/login").text)
+            assert before is not None
+            said = client.post("/login", data={"user": "shop", "password": SECRET, "before": before[1], "next": ""})
+            holds_nothing(said.text, said.headers)
+            assert "no user with the password …" in said.text
+        assert SECRET in server.received
+    assert masked(SECRET) == SECRET, "what a stranger types blots out nothing"
+
+
 def test_the_tokens_of_a_node_are_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "Zq7Wx8Ye9Vk4Ut5Nr6Mj3Hf2")
     monkeypatch.setenv("ACT_TOKEN", "Gd1Pb0Zq7Wx8Ye9Vk4Ut5Nr6")
@@ -340,6 +365,76 @@ def test_the_tokens_of_a_node_are_not_shown(tmp_path: Path, monkeypatch: pytest.
         for page in ("metrics", "ready", "live", "node", "node/in-doubt"):
             holds_nothing(page_of(port, page)[1].decode())
     holds_nothing(Acts("Zq7", {}), Private("Zq7", {}), Request("GET", "/", {"authorization": "Bearer Zq7"}))
+
+
+REPEATED: Final = [
+    (kind, scheme)
+    for kind, schemes in {
+        "postgresql": ("postgresql", "decider+postgresql"),
+        "mariadb": ("mariadb", "decider+mysql+pymysql"),
+        "amqp": ("amqp", "decider+amqp"),
+        "amqp091": ("amqp091",),
+    }.items()
+    for scheme in schemes
+]
+
+
+@pytest.mark.parametrize("way", ["${PASSWORD}", "password_env", "encoded"])
+@pytest.mark.parametrize("talk", TALKS)
+def test_a_server_that_repeats_the_password_in_its_errors_shows_none(
+    talk: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PASSWORD", SECRET)
+    monkeypatch.chdir(tmp_path)
+    kind = talk.partition(",")[0]
+    for scheme in [scheme for one, scheme in REPEATED if one == kind]:
+        with RepeatingServer(TALKS[talk]) as server:
+            own, mode = scheme.removeprefix("decider+"), "decider" if scheme.startswith("decider+") else "two-phase"
+            options = {"amqp": "?plain_without_tls=true&timeout=3", "amqp091": ""}.get(
+                kind, "?xa_plain_without_tls=true"
+            )
+            who = {"${PASSWORD}": "shop:${PASSWORD}", "password_env": "shop", "encoded": f"shop:{ENCODED}"}[way]
+            more = "" if way != "password_env" else f"{'&' if options else '?'}password_env=PASSWORD"
+            url = f"{own}://{who}@127.0.0.1:{server.port}/{'' if 'amqp' in kind else 'shop'}{options}{more}"
+            of_log = (
+                url.replace(options, "?require_auth=password") if kind == "postgresql" else f"sqlite:///{tmp_path}/l"
+            )
+            config = tmp_path / "repeated.toml"
+            resource = "" if kind == "amqp091" else f'shop = {{ url = "{url}", mode = "{mode}" }}'
+            config.write_text(
+                f'node = "n"\nlog = "file://{tmp_path}/log"\n[resources]\n{resource}\n[pipeline]\nlog = "{of_log}"\n'
+                f'[outbox]\ndatabase = "sqlite:///{tmp_path}/outbox"\nbroker = "{url}"\n'
+            )
+            if kind in {"postgresql", "mariadb", "amqp"}:
+                with (
+                    TransactionManager.from_config(config) as manager,
+                    pytest.raises(Exception) as caught,
+                    manager.begin() as tx,
+                ):
+                    tx.enlist("shop")
+                check_raised(caught.value)
+            for command in (
+                ["doctor", "--json"], ["doctor", "--verbose"], ["recover", "list", "--json"], ["recover", "run"],
+                ["outbox", "create"], ["outbox", "relay", "--once"], ["check"], ["pipeline", "status", "p"],
+            ):  # fmt: skip
+                with contextlib.suppress(SystemExit):
+                    main([*command, "--config", str(config)])
+            if kind == "postgresql":
+                config.write_text(f'node = "n"\nlog = "{of_log}"\n[resources]\n')
+                main(["recover", "list", "--config", str(config)])
+                with pytest.raises(ERRORS) as unusable:
+                    TransactionManager.from_config(config)
+                check_raised(unusable.value)
+                of_store = of_log.replace("${PASSWORD}", ENCODED)
+                for ask in (
+                    partial(open_log, of_store, "n"),
+                    partial(look_at_store, of_store),
+                ):
+                    with pytest.raises(ERRORS) as refused:
+                        ask()
+                    check_raised(refused.value)
+                main(["broker", "backup", str(tmp_path / "copy"), "--store", of_store])
+            assert SECRET in server.received
 
 
 NAMES: Final = re.compile(r"password|secret|(?:^|_)token$|^(?:url|open_string|store|log|database|dsn|watch|conninfo)$")

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tm.resources import ConfigurationError, ResourceConfig
 from xa import check_node
-from xa.secrets import expanded
+from xa.secrets import expanded, not_set
 from xa.telemetry.address import host_and_port
 from xa.telemetry.log_lines import FORMATS
 
@@ -202,8 +202,7 @@ class _Reader:
         try:
             return expanded(text, self._environment)
         except KeyError as error:
-            told = f"the environment variable {error.args[0]} is not set; set it for this process"
-            raise self._wrong(key, told) from error
+            raise self._wrong(key, not_set(error.args[0])) from None
 
     def _unknown(self, key: str, last: str, known: Collection[str]) -> ConfigurationError:
         close = get_close_matches(last, known, 1)

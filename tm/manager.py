@@ -43,6 +43,7 @@ from tm.two_phase.states import FINAL
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.fork import belongs_to_this_process
 from xa.gtrid import incarnation_prefix
+from xa.secrets import hide, not_set
 from xa.telemetry.address import host_and_port
 from xa.telemetry.endpoint import TOKEN_OCTETS, Acts, AddressTaken, EndpointThread, Private
 from xa.telemetry.exposition import Exposition
@@ -721,7 +722,8 @@ def _token_in(key: str, variable: str | None) -> str | None:
         return None
     token = os.environ.get(variable)
     if not token:
-        raise ConfigurationError(f"{key}: the environment variable {variable} is not set; set it for this process")
+        raise ConfigurationError(f"{key}: {not_set(variable)}")
+    hide(token)
     return token
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
+from xa.secrets import masked
+
 
 class Health(Enum):
     """The result of a check. WARN: it works, and may not for long, or not as well as it could."""
@@ -23,12 +25,15 @@ class Health(Enum):
 class Check:
     """One check: what was `found` ("max_prepared_transactions is 0"), and where it is not OK, the `mend` ("set it to
     at least 40 and restart PostgreSQL"). `subject` names what was looked at, in a word or two, and stays the same
-    from one version to the next, for scripts. No secret stands in any of them."""
+    from one version to the next, for scripts. `found` may quote a server: passwords in it are masked."""
 
     health: Health
     subject: str
     found: str
     mend: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "found", masked(self.found))
 
 
 @dataclass(frozen=True, slots=True)

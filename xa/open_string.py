@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, unquote_plus
 
-from xa.secrets import MASK, is_secret, masked
+from xa.secrets import MASK, hide, is_secret, masked, not_set
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
@@ -54,8 +54,9 @@ class OpenString:
 
     @classmethod
     def parse(cls, text: str, environment: Mapping[str, str] | None = None) -> OpenString:
-        """ValueError says what is wrong. With an `environment` the password is that of the variable which the option
-        `password_env` names."""
+        """ValueError says what is wrong. With an `environment` the open string is one that this process uses: its
+        password is that of the variable which the option `password_env` names, and no message shows it from then on,
+        even if the server puts it into its error."""
         scheme, separator, rest = text.partition("://")
         if not separator or not _SCHEME.fullmatch(scheme):
             raise ValueError("not a URL: write scheme://…, as in postgresql://orders@db/shop")
@@ -77,7 +78,13 @@ class OpenString:
         options = tuple(_option(scheme, one) for one in query.split("&") if one) if question else ()
         user, colon, password = who.partition(":")
         made = cls(scheme, _decoded(user), _decoded(password) if colon else None, place, path, options)
-        return made if environment is None else made._with_password(environment)
+        return made if environment is None else made._to_use(environment)
+
+    def _to_use(self, environment: Mapping[str, str]) -> OpenString:
+        used = self._with_password(environment)
+        for secret in (used.password or "", *(value for name, value in used.decoded if is_secret(name))):
+            hide(secret, str(used))
+        return used
 
     def _with_password(self, environment: Mapping[str, str]) -> OpenString:
         name = self.option(PASSWORD_ENV)
@@ -88,9 +95,7 @@ class OpenString:
                 self.scheme, f"{PASSWORD_ENV} goes with a user and without a password: {self.scheme}://user@host/…"
             )
         if name not in environment:
-            raise _wrong(
-                self.scheme, f"{PASSWORD_ENV}={name}: this environment variable is not set; set it for this process"
-            )
+            raise _wrong(self.scheme, f"{PASSWORD_ENV}: {not_set(name)}")
         return replace(self.without({PASSWORD_ENV}), password=environment[name])
 
     def __str__(self) -> str:

@@ -2,19 +2,30 @@
 
 `masked` is for a text of somebody else's, such as a driver's error, in which a URL may stand anywhere. The errors of
 this product apply it to their messages themselves. An open string as a whole is printed by `xa.open_string` alone.
+
+A server that got a password may put it into its error, where nothing marks it. So `hide` notes the passwords of the
+open strings that this process uses, and `masked` replaces these too. They are kept for the whole process, since errors
+and lines of a log are made everywhere.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MASK: Final = "…"
+_SHORTEST: Final = 8
+_WORD_ALONE: Final = re.compile(r"[a-z]{1,15}|[0-9.:]{1,15}")
+_MOST_HIDDEN: Final = 200
+_HIDDEN: Final[dict[str, None]] = {}
+"""What was hidden, the latest last."""
 _USER: Final = re.compile(r"[^:@/?#\s]*")
 _UNCLEAR: Final = re.compile(r"[/?#][^@\s:'\"]*:")
 """What may stand behind a user that holds what ends an authority, so that no one can tell where its password begins."""
@@ -39,9 +50,46 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name) is not None
 
 
+def hide(secret: str, beside: str = "") -> None:
+    """From now on `masked` replaces `secret` wherever it stands. A short one, a word in small letters, a number and one
+    that is part of what is shown `beside` it are not replaced, because messages would lose words of their own."""
+    if secret in beside or not _is_marked(secret):
+        return
+    _HIDDEN.pop(secret, None)
+    _HIDDEN[secret] = None
+    for oldest in tuple(_HIDDEN)[:-_MOST_HIDDEN]:
+        _HIDDEN.pop(oldest, None)
+
+
+def _is_marked(secret: str) -> bool:
+    """Whether no one takes it for a word of a message."""
+    return len(secret) >= _SHORTEST and _WORD_ALONE.fullmatch(secret) is None
+
+
+def without(text: str, secret: str) -> str:
+    """`text` without a secret that is not hidden, because a stranger may have typed it: what strangers type must not
+    blot out the words of others' messages."""
+    return _any_of((secret,)).sub(MASK, text) if _is_marked(secret) else text
+
+
+@lru_cache(maxsize=4)
+def _any_of(hidden: tuple[str, ...]) -> re.Pattern[str]:
+    """Each secret as it is, and as it stands in a URL, a `repr` or JSON, of which the error of a driver may be a `repr`
+    again."""
+    forms = set()
+    for one in hidden:
+        quoted = {quote(one, safe="", errors="surrogateescape"), quote_plus(one, errors="surrogateescape")}
+        escaped = {repr(one)[1:-1], json.dumps(one)[1:-1]}
+        forms |= {one, *quoted, *escaped, *(repr(again)[1:-1] for again in escaped)}
+    return re.compile("|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)))
+
+
 def masked(text: str) -> str:
     """`text` with every password in it replaced. It takes time in proportion to the length, whatever a peer put into
     it."""
+    hidden = tuple(_HIDDEN)
+    if hidden:
+        text = _any_of(hidden).sub(MASK, text)
     if "://" in text:
         text = "\n".join(map(_without_authorities, text.split("\n")))
     if "@" in text and ":" in text:
@@ -87,7 +135,19 @@ def _end_of(pattern: re.Pattern[str], text: str, begin: int) -> int:
     return begin if found is None else found.end()
 
 
+_USUAL: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def not_set(variable: str, where: str = "this process") -> str:
+    """What to say of an environment variable that is not set. A name in small letters may be the password, which
+    somebody wrote in the wrong place."""
+    if _USUAL.fullmatch(variable):
+        return f"the environment variable {variable} is not set; set it for {where}"
+    return (
+        f"an environment variable is not set for {where}; its name is not shown, because it may be the secret itself: "
+        "write the name of a variable, in capitals, such as SHOP_PASSWORD"
+    )
 
 
 def expanded(text: str, environment: Mapping[str, str] = os.environ) -> str:

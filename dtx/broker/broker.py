@@ -35,6 +35,7 @@ from dtx.protocol.conditions import Refusal
 from dtx.store.contract import StoreAway, StoreError, StoreLeased, StoreLocked
 from dtx.store.sql import SqlStore
 from xa import Code
+from xa.tls import load_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -200,7 +201,7 @@ class Broker:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if config.certificate is not None and config.key is not None:
-            context.load_cert_chain(config.certificate, config.key)
+            load_certificate(context, config.certificate, config.key)
         if config.client_ca is not None:
             context.load_verify_locations(config.client_ca)
             context.verify_mode = ssl.CERT_OPTIONAL

@@ -20,6 +20,7 @@ from dtx.broker.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
 from dtx.store.contract import StoreError
 from dtx.store.sql import compact
 from xa.open_string import shown, without_secrets
+from xa.secrets import not_set
 from xa.telemetry.log_lines import FORMATS, line, write_lines
 
 if TYPE_CHECKING:
@@ -133,10 +134,12 @@ def _compact(config: BrokerConfig) -> int:
 def _set_user(config: BrokerConfig, given: str) -> None:
     user, _, variable = given.partition("=")
     if config.users is None:
-        raise ConfigError(f"--user-from-env {given}: there is no file of users; name one with --users")
+        raise ConfigError("--user-from-env: there is no file of users; name one with --users")
+    if not user or not variable:
+        raise ConfigError("--user-from-env: expected NAME=VARIABLE, a user and the variable with the password")
     password = os.environ.get(variable)
-    if not user or not password:
-        raise ConfigError(f"--user-from-env {given}: expected NAME=VARIABLE, and that variable to be set")
+    if not password:
+        raise ConfigError(f"--user-from-env: {not_set(variable)}")
     set_password(config.users, user, password)
 
 

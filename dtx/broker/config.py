@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 from dtx.broker.access.permissions import Permissions, PermissionsError
 from dtx.broker.config_origins import origins_of
 from dtx.broker.settings import Limits, QueueSettings, Settings, WhenFull
-from xa.secrets import expanded, masked
+from xa.secrets import expanded, masked, not_set
 from xa.telemetry.address import host_and_port
 from xa.telemetry.log_lines import FORMATS
 
@@ -134,7 +134,7 @@ def _expanded(value: Any, where: str) -> Any:
     try:
         return expanded(value) if isinstance(value, str) else value
     except KeyError as error:
-        raise ConfigError(f"{where}: the environment variable {error.args[0]} is not set") from error
+        raise ConfigError(f"{where}: {not_set(error.args[0])}") from None
 
 
 def _read(told: dict[str, Any]) -> BrokerConfig:

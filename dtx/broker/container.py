@@ -10,8 +10,9 @@ import os
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from dtx.amqp.conditions import Condition
+from dtx.amqp.sasl.scram import ScramError
 from dtx.broker.access.accounts import Accounts
-from dtx.broker.access.permissions import Permissions
+from dtx.broker.access.permissions import Permissions, PermissionsError
 from dtx.broker.management.audit import Audit
 from dtx.broker.rates import INTERVAL_S
 from dtx.broker.transactional_resource import TransactionalResource
@@ -22,7 +23,9 @@ from dtx.broker.transactions.fences import Fences
 from dtx.broker.transactions.two_phase_commit import TwoPhaseCommit
 from dtx.broker.turns import Turns
 from dtx.protocol.conditions import Refusal
+from dtx.store.contract import StoreDamaged
 from xa import Code
+from xa.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +39,18 @@ if TYPE_CHECKING:
 
 
 CONTINUING_S: Final = 0.002
+_UNREADABLE: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    PermissionsError,
+    RecursionError,
+    ScramError,
+    TypeError,
+    ValueError,
+)
+"""What comes of values that no broker wrote."""
+
 LinkKey: TypeAlias = tuple[str, str, str, bool]
 """A user, its container, the name of a link, and whether we receive."""
 
@@ -88,12 +103,17 @@ class Container:
         self._continuing: Turns[Continuing] = Turns()
 
     def open(self) -> None:
-        """Opens the store and restores everything that it holds."""
-        restored = self.resource.open()
-        self.registry.restore(restored)
-        self.fences.restore(restored)
-        self.audit.restore(restored)
-        self.accounts.restore(restored)
+        """Opens the store and restores everything that it holds. StoreDamaged: it holds what no broker wrote, so that
+        someone has changed it; nothing of it may be left out in silence."""
+        try:
+            restored = self.resource.open()
+            self.registry.restore(restored)
+            self.fences.restore(restored)
+            self.audit.restore(restored)
+            self.accounts.restore(restored)
+        except _UNREADABLE as error:
+            why = printable(f"{type(error).__name__}: {error}", 200)
+            raise StoreDamaged(f"a row of the store is damaged ({why}); restore the store from a copy") from error
         self.resource.make_configured()
         self._note_rates()
         self.resource.settle()

@@ -16,6 +16,7 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.values import Symbol, Ushort
 from xa import Code, Xid
 from xa.printable import printable
+from xa.secrets import masked
 
 if TYPE_CHECKING:
     from dtx.amqp.values import Map
@@ -111,7 +112,7 @@ class Refusal:
             xid = None
         if code is None:
             code = CODE_OF_CONDITION.get(condition, Code.XAER_RMERR)
-        return cls(printable(condition), printable(description or ""), code, xid)
+        return cls(printable(masked(condition)), printable(masked(description or "")), code, xid)
 
 
 class RefusedError(Exception):

@@ -23,7 +23,7 @@ from dtx.amqp.sasl import ClientPolicy, SaslClient, SaslServer, ServerPolicy
 from dtx.amqp.sasl.layer import SaslError
 from dtx.amqp.sasl.scram import ClientFinal, ClientFirst, ScramError, ServerFirst, Verifier
 from dtx.amqp.values import Described, Symbol, Uint, Ulong
-from dtx.broker.access.credentials import Credentials, verifier_of
+from dtx.broker.access.credentials import Credentials, CredentialsError, verifier_of
 from dtx.broker.access.permissions import PermissionsError, rule_of_json
 from dtx.broker.config import ConfigError
 from dtx.broker.config import load as broker_config
@@ -293,6 +293,7 @@ DECODERS: Final[dict[str, Decoder]] = {
         (b"\0" + str(XID).encode(), b"\x02" + decision(1).gtrid, b"\x03" + str(XID).encode(), b"\x04\x01\x01ab"),
     ),
     "permissions": Decoder(text(lambda given: rule_of_json("a", given)), (PermissionsError,), (_RULE,)),
+    "users": Decoder(file(Credentials.load), (CredentialsError,), (f"decoy AAAA\n{PASSWORD} alice\n".encode(),)),
     "broker configuration": Decoder(file(lambda path: broker_config(path, {})), (ConfigError,), (_CONFIG,)),
     "configuration": Decoder(file(lambda path: configuration_from(path, {})), (ConfigurationError,), (_CONFIG,)),
     "outbox configuration": Decoder(file(lambda path: OutboxConfig.read(path, {})), (ConfigurationError,), (_CONFIG,)),

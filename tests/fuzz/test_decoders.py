@@ -40,6 +40,7 @@ SEEN: list[tuple[str, bytes]] = [
     ("ledger", b'\0{"skipped": 1}'),
     ("Delta manifests", b'{"tables": [{"files": 3}]}'),
     ("JSON of bodies", b"\x01" + b'{"a":' * 100_000),
+    ("JSON of bodies", b'\x01{"type": [5e3333332333233333332]}'),
 ]
 """Octets at which a decoder has raised something else."""
 

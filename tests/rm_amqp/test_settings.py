@@ -75,7 +75,7 @@ def test_the_identity_names_the_broker_whatever_the_order_of_its_nodes() -> None
         ("amqp://a/?prefetch=9999", "expected a number from 0 to 5000"),
         ("amqp://a/?ahead=yes", "ahead='yes': expected true or false"),
         ("amqp://a/?timeout", "options are name=value"),
-        ("amqp://u@a/?password_env=NOT_SET", "NOT_SET: this environment variable is not set; set it"),
+        ("amqp://u@a/?password_env=NOT_SET", "password_env: the environment variable NOT_SET is not set; set it"),
         ("amqp://u:secret@a/?password_env=SET", "password_env goes with a user and without a password"),
     ],
 )

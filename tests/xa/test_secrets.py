@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 from sqlalchemy import make_url
 
-from dtx.broker.config import ConfigError, load
+from dtx.broker.command import _set_user
+from dtx.broker.config import BrokerConfig, ConfigError, load
 from dtx.store.contract import StoreError
 from dtx.store.sql.store import open_database
 from rm_db.address import Address
@@ -19,11 +24,8 @@ from tm.config import configuration_from
 from tm.log import LogError
 from xa import Code, XaError, xa_error
 from xa.open_string import OpenString
-from xa.secrets import expanded, masked
+from xa.secrets import expanded, hide, masked, not_set
 from xabridge.cli.main import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECRET = "p@ss/w%rd:x y#?&"  # noqa: S105 — nobody's
 PARTS = ("p@ss", "w%rd", "w%25rd", "%40ss", "x y")
@@ -100,7 +102,9 @@ def test_password_env_puts_the_password_in() -> None:
     assert make_url(url).password == SECRET
     assert make_url(url).query == {"x": "1"}
     assert OpenString.parse("postgresql://db/shop", {}).url == "postgresql://db/shop"
-    with pytest.raises(ValueError, match="=PW: this environment variable is not set; set it for this process"):
+    with pytest.raises(
+        ValueError, match="password_env: the environment variable PW is not set; set it for this process"
+    ):
         OpenString.parse("postgresql://shop@db/shop?password_env=PW", {})
     with pytest.raises(ValueError, match="without a password"):
         OpenString.parse("postgresql://shop:x@db/shop?password_env=PW", {"PW": SECRET})
@@ -111,9 +115,9 @@ def test_password_env_is_for_databases_logs_and_stores(monkeypatch: pytest.Monke
     address = Address.parse("postgresql://shop@db/shop?password_env=PW&xa_pool_size=3")
     assert make_url(address.url).password == SECRET
     monkeypatch.delenv("PW")
-    with pytest.raises(XaError, match="PW: this environment variable is not set; set it for this process"):
+    with pytest.raises(XaError, match="the environment variable PW is not set; set it for this process"):
         Address.parse("postgresql://shop@db/shop?password_env=PW")
-    with pytest.raises(StoreError, match="PW: this environment variable is not set; set it for this process"):
+    with pytest.raises(StoreError, match="the environment variable PW is not set; set it for this process"):
         open_database("postgresql://shop@db/shop?password_env=PW")
 
 
@@ -237,3 +241,52 @@ def test_errors_mask_what_they_are_given() -> None:
         LogError(f"no: postgresql://a:{SECRET}@b"),
     ):
         holds_nothing(str(error))
+
+
+@pytest.fixture
+def _nothing_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xa.secrets._HIDDEN", {})
+
+
+@pytest.mark.usefixtures("_nothing_hidden")
+def test_a_secret_that_is_in_use_is_masked_wherever_it_stands() -> None:
+    secret = "a'b\"c\\d é\n%1"  # noqa: S105 — nobody's
+    text = f"{secret} {secret!r} {quote(secret, safe='')} {quote_plus(secret)} {json.dumps(secret)} {(1, repr(secret))}"
+    hide(secret)
+    assert set(re.split(r"[^\w…]+", masked(text))) <= {"", "…", "1"}
+    assert str(xa_error(Code.XAER_RMERR, f"refused: {secret}")) == "XAER_RMERR: refused: …"
+
+
+@pytest.mark.usefixtures("_nothing_hidden")
+def test_words_of_messages_are_not_masked() -> None:
+    for one in ("", "secret1", "password", "127.0.0.1:5672"):
+        hide(one)
+    hide("postgres-1", "postgresql://postgres-1:…@db/shop")
+    text = "password secret1 127.0.0.1:5672 postgres-1"
+    assert masked(text) == text
+
+
+@pytest.mark.usefixtures("_nothing_hidden")
+def test_an_open_string_that_is_only_looked_at_hides_nothing() -> None:
+    OpenString.parse("amqp://shop:Typed-By-Someone@a")
+    assert masked("Typed-By-Someone") == "Typed-By-Someone"
+    OpenString.parse("amqp://shop:Typed-By-Someone@a?sslpassword=Another-One", {})
+    assert masked("Typed-By-Someone Another-One") == "… …"
+
+
+@pytest.mark.usefixtures("_nothing_hidden")
+def test_so_many_secrets_are_hidden_at_once() -> None:
+    for number in range(1000):
+        hide(f"Secret-{number:04}")
+    assert masked("Secret-0999 Secret-0000") == "… Secret-0000"
+
+
+@pytest.mark.parametrize("name", ["Geh3im-Pw", "geheim", "${geheim}", ""])
+def test_a_secret_in_the_place_of_a_variables_name_is_not_shown(name: str) -> None:
+    assert "geh" not in not_set(name).lower().replace("…", "")
+    with pytest.raises(ValueError, match="its name is not shown") as caught:
+        OpenString.parse(f"amqp://shop@a/?password_env={name}", {})
+    assert "eh" not in str(caught.value).split("password_env")[1].split(":")[0]
+    with pytest.raises(ConfigError) as refused:
+        _set_user(BrokerConfig(users=Path("users")), f"shop={name or 'x'}")
+    assert "geh" not in str(refused.value).lower()

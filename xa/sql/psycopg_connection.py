@@ -42,6 +42,8 @@ MAX_REPLY: Final = 64 << 20
 """Octets of a reply that holds records of ours."""
 NOT_IN_CLEAR: Final = "!password"
 """libpq's name for every way to log in but the one that sends the password as it is."""
+NOT_ASKED: Final = "no pass phrase was given"
+"""What libpq tries on a key that is encrypted, in place of asking for its pass phrase."""
 
 _DEFAULT_TIMEOUT_S: Final = 130
 """psycopg's, where the settings have none."""
@@ -218,9 +220,11 @@ def bound(engine: Engine, reply_s: float, max_reply: int = MAX_REPLY, *, plain_w
 
 
 def guarded(settings: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """What libpq is to connect with, so that no server but one that was verified gets the password as it is. Up to
-    libpq 15 that can't be asked for."""
+    """What libpq is to connect with, so that no server but one that was verified gets the password as it is, and so
+    that nobody is asked at the terminal for the pass phrase of a key. Up to libpq 15 the former can't be asked for."""
     found = dict(settings)
+    if "sslkey" in found:
+        found.setdefault("sslpassword", NOT_ASKED)
     if pq.version() < _KNOWS_REQUIRE_AUTH or "require_auth" in found or "PGREQUIREAUTH" in environment:
         return found
     verified = found.get("sslmode", environment.get("PGSSLMODE")) == "verify-full"

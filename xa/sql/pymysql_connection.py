@@ -31,6 +31,7 @@ from pymysql.protocol import MysqlPacket
 from sqlalchemy import event
 
 from xa.sql.mariadb import encode_password
+from xa.tls import refuse_to_ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +91,12 @@ class BoundedConnection(pymysql.connections.Connection):
 
     def _create_ssl_ctx(self, sslp: Any) -> ssl.SSLContext:
         if sslp:
-            made: ssl.SSLContext = super()._create_ssl_ctx(sslp)  # type: ignore[misc]  # the stubs leave it out
+            sslp = {**sslp, "password": sslp.get("password") or refuse_to_ask}
+            try:
+                made: ssl.SSLContext = super()._create_ssl_ctx(sslp)  # type: ignore[misc]  # the stubs leave it out
+            except OSError as error:
+                why = f"ssl_ca, ssl_cert or ssl_key can't be used: {error}"
+                raise pymysql.OperationalError(CR.CR_SSL_CONNECTION_ERROR, why) from None
             return made
         unchecked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         unchecked.check_hostname = False

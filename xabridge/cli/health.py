@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import sys
+from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 SUMMARY: Final = "ask a broker or a consumer over HTTP whether it is ready"
 DEFAULT: Final = "http://127.0.0.1:9464/ready"
+LONGEST_S: Final = 3600
 MOST: Final = 65_536
 """Octets of the answer that are shown."""
 _EXITS: Final = "exit codes: 0 it is well · 1 it says that it is not · 2 usage · 4 it could not be reached"
@@ -31,7 +33,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "url", nargs="?", default=DEFAULT, metavar="URL", help=f"what to ask: /ready or /live (default {DEFAULT})"
     )
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="S", help="for so long at most (default 5)")
+    parser.add_argument("--timeout", type=_seconds, default=5.0, metavar="S", help="for so long at most (default 5)")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= LONGEST_S:
+        raise ArgumentTypeError(f"expected seconds, above 0 and at most {LONGEST_S}")
+    return seconds
 
 
 def run(arguments: Namespace) -> Exit:
@@ -44,8 +53,9 @@ def run(arguments: Namespace) -> Exit:
     if host is None or url.scheme != "http":
         sys.stderr.write(f"xabridge health: {printable(shown(arguments.url))}: expected a URL such as {DEFAULT}\n")
         return Exit.USAGE
-    connection = http.client.HTTPConnection(host, port or 80, timeout=arguments.timeout)
+    connection = None
     try:
+        connection = http.client.HTTPConnection(host, port or 80, timeout=arguments.timeout)
         with within(arguments.timeout, connection):
             connection.request("GET", url.path or "/")
             response = connection.getresponse()
@@ -55,7 +65,8 @@ def run(arguments: Namespace) -> Exit:
         sys.stderr.write(f"xabridge health: {printable(shown(arguments.url))} could not be reached: {printable(why)}\n")
         return Exit.INCOMPLETE
     finally:
-        connection.close()
+        if connection is not None:
+            connection.close()
     for line in body.splitlines():
         print(printable(line, MOST))
     return Exit.DONE if response.status == 200 else Exit.FAILED

@@ -18,10 +18,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from rm_amqp.message import Message
 from tm import ConfigurationError
 from xa import XaError
+from xa.secrets import masked
 from xa.telemetry.log_lines import write_lines
 from xabridge.cli import as_json
 from xabridge.cli.exits import Exit
-from xabridge.cli.text import age, duration, printable, several
+from xabridge.cli.text import age, duration, printable, several, whole_number
 from xabridge.outbox import BrokerAway, Inbox, OutboxStore, Relay, Tables, TablesError
 from xabridge.outbox.config import OutboxConfig
 from xabridge.outbox.tables import REFUSED
@@ -56,13 +57,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     action("status", "say how many messages wait, and for how long", _status)
     listing = action("list", "list the messages, oldest first", _list)
     listing.add_argument("--refused", action="store_true", help="only those that were set aside")
-    listing.add_argument("--limit", type=int, default=50, metavar="N", help="at most so many (default 50)")
+    listing.add_argument("--limit", type=whole_number, default=50, metavar="N", help="at most so many (default 50)")
     show = action("show", "show a message", _show)
-    show.add_argument("id", type=int, metavar="ID", help="as list shows it")
+    show.add_argument("id", type=whole_number, metavar="ID", help="as list shows it")
     retry = action("retry", "send messages again that were set aside", _retry)
     delete = action("delete", "delete messages; they are never sent", _delete)
     for changing in (retry, delete):
-        changing.add_argument("ids", type=int, nargs="*", metavar="ID", help="as list shows them")
+        changing.add_argument("ids", type=whole_number, nargs="*", metavar="ID", help="as list shows them")
         changing.add_argument("--refused", action="store_true", help="all that were set aside")
         changing.add_argument("--dry-run", action="store_true", help="only say what would be done")
     delete.add_argument("--yes", action="store_true", help="don't ask: they are lost")
@@ -119,7 +120,7 @@ def _config(arguments: Namespace) -> OutboxConfig:
 
 
 def _told(error: object, code: Exit) -> Exit:
-    print(f"xabridge outbox: {printable(str(error))}", file=sys.stderr)
+    print(f"xabridge outbox: {printable(masked(str(error)))}", file=sys.stderr)
     return code
 
 
@@ -161,8 +162,6 @@ def _status(store: OutboxStore, arguments: Namespace) -> Exit:
 
 
 def _list(store: OutboxStore, arguments: Namespace) -> Exit:
-    if arguments.limit < 1:
-        raise ConfigurationError("--limit is at least 1")
     rows = store.rows(state=REFUSED if arguments.refused else None, limit=arguments.limit)
     if arguments.json:
         as_json.write({"messages": [_value(row) for row in rows]})

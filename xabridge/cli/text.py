@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, Final
 
 from xa import FORMAT_ID, Gtrid, Xid
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from xa.holdings import Holding, Relation
 
 _UNITS: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+_WHOLE: Final = re.compile(r"[0-9]{1,19}")
+MOST: Final = 2**63 - 1
 _DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([smhd]?)")
 
 
@@ -43,6 +46,14 @@ def took(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 120 else age(seconds)
+
+
+def whole_number(text: str) -> int:
+    """A number or a count above 0 that a database can hold, for argparse."""
+    found = int(text) if _WHOLE.fullmatch(text) else 0
+    if not 0 < found <= MOST:
+        raise ArgumentTypeError(f"expected a whole number from 1 to {MOST}")
+    return found
 
 
 def duration(text: str) -> float:

@@ -20,6 +20,8 @@ from dtx.amqp.conditions import Condition
 from dtx.protocol.conditions import RefusedError
 from rm_amqp.management import ManagementClient
 from xa import Code, XaError
+from xa.open_string import OpenString
+from xa.secrets import without
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -75,6 +77,7 @@ class BrokerLink:
     def __init__(self, broker: WatchedBroker, open_string: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.broker = broker
         self._open_string = open_string
+        self._password = OpenString.parse(open_string).password or ""
         self._clock = clock
         self._client: ManagementClient | None = None
         self._used = 0.0
@@ -145,7 +148,8 @@ class BrokerLink:
                 return client.ask(operation, **arguments)
             except XaError as error:  # it was sent
                 self._drop()
-                raise Unknown(f"it is unknown whether this was done: {error.message}. Look again") from None
+                why = without(error.message, self._password)
+                raise Unknown(f"it is unknown whether this was done: {why}. Look again") from None
 
         return await self._lasting(self._in_turn(changed))
 
@@ -197,7 +201,7 @@ class BrokerLink:
     async def _in_turn(self, work: Callable[[], Any]) -> Any:
         async with self._lock:
             try:
-                told = await run_sync(_translated, work)
+                told = await run_sync(_translated, work, self._password)
             except Away as away:
                 self._failed = (self._clock(), away)
                 raise
@@ -239,7 +243,7 @@ class BrokerLink:
         if self._client is not None and self._clock() - self._used > FRESH_S:
             self._drop()
         if self._client is None:
-            self._client = ManagementClient(self._open_string)
+            self._client = ManagementClient(self._open_string, None)
         self._used = self._clock()
         return self._client
 
@@ -249,15 +253,15 @@ class BrokerLink:
             client.close()
 
 
-def _translated(work: Callable[[], Any]) -> Any:
+def _translated(work: Callable[[], Any], password: str) -> Any:
     try:
         return work()
     except RefusedError as error:
         refusal = error.refusal
-        said = refusal.description or str(refusal.condition)
+        said = without(refusal.description or str(refusal.condition), password)
         raise Refused(said, right=refusal.condition == Condition.UNAUTHORIZED) from None
     except XaError as error:
-        said = error.message.removeprefix("open: ")
+        said = without(error.message.removeprefix("open: "), password)
         if error.code is Code.XAER_RMERR:  # reached, and not usable: credentials, or no management
             raise Refused(said, right=True) from None
         raise Away(said) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tm import ConfigurationError
+from xa.tls import load_certificate
 from xabridge.console.app import Console
 
 if TYPE_CHECKING:
@@ -33,6 +36,11 @@ class Server:
     def __init__(
         self, settings: ConsoleSettings, configuration: Configuration | None, bound: socket.socket | None = None
     ) -> None:
+        if settings.certificate:  # which uvicorn loads, and has OpenSSL ask for a pass phrase
+            try:
+                load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings.certificate, settings.key or None)
+            except OSError as error:
+                raise ConfigurationError(f"certificate or key can't be used: {error}") from error
         self.console = Console(settings, configuration)
         self._socket = bound if bound is not None else listen_at(settings)
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -30,7 +30,7 @@ from rm_amqp.settings import parse
 from tm.resources import ConfigurationError
 from xa import XaError
 from xa.open_string import PASSWORD_ENV, OpenString
-from xa.secrets import expanded
+from xa.secrets import expanded, hide, not_set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -219,7 +219,7 @@ def _broker(name: str, url: object, environment: Mapping[str, str]) -> WatchedBr
         whole = _with_patience(expanded(url, environment))
         settings = parse(whole, environment)
     except KeyError as error:
-        raise ConfigurationError(f"{where}: the environment variable {error.args[0]} is not set") from error
+        raise ConfigurationError(f"{where}: {not_set(error.args[0])}") from None
     except XaError as error:
         raise ConfigurationError(f"{where}: {error.message}") from error
     bare = OpenString.parse(whole).without({PASSWORD_ENV}).as_user("", None).url
@@ -254,9 +254,10 @@ def _node(name: str, told: object, environment: Mapping[str, str]) -> WatchedNod
 def _token(where: str, variable: str, environment: Mapping[str, str]) -> str:
     token = environment.get(variable, "")
     if not token:
-        raise ConfigurationError(f"{where}: the environment variable {variable} is not set")
+        raise ConfigurationError(f"{where}: {not_set(variable)}")
+    hide(token)
     if not (token.isascii() and token.isprintable()):
-        raise ConfigurationError(f"{where}: the token in {variable} is not printable ASCII")
+        raise ConfigurationError(f"{where}: the token in that environment variable is not printable ASCII")
     return token
 
 

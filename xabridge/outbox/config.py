@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tm import ConfigurationError, ResourceConfig, configuration_from
 from xa.open_string import shown
-from xa.secrets import expanded
+from xa.secrets import expanded, not_set
 from xabridge.outbox.relay import RelaySettings
 
 if TYPE_CHECKING:
@@ -94,6 +94,4 @@ def _url(
     try:
         return expanded(value, environment)
     except KeyError as error:
-        raise ConfigurationError(
-            f"{path}: outbox.{key}: the environment variable {error.args[0]} is not set"
-        ) from error
+        raise ConfigurationError(f"{path}: outbox.{key}: {not_set(error.args[0])}") from None

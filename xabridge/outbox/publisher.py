@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from xa.secrets import masked
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 class BrokerAway(Exception):
     """The broker can't be reached or used now; the message says why. Nothing is known of what it has not confirmed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from urllib.parse import unquote
 
 from dtx.amqp.values import Timestamp
 from xa.open_string import OpenString, option_name
+from xa.tls import load_certificate
 from xabridge.outbox.publisher import BrokerAway, Refusal, Sent
 
 try:
@@ -123,7 +124,7 @@ def _tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=options.get("ca") or None)
         if "cert" in options:
-            context.load_cert_chain(options["cert"], options.get("key"))
+            load_certificate(context, options["cert"], options.get("key"))
     except OSError as error:
         raise ValueError(f"ca, cert or key can't be used: {error}") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2

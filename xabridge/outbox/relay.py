@@ -32,6 +32,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dtx.amqp.decoding import DecodeError
 from rm_amqp.message import Message
+from xa.secrets import masked
 from xabridge.outbox.publisher import BrokerAway, Outgoing, Refusal, Sent
 from xabridge.outbox.schemes import publisher_for
 from xabridge.outbox.store import Carried, OutboxStore
@@ -166,7 +167,7 @@ class Relay:
         except BrokerAway as error:
             return self._failed(f"the broker is away: {error}")
         except SQLAlchemyError as error:
-            return self._failed(f"the database is away: {str(error).splitlines()[0]}")
+            return self._failed(f"the database is away: {masked(str(error)).splitlines()[0]}")
         if carried.away is not None:
             return self._failed(f"the broker is away: {carried.away}")
         if self._trouble:

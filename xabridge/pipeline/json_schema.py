@@ -39,6 +39,8 @@ def ddl_of(text: str) -> str:
         type_ = _type(schema, "the schema")
     except RecursionError as error:
         raise ValueError("the schema is nested too deeply") from error
+    except ArithmeticError as error:
+        raise ValueError("the schema has a number that is too large") from error
     if not type_.startswith("struct<"):
         raise ValueError("the schema has to be of an object with properties")
     return type_.removeprefix("struct<").removesuffix(">")

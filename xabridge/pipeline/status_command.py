@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tm.log import LogError
 from xabridge.cli.exits import Exit
 from xabridge.cli.tables import paragraph
-from xabridge.cli.text import age, gtrid_name, listed, printable, several, took
+from xabridge.cli.text import age, gtrid_name, listed, printable, several, took, whole_number
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.ledger.status import PipelineStatus, look
 from xabridge.pipeline.core.process_ids import is_alive
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resource", action="append", default=[], metavar="NAME=URL", help="a resource manager, instead of the file's"
     )
     parser.add_argument(
-        "--last", type=int, default=LAST, metavar="N", help=f"number of epochs to show (default {LAST})"
+        "--last", type=whole_number, default=LAST, metavar="N", help=f"number of epochs to show (default {LAST})"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import create_engine, func, inspect, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from dtx.store.contract import CHUNK, PENDING, StoreError
+from dtx.store.contract import CHUNK, PENDING, StoreDamaged, StoreError
 from dtx.store.sql.backup import COPY
 from dtx.store.sql.database import store_url
 from dtx.store.sql.tables import BRANCH, CHUNKS, MESSAGE, META, PAYLOAD, QUEUE, RECORD, WORK
 from xa import Code, Xid
 from xa.open_string import shown
+from xa.printable import printable
 from xa.sql import postgres
 
 if TYPE_CHECKING:
@@ -69,8 +70,11 @@ def look_at_store(url: str) -> StoreImage:
     try:
         with engine.connect() as connection:
             return _image(connection)
+    except (LookupError, OverflowError, TypeError, ValueError) as error:
+        why = printable(f"{type(error).__name__}: {error}", 200)
+        raise StoreDamaged(f"the store {shown(url)}: a row is damaged ({why}); take another copy") from error
     except SQLAlchemyError as error:
-        raise StoreError(f"the store {shown(url)} can't be read: {getattr(error, 'orig', error)}") from error
+        raise StoreError(f"the store {shown(url)} can't be read: {getattr(error, 'orig', error)}") from None
     finally:
         engine.dispose()
 

@@ -117,7 +117,7 @@ class SqlStore:
             raise
         except OPENING_FAILURES as error:
             database.close()
-            raise _opening_error(error) from error
+            raise _opening_error(error) from None  # which may quote the server, and that a password
         self._opened = _Opened(database, writer, reader, lease)
         return restored
 

@@ -20,7 +20,7 @@ from dtx.protocol.addresses import branch_address
 from dtx.protocol.commands import Commit, Discharge, Prepare, Rollback, Start
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import Result
-from dtx.store.contract import CHUNK, Batch, Step, StoreDamaged, StoreFull, StoreRefused
+from dtx.store.contract import CHUNK, Batch, Step, StoreDamaged, StoredRecord, StoreFull, StoreRefused
 from dtx.store.memory import Disk
 from tests.dtx.broker.peer import Peer, World, closed, condition_of, say_state
 from xa import Code, Xid
@@ -368,3 +368,21 @@ def test_messages_of_no_queue_are_damage() -> None:
     world.disk.queues.clear()
     with pytest.raises(StoreDamaged, match="a queue that it does not have"):
         world.crash()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("mark", "1.5"), ("mark", "9" * 5000), ("configured", "[]"), ("configured", '{"queue": []}'),
+        ("configured", "{"),
+        ("configured", "[" * 100_000), ("user", "null"),
+        ("rule", '["alice", {"consume": 3}]'), ("rule", '["alice"]'), ("rule", "[[], null]"), ("audit", "{"),
+    ],
+)  # fmt: skip
+def test_a_record_that_no_broker_wrote_is_a_damaged_store(kind: str, text: str) -> None:
+    world = World()
+    world.connect()
+    number = world.container.resource.number()
+    world.disk.records[number] = StoredRecord(number, kind, text)
+    with pytest.raises(StoreDamaged, match=r"a row of the store is damaged .*; restore the store from a copy"):
+        World(disk=world.disk)

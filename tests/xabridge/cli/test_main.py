@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 import pytest
 
 import tm
-from xabridge.cli.main import GROUP, make_parser, summary_of
+from xabridge.cli.main import GROUP, main, make_parser, summary_of
 
 LOADED = """
 import json, sys
@@ -71,3 +71,15 @@ def test_public_names_of_the_manager() -> None:
     assert set(tm.__all__) <= set(dir(tm))
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         tm.Nonsense  # type: ignore[attr-defined]  # noqa: B018 — that is the test
+
+
+@pytest.mark.parametrize("seconds", ["-1", "0", "nan", "inf", "1e400", "9" * 30])
+def test_health_takes_no_time_that_is_none(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["health", f"--timeout={seconds}"])
+    assert "expected seconds, above 0 and at most 3600" in capsys.readouterr().err
+
+
+def test_health_tells_a_url_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", "http://a b/"]) == 4
+    assert "could not be reached: " in capsys.readouterr().err

@@ -149,3 +149,13 @@ def test_no_database(operator: Operator, tmp_path: Path) -> None:
     code, said = operator.types("status", "--database", "postgresql://u:s3cret@127.0.0.1:1/x")
     assert code == 1
     assert "s3cret" not in said
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "9223372036854775808", "9" * 40, "1e9", "²", "1_0"])
+def test_a_number_that_no_row_can_have_is_a_usage_error(
+    operator: Operator, capsys: pytest.CaptureFixture[str], number: str
+) -> None:
+    for words in (["show"], ["retry"], ["delete", "--yes"], ["list", "--limit"]):
+        with pytest.raises(SystemExit, match="2"):
+            operator.types(*words, number)
+        assert "expected a whole number from 1 to" in (said := capsys.readouterr().err) or "arguments" in said

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import (
@@ -28,10 +28,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from tm.log.decision import LogError, LogMissing
+from tm.log.decision import LogDamaged, LogError, LogMissing
 from tm.log.files import file_identity
 from tm.log.sql.tables import COUNTING, INCARNATIONS, METADATA, NODE, PLACE, SCHEMA, VERSION
 from xa.open_string import shown
+from xa.printable import printable
 from xa.sql import postgres, sqlite
 from xa.sql.errors import ErrorKind, kind_of
 from xa.sql.statements import SECONDS_1970, missing_columns, upsert
@@ -39,7 +40,7 @@ from xa.sql.url import database_url as read_url
 from xa.sql.url import shown_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sqlalchemy import ColumnElement
     from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
@@ -209,3 +210,22 @@ def make_engine(url: URL, reply_s: float) -> Engine:
 
 def _no_write_ahead_log(mode: str) -> LogError:
     return LogError(f"SQLite can't keep a write-ahead log there (journal mode {mode}): put the file on a local disk")
+
+
+@contextmanager
+def values_of(database: Database) -> Iterator[None]:
+    """Around what makes values of rows. LogDamaged: one holds what no log wrote, so someone has changed it."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError) as error:
+        why = printable(str(error), 200)
+        raise LogDamaged(
+            f"{database}: a row of the decision log is damaged: {why}. Restore the log from a copy"
+        ) from error
+
+
+def octets(value: object) -> bytes:
+    """A value of a column of octets, in which SQLite keeps anything; TypeError for what is none."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"octets are expected, not {type(value).__name__}")
+    return bytes(value)

@@ -10,6 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tm.log.decision import Decision, DecisionRefused
 from tm.log.records import decode_decision
+from tm.log.sql.database import octets, values_of
 from tm.log.sql.states import GtridState, GtridVerb, sources, target
 from tm.log.sql.tables import GTRIDS, NODE
 
@@ -26,9 +27,15 @@ _COLUMNS: Final = (GTRIDS.c.gtrid, GTRIDS.c.state, GTRIDS.c.epoch, GTRIDS.c.reco
 _ENTRY: Final = select(*_COLUMNS).where(GTRIDS.c.gtrid == bindparam("gtrid"))
 _HOLDER: Final = select(NODE.c.epoch, NODE.c.holder).where(NODE.c.node == bindparam("node"))
 _DECISIONS: Final = (
-    select(GTRIDS.c.record)
+    select(GTRIDS.c.gtrid, GTRIDS.c.record)
     .where(GTRIDS.c.node == bindparam("node"), GTRIDS.c.state == GtridState.COMMITTED.value)
     .order_by(GTRIDS.c.changed_at, GTRIDS.c.gtrid)
+)
+_STORED: Final = [state.value for state in GtridState if state is not GtridState.UNKNOWN]
+_UNKNOWN: Final = (
+    select(GTRIDS.c.gtrid, GTRIDS.c.state)
+    .where(GTRIDS.c.node == bindparam("node"), GTRIDS.c.state.not_in(_STORED))
+    .limit(1)
 )
 
 
@@ -128,7 +135,8 @@ class GtridTable:
         """The row of `gtrid`."""
         with self._database.engine.connect() as connection:
             row = connection.execute(_ENTRY, {"gtrid": gtrid}).one_or_none()
-        return None if row is None else _entry(row)
+        with values_of(self._database):
+            return None if row is None else _entry(row)
 
     def entries(self, prefix: bytes, states: Collection[GtridState], after: bytes, count: int) -> Sequence[Entry]:
         """At most `count` gtrids of the node that begin with `prefix`, behind `after`, in their order."""
@@ -136,14 +144,19 @@ class GtridTable:
         if prefix:
             end = prefix + b"\xff" * (LONGEST_GTRID + 1 - len(prefix))
             statement = statement.where(GTRIDS.c.gtrid >= prefix, GTRIDS.c.gtrid <= end)
-        with self._database.engine.connect() as connection:
+        with self._database.engine.connect() as connection, values_of(self._database):
             return [_entry(row) for row in connection.execute(statement)]
 
     def decisions(self) -> Sequence[Decision]:
         """The decisions that have not ended, oldest first."""
-        with self._database.engine.connect() as connection:
-            records = connection.execute(_DECISIONS, {"node": self._node}).scalars()
-            return [decode_decision(record) for record in records]
+        with self._database.engine.connect() as connection, values_of(self._database):
+            return [_decision(row) for row in connection.execute(_DECISIONS, {"node": self._node})]
+
+    def check_states(self) -> None:
+        """LogDamaged for a state that no log wrote: its row would be in no list of decisions."""
+        with self._database.engine.connect() as connection, values_of(self._database):
+            for row in connection.execute(_UNKNOWN, {"node": self._node}):
+                raise ValueError(f"state {row.state!r} of {octets(row.gtrid).hex()}")
 
     def check_epoch(self) -> None:
         """TakenOver when the node is in another epoch than this one."""
@@ -233,5 +246,14 @@ def _stands(states: Collection[str]) -> ColumnElement[bool]:
 
 
 def _entry(row: Any) -> Entry:
-    decision = decode_decision(row.record) if row.record is not None else None
-    return Entry(row.gtrid, GtridState(row.state), row.epoch, decision)
+    state = GtridState(row.state)
+    decided = state is GtridState.COMMITTED or (state is GtridState.DONE and row.record is not None)
+    return Entry(octets(row.gtrid), state, row.epoch, _decision(row) if decided else None)
+
+
+def _decision(row: Any) -> Decision:
+    """That of a committed or done gtrid; ValueError, TypeError for a record that is none, or another one's."""
+    decision = decode_decision(octets(row.record))
+    if decision.gtrid != octets(row.gtrid):
+        raise ValueError(f"the record of {octets(row.gtrid).hex()} is that of {decision.gtrid.hex()}")
+    return decision

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, LargeBinary, String, cast, delete, literal, select, update
 
 from tm.log.incarnations import INCARNATION, MOST, Incarnations, IncarnationVerb, Standing
+from tm.log.sql.database import octets, values_of
 from tm.log.sql.tables import COUNTING, INCARNATIONS, NODE, PLACE
 from xa.machine import advance
 
@@ -39,7 +40,8 @@ class IncarnationTable:
             .order_by(INCARNATIONS.c.epoch)
         )
         with self._database.engine.connect() as connection:
-            noted = {bytes(row.incarnation): Standing(row.standing) for row in connection.execute(statement)}
+            with values_of(self._database):
+                noted = {octets(row.incarnation): Standing(row.standing) for row in connection.execute(statement)}
             counted = connection.execute(select(PLACE.c.counted).where(PLACE.c.node == self._node)).scalar()
         return Incarnations(noted, counted or 0)
 

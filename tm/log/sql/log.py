@@ -27,7 +27,7 @@ from tm.log.image import LogImage
 from tm.log.incarnations import INCARNATION, Incarnations, IncarnationVerb, Standing, trusted, warning_of
 from tm.log.records import branch_key, decode_heuristic, encode_decision, encode_heuristic
 from tm.log.sql import retry
-from tm.log.sql.database import Database
+from tm.log.sql.database import Database, octets, values_of
 from tm.log.sql.gtrids import Entry, GtridTable, TakenOver
 from tm.log.sql.incarnations import IncarnationTable, read_incarnations
 from tm.log.sql.node import join_node, read_node, renew_lease, take_node
@@ -96,10 +96,11 @@ class SqlLog:
             self._incarnation = b""
             self._incarnations = Incarnations()
             if epoch is None:
+                GtridTable(self._database, node, row.epoch).check_states()
                 self._note_opening(row.epoch, entropy(INCARNATION_SIZE))
         except SQLAlchemyError as error:
             self._database.engine.dispose()
-            raise LogError(f"{self._database}: the decision log can't be opened: {error}") from error
+            raise LogError(f"{self._database}: the decision log can't be opened: {error}") from None
         except BaseException:
             self._database.engine.dispose()
             raise
@@ -401,8 +402,8 @@ class SqlLog:
 def read_heuristics(database: Database, node: str) -> Sequence[Heuristic]:
     """The heuristic outcomes that were noted for `node`, oldest first."""
     statement = select(HEURISTICS.c.record).where(HEURISTICS.c.node == node).order_by(HEURISTICS.c.changed_at)
-    with database.engine.connect() as connection:
-        return [decode_heuristic(record) for record in connection.execute(statement).scalars()]
+    with database.engine.connect() as connection, values_of(database):
+        return [decode_heuristic(octets(record)) for record in connection.execute(statement).scalars()]
 
 
 def read_sql_log(url: str, node: str) -> LogImage:
@@ -413,7 +414,9 @@ def read_sql_log(url: str, node: str) -> LogImage:
         row = read_node(database, node)
         if row is None:
             raise LogMissing(f"{database}: there is no decision log of node {node!r} here")
-        decisions = GtridTable(database, node, row.epoch).decisions()
+        gtrids = GtridTable(database, node, row.epoch)
+        gtrids.check_states()
+        decisions = gtrids.decisions()
         return LogImage(
             node,
             row.log_id,
@@ -423,6 +426,6 @@ def read_sql_log(url: str, node: str) -> LogImage:
             tuple(read_heuristics(database, node)),
         )
     except SQLAlchemyError as error:
-        raise LogError(f"{database}: the decision log can't be read: {error}") from error
+        raise LogError(f"{database}: the decision log can't be read: {error}") from None
     finally:
         database.engine.dispose()

@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import select, update
 
 from tm.log.decision import LogLocked
+from tm.log.sql.database import octets, values_of
 from tm.log.sql.tables import NODE
+from xa.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +54,15 @@ def read_node(database: Database, node: str) -> NodeRow | None:
     ).where(NODE.c.node == node)
     with database.engine.connect() as connection:
         row = connection.execute(statement).one_or_none()
-    return None if row is None else NodeRow(bytes(row[0]), *row[1:])
+    with values_of(database):
+        return None if row is None else NodeRow(_log_id(row[0]), *row[1:])
+
+
+def _log_id(value: object) -> bytes:
+    log_id = octets(value)
+    if len(log_id) != LOG_ID_SIZE:
+        raise ValueError(f"the log's identity has {len(log_id)} octets")
+    return log_id
 
 
 def take_node(
@@ -116,7 +126,10 @@ def _take(database: Database, node: str, lease_s: float, *, take_over: bool) -> 
 def _locked(database: Database, node: str, row: NodeRow | None) -> LogLocked:
     if row is None:
         return LogLocked(f"{database}: node {node!r} was removed from the decision log")
-    until = datetime.fromtimestamp(row.lease_until, UTC).isoformat(sep=" ", timespec="seconds")
+    try:
+        until = datetime.fromtimestamp(row.lease_until, UTC).isoformat(sep=" ", timespec="seconds")
+    except (TypeError, ValueError, OverflowError, OSError):
+        until = printable(str(row.lease_until), 40)
     return LogLocked(
         f"{database}: node {node!r} is held by {row.holder} (incarnation {row.epoch}, lease until {until}): "
         f"stop that one first, or give this one a node id of its own"

@@ -18,8 +18,5 @@ def expanded(name: str, url: str, environment: Mapping[str, str] = os.environ) -
     try:
         return secrets.expanded(url, environment)
     except KeyError as error:
-        variable = error.args[0]
-        raise PipelineError(
-            f"{name}: the environment variable {variable} is not set; set it on the driver's host and on every "
-            f"executor's (spark.executorEnv.{variable})"
-        ) from None
+        where = "the driver and, as spark.executorEnv.NAME, for every executor"
+        raise PipelineError(f"{name}: {secrets.not_set(error.args[0], where)}") from None

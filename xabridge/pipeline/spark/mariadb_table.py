@@ -139,7 +139,7 @@ def look_up(target: TableTarget, url: str) -> MariaTable:
             for index, name, part in cursor.fetchall():
                 indexes.setdefault(index, []).append((name, part))
     except pymysql.MySQLError as error:
-        raise PipelineError(f"{where}: its columns can't be read: {error}") from error
+        raise PipelineError(f"{where}: its columns can't be read: {error}") from None
     if not engines:
         raise PipelineError(f"{where}: there is no such table in this database{''.join(others)}")
     if engines[0] != "InnoDB":
@@ -178,7 +178,7 @@ def _make_staging(target: TableTarget, url: str) -> None:
             f"resource {target.resource}: rows by key first go into a table of this database, and this user can't "
             f"create it: {error}. Ask an administrator to create it, and to grant SELECT, INSERT and DELETE on it: "
             f"{DDL}"
-        ) from error
+        ) from None  # which may quote the server, and that a password
 
 
 def rows_of(batch: pa.RecordBatch, columns: Sequence[str]) -> list[tuple[Any, ...]]:

@@ -98,7 +98,7 @@ def look_up(target: TableTarget, url: str) -> PostgresTable:
             most = connection.execute("SELECT setting::int FROM pg_settings WHERE name = 'max_prepared_transactions'")
             prepared = most.fetchone()
     except psycopg.Error as error:
-        raise PipelineError(f"table {target.resource}:{target.table}: its columns can't be read: {error}") from error
+        raise PipelineError(f"table {target.resource}:{target.table}: its columns can't be read: {error}") from None
     if target.key:
         _make_staging(target, url)
     if prepared == (0,):
@@ -129,7 +129,7 @@ def look_up_deciding(target: TableTarget, url: str, log: str) -> PostgresTable:
             same = free == (False,) and _oids(target, mine) == _oids(target, deciding)
             table = _described(target, deciding) if same else None
     except psycopg.Error as error:
-        raise PipelineError(f"{where}: its columns can't be read: {error}") from error
+        raise PipelineError(f"{where}: its columns can't be read: {error}") from None
     if table is None:
         raise PipelineError(
             f"resource {target.resource} is to decide, but the log of the pipeline is in another database, or finds "
@@ -176,7 +176,7 @@ def _make_staging(target: TableTarget, url: str) -> None:
             f"resource {target.resource}: rows first go into a staging table of this database, and this user can't "
             f"create it: {error}. Ask an administrator to create it, and to grant SELECT, INSERT, UPDATE and DELETE on "
             f"it: {DDL}"
-        ) from error
+        ) from None  # which may quote the server, and that a password
 
 
 def _fits(spark: str, postgres: str) -> bool:

@@ -96,7 +96,7 @@ class LedgerOpener:
             return enter(database)
         except SQLAlchemyError as error:
             database.engine.dispose()
-            raise LogError(f"{database}: the log of pipeline {self._pipeline!r} can't be opened: {error}") from error
+            raise LogError(f"{database}: the log of pipeline {self._pipeline!r} can't be opened: {error}") from None
         except BaseException:
             database.engine.dispose()
             raise

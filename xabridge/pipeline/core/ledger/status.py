@@ -200,7 +200,7 @@ def _looking(log: str) -> Iterator[Database]:
     except SQLAlchemyError as error:
         raise LogError(
             f"{database}: the decision log can't be read: {getattr(error, 'orig', None) or error}"
-        ) from error
+        ) from None  # which may quote the server, and that a password
     finally:
         database.engine.dispose()
 

@@ -1,0 +1,100 @@
+"""Rows of a SqlLog that somebody has changed: it does not open, and says so, whatever stands there."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tm.log.samples import decision, gtrid, heuristic
+from tm.log import LogDamaged, LogError
+from tm.log.factory import look_at_log, open_log
+from xabridge.cli.main import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VALUES = (None, 0, -1, 2**63 - 1, 1.5, float("inf"), "", "x", "\ud7ff", "9" * 5000, b"", b"\0", b"\xff" * 30)
+COLUMNS = (
+    ("xabridge_node", "log_id"), ("xabridge_node", "lease_until"), ("xabridge_gtrid", "gtrid"),
+    ("xabridge_gtrid", "state"), ("xabridge_gtrid", "record"), ("xabridge_heuristic", "record"),
+    ("xabridge_incarnation", "incarnation"), ("xabridge_incarnation", "standing"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with four decisions and a heuristic outcome."""
+    path = tmp_path_factory.mktemp("logs") / "whole.db"
+    log = open_log(f"sqlite:///{path}", "orders-1")
+    for sequence in range(1, 5):
+        log.decide(decision(sequence))
+    log.note_heuristic(heuristic(3))
+    log.close()
+    return path
+
+
+def changed(whole: Path, folder: Path, statement: str, *values: object) -> str | None:
+    """The URL of a copy in which a row is changed; None where SQLite refuses that."""
+    path = folder / "changed.db"
+    shutil.copy(whole, path)
+    connection = sqlite3.connect(path)
+    try:
+        connection.execute(statement, values)
+        connection.commit()
+    except sqlite3.IntegrityError:
+        return None
+    finally:
+        connection.close()
+    return f"sqlite:///{path}"
+
+
+@pytest.mark.parametrize(("table", "column"), COLUMNS)
+def test_a_changed_row_is_an_error_of_the_log(
+    table: str, column: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    statement = f"UPDATE {table} SET {column} = ? WHERE rowid = (SELECT min(rowid) FROM {table})"  # noqa: S608 — ours
+    for value in VALUES:
+        url = changed(whole, tmp_path, statement, value)
+        if url is None:
+            continue
+        config = tmp_path / "xabridge.toml"
+        config.write_text(f'node = "orders-1"\nlog = "{url}"\n[resources]\n')
+        for command in (["recover", "list"], ["doctor"], ["check"]):
+            main([*command, "--config", str(config)])
+        assert "Traceback" not in "".join(capsys.readouterr())
+        if column == "lease_until" and value not in {None, 0, -1, 1.5}:
+            continue  # which is waited for
+        try:
+            log = open_log(url, "orders-1")
+        except LogError:
+            continue
+        try:
+            decided = {one.gtrid for one in log.decisions()}
+            log.heuristics()
+        except LogError:
+            continue
+        finally:
+            log.close()
+        assert decided == {gtrid(sequence) for sequence in range(1, 5)}, value
+
+
+def test_no_decision_is_lost_in_silence(whole: Path, tmp_path: Path) -> None:
+    url = changed(whole, tmp_path, "UPDATE xabridge_gtrid SET state = 'comitted' WHERE gtrid = ?", gtrid(2))
+    assert url is not None
+    with pytest.raises(LogDamaged, match=f"state 'comitted' of {gtrid(2).hex()}. Restore the log from a copy"):
+        open_log(url, "orders-1")
+    with pytest.raises(LogDamaged, match="comitted"):
+        look_at_log(url, "orders-1")
+
+
+def test_a_record_of_another_transaction_is_none(whole: Path, tmp_path: Path) -> None:
+    swap = "UPDATE xabridge_gtrid SET record = (SELECT record FROM xabridge_gtrid WHERE gtrid = ?) WHERE gtrid = ?"
+    url = changed(whole, tmp_path, swap, gtrid(1), gtrid(2))
+    assert url is not None
+    log = open_log(url, "orders-1")
+    with pytest.raises(LogDamaged, match=f"the record of {gtrid(2).hex()} is that of {gtrid(1).hex()}"):
+        log.decisions()
+    log.close()

@@ -1,0 +1,90 @@
+"""A key with a pass phrase is refused: nothing asks for it at the terminal, which may be nobody's."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import ssl
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from rm_amqp.settings import parse
+from rm_db import DecidingDatabase, MariaResource
+from tm import ConfigurationError
+from xa import XaError
+from xa.sql.psycopg_connection import guarded
+from xa.tls import load_certificate
+from xabridge.console.server import Server
+from xabridge.console.settings import ConsoleSettings
+from xabridge.outbox.rabbitmq import RabbitSettings
+from xabridge.testing.contract.client import RMID, ScriptedRegistrar
+
+CERTIFICATES = Path(__file__).parents[1] / "interop" / "certificates"
+CERTIFICATE = CERTIFICATES / "broker.pem"
+PHRASE = "Marked-Phrase-1"
+LIMIT_S = 60
+ASKS = b"pass phrase:"
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encrypted key."""
+    made = tmp_path_factory.mktemp("keys") / "encrypted.key"
+    subprocess.run(
+        ["openssl", "pkey", "-in", CERTIFICATES / "broker.key", "-aes256", "-passout", f"pass:{PHRASE}", "-out", made],
+        check=True,
+    )
+    return made
+
+
+def test_an_encrypted_key_is_refused(key: Path) -> None:
+    with pytest.raises(OSError, match="encrypted with a pass phrase; write it without one"):
+        load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), CERTIFICATE, key)
+    load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), CERTIFICATE, CERTIFICATES / "broker.key")
+
+
+def test_every_client_refuses_it(key: Path) -> None:
+    with pytest.raises(XaError, match="can't be used: the key is encrypted"):
+        parse(f"amqps://a?cert={CERTIFICATE}&key={key}", {}).tls_context()
+    with pytest.raises(ValueError, match="can't be used: the key is encrypted"):
+        RabbitSettings.parse(f"amqp091s://a?cert={CERTIFICATE}&key={key}", {})
+    files = f"ssl_cert={CERTIFICATE}&ssl_key={key}"
+    for make, scheme in ((MariaResource, "mariadb"), (DecidingDatabase, "mysql+pymysql")):
+        with pytest.raises(XaError, match="can't be used: the key is encrypted"):
+            make(ScriptedRegistrar()).open(f"{scheme}://a@127.0.0.1:1/d?ssl_ca={CERTIFICATE}&{files}", RMID)
+        with pytest.raises(XaError, match=r"ssl_ca, ssl_cert or ssl_key can't be used: .*No such file"):
+            make(ScriptedRegistrar()).open(f"{scheme}://a@127.0.0.1:1/d?ssl_ca=/no/such/file", RMID)
+    assert guarded({"sslkey": str(key)}, {})["sslpassword"], "libpq asks where it has none"
+    assert guarded({"sslkey": str(key), "sslpassword": "x"}, {})["sslpassword"] == "x"
+    assert "sslpassword" not in guarded({}, {})
+
+
+def test_the_console_refuses_it(key: Path) -> None:
+    with pytest.raises(ConfigurationError, match="certificate or key can't be used: the key is encrypted"):
+        Server(ConsoleSettings(listen="127.0.0.1:0", certificate=str(CERTIFICATE), key=str(key)), None)
+
+
+def test_a_broker_at_a_terminal_does_not_ask(key: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "xabridge.cli", "broker", "--listen-tls", "127.0.0.1:0", "--anonymous",
+        "--certificate", str(CERTIFICATE), "--key", str(key), "--store", f"sqlite:///{tmp_path}/store",
+    ]  # fmt: skip
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(sys.executable, command)  # noqa: S606 — our own command
+    said = b""
+    with suppress(OSError):  # it has ended
+        while ASKS not in said and select.select([terminal], [], [], LIMIT_S)[0]:
+            said += os.read(terminal, 4096)
+    if ASKS in said:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 1, said
+    assert b"the key is encrypted" in said
