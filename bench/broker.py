@@ -10,6 +10,7 @@ steps_per_s_1                 the same with one exchange for every verb
 restart_s                     from the start of the process to the first page of recover, with 100,000 messages
                               and 10,000 prepared branches, after kill -9
 client_cpu_us, round_trips    what a branch costs the resource manager client, and more: see bench/client.py
+fairness, storms              what one peer costs the others: see bench/fairness.py
 rss_mb_100k                   memory that 100,000 queued messages of 1 KiB take, beyond those of an empty broker
 worst_*                       what an octet of the worst messages costs each decoder: see bench/worst_messages.py
 """
@@ -21,6 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from bench import fairness
 from bench.client import measure_client
 from bench.load import Load, run
 from bench.worst_messages import measure_worst
@@ -51,6 +53,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
                 **_branches(broker, messages, in_doubt, scale),
                 **_restart(broker, in_doubt),
                 **measure_worst(quick=quick),
+                **fairness.measure(quick=quick),
             }
         finally:
             broker.kill()

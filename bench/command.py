@@ -24,6 +24,7 @@ BENCHMARKS: Final[dict[str, str]] = {
     "crash": "bench.crash.benchmark",
     "db": "bench.databases",
     "e2e": "bench.e2e",
+    "fairness": "bench.fairness",
     "log": "bench.log",
     "peers": "bench.peers.benchmark",
     "pipeline": "bench.pipelines.benchmark",

@@ -130,29 +130,37 @@ class Connection:
     def next_event(self, frames: int = MANY) -> Event | None:
         """The next thing that the peer did; None when there is none until more is fed. It is None as well, and
         `unfinished` says so, when so many frames were read without an event: heartbeats, for example."""
-        events, reader = self._events, self._reader
         self.unfinished = False
+        return self._events.popleft() if self._has_event(frames) else None
+
+    def peek(self) -> Event | None:
+        """What `next_event` will give, where that is in the next frame."""
+        return self._events[0] if self._has_event(1) else None
+
+    def _has_event(self, frames: int) -> bool:
+        """Reads frames, at most so many, until there is an event; whether there is one."""
+        events, reader = self._events, self._reader
         while not events:
             if self.state in _DEAF:
-                return None
+                return False
             if not frames:
                 self.unfinished = True
-                return None
+                return False
             frames -= 1
             try:
                 if not reader.started:
                     if not reader.header():
-                        return None
+                        return False
                     self._received_header()
                 found = reader.next()
                 if found is None:
-                    return None
+                    return False
                 channel, performative, octets = found
                 if performative is not None:
                     self._received(channel, performative, octets)
             except ProtocolError as error:
                 self._fail(error)
-        return events.popleft()
+        return True
 
     @property
     def has_input(self) -> bool:
@@ -181,6 +189,11 @@ class Connection:
             self._owed.clear()
             for one in owed:
                 one.echo()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of the peer is read any more; there may be an event that says so."""
+        return self.state is ConnectionState.END
 
     @property
     def finished(self) -> bool:

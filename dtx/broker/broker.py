@@ -1,9 +1,9 @@
 """Broker: the asyncio shell around a container. Sockets, TLS, SASL, time, and the store's completions.
 
-All of the container runs on the event loop. A turn ends with `flush`: its changes are written to the store together,
-and then each peer is sent what its connection has to say. A small group of changes is forced on the loop as long as
-the disk is quick. The store's thread forces any other one, and tells through `call_soon_threadsafe` what is durable.
-The loop goes on serving meanwhile.
+All of the container runs on the event loop. `dtx.broker.rounds` decides which peer is served next, and for how long. A
+round ends with `flush`: its changes are written to the store together, and then each peer is sent what its connection
+has to say. A small group of changes is forced on the loop as long as the disk is quick. The store's thread forces any
+other one, and tells through `call_soon_threadsafe` what is durable. The loop goes on serving meanwhile.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ import math
 import os
 import ssl
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.sasl import SaslServer, ServerPolicy
-from dtx.broker.access.connection_limits import ConnectionLimits
+from dtx.broker.access.computations import Computations
+from dtx.broker.access.connection_limits import ConnectionLimits, network_of
 from dtx.broker.access.credentials import Credentials
 from dtx.broker.access.permissions import open_to_this_machine, open_to_users
 from dtx.broker.access.rate_limited_log import RateLimitedLog
 from dtx.broker.config_origins import values_of
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
+from dtx.broker.rounds import Rounds
 from dtx.broker.telemetry.watching import Watching
 from dtx.protocol.conditions import Refusal
 from dtx.store.contract import StoreAway, StoreError, StoreLeased, StoreLocked
@@ -34,8 +37,9 @@ from dtx.store.sql import SqlStore
 from xa import Code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from dtx.broker.access.computations import Computation
     from dtx.broker.broker_store import BrokerStore
     from dtx.broker.config import Address, BrokerConfig
     from dtx.broker.transactional_resource import Clock
@@ -115,7 +119,10 @@ class Broker:
         """Where it answers probes."""
         self.peers: dict[BrokerConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
-        self._paused: set[PeerProtocol] = set()
+        self.rounds: Rounds[PeerProtocol] = Rounds(self, clock.monotonic)
+        self._ticked_at = self._loop.time()
+        self._forces_since = 0.0
+        """When the store was given what it has not answered; 0: it has answered everything."""
         self._unheard: set[PeerProtocol] = set()
         """Peers that are told nothing, because another process may have the store by now."""
         self._flushing = False
@@ -124,6 +131,10 @@ class Broker:
         self.connection_limits = ConnectionLimits(
             self.container.limits, self.container.permissions, clock.monotonic, settings.wrong_password_s
         )
+        self.computations = Computations(
+            clock.monotonic, self.connection_limits.failures, self._compute, self._loop.call_later
+        )
+        self._computing = ThreadPoolExecutor(1, "passwords")
         self.lines = RateLimitedLog(clock.monotonic)
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -223,6 +234,7 @@ class Broker:
         await asyncio.sleep(0)
         if self._timer is not None:
             self._timer.cancel()
+        self._computing.shutdown(wait=False, cancel_futures=True)
         self._store.hand_over()
         await self._loop.run_in_executor(None, self._store.close)
 
@@ -244,6 +256,8 @@ class Broker:
 
     def _completed(self, call: Callable[[], None]) -> None:
         call()
+        self._note_force()
+        self.rounds.answered()
         self.flush_soon()
 
     def flush_soon(self) -> None:
@@ -266,24 +280,76 @@ class Broker:
         """What was submitted to the store is written in `flush`, which every turn ends with."""
 
     def flush(self) -> None:
-        """Has the turn's changes written to the store, and sends what connections have to say."""
-        self._store.write()
+        """Has changes written to the store, unless a round goes on or the store is at work for several payers: then
+        they are written together, later. Sends what connections have to say."""
+        writes = self.rounds.end() and not (self._store.busy and self.rounds.is_shared)
+        if writes:
+            self._write()
         while touched := self.container.take_touched():
             for connection in touched:
                 peer = self.peers.get(connection)
                 if peer is not None:
                     peer.write()
-        if self._paused and not self.container.overloaded:
-            for peer in self._paused:
-                peer.resume_reading()
-            self._paused.clear()
+        for connection in self.container.take_wanting():
+            peer = self.peers.get(connection)
+            if peer is not None:
+                self.rounds.wants_turn(peer)
         if self.container.resource.schedule.sooner:
             self.tick_within(self.container.resource.next_due_in())
-        if self._store.waits:  # of what was completed or sent just now: the others have their turn before
+        if writes and self._store.waits:  # of what was completed or sent just now: the others have their turn before
             self._flush_later()
         if self.container.continues and not self._continuing:
             self._continuing = True
             self._loop.call_soon(self._go_on)
+        self.rounds.go_on()
+
+    def _write(self) -> None:
+        if self._store.waits:
+            self._forces_since = self._loop.time()
+            self._store.write()
+            self._note_force()
+
+    def _note_force(self) -> None:
+        """The store may have made durable what it was given last."""
+        if self._forces_since and not self._store.busy:
+            self.rounds.forced(self._loop.time() - self._forces_since)
+            self._forces_since = 0.0
+
+    # -- for rounds
+    @property
+    def overloaded(self) -> bool:
+        return self.container.overloaded
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        return self.container.resource.waiting
+
+    def serve(self, peer: PeerProtocol, budget_s: float) -> bool:
+        resource = self.container.resource
+        resource.payer = peer.payer
+        try:
+            return peer.take_turn(budget_s)
+        finally:
+            resource.payer = ""
+
+    def turn_was_long(self) -> None:
+        self.container.long_turns += 1
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._loop.call_soon(call)
+
+    def _compute(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
+        """Does work of milliseconds in the thread that is for it."""
+
+        def told(future: asyncio.Future[object]) -> None:
+            if future.cancelled():  # the broker shuts down
+                return
+            error = future.exception()
+            if error is not None:
+                LOG.error("a password could not be checked, and counts as wrong", exc_info=error)
+            done(future.result() if error is None else False)
+
+        self._loop.run_in_executor(self._computing, work).add_done_callback(told)
 
     @property
     def may_tell(self) -> bool:
@@ -303,14 +369,11 @@ class Broker:
             for peer in unheard:
                 peer.write()
 
-    def pause(self, peer: PeerProtocol) -> None:
-        """Too much waits for the store: reads nothing more from this peer until less does."""
-        self._paused.add(peer)
-
     def left(self, peer: PeerProtocol) -> None:
         """A peer's socket is closed."""
         self.open_peers.discard(peer)
         self._unheard.discard(peer)
+        self.rounds.left(peer)
         self.connection_limits.leaves(peer)
         if not self.open_peers:
             self._gone.set()
@@ -329,8 +392,11 @@ class Broker:
             held_s = max(0.0, self._loop.time() - self._tick_at)
             delay = self.container.resource.tick()
             now_ms = int(time.monotonic() * 1000)
-            for connection in tuple(self.peers):
-                due_ms = connection.tick(now_ms, int(held_s * 1000))
+            now = self._loop.time()
+            unread_s, self._ticked_at = now - self._ticked_at, now
+            for connection, peer in tuple(self.peers.items()):
+                unheard_s = held_s if peer.reading else unread_s  # from who waits for a turn nothing is read
+                due_ms = connection.tick(now_ms, int(unheard_s * 1000))
                 if due_ms:
                     delay = min(delay, max(HEARTBEAT_S, (due_ms - now_ms) / 1000))
             self._drop_stalled(held_s)
@@ -379,14 +445,15 @@ class PeerProtocol(asyncio.Protocol):
         """The octets that came behind the TLS handshake before this end was ready for them."""
         self._transport: asyncio.Transport | None = None
         self.host = ""
+        self.payer = ""
+        """Who pays for the time that the peer is served."""
         self._is_in = False
         self._sasl: SaslServer | None = None
         self._connection: BrokerConnection | None = None
         self._handshake: asyncio.TimerHandle | None = None
         self.address = ""
-        self._reading = True
-        self._busy = False
-        """Whether there is more of what the peer sent to be carried out."""
+        self.reading = True
+        self._computation: Computation | None = None
         self.stalled_at: float | None = None
         """Since when the peer takes nothing of what it is sent."""
 
@@ -397,7 +464,8 @@ class PeerProtocol(asyncio.Protocol):
         self._transport = transport
         peername = transport.get_extra_info("peername")
         self.address = _shown(peername)
-        self.host = str(peername[0]) if isinstance(peername, tuple) and peername else ""
+        self.host = network_of(str(peername[0])) if isinstance(peername, tuple) and peername else ""
+        self.payer = f"from {self.host}"
         if broker.failure is not None or not broker.may_tell:
             transport.abort()
             return
@@ -435,9 +503,8 @@ class PeerProtocol(asyncio.Protocol):
             return
         self._transport = encrypted
         self._greet(encrypted.get_extra_info("ssl_object"))
-        early, self._early = self._early, b""
-        if early:
-            self.data_received(early)
+        if self._early:
+            self._broker.rounds.has_input(self)
 
     def _greet(self, encrypted: Any) -> None:
         self._sasl = SaslServer(
@@ -450,38 +517,41 @@ class PeerProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._connection is not None:
             self._connection.feed(data)
-            if not self._busy:
-                self._carry_out(self._connection)
+            self._broker.rounds.has_input(self)
+            return
+        self._early += data
+        if len(self._early) > MAX_EARLY:
+            self.abort()
         elif self._sasl is not None:
-            if not self._sasl.failed:
-                self._sasl.feed(data)
-                self._go_on()
-        else:
-            self._early += data
-            if len(self._early) > MAX_EARLY:
-                self.abort()
+            self._broker.rounds.has_input(self)
 
-    def _carry_out(self, connection: BrokerConnection) -> None:
-        """Carries out what the peer sent, one turn's worth: the others have their turn before the next one."""
-        done = False
+    # -- turns
+    @property
+    def urgent(self) -> bool:
+        """Whether what comes next decides about a transaction."""
+        return self._connection is not None and self._connection.urgent
+
+    @property
+    def writes(self) -> bool:
+        """Whether what comes next may change the store."""
+        return self._connection is not None and self._connection.writes
+
+    def take_turn(self, budget_s: float) -> bool:
+        """Carries out what the peer sent, and no new event after so long; whether there may be more."""
+        more = done = False
         try:
-            self._busy = connection.go_on(EVENTS_PER_TURN)
+            more = self._authenticate() if self._connection is None else self._carry_out(self._connection, budget_s)
             done = True
         finally:
             if not done:  # a defect of ours: the loop logs it, and the peer must not wait for ever
-                self._busy = False
                 self.abort()
+        return more
+
+    def _carry_out(self, connection: BrokerConnection, budget_s: float) -> bool:
+        more = connection.go_on(EVENTS_PER_TURN, budget_s)
         if not self._is_in and connection.opened:
             self._come_in(connection)
-        self._broker.flush_soon()
-        if self._busy:
-            self.pause_reading()
-            asyncio.get_running_loop().call_soon(self._carry_out, connection)
-        elif self._broker.container.overloaded:
-            self.pause_reading()
-            self._broker.pause(self)
-        else:
-            self.resume_reading()
+        return more
 
     def _come_in(self, connection: BrokerConnection) -> None:
         self._is_in = True
@@ -495,6 +565,7 @@ class PeerProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
         self._broker.left(self)
+        self._drop_computation()
         if self._handshake is not None:
             self._handshake.cancel()
         if self._connection is not None:
@@ -514,15 +585,24 @@ class PeerProtocol(asyncio.Protocol):
             self._broker.flush_soon()
 
     # -- SASL
-    def _go_on(self) -> None:
-        sasl, transport = self._sasl, self._transport
-        if sasl is None or transport is None:
+    def _authenticate(self) -> bool:
+        """Goes on with SASL; whether the peer is authenticated, and has sent more."""
+        sasl, early, self._early = self._sasl, self._early, b""
+        if sasl is not None and not sasl.failed:
+            sasl.feed(early)
+            self._go_on(sasl)
+        return self._connection is not None and self._connection.has_input
+
+    def _go_on(self, sasl: SaslServer) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
             return
         if not self._broker.may_tell:
             self.abort()
             return
         octets = sasl.output()
         if sasl.failed:
+            self._drop_computation()
             self._broker.lines.warn("%s: %s", self.address, sasl.failure)
             delay_s = self._broker.connection_limits.failed(self.host) if sasl.mechanism else 0.0
             self.pause_reading()
@@ -531,21 +611,28 @@ class PeerProtocol(asyncio.Protocol):
         if octets:
             transport.write(octets)
         if sasl.computation is not None:
-            self.pause_reading()
-            future = asyncio.get_running_loop().run_in_executor(None, sasl.computation)
-            future.add_done_callback(self._computed)
+            if self._computation is None:  # reading goes on: so it is known when the peer leaves
+                self._computation = self._broker.computations.ask(self.host, sasl.computation, self._computed)
         elif sasl.done and sasl.identity is not None:
             self._sasl = None
             self._connection = BrokerConnection(self._broker.container, sasl.identity, self.address)
             self._broker.peers[self._connection] = self
-            if sasl.rest:
-                self.data_received(sasl.rest)
+            if not sasl.identity.is_anonymous:
+                self.payer = f"user {sasl.identity.name}"
+            self._connection.feed(sasl.rest)
 
-    def _computed(self, future: asyncio.Future[Any]) -> None:
-        if self._sasl is not None and self._transport is not None and not self._transport.is_closing():
-            self._sasl.computed(future.result())
-            self.resume_reading()
-            self._go_on()
+    def _computed(self, result: object) -> None:
+        self._computation = None
+        if self._sasl is not None:
+            self._sasl.computed(result)
+            self._go_on(self._sasl)
+            if self._connection is not None:
+                self._broker.rounds.has_input(self)
+
+    def _drop_computation(self) -> None:
+        if self._computation is not None:
+            self._broker.computations.drop(self._computation)
+            self._computation = None
 
     def _say_no(self, octets: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -581,14 +668,15 @@ class PeerProtocol(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Reads nothing more."""
-        if self._transport is not None and self._reading:
-            self._reading = False
+        if self._transport is not None and self.reading:
+            self.reading = False
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Reads on."""
-        if self._transport is not None and not (self._reading or self._busy or self._transport.is_closing()):
-            self._reading = True
+        refused = self._sasl is not None and self._sasl.failed
+        if self._transport is not None and not (self.reading or refused or self._transport.is_closing()):
+            self.reading = True
             with contextlib.suppress(RuntimeError):  # it was closed at this moment
                 self._transport.resume_reading()
 

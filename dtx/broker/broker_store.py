@@ -19,6 +19,11 @@ class BrokerStore(MessageStore, Protocol):
         ...
 
     @property
+    def busy(self) -> bool:
+        """Whether its thread has batches, of which it will deliver the completion."""
+        ...
+
+    @property
     def may_tell(self) -> bool:
         """Whether what is known of the store may be told: no other process can have it now."""
         ...

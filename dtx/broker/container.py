@@ -7,7 +7,7 @@ and after every call sends what the connections in `take_touched` have to say.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.access.accounts import Accounts
@@ -20,6 +20,7 @@ from dtx.broker.transactions.contexts import NoTransaction
 from dtx.broker.transactions.coordination import DtxCoordination
 from dtx.broker.transactions.fences import Fences
 from dtx.broker.transactions.two_phase_commit import TwoPhaseCommit
+from dtx.broker.turns import Turns
 from dtx.protocol.conditions import Refusal
 from xa import Code
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from dtx.store.contract import MessageStore, StoreError
 
 
+CONTINUING_S: Final = 0.002
 LinkKey: TypeAlias = tuple[str, str, str, bool]
 """A user, its container, the name of a link, and whether we receive."""
 
@@ -76,11 +78,14 @@ class Container:
         self.accounts = Accounts(self.resource, permissions, credentials)
         self.connections: dict[int, BrokerConnection] = {}
         self._touched: dict[BrokerConnection, None] = {}
+        self._wanting: dict[BrokerConnection, None] = {}
+        self.long_turns = 0
+        """Turns that kept the others waiting for longer than a turn should."""
         self._links: dict[LinkKey, Link] = {}
         self.shared_nodes: set[str] = set()
         """Dynamic nodes from which every connection may receive: those that were made to send there."""
         self.since_ms = self.resource.now_ms
-        self._continuing: dict[Continuing, None] = {}
+        self._continuing: Turns[Continuing] = Turns()
 
     def open(self) -> None:
         """Opens the store and restores everything that it holds."""
@@ -117,9 +122,9 @@ class Container:
             del self._links[key]
 
     # -- turns
-    def continue_later(self, one: Continuing) -> None:
-        """Has `one` go on in another turn: it has done as much as one turn allows."""
-        self._continuing[one] = None
+    def continue_later(self, one: Continuing, user: str) -> None:
+        """Has `one`, which is something of `user`, go on in another turn: it has done as much as one turn allows."""
+        self._continuing.add(one, user)
 
     @property
     def continues(self) -> bool:
@@ -127,13 +132,21 @@ class Container:
         return bool(self._continuing)
 
     def go_on(self) -> bool:
-        """Carries on with what earlier turns have left; whether there was anything."""
-        continuing, self._continuing = self._continuing, {}
-        for one in continuing:
-            one.go_on()
-        if continuing:
+        """Carries on with what earlier turns have left, users in turn, for as long as a turn takes; whether there was
+        anything."""
+        continuing, monotonic = self._continuing, self.resource.clock.monotonic
+        waiting, began = len(continuing), monotonic()
+        now = began
+        for _ in range(waiting):
+            user = continuing.next_payer
+            continuing.take().go_on()
+            before, now = now, monotonic()
+            continuing.spent(user, now - before)
+            if now - began > CONTINUING_S or not continuing:
+                break
+        if waiting:
             self.resource.settle()
-        return bool(continuing)
+        return waiting > 0
 
     def touch(self, connection: BrokerConnection) -> None:
         """`connection` has something to say."""
@@ -144,6 +157,18 @@ class Container:
         touched = list(self._touched)
         self._touched.clear()
         return touched
+
+    def wants_turn(self, connection: BrokerConnection) -> None:
+        """`connection` has more to send than one turn allows."""
+        self._wanting[connection] = None
+
+    def take_wanting(self) -> list[BrokerConnection]:
+        """Which connections have more to send in another turn; each is told once."""
+        if not self._wanting:
+            return []
+        wanting = list(self._wanting)
+        self._wanting.clear()
+        return wanting
 
     @property
     def overloaded(self) -> bool:

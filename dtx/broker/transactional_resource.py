@@ -48,6 +48,8 @@ LOOK_S: Final = 0.9
 """How often queues are searched for messages that are to go by themselves; a tick comes each second."""
 MOST_MARKS: Final = 5000
 """The marks that the store keeps. Of more, every other one of the older half goes."""
+ROW_OCTETS: Final = 16 * 1024
+"""So many octets take the store about as long as a row."""
 PAUSED: Final = "paused"
 """The kind of the records of paused queues, which have their numbers."""
 
@@ -102,6 +104,10 @@ class TransactionalResource:
         self.clock = clock
         self.settings = settings
         self.limits = settings.limits
+        self.payer = ""
+        """Who causes what is done now."""
+        self.waiting: dict[str, int] = {}
+        """By payer: how much waits for the store, in rows and in ROW_OCTETS."""
         every = (settings.queue_defaults, *settings.queues.values())
         self._dead_letter_queues = frozenset(one.dead_letter for one in every)
         """Their names in the settings; those with * are patterns, which no queue is called."""
@@ -389,8 +395,15 @@ class TransactionalResource:
         self._tell_queues(batch)
         if self._marks_due:
             self._remember_marks(batch)
+        payer, weight = self.payer, batch.rows + batch.octets // ROW_OCTETS
+        self.waiting[payer] = self.waiting.get(payer, 0) + weight
 
         def told(error: StoreError | None) -> None:
+            left = self.waiting[payer] - weight
+            if left:
+                self.waiting[payer] = left
+            else:
+                del self.waiting[payer]
             if error is not None and not isinstance(error, NotStored):
                 self.stop(error)
             elif not self.failed:

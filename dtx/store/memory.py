@@ -221,6 +221,7 @@ class MemoryStore:
 
     # -- for a broker over it
     waits: Final = False
+    busy: Final = False
     may_tell: Final = True
     full: Final = False
     octets: Final = None

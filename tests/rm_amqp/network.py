@@ -302,6 +302,8 @@ class Network:
 
     def broker_turn(self) -> None:
         """The broker does what it has to do."""
+        for connection in self.container.take_wanting():
+            connection.go_on()
         self.container.resource.settle()
         self.container.take_touched()
 

@@ -17,6 +17,7 @@ from uuid import uuid4
 from dtx.amqp.decoding import decode_from
 from dtx.amqp.encoding import encode, encode_list
 from dtx.amqp.messages import APPLICATION_PROPERTIES, PROPERTIES, body_value, request_message, value_message
+from dtx.amqp.sasl.layer import SASL_HEADER
 from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong, Ushort
 from dtx.protocol.addresses import COORDINATION as COORDINATION_NODE
 from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
@@ -45,6 +46,7 @@ _HEADER: Final = b"AMQP\x00\x01\x00\x00"
 _FRAME: Final = struct.Struct(">IBBH")
 _ID: Final = struct.Struct(">BI")
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
+OUTCOME: Final = 0x44
 _ENDS: Final = frozenset({DETACH, END, CLOSE})
 _OCTETS: Final = tuple(bytes((number,)) for number in range(256))
 _NULL, _TRUE, _FALSE, _ZERO = b"\x40", b"\x41", b"\x42", b"\x43"
@@ -57,6 +59,35 @@ def _frame(code: int, items: list[bytes], payload: bytes = b"") -> bytes:
 
 def _encoded(code: int, *items: Any) -> bytes:
     return _frame(code, [encode(item) for item in items])
+
+
+def plain(user: str, password: str) -> bytes:
+    """What a peer sends that authenticates itself with PLAIN."""
+    body = b"\x00\x53\x41" + encode_list([encode(Symbol("PLAIN")), encode(f"\0{user}\0{password}".encode())])
+    return SASL_HEADER + _FRAME.pack(8 + len(body), 2, 1, 0) + body
+
+
+def authenticate(peer: socket.socket, user: str, password: str) -> None:
+    """Authenticates a connection with PLAIN; ConnectionError: the broker refused, or is gone."""
+    peer.sendall(plain(user, password))
+    _exactly(peer, len(SASL_HEADER))
+    code = 0
+    while code != OUTCOME:
+        size = int.from_bytes(_exactly(peer, 4), "big")
+        frame = _exactly(peer, size - 4)
+        code, outcome = frame[6], frame[-1]
+    if outcome:
+        raise ConnectionError(f"{user} was refused")
+
+
+def _exactly(peer: socket.socket, size: int) -> bytes:
+    octets = b""
+    while len(octets) < size:
+        received = peer.recv(size - len(octets))
+        if not received:
+            raise ConnectionError("the broker closed the connection")
+        octets += received
+    return octets
 
 
 class Link:
@@ -74,11 +105,16 @@ class Link:
 
 
 class Client:
-    """One connection with one session. TimeoutError: the broker takes or sends nothing for `timeout_s`."""
+    """One connection with one session, of the user that `login` names with the password, or anonymous. TimeoutError:
+    the broker takes or sends nothing for `timeout_s`."""
 
-    def __init__(self, host: str, port: int, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, timeout_s: float | None = None, login: tuple[str, str] | None = None
+    ) -> None:
         self.socket = socket.create_connection((host, port), timeout_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if login is not None:
+            authenticate(self.socket, *login)
         self.messages: deque[int] = deque()
         """The delivery-ids of messages that came."""
         self._output = [
@@ -313,7 +349,7 @@ def accepting(txn_id: bytes) -> bytes:
     return encode(Described(Ulong(TRANSACTIONAL), [txn_id, Described(Ulong(ACCEPTED), [])]))
 
 
-class _Running:
+class Running:
     """One generator on its connection."""
 
     def __init__(self, client: Client, waits: Waits) -> None:
@@ -336,7 +372,7 @@ class _Running:
 
 def run(client: Client, waits: Waits) -> Any:
     """Runs this to its end; its result. Here the client's timeout holds."""
-    running = _Running(client, waits)
+    running = Running(client, waits)
     while not running.go_on():
         client.receive()
     return running.result
@@ -344,7 +380,7 @@ def run(client: Client, waits: Waits) -> Any:
 
 def drive(pairs: Iterable[tuple[Client, Waits]]) -> list[Any]:
     """Runs these to their ends, side by side; their results."""
-    running = [_Running(client, waits) for client, waits in pairs]
+    running = [Running(client, waits) for client, waits in pairs]
     with selectors.DefaultSelector() as selector:
         left = 0
         for one in running:

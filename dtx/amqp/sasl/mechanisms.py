@@ -96,6 +96,14 @@ class Verifiers(Protocol):
         one of a user."""
         ...
 
+    def remembers(self, user: str, password: str) -> bool:
+        """Whether this is the user's password as far as that is known without a computation."""
+        ...
+
+    def remember(self, user: str, verifier: scram.Verifier, password: str) -> None:
+        """A computation has found that `verifier`, which is the user's, accepts this password."""
+        ...
+
 
 def anonymous_server() -> Verdict:
     """Whoever asks is nobody in particular; the trace text that the peer may send proves nothing."""
@@ -126,9 +134,11 @@ async def plain_server(initial: bytes, users: Verifiers) -> Verdict:
         return Verdict(None, reason=str(error))
     known = users.verifier(name)
     verifier = known or users.decoy(name)
-    accepted = await Compute(lambda: verifier.accepts(password))
-    if not accepted or known is None:
-        return Verdict(None, reason=f"wrong name or password for {name!r}")
+    if not users.remembers(name, password):
+        accepted = await Compute(lambda: verifier.accepts(password))
+        if not accepted or known is None:
+            return Verdict(None, reason=f"wrong name or password for {name!r}")
+        users.remember(name, known, password)
     if authzid not in {"", given}:
         return Verdict(None, reason=f"{name!r} asked to act as {authzid!r}")
     return Verdict(Identity(name))

@@ -183,20 +183,28 @@ def salted_password(password: str, salt: bytes, iterations: int) -> bytes:
 
 
 def saslprep(text: str) -> str:
-    """`text` prepared for comparison (RFC 4013); ScramError when it can't be."""
+    """`text` prepared for comparison (RFC 4013); ScramError when it can't be. It takes a fraction of a millisecond for
+    whatever fits into a SASL frame: a server does it for everybody who asks."""
+    if text.isascii() and text.isprintable() and text:
+        return text
     mapped = "".join(
         " " if stringprep.in_table_c12(char) else char for char in text if not stringprep.in_table_b1(char)
     )
     prepared = unicodedata.ucd_3_2_0.normalize("NFKC", mapped)
     if not prepared:
         raise ScramError("a name or password is empty once it is prepared")
-    if any(prohibited(char) for char in prepared for prohibited in _PROHIBITED):
+    distinct = set(prepared)
+    if any(_is_prohibited(char) for char in distinct):
         raise ScramError("a name or password has a character that is not allowed there")
-    if any(stringprep.in_table_d1(char) for char in prepared):
-        mixed = any(stringprep.in_table_d2(char) for char in prepared)
+    if any(stringprep.in_table_d1(char) for char in distinct):
+        mixed = any(stringprep.in_table_d2(char) for char in distinct)
         if mixed or not (stringprep.in_table_d1(prepared[0]) and stringprep.in_table_d1(prepared[-1])):
             raise ScramError("a name or password mixes directions of writing")
     return prepared
+
+
+def _is_prohibited(char: str) -> bool:
+    return any(prohibited(char) for prohibited in _PROHIBITED)
 
 
 def escaped(name: str) -> str:

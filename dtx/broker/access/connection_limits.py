@@ -9,6 +9,7 @@ connections are reserved for users who may manage the broker.
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 ADDRESSES: Final = 1000
 FORGOTTEN_S: Final = 60.0
 LONGEST_S: Final = 5.0
+NETWORK_BITS: Final = 64
+"""Of an address of IPv6: whoever has one has all that begin like it."""
 
 
 class Peer(Protocol):
@@ -31,8 +34,21 @@ class Peer(Protocol):
 
     @property
     def host(self) -> str:
-        """Where it comes from."""
+        """Where it comes from, as `network_of` says it."""
         ...
+
+
+def network_of(host: str) -> str:
+    """Where a peer comes from, as far as it can't choose that: its address, or in IPv6 the network of that."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, NETWORK_BITS), strict=False))
 
 
 class ConnectionLimits:
@@ -96,6 +112,11 @@ class ConnectionLimits:
                 del self._of_user[name]
 
     # -- passwords
+    def failures(self, host: str) -> int:
+        """How often somebody from `host` did not show who he is, lately."""
+        count, last = self._failures.get(host, (0, 0.0))
+        return count if self._clock() - last <= FORGOTTEN_S else 0
+
     def failed(self, host: str) -> float:
         """Somebody from `host` did not show who he is: how long he waits to hear so."""
         now = self._clock()

@@ -36,6 +36,10 @@ class Credentials:
     def __init__(self, verifiers: Mapping[str, Verifier], decoy_secret: bytes) -> None:
         self._verifiers = dict(verifiers)
         self._decoy_secret = decoy_secret
+        self._key = os.urandom(DECOY_OCTETS)
+        self._right: dict[str, bytes] = {}
+        """By user: the digest of a password that was found to be right. It is worth nothing without the key, which this
+        process has for itself, and holds for the verifier that it was found with."""
         self._count_iterations()
 
     def _count_iterations(self) -> None:
@@ -43,6 +47,7 @@ class Credentials:
 
     def set(self, user: str, verifier: Verifier | None) -> None:
         """From now on this is the user's verifier; None: there is no such user."""
+        self._right.pop(user, None)
         if verifier is None:
             self._verifiers.pop(user, None)
         else:
@@ -63,6 +68,17 @@ class Credentials:
             for part in ("salt", "stored", "server")
         )
         return Verifier(self._iterations, salt[:SALT_OCTETS], stored, server)
+
+    def remembers(self, user: str, password: str) -> bool:
+        digest = self._digest(self._verifiers.get(user) or self.decoy(user), password)
+        return hmac.compare_digest(digest, self._right.get(user, b""))
+
+    def remember(self, user: str, verifier: Verifier, password: str) -> None:
+        if self._verifiers.get(user) is verifier:  # or it was changed meanwhile
+            self._right[user] = self._digest(verifier, password)
+
+    def _digest(self, verifier: Verifier, password: str) -> bytes:
+        return hmac.digest(self._key, verifier.salt + verifier.stored_key + password.encode(), "sha256")
 
     @classmethod
     def load(cls, path: Path) -> Credentials:

@@ -46,6 +46,7 @@ class BrowsingLink(Link, ABC):
         self._tag = 0
         self._crowded = False
         """Whether it waits until its session has little left to send."""
+        self._waits_for_turn = False
         self.open = True
         self.largest = 0
         """Octets of the largest message that the peer takes, 0 for any."""
@@ -100,13 +101,14 @@ class BrowsingLink(Link, ABC):
     def drain(self) -> None:
         if not self.sender.drain:
             self.connection.draining.pop(self, None)
-        elif not self._asked and not self._crowded and self.sender.idle:
+        elif not (self._asked or self._crowded or self._waits_for_turn) and self.sender.idle:
             self.connection.draining.pop(self, None)
             self.sender.drained()
 
     def advance(self) -> None:
         """Asks for the payloads of what the credit allows to send."""
         limits = self.connection.container.limits
+        self._waits_for_turn = False
         while (
             self.open
             and len(self._asked) < min(AHEAD, self.sender.credit)
@@ -118,9 +120,14 @@ class BrowsingLink(Link, ABC):
                 self._crowded = True
                 self.connection.when_sent(self, self._has_room)
                 return
+            if self.connection.allowance <= 0:
+                self._waits_for_turn = True
+                self.connection.wants_turn()
+                return
             entry = self.next_entry()
             if entry is None:
                 return
+            self.connection.allowance -= 1
             self._ask(entry)
 
     def _has_room(self) -> None:

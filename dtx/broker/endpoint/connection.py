@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from dtx.broker.transactions.contexts import WorkContext
 
 TURN_S: Final = 0.004
-"""How long one peer is served before the others have their turn."""
+"""How long one peer is served before the others have their turn, unless it is said."""
+DELIVERIES_PER_S: Final = 32_000
+"""The messages that a peer is sent in a turn take about as long as the turn may."""
 FRAMES_PER_EVENT: Final = 500
 """Frames that are read at once when nothing comes of them."""
 MAX_PRODUCT: Final = 100
@@ -121,6 +123,9 @@ class BrokerConnection:
         self.loading = 0
         """Octets of messages that are read, or being read, and that are not sent yet."""
         self._has_room = False
+        self.allowance = int(DELIVERIES_PER_S * TURN_S)
+        """Messages that links may still send before the others have their turn."""
+        self._wants_turn = False
         self._full_of_payloads = False
         self.little = min(CHUNK, limits.output_octets)
         """A session with fewer octets to send has room."""
@@ -151,10 +156,14 @@ class BrokerConnection:
         if not self.closed:
             self._endpoint.feed(octets)
 
-    def go_on(self, events: int = 1000) -> bool:
-        """Carries out what was fed: at most so many events, and no new one after TURN_S; whether there may be more."""
+    def go_on(self, events: int = 1000, budget_s: float = TURN_S) -> bool:
+        """Carries out what was fed: at most so many events, and no new one after so long; whether there may be more."""
         next_event, handlers, clock = self._endpoint.next_event, self._handlers, self.container.resource.clock
-        more, over_s = not self.closed, clock.monotonic() + TURN_S
+        more, over_s = not self.closed, clock.monotonic() + budget_s
+        self.allowance = int(DELIVERIES_PER_S * budget_s)
+        if self._wants_turn:
+            self._wants_turn = False
+            self._wake()
         while more and events:
             event = next_event(FRAMES_PER_EVENT)
             if event is None:
@@ -168,6 +177,29 @@ class BrokerConnection:
         self.container.touch(self)
         self.container.resource.settle()
         return more
+
+    @property
+    def urgent(self) -> bool:
+        """Whether what comes next of what was fed is for the coordinator: it decides about a transaction."""
+        event = None if self.closed else self._endpoint.peek()
+        link = self.links.get(event.delivery.link) if isinstance(event, Transferred) else None
+        return link is not None and link.decides
+
+    @property
+    def writes(self) -> bool:
+        """Whether what comes next of what was fed may change the store."""
+        return not self.closed and isinstance(self._endpoint.peek(), Transferred | Disposed)
+
+    @property
+    def has_input(self) -> bool:
+        """Whether there is more to carry out, or the beginning of it."""
+        return not self.closed and self._endpoint.has_input
+
+    def wants_turn(self) -> None:
+        """Links have sent what they may send in one turn, and have more."""
+        if not self._wants_turn:
+            self._wants_turn = True
+            self.container.wants_turn(self)
 
     def output(self) -> bytes:
         """The octets that are to be sent now. When there is nothing, and nothing to come, the peer is let go."""
@@ -234,7 +266,7 @@ class BrokerConnection:
         if self.closed:
             return 0
         due = self._endpoint.tick(now_ms, held_ms)
-        if self._endpoint.has_input:
+        if self._endpoint.ended and self._endpoint.has_input:
             self.go_on()
         if self._endpoint.output_octets:
             self.container.touch(self)

@@ -42,6 +42,7 @@ class ControlLink(ReceivingLink):
     """A control link."""
 
     controls = True
+    decides = True
     kind = "control"
 
     def __init__(

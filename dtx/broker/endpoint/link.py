@@ -39,6 +39,8 @@ class Link:
 
     controls = False
     """Whether it is a control link."""
+    decides = False
+    """Whether its messages are for the coordinator: they go before others."""
     kind = "link"
     """For people: what it is for."""
     closed_in_order = False

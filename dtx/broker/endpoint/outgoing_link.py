@@ -82,6 +82,7 @@ class OutgoingLink(Link):
         self._tag = 0
         self._crowded = False
         """Whether it waits until its session has little left to send."""
+        self._waits_for_turn = False
         self._limit = connection.container.limits.unsettled
         self._output_limit = connection.container.limits.output_octets
         self.open = True
@@ -121,6 +122,10 @@ class OutgoingLink(Link):
             or self.connection.loading >= self._output_limit
         ):
             return False
+        if self.connection.allowance <= 0:
+            self._waits_for_turn = True
+            self.connection.wants_turn()
+            return False
         outgoing = self.connection.waiting_octets(self.session)
         if self.connection.loading + outgoing < self._output_limit:
             return True
@@ -155,6 +160,7 @@ class OutgoingLink(Link):
             self._detach_at_last()
             return
         self._credit -= 1
+        self.connection.allowance -= 1
         sent = OutgoingDelivery(self, entry, self._default)
         self._context.acquire(sent)
         waiting = self._waiting
@@ -277,6 +283,7 @@ class OutgoingLink(Link):
 
     # -- credit
     def flow_event(self) -> None:
+        self._waits_for_turn = False
         begun = self._streaming is None or self._streaming.delivery is not None
         self._credit = self.sender.credit - len(self._waiting) - (not begun)
         while self._credit < 0 and self._waiting:
@@ -294,7 +301,8 @@ class OutgoingLink(Link):
 
     @property
     def _has_nothing_to_send(self) -> bool:
-        return not self._waiting and self._streaming is None and not self._crowded and not self.searches
+        waits = self._waiting or self._crowded or self._waits_for_turn
+        return not waits and self._streaming is None and not self.searches
 
     def drain(self) -> None:
         # The queue had its turn.

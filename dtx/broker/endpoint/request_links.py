@@ -77,6 +77,7 @@ class RequestLink(ReceivingLink):
 class CommandLink(RequestLink):
     """The command channel."""
 
+    decides = True
     kind = "commands"
 
     def handle(self, request: Request) -> None:

@@ -94,7 +94,7 @@ class SelectingLink(OutgoingLink):
         looks, over_s = 0, self.resource.clock.monotonic() + TURN_S
         while self.open and len(self._examined) < AHEAD and self.wants():
             if looks == LOOKS or self.resource.clock.monotonic() > over_s:
-                self.connection.container.continue_later(self)
+                self.connection.container.continue_later(self, self.connection.identity.name)
                 return
             entry = self._following()
             if entry is None:

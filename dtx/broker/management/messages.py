@@ -247,7 +247,7 @@ class _Copy:
             made.payload = None
             self._copies.append(made)
             target.expect(made)
-        self._question.container.continue_later(self)
+        self._question.container.continue_later(self, self._question.identity.name)
 
     def _write(self) -> None:
         batch, copies, self._batch, self._copies = self._batch, self._copies, Batch(), []
@@ -268,7 +268,7 @@ class _Copy:
             self._why[not_stored(error, Code.XAER_RMERR).description] = len(copies)
             if not self._done:
                 self._audit.forget(self._entry)
-        self._question.container.continue_later(self)
+        self._question.container.continue_later(self, self._question.identity.name)
 
 
 def _fetch(question: Question, entry: Entry, done: Callable[[bytes | None], None]) -> None:

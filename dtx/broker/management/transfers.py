@@ -81,7 +81,7 @@ class Transfer:
                 self._unmoved[str(why)] = self._unmoved.get(str(why), 0) + 1
         if not effects:
             if self._left:
-                self._container.continue_later(self)
+                self._container.continue_later(self, self._who)
             else:
                 self._answer(result(self._done, self._unmoved, self._asked_for))
             return
@@ -126,7 +126,7 @@ class Transfer:
             if not self._done:
                 self._container.audit.forget(self._entry)
         if self._left:
-            self._container.continue_later(self)
+            self._container.continue_later(self, self._who)
         else:
             self._answer(result(self._done, self._unmoved, self._asked_for))
 

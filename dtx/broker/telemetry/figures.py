@@ -66,6 +66,7 @@ class Figures:
     branches: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES.values(), 0))
     in_doubt_s: float = 0.0
     waiting_octets: int = 0
+    long_turns: int = 0
     store_octets: int | None = None
     store_full: bool = False
 
@@ -98,6 +99,7 @@ class FiguresOf:
             connections=len(container.connections),
             sessions=sum(len(connection.sessions) for connection in container.connections.values()),
             waiting_octets=resource.store.waiting_octets,
+            long_turns=container.long_turns,
         )
         await self._drop_deleted()
         now_ms = resource.clock.wall_ms()

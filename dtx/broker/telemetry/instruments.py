@@ -49,6 +49,7 @@ _OF_THE_BROKER: Final[dict[Metric, Callable[[Figures], float | None]]] = {
     table.SESSIONS: lambda figures: figures.sessions,
     table.IN_DOUBT: lambda figures: figures.in_doubt_s,
     table.WAITING: lambda figures: figures.waiting_octets,
+    table.LONG_TURNS: lambda figures: figures.long_turns,
     table.STORE_SIZE: lambda figures: figures.store_octets,
     table.STORE_FULL: lambda figures: figures.store_full,
 }

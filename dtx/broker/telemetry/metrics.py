@@ -101,6 +101,14 @@ LOOP_DELAY: Final = Metric(
     "How late a timer of the event loop was. As long as that, a peer waits for its turn.",
 )
 
+LONG_TURNS: Final = Metric(
+    "xabridge.broker.turns.long",
+    "counter",
+    "{turn}",
+    (),
+    "Turns of a peer that took longer than 5 ms. The others waited for it.",
+)
+
 METRICS: Final = (
     DEPTH,
     OCTETS,
@@ -123,4 +131,5 @@ METRICS: Final = (
     STORE_SIZE,
     STORE_FULL,
     LOOP_DELAY,
+    LONG_TURNS,
 )

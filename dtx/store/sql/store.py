@@ -172,6 +172,11 @@ class SqlStore:
         return bool(self._gathered)
 
     @property
+    def busy(self) -> bool:
+        """Whether the writing thread has batches: there will be a completion."""
+        return self._in_thread > 0
+
+    @property
     def full(self) -> bool:
         """Whether it takes nothing but what frees space."""
         return self._opened is not None and self._opened.writer.full

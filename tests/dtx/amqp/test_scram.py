@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtx.amqp.sasl import scram
 from dtx.amqp.sasl.mechanisms import Compute, Exchange, Verdict, scram_client, scram_server
 from dtx.amqp.sasl.scram import (
     ClientFinal,
@@ -60,6 +61,12 @@ class Users:
 
     def decoy(self, user: str) -> Verifier:
         return Verifier(4096, user.encode().ljust(16, b"\0"), bytes(32), bytes(32))
+
+    def remembers(self, _user: str, _password: str) -> bool:
+        return False
+
+    def remember(self, _user: str, _verifier: Verifier, _password: str) -> None:
+        """Every password is computed."""
 
 
 def nonce_of(text: str):  # type: ignore[no-untyped-def]
@@ -209,6 +216,25 @@ def test_what_is_no_verifier_is_refused(text: str) -> None:
 )
 def test_the_examples_of_saslprep(text: str, prepared: str) -> None:
     assert saslprep(text) == prepared
+
+
+def test_a_long_name_costs_what_its_different_characters_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is prepared for everybody who asks, and one character can stand for eighteen."""
+    looked_at: list[str] = []
+
+    def prohibited(char: str) -> bool:
+        looked_at.append(char)
+        return False
+
+    monkeypatch.setattr(scram, "_PROHIBITED", (prohibited,))
+    prepared = saslprep("\ufdfa" * 160)
+    assert len(prepared) > 2500
+    assert sorted(looked_at) == sorted(set(prepared))
+
+
+@pytest.mark.parametrize("text", ["alice", "two words", "a/b:c@d%", "~", " "])
+def test_what_is_ascii_stays_as_it_is(text: str) -> None:
+    assert saslprep(text) == text == saslprep("\u00ad" + text)  # which is prepared in the long way
 
 
 @pytest.mark.parametrize("text", ["\u0007", "\u0627\u0031", "", "\u00ad", "a\0b"])

@@ -125,6 +125,9 @@ class World:
             moved = False
             for peer in self.peers:
                 moved |= peer.exchange()
+            for connection in self.container.take_wanting():
+                connection.go_on()
+                moved = True
             moved |= self.container.go_on()
             while store and self.jobs:
                 self.jobs.popleft()()

@@ -40,6 +40,9 @@ class Stranger:
             while said := self.server.output():
                 self.heard += said
                 moved = True
+            for connection in self.world.container.take_wanting():
+                connection.go_on()
+                moved = True
             moved |= self.world.container.go_on()
             while self.world.jobs:
                 self.world.jobs.popleft()()

@@ -254,6 +254,31 @@ def test_the_answer_to_a_wrong_password_comes_late(tmp_path: Path) -> None:
     assert asyncio.run(test()) >= 0.3
 
 
+def test_who_was_refused_is_read_no_more_and_who_waits_for_a_computation_is(tmp_path: Path) -> None:
+    """The latter may leave, and then nothing is computed for it."""
+
+    async def test() -> None:
+        async with serving(tmp_path, Limits()) as broker:
+            broker.connection_limits._first_delay_s = LONG_S
+            asked: list[object] = []
+            broker.computations._compute = lambda work, _done: asked.append(work)  # it takes for ever
+            lines = [await Line.to(broker) for _ in range(3)]
+            for line in lines[:2]:
+                line.say(login("worker", "wrong"))
+            await until(lambda: len(asked) + len(broker.computations) == 2)
+            for line in lines[:2]:
+                line.writer.close()
+            await until(lambda: len(broker.open_peers) == 1 and not len(broker.computations))
+            lines[2].say(SASL_HEADER + sasl(0x41, Symbol("UNKNOWN"), b""))
+            [refused] = broker.open_peers
+            await until(lambda: not refused.reading)
+            lines[2].say(b"x" * 100_000)
+            assert not refused.reading
+            lines[2].writer.close()
+
+    asyncio.run(test())
+
+
 def test_the_address_with_most_strangers_loses_one() -> None:
     limits = ConnectionLimits(Limits(strangers=3), TABLE, lambda: 0.0, 0.25)
     many = [Peer(), Peer()]

@@ -263,7 +263,7 @@ def test_a_peer_is_not_read_while_much_waits_for_the_store(tmp_path: Path) -> No
                     await other.until(bytes((0, 0x53, OPEN)))
                     other.writer.close()
                     await other.writer.wait_closed()
-                    turns += bool(broker._paused)
+                    turns += bool(broker.rounds._held)
             taken = broker.container.resource.store.waiting_octets
             release.set()
             async with asyncio.timeout(LONG_S):

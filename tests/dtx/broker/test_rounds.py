@@ -1,0 +1,241 @@
+"""These tests run rounds over a model of an event loop, whose clock moves by what the work costs: an honest peer posts
+one message after the other, beside a greedy user with many connections.
+
+The loop carries out what is ready, looks who has sent something, and so on. A force is done on the loop, or by a
+thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from dtx.broker.rounds import (
+    LONG_TURN_S,
+    LONGEST_SHARED_ROUND_S,
+    SHARED_ROUND_S,
+    SHARED_WAITING,
+    Rounds,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+POST_S: Final = 0.000_03
+ROW_S: Final = 0.000_01
+ANSWER_S: Final = 0.000_005
+CLIENT_S: Final = 0.000_4
+"""From an answer to the next message of a client: sockets, and its own work."""
+CREDIT: Final = 500
+
+
+class Peer:
+    """A connection. `window` is how many posts it has on their way."""
+
+    def __init__(self, shell: Shell, payer: str, window: int) -> None:
+        self.shell = shell
+        self.payer = payer
+        self.window = window
+        self.waiting = 0
+        self.reading = True
+        self.unread = 0
+        self.answers = 0
+        self.slowest_s = 0.0
+        self.sent_at = 0.0
+        self.urgent = False
+
+    @property
+    def writes(self) -> bool:
+        return self.waiting > 0
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def send(self, count: int) -> None:
+        self.unread += count
+        self.sent_at = self.shell.now
+
+    def answered(self, count: int) -> None:
+        self.answers += count
+        self.slowest_s = max(self.slowest_s, self.shell.now - self.sent_at)
+        self.shell.later(CLIENT_S, lambda: self.send(count))
+
+
+class Shell:
+    """The loop and the store."""
+
+    def __init__(self, force_s: float, *, thread: bool) -> None:
+        self.now = 0.0
+        self.force_s = force_s
+        self.post_s = POST_S
+        self.thread = thread
+        self.busy = False
+        self.overloaded = False
+        self.long_turns = 0
+        self.forces = 0
+        self.peers: list[Peer] = []
+        self.submitted: list[Peer] = []
+        self.waiting: Counter[str] = Counter()
+        self.ready: deque[Callable[[], None]] = deque()
+        self.timers: list[tuple[float, int, Callable[[], None]]] = []
+        self.number = 0
+        self.rounds = Rounds(self, lambda: self.now)
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.number += 1
+        heappush(self.timers, (self.now + seconds, self.number, call))
+
+    # -- the port
+    def serve(self, peer: Peer, budget_s: float) -> bool:
+        until = self.now + budget_s
+        while peer.waiting and self.now <= until:
+            self.now += self.post_s
+            peer.waiting -= 1
+            self.submitted.append(peer)
+            self.waiting[peer.payer] += 1
+        return peer.waiting > 0
+
+    def turn_was_long(self) -> None:
+        self.long_turns += 1
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self.ready.append(call)
+
+    def flush_soon(self) -> None:
+        self.soon(self.flush)
+
+    def flush(self) -> None:
+        if self.rounds.end() and not self.busy and self.submitted:
+            group, self.submitted = self.submitted, []
+            took_s = self.force_s + ROW_S * len(group)
+            self.forces += 1
+            if self.thread:
+                self.busy = True
+                self.later(took_s, lambda: self.completed(group, took_s))
+            else:
+                self.now += took_s
+                self.rounds.forced(took_s)
+                self.answer(group)
+        self.rounds.go_on()
+
+    def completed(self, group: list[Peer], took_s: float) -> None:
+        self.busy = False
+        self.rounds.forced(took_s)
+        self.answer(group)
+        self.rounds.answered()
+        self.flush_soon()
+
+    def answer(self, group: list[Peer]) -> None:
+        for peer, count in Counter(group).items():
+            self.now += ANSWER_S * count
+            self.waiting[peer.payer] -= count
+            if not self.waiting[peer.payer]:
+                del self.waiting[peer.payer]
+            peer.answered(count)
+
+    # -- the loop
+    def connect(self, payer: str, window: int) -> Peer:
+        peer = Peer(self, payer, window)
+        self.peers.append(peer)
+        peer.send(window)
+        return peer
+
+    def run(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            if not self.ready and not any(peer.reading and peer.unread for peer in self.peers):
+                self.now = max(self.now, self.timers[0][0])
+            while self.timers and self.timers[0][0] <= self.now:
+                heappop(self.timers)[2]()
+            for peer in self.peers:
+                if peer.reading and peer.unread:
+                    peer.waiting, peer.unread = peer.waiting + peer.unread, 0
+                    self.rounds.has_input(peer)
+            for _ in range(len(self.ready)):
+                self.ready.popleft()()
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["forced on the loop", "forced by the thread"])
+@pytest.mark.parametrize("force_s", [0.001, 0.003, 0.006, 0.02])
+@pytest.mark.parametrize("connections", [1, 20, 200])
+def test_an_honest_peer_keeps_its_share_beside_a_greedy_user(connections: int, force_s: float, *, thread: bool) -> None:
+    alone = Shell(force_s, thread=thread)
+    reference = alone.connect("honest", 1)
+    alone.run(5.0)
+
+    shell = Shell(force_s, thread=thread)
+    for _ in range(connections):
+        shell.connect("greedy", CREDIT)
+    honest = shell.connect("honest", 1)
+    shell.run(5.0)
+    assert honest.answers >= 0.4 * reference.answers
+    assert honest.slowest_s < 0.5
+    assert shell.forces <= 2 * honest.answers
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["forced on the loop", "forced by the thread"])
+def test_of_many_users_each_is_answered(*, thread: bool) -> None:
+    """Nobody starves, whoever has more connections, and whatever is urgent."""
+    shell = Shell(0.002, thread=thread)
+    peers = [shell.connect(f"user {number}", CREDIT) for number in range(10) for _ in range(1 + 19 * (number == 3))]
+    for peer in peers[:3]:
+        peer.urgent = True
+    shell.run(5.0)
+    had: Counter[str] = Counter()
+    for peer in peers:
+        had[peer.payer] += peer.answers
+    assert min(had.values()) >= 0.5 * max(had.values())
+    assert min(peer.answers for peer in peers) > 0
+
+
+def test_one_payer_alone_has_long_rounds_and_few_forces() -> None:
+    """What fairness costs, it costs where somebody else is there."""
+    shell = Shell(0.002, thread=False)
+    for _ in range(16):
+        shell.connect("one", 20)
+    shell.run(2.0)
+    answers = sum(peer.answers for peer in shell.peers)
+    assert answers / shell.forces > 200
+
+
+def test_who_waits_for_the_store_has_little_there() -> None:
+    """The store is slow: a greedy user fills its part of what may wait there, and is read no more."""
+    shell = Shell(0.5, thread=True)
+    for _ in range(50):
+        shell.connect("greedy", CREDIT)
+    shell.connect("honest", 1)
+    most = 0
+    for _ in range(400):
+        shell.run(0.005)
+        most = max(most, sum(shell.waiting.values()) if shell.rounds.is_shared else 0)
+    assert 0 < most <= 2 * SHARED_WAITING * LONGEST_SHARED_ROUND_S / SHARED_ROUND_S
+
+
+def test_a_long_turn_is_counted() -> None:
+    shell = Shell(0.001, thread=False)
+    peer = shell.connect("one", 1)
+    began = shell.now
+
+    peer.waiting = 1
+    shell.post_s = 2 * LONG_TURN_S
+    shell.rounds.has_input(peer)
+    assert shell.now - began == 2 * LONG_TURN_S
+    assert shell.long_turns == 1
+
+
+def test_who_is_gone_is_not_served() -> None:
+    shell = Shell(0.002, thread=True)
+    peers = [shell.connect("one", CREDIT) for _ in range(20)] + [shell.connect("other", CREDIT)]
+    shell.run(0.05)
+    for peer in peers[:20]:
+        shell.rounds.left(peer)
+        shell.peers.remove(peer)
+        peer.waiting = -1  # to serve it would show
+    shell.run(1.0)
+    assert all(peer.waiting == -1 for peer in peers[:20])
