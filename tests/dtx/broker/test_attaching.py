@@ -11,7 +11,7 @@ from proton import Delivery
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER
-from dtx.amqp.messages import PROPERTIES, value_message
+from dtx.amqp.messages import DATA, FOOTER, PROPERTIES, SEQUENCE, value_message
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Array, Described, Symbol, Ubyte, Uint, Ulong, Value
 from dtx.broker.access.permissions import Permissions, Rule
@@ -486,3 +486,20 @@ def test_a_link_without_an_address_relays_by_the_address_in_each_message() -> No
     assert not closed_with(told, DETACH), "other messages may go elsewhere"
     queues = world.container.resource.queues
     assert (queues["may.one"].depth, queues["may.two"].depth) == (1, 1)
+
+
+@pytest.mark.parametrize("code", [DATA, SEQUENCE])
+def test_a_link_without_an_address_relays_bodies_of_several_sections(code: int) -> None:
+    """What matters stands in front of the body, and only that is looked at."""
+    world = World()
+    stranger = connected(world)
+    stranger.attach(0, node(None))
+    stranger.told()
+    value: Value = b"part" if code == DATA else [Uint(1), Uint(2)]
+    body = encode(Described(Ulong(code), value)) * 3 + encode(Described(Ulong(FOOTER), {}))
+    octets = encode(Described(Ulong(PROPERTIES), [None, None, "parts"])) + body
+    stranger.transfer(0, 0, octets)
+    (said,) = [fields for _, which, fields in stranger.told() if which == DISPOSITION]
+    assert said[4].descriptor == 0x24
+    (entry,) = world.container.resource.queues["parts"]
+    assert world.container.resource.payloads.get(entry) == octets
