@@ -313,8 +313,8 @@ def _without(octets: bytes, start: int, names: set[bytes], prefix: str) -> list[
 
 
 def _sections(octets: bytes, before: int = FOOTER + 1) -> dict[int, tuple[int, int]]:
-    """Where the value of each section begins and ends, of those in front of the first one that has the code `before`, or
-    a later one."""
+    """Where the value of each section begins and ends, of those in front of the first one whose code is `before`, or a
+    later one."""
     found: dict[int, tuple[int, int]] = {}
     at = 0
     last = 0
