@@ -160,6 +160,31 @@ def test_what_a_selector_passed_over_is_looked_at_again_when_it_comes_back() -> 
     assert received(stranger) == ["red"]
 
 
+def test_what_comes_back_to_a_link_that_takes_nothing_takes_no_memory() -> None:
+    """It reads the queue from its beginning then, and gets what its selector matches all the same."""
+    world = World()
+    stranger, peer = connected(world), world.connect()
+    selector = {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "colour = 'red'")}
+    sender = peer.sender("q")
+    for number in range(1200):
+        peer.send_octets(sender, message("blue"), f"{number}", settled=True)
+        world.pump()
+    stranger.attach(0, source=source(filters=selector), receiver=True)
+    stranger.say(flow(0, 0, 10, None))
+    stranger.told()
+    stranger.say(flow(0, 0, 0, None))
+    (link,) = world.container.resource.queues["q"].readers
+    for _ in range(3):
+        taking = peer.receiver("q", 1200)
+        taking.close()
+        world.pump()
+        assert len(link._again) <= 1000  # type: ignore[attr-defined]
+    peer.send_octets(sender, message("red one", colour="red"), "red")
+    world.pump()
+    stranger.say(flow(0, 0, 10, None))
+    assert "red one" in received(stranger)
+
+
 def test_a_selector_and_a_drain() -> None:
     """The credit is given back when every message was looked at, and not before."""
     world = World()
