@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from dtx.amqp.events import Event
     from dtx.amqp.link import Link
     from dtx.amqp.performatives import Performative
+    from dtx.amqp.session import DispositionSteps
     from dtx.amqp.values import Map
 
 MANY: Final = 2**62
@@ -106,6 +107,8 @@ class Connection:
         self._channels: dict[int, Session] = {}
         self._reader = FrameReader(max_frame_size)
         self._events: deque[Event] = deque()
+        self._steps: DispositionSteps | None = None
+        """Where the disposition that was read last is not done."""
         self.unfinished = False
         """Whether `next_event` has stopped before it had read everything."""
         self._output: list[bytes] = []
@@ -143,6 +146,11 @@ class Connection:
         while not events:
             if self.state in _DEAF:
                 return False
+            if self._steps is not None:
+                self._go_on_with(self._steps)
+                if self._steps is None or events:
+                    continue
+                frames = 0
             if not frames:
                 self.unfinished = True
                 return False
@@ -162,10 +170,16 @@ class Connection:
                 self._fail(error)
         return True
 
+    def _go_on_with(self, steps: DispositionSteps) -> None:
+        """Another step of the disposition that was read last."""
+        if not steps.go_on(self._events):
+            self._steps = None
+
     @property
     def has_input(self) -> bool:
         """Whether octets are fed that `next_event` has not looked at; they may be part of a frame."""
-        return bool(self._events) or (self._reader.pending > 0 and self.state not in _DEAF)
+        waits = self._steps is not None or self._reader.pending > 0
+        return bool(self._events) or (waits and self.state not in _DEAF)
 
     def output(self) -> bytes:
         """What is to be sent now; it is the caller's from now on."""
@@ -349,7 +363,7 @@ class Connection:
         if type(performative) is Transfer:
             session.received_transfer(performative, octets, self._events)
         elif type(performative) is Disposition:
-            session.received_disposition(performative, self._events)
+            self._steps = session.received_disposition(performative)
         elif type(performative) is Flow:
             session.received_flow(performative, self._events)
         elif type(performative) is Attach:

@@ -41,7 +41,6 @@ class OutgoingDelivery:
         "more",
         "parts",
         "progress",
-        "queued",
         "settles_at_end",
         "size",
         "start",
@@ -63,8 +62,6 @@ class OutgoingDelivery:
         """Octets in `parts` that are not transferred."""
         self.more = True
         """Whether the caller has more to add."""
-        self.queued = False
-        """Whether it has something to transfer."""
         self.aborting = False
         self.settles_at_end = settled
         """Whether it is sent settled."""
@@ -126,6 +123,7 @@ class OutgoingDelivery:
         if self.progress is UNSETTLED or self.progress is SETTLED_THERE:
             self.progress = SETTLE[self.progress]
             self.link.session.outgoing.pop(self.id, None)
+            self.link.unsettled.pop(self.id, None)
 
     def lose(self) -> None:
         """Its link is gone."""
@@ -177,7 +175,7 @@ class IncomingDelivery:
     def _forget(self) -> None:
         if self.progress is UNSETTLED or self.progress is SETTLED_THERE:
             self.progress = SETTLE[self.progress]
-            self.link.session.incoming.pop(self.id, None)
+            self.link.drop(self.id)
 
     def lose(self) -> None:
         """Its link is gone."""

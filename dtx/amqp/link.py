@@ -8,6 +8,7 @@ A link that is detached stays usable as an object: what is asked of it has no ef
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.conditions import Condition
@@ -18,6 +19,7 @@ from dtx.amqp.delivery import (
     TRANSFER,
     TRANSFER_PART,
     TRANSFER_SETTLED,
+    WAITING,
     IncomingDelivery,
     OutgoingDelivery,
 )
@@ -192,8 +194,13 @@ class SenderLink(Link):
         self._told_drain = False
         """What the peer's last flow says of that: ours say the same."""
         self.available = 0
-        self.queued = 0
-        """Deliveries that have something to transfer when the peer's window is open."""
+        self.waiting: OrderedDict[OutgoingDelivery, int] = OrderedDict()
+        """The deliveries that have something to transfer when the peer's window is open, in the order in which they
+        were given it, with the session's count of that."""
+        self.lined_up = False
+        """Whether the session has it among the links that go on then."""
+        self.unsettled: dict[int, OutgoingDelivery] = {}
+        """The session's deliveries that are this link's."""
         self.current: OutgoingDelivery | None = None
         """The delivery that is not complete."""
 
@@ -206,12 +213,26 @@ class SenderLink(Link):
     def idle(self) -> bool:
         """Whether everything that was sent is transferred, but for what the peer has given credit and taken it back
         meanwhile: that waits for credit."""
-        return self.current is None and (not self.queued or not self.session.transferring(self))
+        return self.current is None and not self.transfers
 
     @property
-    def may_begin(self) -> bool:
-        """Whether the first transfer of a delivery may be made."""
-        return ahead(self._limit, self.delivery_count) > 0
+    def queued(self) -> int:
+        """Deliveries that have something to transfer when the peer's window is open."""
+        return len(self.waiting)
+
+    @property
+    def first_waiting(self) -> tuple[OutgoingDelivery, int] | None:
+        """The first of them."""
+        return next(iter(self.waiting.items())) if self.waiting else None
+
+    @property
+    def transfers(self) -> bool:
+        """Whether one is to be transferred when the peer's window is open: there is credit, or the first one, which is
+        the only one that can be so, was begun."""
+        if ahead(self._limit, self.delivery_count) > 0:
+            return bool(self.waiting)
+        first = self.first_waiting
+        return first is not None and first[0].progress is not WAITING
 
     def send(
         self, tag: bytes, octets: bytes, state: bytes | None = None, *, settled: bool = False, more: bool = False
@@ -278,6 +299,8 @@ class ReceiverLink(Link):
         self.drain = False
         self.current: IncomingDelivery | None = None
         """The delivery that has not come to its end."""
+        self.unsettled: dict[int, IncomingDelivery] = {}
+        """The session's deliveries that are this link's."""
 
     def give_credit(self, credit: int, *, drain: bool = False) -> None:
         """From now on the peer may send so many deliveries."""
@@ -310,7 +333,7 @@ class ReceiverLink(Link):
             self.current = None
             delivery.aborted = True
             delivery.progress = ABORT[delivery.progress]
-            self.session.incoming.pop(delivery.id, None)
+            self.drop(delivery.id)
             return Transferred(delivery, b"", None)
         if transfer.settled:
             if self.snd_settle_mode == SENDER_UNSETTLED:
@@ -319,20 +342,28 @@ class ReceiverLink(Link):
         if transfer.more:
             delivery.progress = TRANSFER_PART[delivery.progress]
             if not delivery.sent_settled:
-                self.session.incoming[delivery.id] = delivery
+                self._keep(delivery)
             return Transferred(delivery, octets, transfer.state)
         self.current = None
         if delivery.sent_settled:
             delivery.progress = TRANSFER_SETTLED[delivery.progress]
-            self.session.incoming.pop(delivery.id, None)
+            self.drop(delivery.id)
         elif self.snd_settle_mode == SENDER_SETTLED:
             raise self._error(
                 Condition.INVALID_FIELD, "an unsettled transfer on a link whose sender settles everything"
             )
         else:
             delivery.progress = TRANSFER[delivery.progress]
-            self.session.incoming[delivery.id] = delivery
+            self._keep(delivery)
         return Transferred(delivery, octets, transfer.state)
+
+    def _keep(self, delivery: IncomingDelivery) -> None:
+        self.session.incoming[delivery.id] = self.unsettled[delivery.id] = delivery
+
+    def drop(self, number: int) -> None:
+        """A delivery is settled, or aborted."""
+        self.session.incoming.pop(number, None)
+        self.unsettled.pop(number, None)
 
     def _begin(self, transfer: Transfer) -> IncomingDelivery:
         if transfer.delivery_id is None:

@@ -289,7 +289,7 @@ def with_delivery_annotations(octets: bytes, annotations: Map) -> bytes:
 def with_message_annotations(octets: bytes, annotations: Map, *, without: str = "") -> bytes:
     """The message with these message annotations beside those that it has, but for those of its own that would delay it
     again, or begin with `without`; WireError where it has something else in their place."""
-    found = _sections_of(octets)
+    found = _front_of(octets)
     start, behind = found.get(MESSAGE_ANNOTATIONS, (0, 0))
     kept = _without(octets, start, {*_DELAYS, *[str(name).encode() for name in annotations]}, without) if start else []
     count = 2 * (len(kept) + len(annotations))
@@ -312,13 +312,16 @@ def _without(octets: bytes, start: int, names: set[bytes], prefix: str) -> list[
         raise WireError(Condition.DECODE_ERROR, f"message annotations: {error}") from None
 
 
-def _sections(octets: bytes) -> dict[int, tuple[int, int]]:
-    """Where the value of each section begins and ends."""
+def _sections(octets: bytes, before: int = FOOTER + 1) -> dict[int, tuple[int, int]]:
+    """Where the value of each section begins and ends, of those in front of the first one whose code is `before`, or a
+    later one."""
     found: dict[int, tuple[int, int]] = {}
     at = 0
     last = 0
     while at < len(octets):
         code, start = read_section(octets, at)
+        if code >= before:
+            break
         at = skip(octets, start)
         if code in found or code < last:
             raise DecodeError(f"section {code:#x} is at the wrong place")
@@ -340,11 +343,16 @@ def body_value(octets: bytes | bytearray) -> bytes:
     return _body(octets, _sections_of(octets))
 
 
-def _sections_of(octets: bytes) -> dict[int, tuple[int, int]]:
+def _sections_of(octets: bytes, before: int = FOOTER + 1) -> dict[int, tuple[int, int]]:
     try:
-        return _sections(octets)
+        return _sections(octets, before)
     except DecodeError as error:
         raise WireError(Condition.DECODE_ERROR, str(error)) from None
+
+
+def _front_of(octets: bytes) -> dict[int, tuple[int, int]]:
+    """The sections in front of the body, which may have any number of sections itself."""
+    return _sections_of(octets, DATA)
 
 
 def _body(octets: bytes, found: dict[int, tuple[int, int]]) -> bytes:
@@ -407,7 +415,7 @@ def _value(octets: bytes, found: dict[int, tuple[int, int]], code: int) -> Value
 def read_destination(octets: bytes) -> tuple[str | None, bool]:
     """The address in the properties of a message, None where it has none, and whether its sender means a topic (in the
     mapping of JMS, which says so in an annotation). WireError for what is no message."""
-    found = _sections_of(octets)
+    found = _front_of(octets)
     properties = _properties(octets, found)
     to = properties[2] if len(properties) > 2 else None
     if to is not None and type(to) is not str:
@@ -430,7 +438,7 @@ def _destination_kind(octets: bytes, found: dict[int, tuple[int, int]]) -> Value
 
 def with_to(octets: bytes, address: str) -> bytes:
     """The message with `address` as the `to` of its properties; WireError for what is no message."""
-    found = _sections_of(octets)
+    found = _front_of(octets)
     properties = _properties(octets, found)
     properties += [None] * (3 - len(properties))
     properties[2] = address

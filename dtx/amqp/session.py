@@ -6,7 +6,7 @@ window waits in the session, in the order in which it was given; `waiting_octets
 
 from __future__ import annotations
 
-from collections import deque
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.conditions import Condition
@@ -29,7 +29,8 @@ from dtx.amqp.states import SESSION, LinkState, SessionState, SessionVerb
 from xa.machine import advance
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections import deque
+    from collections.abc import Iterable, Mapping
 
     from dtx.amqp.connection import Connection
     from dtx.amqp.events import Event
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 MAPPED: Final = SessionState.MAPPED
 _SENDING: Final = frozenset({SessionState.BEGIN_SENT, MAPPED})
+FOUND: Final = 64
+LOOKED_AT: Final = 512
+"""What the peer says of thousands of deliveries is done in steps, so that others have their turn: each step is an event
+with so many deliveries at most, and looks at so many numbers."""
 
 
 class Session:
@@ -68,7 +73,10 @@ class Session:
         self._remote_handle_max = MAX_UINT
         self._next_delivery_id = 0
         self._last_delivery_id: int | None = None
-        self._waiting: deque[OutgoingDelivery] = deque()
+        self._given = 0
+        """How often a delivery was given something to transfer."""
+        self._lines: list[tuple[int, SenderLink]] = []
+        """A heap of links that have something to transfer, each once: they go on in the order in which it was given."""
         self._disposition: tuple[int, int, bytes | None, bool, bool] | None = None
         """First, last, state, role, settled of a disposition that further ones may join."""
 
@@ -202,11 +210,19 @@ class Session:
         self.waiting_octets += octets
         if not delivery.more and delivery.link.current is delivery:  # an earlier one may be aborted
             delivery.link.current = None
-        if not delivery.queued and (delivery.size or not delivery.more):
-            delivery.queued = True
-            delivery.link.queued += 1
-            self._waiting.append(delivery)
+        link = delivery.link
+        if delivery not in link.waiting and (delivery.size or not delivery.more):
+            self._given += 1
+            link.waiting[delivery] = self._given
+            self._line_up(link)
         self._transfer()
+
+    def _line_up(self, link: SenderLink) -> None:
+        """A link may have something to transfer now."""
+        first = link.first_waiting
+        if first is not None and not link.lined_up and link.transfers:
+            link.lined_up = True
+            heappush(self._lines, (first[1], link))
 
     def abort(self, delivery: OutgoingDelivery) -> None:
         """A delivery is not to be transferred to its end."""
@@ -221,9 +237,7 @@ class Session:
         if link.current is delivery:
             link.current = None
         if delivery.progress is WAITING:
-            if delivery.queued:
-                self._waiting.remove(delivery)
-                self._dequeued(delivery)
+            link.waiting.pop(delivery, None)
             link.taken_back()
             delivery.progress = ABORT[delivery.progress]
             return
@@ -232,28 +246,21 @@ class Session:
 
     def _transfer(self) -> None:
         """Makes transfers of what waits, as far as the peer's window allows."""
-        waiting = self._waiting
-        if not waiting or self.state is not MAPPED:
+        lines = self._lines
+        if not lines or self.state is not MAPPED:
             return
         if self._disposition is not None:
             self._write_disposition()
-        held: list[OutgoingDelivery] = []
-        while waiting and self._remote_window > 0:
-            delivery = waiting[0]
-            if delivery.progress is WAITING and not delivery.link.may_begin:
-                held.append(waiting.popleft())
-            elif self._transfer_part(delivery):
-                waiting.popleft()
-                self._dequeued(delivery)
-        waiting.extendleft(reversed(held))
-
-    def transferring(self, link: SenderLink) -> bool:
-        """Whether deliveries of a link are to be transferred when the peer's window is open."""
-        return any(one.link is link and (link.may_begin or one.progress is not WAITING) for one in self._waiting)
-
-    def _dequeued(self, delivery: OutgoingDelivery) -> None:
-        delivery.queued = False
-        delivery.link.queued -= 1
+        while lines and self._remote_window > 0:
+            given, link = lines[0]
+            first = link.first_waiting
+            if first is None or not link.transfers:
+                heappop(lines)
+                link.lined_up = False
+            elif first[1] != given:
+                heapreplace(lines, (first[1], link))
+            elif self._transfer_part(first[0]):
+                del link.waiting[first[0]]
 
     def _transfer_part(self, delivery: OutgoingDelivery) -> bool:
         """Makes one transfer; whether the delivery has nothing more to transfer now."""
@@ -289,6 +296,7 @@ class Session:
         if delivery.aborting:
             delivery.progress = ABORT[delivery.progress]
             self.outgoing.pop(delivery.id, None)
+            link.unsettled.pop(delivery.id, None)
             return True
         if more:
             delivery.progress = TRANSFER_PART[delivery.progress]
@@ -297,7 +305,7 @@ class Session:
         else:
             delivery.progress = TRANSFER[delivery.progress]
         if first and not delivery.settles_at_end:
-            self.outgoing[delivery.id] = delivery
+            self.outgoing[delivery.id] = link.unsettled[delivery.id] = delivery
         return not delivery.size and more is delivery.more
 
     # -- what the peer does
@@ -380,6 +388,8 @@ class Session:
             link = self._link(flow.handle)
             if link.attached:
                 link.received_flow(flow)
+                if isinstance(link, SenderLink):
+                    self._line_up(link)
                 events.append(LinkFlow(link, flow.properties))  # type: ignore[arg-type] # it is one of the two
                 if flow.echo:
                     self.connection.owes_echo(link)
@@ -416,29 +426,15 @@ class Session:
         if last is not None and ahead(number, last) <= 0:
             raise ProtocolError(Scope.SESSION, Condition.INVALID_FIELD, f"delivery {number} behind delivery {last}")
 
-    def received_disposition(self, disposition: Disposition, events: deque[Event]) -> None:
-        """The peer told the state of deliveries."""
-        unsettled: Mapping[int, IncomingDelivery | OutgoingDelivery]
-        unsettled = self.outgoing if disposition.receiver else self.incoming
-        first = disposition.first
-        last = first if disposition.last is None else disposition.last
-        span = ahead(last, first)
+    def received_disposition(self, disposition: Disposition) -> DispositionSteps | None:
+        """The peer told the state of deliveries: events say that, step by step. None where it says nothing."""
+        span = 0 if disposition.last is None else ahead(disposition.last, disposition.first)
         if span < 0:
-            raise ProtocolError(Scope.SESSION, Condition.INVALID_FIELD, f"deliveries from {first} to {last}")
-        found: list[IncomingDelivery | OutgoingDelivery]
-        if span == 0:
-            found = [unsettled[first]] if first in unsettled else []
-        elif span < len(unsettled):
-            numbers = ((first + step) & MAX_UINT for step in range(span + 1))
-            found = [unsettled[number] for number in numbers if number in unsettled]
-        else:
-            found = [one for number, one in unsettled.items() if 0 <= ahead(number, first) <= span]
-        if disposition.settled:
-            for delivery in found:
-                settled_by_peer(delivery)
-        unknown = len(found) <= span
-        if found or (unknown and disposition.state is not None):
-            events.append(Disposed(found, disposition.state, disposition.settled, unknown))
+            told = f"deliveries from {disposition.first} to {disposition.last}"
+            raise ProtocolError(Scope.SESSION, Condition.INVALID_FIELD, told)
+        if disposition.state is None and not disposition.settled:
+            return None
+        return DispositionSteps(self, disposition, span)
 
     def _link(self, handle: int) -> Link:
         link = self.links.get(handle)
@@ -453,25 +449,28 @@ class Session:
         if self.connection.links.get(key) is link:
             del self.connection.links[key]
         if isinstance(link, SenderLink):
-            if link.queued or link.current is not None:
-                for delivery in [one for one in self._waiting if one.link is link]:
-                    self._waiting.remove(delivery)
-                    self._lose_waiting(delivery)
-                if link.current is not None:
-                    link.current.lose()
-                    link.current = None
-            for number in [number for number, one in self.outgoing.items() if one.link is link]:
-                self.outgoing.pop(number).lose()
+            for waiting in link.waiting:
+                self.waiting_octets -= waiting.size
+                waiting.lose()
+            link.waiting.clear()
+            if link.lined_up:
+                link.lined_up = False
+                self._lines = [one for one in self._lines if one[1] is not link]
+                heapify(self._lines)
+            if link.current is not None:
+                link.current.lose()
+                link.current = None
+            for number, sent in link.unsettled.items():
+                del self.outgoing[number]
+                sent.lose()
+            link.unsettled.clear()
         elif isinstance(link, ReceiverLink):
             link.current = None
-            for number in [number for number, one in self.incoming.items() if one.link is link]:
-                self.incoming.pop(number).lose()
+            for number, received in link.unsettled.items():
+                del self.incoming[number]
+                received.lose()
+            link.unsettled.clear()
         self.flush_disposition()
-
-    def _lose_waiting(self, delivery: OutgoingDelivery) -> None:
-        self.waiting_octets -= delivery.size
-        self._dequeued(delivery)
-        delivery.lose()
 
     def free_link(self, link: Link) -> None:
         """Both sides have detached a link: its handle is free."""
@@ -483,12 +482,61 @@ class Session:
         self.state = advance(SESSION, self.state, SessionVerb.LOSE)
 
     def _lose_links(self) -> None:
+        self._lines.clear()
         for link in tuple(self._handles.values()):
             self.drop_link(link)
             link.lose()
         self._handles.clear()
         self._unanswered.clear()
         self.links.clear()
-        self._waiting.clear()
         self.waiting_octets = 0
         self._disposition = None
+
+
+class DispositionSteps:
+    """What the peer said of a range of deliveries, step by step."""
+
+    def __init__(self, session: Session, disposition: Disposition, span: int) -> None:
+        self.session = session
+        self._disposition = disposition
+        self._span = span
+        unsettled = self._unsettled
+        self._all: list[int] | None = None if span <= len(unsettled) else list(unsettled)
+        """The numbers of all deliveries that are not settled, where these are fewer than the range has."""
+        self._looked_at = 0
+        self._found = 0
+
+    @property
+    def _unsettled(self) -> Mapping[int, IncomingDelivery | OutgoingDelivery]:
+        return self.session.outgoing if self._disposition.receiver else self.session.incoming
+
+    def go_on(self, events: deque[Event]) -> bool:
+        """The next step, with at most one event; whether there is more to do."""
+        if self.session.state is not MAPPED:
+            return False
+        unsettled, disposition = self._unsettled, self._disposition
+        found: list[IncomingDelivery | OutgoingDelivery] = []
+        for number in self._next_numbers():
+            self._looked_at += 1
+            delivery = unsettled.get(number)
+            if delivery is not None:
+                found.append(delivery)
+                if len(found) == FOUND:
+                    break
+
+        if disposition.settled:
+            for delivery in found:
+                settled_by_peer(delivery)
+        self._found += len(found)
+        more = self._looked_at < (self._span + 1 if self._all is None else len(self._all))
+        unknown = not more and self._found <= self._span
+        if found or (unknown and disposition.state is not None):
+            events.append(Disposed(found, disposition.state, disposition.settled, unknown))
+        return more
+
+    def _next_numbers(self) -> Iterable[int]:
+        """The numbers of the range that are looked at next; -1 stands for one that is not in it."""
+        first, span, at = self._disposition.first, self._span, self._looked_at
+        if self._all is None:
+            return ((first + step) & MAX_UINT for step in range(at, min(span + 1, at + LOOKED_AT)))
+        return (number if 0 <= ahead(number, first) <= span else -1 for number in self._all[at : at + LOOKED_AT])

@@ -7,7 +7,7 @@ and after every call sends what the connections in `take_touched` have to say.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.sasl.scram import ScramError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dtx.broker.access.credentials import Credentials
     from dtx.broker.endpoint.connection import BrokerConnection
     from dtx.broker.endpoint.link import Link
+    from dtx.broker.queues.entry import Continuing
     from dtx.broker.settings import Settings
     from dtx.broker.transactional_resource import Clock
     from dtx.store.contract import MessageStore, StoreError
@@ -53,14 +54,6 @@ _UNREADABLE: Final = (
 
 LinkKey: TypeAlias = tuple[str, str, str, bool]
 """A user, its container, the name of a link, and whether we receive."""
-
-
-class Continuing(Protocol):
-    """Something that takes more than one turn."""
-
-    def go_on(self) -> None:
-        """Does one turn's worth of it."""
-        ...
 
 
 class Container:

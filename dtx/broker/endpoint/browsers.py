@@ -13,9 +13,10 @@ from dtx.amqp.performatives import SENDER_UNSETTLED
 from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.broker.endpoint.link import Link
 from dtx.broker.queues.entry import State
+from dtx.broker.queues.readers import MOST
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.protocol.addresses import ORIGIN_QUEUE, ORIGIN_WORK
-from dtx.protocol.conditions import Refusal
+from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import CHUNK
 from xa import Code
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dtx.amqp.link import SenderLink
     from dtx.amqp.values import Map
     from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.endpoint.selecting_link import SelectingLink
     from dtx.broker.queues.entry import Entry
     from dtx.broker.queues.queue import Queue
     from dtx.broker.queues.selector import Selector
@@ -203,6 +205,13 @@ class BrowsingLink(Link, ABC):
         self.connection.draining.pop(self, None)
 
 
+def claim_reader(link: QueueBrowser | SelectingLink, queue: Queue) -> None:
+    """The link reads the queue in its order from now on; RefusedError where its user has too many that do so."""
+    if not queue.readers.add(link):
+        told = f"{link.connection.identity} has {MOST} links that browse {queue.name!r} or select from it"
+        raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
+
+
 class QueueBrowser(BrowsingLink):
     """A queue's available messages, and those that come; with a selector those that it matches."""
 
@@ -219,15 +228,15 @@ class QueueBrowser(BrowsingLink):
         self._selector = selector
         self._position = 0
         self._ahead: deque[Entry] = deque()
-        queue.browsers[self] = None
+        claim_reader(self, queue)
 
     def next_entry(self) -> Entry | None:
         while True:
             if not self._ahead:
-                found = self._queue.entries_from(self._position)
-                if not found:
+                before = self._position
+                self._position, found = self._queue.readers.behind(before)
+                if self._position == before:
                     return None
-                self._position = found[-1].position
                 self._ahead.extend(entry for entry in found if entry.state is not State.DELAYED)
                 continue
             entry = self._ahead.popleft()
@@ -245,7 +254,7 @@ class QueueBrowser(BrowsingLink):
 
     def gone(self) -> None:
         super().gone()
-        self._queue.browsers.pop(self, None)
+        self._queue.readers.remove(self)
         self._ahead.clear()
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dtx.amqp.link import ReceiverLink
     from dtx.amqp.values import Value
     from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.queues.entry import Continuing
     from dtx.broker.transactions.contexts import TransactionalContext, WorkContext
 
 FATAL: Final = frozenset({Condition.UNAUTHORIZED, Condition.INTERNAL_ERROR, Condition.NOT_FOUND})
@@ -53,6 +54,15 @@ class Link:
         self.session = session
         self.endpoint: Endpoint = endpoint
         self.name = endpoint.name
+
+    @property
+    def user(self) -> str:
+        """Who pays for the time that it takes."""
+        return self.connection.identity.name
+
+    def continue_later(self, one: Continuing) -> None:
+        """Has `one` go on in another turn, at the cost of that user."""
+        self.connection.container.continue_later(one, self.user)
 
     @property
     def queued(self) -> bool:

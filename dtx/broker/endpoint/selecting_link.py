@@ -13,6 +13,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
+from dtx.broker.endpoint.browsers import claim_reader
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
 from dtx.broker.queues.entry import State
 from dtx.broker.transactional_resource import fits_one_piece
@@ -29,6 +30,8 @@ AHEAD: Final = 50
 """Messages whose payloads are read at once."""
 LOOKS: Final = 200
 TURN_S: Final = 0.004
+MOST_AGAIN: Final = 1000
+"""Messages that came back, and that a link remembers while it takes none."""
 """How many messages are looked at in one turn, and how long, whichever is less."""
 
 
@@ -67,16 +70,27 @@ class SelectingLink(OutgoingLink):
         self._barred: dict[str, list[Entry]] = {}
         """Messages that were passed because somebody else holds their group, by that."""
         self._examined: deque[_Examined] = deque()
-        queue.browsers[self] = None
+        claim_reader(self, queue)
 
     # -- reading the queue
     def wake(self) -> None:
-        self._queue.look()
+        self._queue.look_for(self)
 
     def returned(self, entry: Entry) -> None:
         """A message is available again."""
-        if entry.position <= self._position:
+        if entry.position > self._position:
+            return
+        if len(self._again) < MOST_AGAIN:
             heappush(self._again, (entry.position, entry))
+        else:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """More came back than it remembers while it took none: it reads the queue from its beginning."""
+        self._position = 0
+        self._again.clear()
+        self._next.clear()
+        self._barred.clear()
 
     def came_due(self, entry: Entry) -> None:
         """A message that was delayed is available."""
@@ -94,7 +108,7 @@ class SelectingLink(OutgoingLink):
         looks, over_s = 0, self.resource.clock.monotonic() + TURN_S
         while self.open and len(self._examined) < AHEAD and self.wants():
             if looks == LOOKS or self.resource.clock.monotonic() > over_s:
-                self.connection.container.continue_later(self, self.connection.identity.name)
+                self.continue_later(self)
                 return
             entry = self._following()
             if entry is None:
@@ -114,14 +128,16 @@ class SelectingLink(OutgoingLink):
     def _following(self) -> Entry | None:
         """The next message to look at, None when there is none now."""
         while True:
+            before = self._position
             if not self._next:
-                self._next.extend(self._queue.entries_from(self._position))
-                if self._next:
-                    self._position = self._next[-1].position
+                self._position, found = self._queue.readers.behind(before)
+                self._next.extend(found)
             if self._again and (not self._next or self._again[0][0] < self._next[0].position):
                 entry = heappop(self._again)[1]
             elif self._next:
                 entry = self._next.popleft()
+            elif self._position > before:
+                continue
             else:
                 return None
             if self._is_available(entry):
@@ -180,7 +196,7 @@ class SelectingLink(OutgoingLink):
             self.deliver(entry, payload if fits_one_piece(entry) else None)
 
     def gone(self) -> None:
-        self._queue.browsers.pop(self, None)
+        self._queue.readers.remove(self)
         self._examined.clear()
         self._barred.clear()
         super().gone()

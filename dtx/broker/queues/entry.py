@@ -110,8 +110,25 @@ class Consumer(Protocol):
         ...
 
 
+class Continuing(Protocol):
+    """Something that takes more than one turn."""
+
+    def go_on(self) -> None:
+        """Does one turn's worth of it."""
+        ...
+
+
 class Browser(Protocol):
     """A reader of a queue in its order."""
+
+    @property
+    def user(self) -> str:
+        """Whose it is, who pays for its time."""
+        ...
+
+    def continue_later(self, one: Continuing) -> None:
+        """Has `one` go on in another turn, at the cost of that user."""
+        ...
 
     def returned(self, entry: Entry) -> None:
         """A message that was held is available again."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.broker.queues.entry import ORIGIN, Effect, Entry, Origin, State
 from dtx.broker.queues.groups import Groups
+from dtx.broker.queues.readers import Readers
 from dtx.broker.rates import Meter
 from dtx.broker.settings import WhenFull
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED
@@ -105,13 +106,13 @@ class Queue:
         self._on_overfull = on_overfull
         self._schedule = schedule
         self._entries: dict[int, Entry] = {}
+        self.readers = Readers(self._entries)
         self._ready: deque[Entry] = deque()
         self._returned: list[tuple[int, Entry]] = []
         self._expiring: list[tuple[int, int, Entry]] = []
         """Every message that can expire, and whose time has not come by `_expired_ms`."""
         self._expired_ms = 0
         self._willing: deque[Consumer] = deque()
-        self.browsers: dict[Browser, None] = {}
         self._marked = False
         self._groups = Groups(self._line_up, self._freed) if settings.ordered_groups else None
 
@@ -235,6 +236,7 @@ class Queue:
     def append(self, entry: Entry) -> None:
         """A message becomes available at its position, which is behind all others; a delayed one when it is due."""
         self._entries[entry.position] = entry
+        self.readers.came(entry)
         if entry.due_ms and self._is_early(entry, self._now_ms()):
             self._delay(entry)
         else:
@@ -283,7 +285,7 @@ class Queue:
             self._groups.come_due(entry)
         else:
             heappush(self._returned, (entry.position, entry))
-        for browser in self.browsers:
+        for browser in self.readers:
             browser.came_due(entry)
         if not self._marked:
             self._mark()
@@ -299,7 +301,7 @@ class Queue:
             self._mark()
 
     def _freed(self, group: str) -> None:
-        for browser in self.browsers:
+        for browser in self.readers:
             browser.group_freed(group)
         if not self._marked:
             self._mark()
@@ -518,7 +520,7 @@ class Queue:
             self._groups.given_back(entry)
         else:
             heappush(self._returned, (entry.position, entry))
-        for browser in self.browsers:
+        for browser in self.readers:
             browser.returned(entry)
         if self.overfull:
             self._on_overfull(self)
@@ -614,6 +616,11 @@ class Queue:
         if not self._marked:
             self._mark()
 
+    def look_for(self, browser: Browser) -> None:
+        """One of those may go on."""
+        if self.readers.look_again(browser):
+            self._on_available(self)
+
     def forget(self, consumer: Consumer) -> None:
         """`consumer` takes no more."""
         if consumer.willing:
@@ -621,15 +628,14 @@ class Queue:
             self._willing.remove(consumer)
 
     def _mark(self) -> None:
-        if self._willing or self.browsers:
+        if self._willing or self.readers:
             self._marked = True
             self._on_available(self)
 
     def dispatch(self, now_ms: int) -> None:
         """Hands available messages to willing consumers, in turn."""
-        self._marked = False
-        for browser in tuple(self.browsers):
-            browser.advance()
+        news, self._marked = self._marked, False
+        self.readers.look(news=news)
         if self.quiet:
             return
         willing = self._willing
@@ -663,6 +669,7 @@ class Queue:
             entry.payload = None
         self._entries.clear()
         self.held = 0
+        self.readers.clear()
         self._ready.clear()
         self._returned.clear()
         self._expiring.clear()

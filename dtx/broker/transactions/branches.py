@@ -139,6 +139,9 @@ class Registry:
         self._resource = resource
         self._branches: dict[Xid, Branch] = {}
         self._in_doubt: list[Xid] = []
+        self._in_doubt_of: dict[str, list[Xid]] = {}
+        """The same by owner: who may see the own ones only is not kept waiting by those of others."""
+        self._of_gtrid: dict[tuple[int, bytes], dict[Xid, Branch]] = {}
         self._of_user: Counter[str] = Counter()
         self._dead: dict[str, dict[Xid, Branch]] = {}
         """By owner: rollback-only branches with which nobody is associated, in the order in which they became so."""
@@ -180,18 +183,20 @@ class Registry:
                 branch.since_ms = stored.completed_ms
             else:
                 self.prepared_by_queue.add(branch)
-            self._branches[branch.xid] = branch
-            self._of_user[branch.owner] += 1
+            self._add(branch)
         self._in_doubt = sorted(self._branches)
+        for xid in self._in_doubt:
+            self._in_doubt_of.setdefault(self._branches[xid].owner, []).append(xid)
+
+    def _add(self, branch: Branch) -> None:
+        self._branches[branch.xid] = branch
+        self._of_user[branch.owner] += 1
+        self._of_gtrid.setdefault((branch.xid.format_id, branch.xid.gtrid), {})[branch.xid] = branch
 
     # -- finding
     def of(self, format_id: int, gtrid: bytes) -> list[Branch]:
         """The branches of a global transaction."""
-        return [
-            branch
-            for branch in self._branches.values()
-            if branch.xid.gtrid == gtrid and branch.xid.format_id == format_id
-        ]
+        return list(self._of_gtrid.get((format_id, gtrid), {}).values())
 
     def __len__(self) -> int:
         return len(self._branches)
@@ -211,12 +216,13 @@ class Registry:
         """How many branches are prepared or heuristically completed."""
         return len(self._in_doubt)
 
-    def in_doubt(self, after: Xid, prefix: bytes) -> Iterator[Branch]:
+    def in_doubt(self, after: Xid, prefix: bytes, owner: str | None = None) -> Iterator[Branch]:
         """Prepared and heuristically completed branches behind `after`, in the order of their xids, of gtrids
-        that begin with `prefix`."""
-        at = 0 if after.is_null else bisect_right(self._in_doubt, after)
-        for index in range(at, len(self._in_doubt)):
-            xid = self._in_doubt[index]
+        that begin with `prefix`; only those of `owner` where that is named."""
+        in_doubt = self._in_doubt if owner is None else self._in_doubt_of.get(owner, [])
+        at = 0 if after.is_null else bisect_right(in_doubt, after)
+        for index in range(at, len(in_doubt)):
+            xid = in_doubt[index]
             if xid.gtrid.startswith(prefix):
                 yield self._branches[xid]
 
@@ -244,8 +250,7 @@ class Registry:
         )
         branch.since_ms = self._resource.clock.wall_ms()
         branch.move(BranchVerb.START)
-        self._branches[xid] = branch
-        self._of_user[owner] += 1
+        self._add(branch)
         self.set_timeout(branch, 0)
         return branch
 
@@ -298,6 +303,7 @@ class Registry:
     def prepared(self, branch: Branch) -> None:
         """The branch is in doubt from now on: no timer may touch it."""
         insort(self._in_doubt, branch.xid)
+        insort(self._in_doubt_of.setdefault(branch.owner, []), branch.xid)
         self.prepared_by_queue.add(branch)
         if branch.timer is not None:
             branch.timer.cancel()
@@ -313,6 +319,10 @@ class Registry:
             self._of_user[branch.owner] -= 1
             if not self._of_user[branch.owner]:
                 del self._of_user[branch.owner]
+            related = self._of_gtrid[branch.xid.format_id, branch.xid.gtrid]
+            del related[branch.xid]
+            if not related:
+                del self._of_gtrid[branch.xid.format_id, branch.xid.gtrid]
         dead = self._dead.get(branch.owner)
         if dead is not None:
             dead.pop(branch.xid, None)
@@ -321,6 +331,10 @@ class Registry:
         self.prepared_by_queue.drop(branch)
         if branch.timer is not None:
             branch.timer.cancel()
-        at = bisect_left(self._in_doubt, branch.xid)
-        if at < len(self._in_doubt) and self._in_doubt[at] == branch.xid:
-            del self._in_doubt[at]
+        own = self._in_doubt_of.get(branch.owner, [])
+        for in_doubt in (self._in_doubt, own):
+            at = bisect_left(in_doubt, branch.xid)
+            if at < len(in_doubt) and in_doubt[at] == branch.xid:
+                del in_doubt[at]
+        if not own:
+            self._in_doubt_of.pop(branch.owner, None)

@@ -164,7 +164,8 @@ class DtxCoordination:
     def _recover(self, command: Recover, identity: Identity) -> Recovered:
         found: list[Branch] = []
         states = command.states or tuple(Found)
-        for branch in self._registry.in_doubt(command.after, command.prefix):
+        owner = None if self._permissions.may_coordinate_all(identity) else identity.name
+        for branch in self._registry.in_doubt(command.after, command.prefix, owner):
             if FOUND.get(branch.state) not in states:
                 continue
             if not self._permissions.may_coordinate(identity, branch.owner):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dtx.amqp.connection import Connection
 from dtx.amqp.frames import AMQP_HEADER, FrameReader, performative_frame
+from dtx.amqp.link import ReceiverLink, SenderLink
 from dtx.amqp.performatives import Attach, Begin, Open, Source, Target
 from tests.dtx.amqp.ends import Application
 
@@ -91,5 +92,9 @@ def kept(connection: Connection) -> int:
     assert connection.kept_octets == sum(session.kept_octets for session in sessions)
     for session in sessions:
         found += len(session.links) + len(session._handles) + len(session._unanswered)
-        found += len(session.incoming) + len(session.outgoing) + len(session._waiting)
+        links = session._handles.values()
+        found += len(session.incoming) + len(session.outgoing) + len(session._lines)
+        found += sum(link.queued for link in links if isinstance(link, SenderLink))
+        own: list[int] = [len(link.unsettled) for link in links if isinstance(link, SenderLink | ReceiverLink)]
+        assert sum(own) == len(session.incoming) + len(session.outgoing)
     return found

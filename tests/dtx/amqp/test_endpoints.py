@@ -231,7 +231,7 @@ class Walk:
             assert session.mapped
             assert there.mapped
             assert len(session.links) == len(there.links) == len(session._handles)
-            assert not session._waiting
+            assert not any(link.queued for link in session._handles.values() if isinstance(link, SenderLink))
             assert session.waiting_octets == 0
             assert session._next_outgoing_id == there._next_incoming_id
             assert numbers(session, UNSETTLED) == numbers(there, UNSETTLED, incoming=True)
@@ -342,7 +342,7 @@ def assert_empty(end: Application) -> None:
     for session in end.sessions:
         for left in (session.links, session._handles, session._unanswered, session.incoming, session.outgoing):
             assert not left
-        assert not session._waiting
+        assert not any(link.queued for link in session._handles.values() if isinstance(link, SenderLink))
         assert session.waiting_octets == 0
 
 

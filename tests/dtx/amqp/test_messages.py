@@ -17,6 +17,7 @@ from dtx.amqp.messages import (
     NO_HEADER,
     Header,
     body_value,
+    read_destination,
     read_header,
     read_request,
     request_message,
@@ -24,6 +25,7 @@ from dtx.amqp.messages import (
     value_message,
     with_delivery_annotations,
     with_header,
+    with_message_annotations,
     with_to,
 )
 from dtx.amqp.values import Described, Symbol, Ubyte, Uint, Ulong, Value
@@ -171,6 +173,15 @@ def test_a_message_gets_another_to_and_keeps_the_rest(told: dict[str, Any]) -> N
     assert after.address == "orders"
     after.address = before.address  # type: ignore[assignment]  # None, where it had none
     assert after.encode() == before.encode()
+
+
+def test_a_body_of_several_sections_is_left_alone() -> None:
+    body = encode(Described(Ulong(0x75), b"part")) * 2 + encode(Described(Ulong(0x78), {}))
+    octets = encode(Described(Ulong(0x72), {Symbol("x-opt-a"): Uint(1)})) + body
+    assert with_to(octets, "there").endswith(body)
+    assert read_destination(with_to(octets, "there")) == ("there", False)
+    annotated = with_message_annotations(octets, {Symbol("x-opt-b"): Uint(2)})
+    assert annotated == encode(Described(Ulong(0x72), {Symbol("x-opt-a"): Uint(1), Symbol("x-opt-b"): Uint(2)})) + body
 
 
 def test_properties_of_a_wrong_type_are_refused() -> None:

@@ -11,7 +11,7 @@ from proton import Delivery
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER
-from dtx.amqp.messages import PROPERTIES, value_message
+from dtx.amqp.messages import DATA, FOOTER, PROPERTIES, SEQUENCE, value_message
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Array, Described, Symbol, Ubyte, Uint, Ulong, Value
 from dtx.broker.access.permissions import Permissions, Rule
@@ -158,6 +158,31 @@ def test_what_a_selector_passed_over_is_looked_at_again_when_it_comes_back() -> 
     world.pump()
     stranger.listen()
     assert received(stranger) == ["red"]
+
+
+def test_what_comes_back_to_a_link_that_takes_nothing_takes_no_memory() -> None:
+    """It reads the queue from its beginning then, and gets what its selector matches all the same."""
+    world = World()
+    stranger, peer = connected(world), world.connect()
+    selector = {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "colour = 'red'")}
+    sender = peer.sender("q")
+    for number in range(1200):
+        peer.send_octets(sender, message("blue"), f"{number}", settled=True)
+        world.pump()
+    stranger.attach(0, source=source(filters=selector), receiver=True)
+    stranger.say(flow(0, 0, 10, None))
+    stranger.told()
+    stranger.say(flow(0, 0, 0, None))
+    (link,) = world.container.resource.queues["q"].readers
+    for _ in range(3):
+        taking = peer.receiver("q", 1200)
+        taking.close()
+        world.pump()
+        assert len(link._again) <= 1000  # type: ignore[attr-defined]
+    peer.send_octets(sender, message("red one", colour="red"), "red")
+    world.pump()
+    stranger.say(flow(0, 0, 10, None))
+    assert "red one" in received(stranger)
 
 
 def test_a_selector_and_a_drain() -> None:
@@ -486,3 +511,20 @@ def test_a_link_without_an_address_relays_by_the_address_in_each_message() -> No
     assert not closed_with(told, DETACH), "other messages may go elsewhere"
     queues = world.container.resource.queues
     assert (queues["may.one"].depth, queues["may.two"].depth) == (1, 1)
+
+
+@pytest.mark.parametrize("code", [DATA, SEQUENCE])
+def test_a_link_without_an_address_relays_bodies_of_several_sections(code: int) -> None:
+    """What matters stands in front of the body, and only that is looked at."""
+    world = World()
+    stranger = connected(world)
+    stranger.attach(0, node(None))
+    stranger.told()
+    value: Value = b"part" if code == DATA else [Uint(1), Uint(2)]
+    body = encode(Described(Ulong(code), value)) * 3 + encode(Described(Ulong(FOOTER), {}))
+    octets = encode(Described(Ulong(PROPERTIES), [None, None, "parts"])) + body
+    stranger.transfer(0, 0, octets)
+    (said,) = [fields for _, which, fields in stranger.told() if which == DISPOSITION]
+    assert said[4].descriptor == 0x24
+    (entry,) = world.container.resource.queues["parts"]
+    assert world.container.resource.payloads.get(entry) == octets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,10 +19,10 @@ from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.settings import Limits, Settings
 from dtx.protocol.addresses import COORDINATION, MANAGEMENT
-from dtx.protocol.commands import Fence, Prepare, Start
+from dtx.protocol.commands import Fence, Prepare, Recover, Rollback, Start
 from dtx.protocol.conditions import Refusal
+from dtx.protocol.replies import Recovered, decode_reply
 from dtx.protocol.replies import Result as Told
-from dtx.protocol.replies import decode_reply
 from tests.dtx.broker.peer import Coordinator, World, closed, condition_of, frame
 from xa import Code, Xid
 
@@ -44,6 +45,41 @@ def world_of(limits: Limits = Limits(), **rules: Any) -> World:  # noqa: B008 â€
 def begun(world: World, user: str, branch: Xid) -> tuple[Coordinator, bytes]:
     control = world.connect(user).coordinator()
     return control, control.declare(Start(branch))
+
+
+# --- recovering -----------------------------------------------------------------------------------------------
+def test_recover_is_not_dearer_for_the_branches_of_others() -> None:
+    """Nor is a fence. Who has one branch of a thousand finds it, and is not shown the others."""
+    world = world_of(worker={**WORK, "coordinate": "own"}, other={**WORK, "coordinate": "own"})
+    own = Xid(1, b"between", b"1")
+    peer = world.connect("worker")
+
+    def prepared(user: str, branches: list[Xid]) -> None:
+        control = world.connect(user).coordinator()
+        sender = control.peer.sender("orders")
+        for branch in branches:
+            txn_id = control.declare(Start(branch))
+            control.peer.post(sender, "held", txn_id)
+            assert control.end(txn_id, prepare=True)[2] is None
+
+    def seconds() -> float:
+        times = []
+        for number in range(5):
+            began = time.process_time()
+            for turn in range(10):
+                assert peer.ask(Recover()) == Recovered((own,))
+                assert peer.ask(Recover(after=own)) == Recovered(())
+                assert peer.ask(Fence(1, b"%d %d" % (number, turn))) == OK
+            times.append(time.process_time() - began)
+        return min(times)
+
+    prepared("worker", [own])
+    alone = seconds()
+    prepared("other", [Xid(1, word + b"%d" % number) for word in (b"after", b"behind") for number in range(1000)])
+    assert world.container.registry.in_doubt_count == 2001
+    assert seconds() < 2 * alone
+    assert peer.ask(Rollback(own)) == OK
+    assert peer.ask(Recover()) == Recovered(())
 
 
 # --- preparing ------------------------------------------------------------------------------------------------

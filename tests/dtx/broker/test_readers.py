@@ -1,0 +1,154 @@
+"""These tests cover who reads a queue in its order: browsers and links that select. One user may have many of them, and
+one message concerns them all."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dtx.amqp.conditions import Condition
+from dtx.broker.queues.readers import AT_ONCE, MOST, PAGE, Readers
+from dtx.broker.settings import QueueSettings, Settings
+from tests.dtx.broker.peer import World, condition_of
+
+if TYPE_CHECKING:
+    from dtx.broker.queues.entry import Continuing, Entry
+
+
+class Reader:
+    """A reader that only looks. `later` has what is to go on in other turns, of all of them."""
+
+    def __init__(self, user: str, later: deque[Continuing]) -> None:
+        self.user = user
+        self.later = later
+        self.looked = 0
+
+    def continue_later(self, one: Continuing) -> None:
+        self.later.append(one)
+
+    def advance(self) -> None:
+        self.looked += 1
+
+    def returned(self, entry: Entry) -> None:
+        raise NotImplementedError
+
+    def came_due(self, entry: Entry) -> None:
+        raise NotImplementedError
+
+    def group_freed(self, group: str) -> None:
+        raise NotImplementedError
+
+
+def readers_of(later: deque[Continuing], **users: int) -> tuple[Readers, dict[str, list[Reader]]]:
+    """Readers of a queue, by user."""
+    readers = Readers({})
+    found = {user: [Reader(user, later) for _ in range(count)] for user, count in users.items()}
+    for several in found.values():
+        assert all(readers.add(one) for one in several)
+    return readers, found
+
+
+def test_few_readers_look_at_once_and_many_in_turns() -> None:
+    later: deque[Continuing] = deque()
+    readers, of = readers_of(later, few=AT_ONCE, many=5 * AT_ONCE - 1)
+    readers.look(news=True)
+    assert [one.looked for one in of["few"]] == [1] * AT_ONCE
+    turns = 0
+    while later:
+        before = sum(one.looked for one in of["many"])
+        later.popleft().go_on()
+        assert sum(one.looked for one in of["many"]) - before <= AT_ONCE
+        turns += 1
+    assert turns == 5
+    assert [one.looked for one in of["many"]] == [1] * (5 * AT_ONCE - 1)
+
+
+def test_what_is_new_while_they_look_is_looked_at_by_all_of_them() -> None:
+    later: deque[Continuing] = deque()
+    readers, of = readers_of(later, many=5 * AT_ONCE)
+    readers.look(news=True)
+    for _ in range(7):
+        later.popleft().go_on()
+        readers.look(news=True)
+        assert len(later) == 1
+    before = [one.looked for one in of["many"]]
+    while later:
+        later.popleft().go_on()
+    assert [one.looked for one in of["many"]] == [looked + 1 for looked in before]
+
+
+def test_readers_that_are_gone_look_no_more() -> None:
+    later: deque[Continuing] = deque()
+    readers, of = readers_of(later, many=3 * AT_ONCE)
+    readers.look(news=True)
+    for one in of["many"][AT_ONCE:]:
+        readers.remove(one)
+    while later:
+        later.popleft().go_on()
+    assert sum(one.looked for one in of["many"]) == AT_ONCE
+    for one in of["many"][:AT_ONCE]:
+        readers.remove(one)
+    assert not readers
+    readers.look(news=True)
+    assert not later
+
+
+def test_only_the_one_that_asks_for_it_looks_again() -> None:
+    later: deque[Continuing] = deque()
+    readers, of = readers_of(later, user=3)
+    assert [readers.look_again(of["user"][1]) for _ in range(2)] == [True, False]
+    readers.look(news=False)
+    readers.look(news=False)
+    assert [one.looked for one in of["user"]] == [0, 1, 0]
+
+
+def test_a_user_has_only_so_many_readers_of_a_queue() -> None:
+    world = World()
+    poster, peer = world.connect("poster"), world.connect("reader")
+    poster.post(poster.sender("q"), "x")
+    readers = world.container.resource.queues["q"].readers
+    others = [Reader("reader", deque()) for _ in range(MOST)]
+    assert all(readers.add(one) for one in others)
+    refused = peer.receiver("q", 1, browse=True)
+    assert condition_of(refused).condition == Condition.RESOURCE_LIMIT
+    assert world.connect("another").drained("q") == ["x"]
+    assert peer.bodies(peer.receiver("q", 1)) == ["x"], "the queue is there for those who take"
+    readers.remove(others[0])
+    assert peer.receiver("q", 1, browse=True).remote_condition is None
+
+
+def test_many_browsers_of_a_long_queue_see_all_of_it() -> None:
+    """While messages come, go and come back; and none of them has a copy of the queue."""
+    world = World()
+    peer, other = world.connect("browsing"), world.connect("working")
+    sender = other.sender("q")
+    count = 3 * PAGE
+    for number in range(count):
+        other.post(sender, number)
+    browsers = [peer.receiver("q", 10, browse=True) for _ in range(2 * AT_ONCE)]
+    taken = other.receiver("q", 20)
+    for number in range(5):
+        other.post(sender, count + number)
+    taken.close()
+    world.pump()
+    for browser in browsers:
+        browser.flow(count)
+        world.pump()
+        assert peer.bodies(browser) == list(range(count + 5))
+
+
+def test_the_line_of_a_queue_is_as_long_as_the_queue() -> None:
+    world = World(Settings(queue_defaults=QueueSettings(max_depth=100)))
+    peer = world.connect()
+    sender, consumer, browser = peer.sender("q"), peer.receiver("q", 1), peer.receiver("q", 1, browse=True)
+    for number in range(1500):
+        peer.post(sender, number)
+        assert peer.bodies(consumer) == [number]
+        consumer.flow(1)
+    line = world.container.resource.queues["q"].readers._line
+    assert line is not None
+    assert len(line) <= 1002
+    peer.post(sender, "after it was made anew")
+    peer.post(sender, "and one more")
+    assert peer.bodies(browser)[0] == 0, "what it had been sent before it was taken"
+    assert "and one more" in peer.drained("q")
