@@ -139,14 +139,14 @@ _USUAL: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
-def not_set(variable: str, where: str = "this process") -> str:
+def not_set(variable: str, mend: str = "set it for this process") -> str:
     """What to say of an environment variable that is not set. A name in small letters may be the password, which
     somebody wrote in the wrong place."""
     if _USUAL.fullmatch(variable):
-        return f"the environment variable {variable} is not set; set it for {where}"
+        return f"the environment variable {variable} is not set; {mend}"
     return (
-        f"an environment variable is not set for {where}; its name is not shown, because it may be the secret itself: "
-        "write the name of a variable, in capitals, such as SHOP_PASSWORD"
+        "an environment variable is not set; its name is not shown, because it may be the secret itself: write the "
+        f"name of a variable, in capitals, such as SHOP_PASSWORD, and {mend}"
     )
 
 

@@ -106,7 +106,7 @@ class Container:
             self.accounts.restore(restored)
         except _UNREADABLE as error:
             why = printable(f"{type(error).__name__}: {error}", 200)
-            raise StoreDamaged(f"a row of the store is damaged ({why}); restore the store from a copy") from error
+            raise StoreDamaged(f"a row of the store is damaged ({why}); restore the store from a copy") from None
         self.resource.make_configured()
         self._note_rates()
         self.resource.settle()
