@@ -395,7 +395,8 @@ class TransactionalResource:
         self._tell_queues(batch)
         if self._marks_due:
             self._remember_marks(batch)
-        payer, weight = self.payer, batch.rows + batch.octets // ROW_OCTETS
+        payer = self.payer
+        weight = max(batch.rows + batch.octets // ROW_OCTETS, 1)  # an empty batch waits as well
         self.waiting[payer] = self.waiting.get(payer, 0) + weight
 
         def told(error: StoreError | None) -> None:

@@ -28,6 +28,7 @@ from tm.consumer.statistics import Statistics
 from tm.consumer.worker import Worker
 from tm.outcome import Reason
 from tm.transaction import Lent
+from tm.two_phase.states import GlobalState
 from xa import Code, XaError, xa_error
 from xa.coroutines import suspension
 
@@ -126,6 +127,7 @@ class Transaction:
 
     is_left = False
     is_over = False
+    status = GlobalState.ACTIVE
     suspended = False
     expired = False
 
@@ -181,7 +183,7 @@ class Process:
             self,
             world.settings,
             Handler(lambda *_: None),
-            Statistics(QUEUE, None, lambda: world.now),  # type: ignore[arg-type]
+            Statistics(QUEUE, None, lambda: world.now),
         )
         self.job.failures = type(self.job.failures)(lambda: world.now)
         self.runs = [Run(self, worker) for worker in range(world.settings.workers)]

@@ -52,6 +52,8 @@ class Failure:
     """How many deliveries don't count that the broker may count."""
     refused: bool = False
     """Whether what it does can't be committed, so that the next attempt is to count at the broker."""
+    explained: bool = False
+    """Whether the broker was told that it has failed."""
     vain: bool = False
     """Whether it could not be put away as a dead letter."""
     final: str = ""
@@ -69,7 +71,14 @@ class Failures:
         self._places: dict[str, None] = {}
 
     def note(
-        self, message: Any, error: BaseException, *, alone: bool = True, final: bool = False, refused: bool = False
+        self,
+        message: Any,
+        error: BaseException,
+        *,
+        alone: bool = True,
+        final: bool = False,
+        refused: bool = False,
+        explained: bool = False,
     ) -> None:
         """`message` has failed, by its own fault. `alone`: in a transaction of its own; `final`: no further attempt can
         help; `refused`: its handler has returned, and the commit was refused."""
@@ -81,7 +90,7 @@ class Failures:
             first = now if before.first_ms is None else before.first_ms
             return replace(
                 before, reason=reason, place=place, first_ms=first, last_ms=now, failures=before.failures + alone,
-                refused=refused, final=content if final else "",
+                refused=refused, explained=explained, final=content if final else "",
             )  # fmt: skip
 
         self._change(message, failed)

@@ -69,6 +69,8 @@ class Attempt(NamedTuple):
     """Whether the broker does not count those deliveries that don't count here."""
     has_returned: bool = False
     """Whether the handler has returned for all of them."""
+    is_explained: bool = False
+    """Whether the broker was told what its only message has failed with."""
     guilty: Any = None
     """The message whose handler has raised, where that is known."""
 
@@ -190,7 +192,7 @@ class Job:
         failure = None if is_new(message) else self.failures.known(message)
         if failure is None or getattr(message, "id", None) is not None:
             return failure
-        if self.is_told:
+        if self.is_told and failure.explained:
             return failure if reason_of(message, self.settings.queue) is not None else None
         return failure if message.delivery_count or retries_of(message, self.settings.queue) else None
 
@@ -253,7 +255,14 @@ class Job:
         guilty = messages[0] if alone else attempt.guilty
         if fault is Fault.MESSAGE and guilty is not None:
             final = alone and is_final(error, self.settings)
-            self.failures.note(guilty, error, alone=alone, final=final, refused=attempt.has_returned)
+            self.failures.note(
+                guilty,
+                error,
+                alone=alone,
+                final=final,
+                refused=attempt.has_returned,
+                explained=attempt.is_explained or not alone,
+            )
         elif fault is Fault.UNTOLD and alone and attempt.has_returned:
             self.failures.note_refused(guilty)
 

@@ -26,6 +26,7 @@ from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
 from tm.errors import ProtocolMisuse, TransactionError
 from tm.outcome import Verdict
 from tm.transaction import Lent
+from tm.two_phase.states import GlobalState
 from xa import Code, XaError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from tm.transaction import Transaction
 
 
+_UNTOLD: Final = object()
+"""The answer of a session that could not be told something."""
 _CANCELLED: Final = "what the handler has awaited was cancelled, and not by the consumer"
 
 
@@ -346,7 +349,7 @@ class Worker:
         except asyncio.CancelledError:  # the worker is to end
             self._excuse(messages)
             raise
-        if alone and not job.is_charged(messages[0]):
+        if alone and not job.is_charged(messages[0]) and self._transaction.status is not GlobalState.MARKED:
             is_told = self._excuse(messages)
         self._attempt = Attempt(is_told, has_returned=True)
 
@@ -363,7 +366,7 @@ class Worker:
                 self._check_lent(transaction)
         except BaseException:
             transaction.lent = Lent.FAILED  # what the handler has left running can't commit it now
-            await self._roll_back_strays(transaction)
+            await self._restore(transaction)
             raise
         transaction.lent = None
 
@@ -379,7 +382,7 @@ class Worker:
         if self._job.manager.current_or_none() is not transaction and not transaction.is_over:
             raise ProtocolMisuse(f"the handler has left another transaction current than its own, {transaction}")
 
-    async def _roll_back_strays(self, transaction: Transaction) -> None:
+    async def _restore(self, transaction: Transaction) -> None:
         """Ends the transactions that the handler has begun, and left current."""
         manager = self._job.manager
         while (stray := manager.current_or_none()) is not None and stray is not transaction:
@@ -395,23 +398,24 @@ class Worker:
         if fault.is_excused:
             self._attempt = Attempt(self._excuse(messages))
         elif fault is Fault.MESSAGE and len(messages) == 1:
-            self._tell("explain", messages[0], reason_from(error))
+            is_explained = self._tell("explain", messages[0], reason_from(error)) is not _UNTOLD
+            self._attempt = self._attempt._replace(is_explained=is_explained)
         elif fault is Fault.MESSAGE and guilty is not None:
             self._tell("excuse", (guilty,), reason_from(error))
 
     def _excuse(self, messages: Sequence[Any]) -> bool:
         """Tells the broker that a rollback counts for none of the messages; whether it does as it is told."""
-        is_told = bool(self._tell("excuse", messages))
+        is_told = self._tell("excuse", messages) is True
         self._job.is_told = self._job.is_told or is_told
         return is_told
 
     def _tell(self, what: str, *arguments: Any) -> Any:
         told = getattr(self._session, what, None)
         if told is None:
-            return None
+            return _UNTOLD
         with suppress(Exception):  # the session may be what has failed; what counts is the error of the attempt
             return told(*arguments)
-        return None
+        return _UNTOLD
 
     async def _put_away(self, messages: Sequence[Any]) -> None:
         if not messages:

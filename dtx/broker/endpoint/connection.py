@@ -355,6 +355,7 @@ class BrokerConnection:
         self.sessions.pop(session.endpoint, None)
         for link in sorted(session.links.values(), key=lambda link: not link.controls):
             self.links.pop(link.endpoint, None)
+            link.lost = not in_order
             self._gone(link, in_order=in_order)
         session.links.clear()
 

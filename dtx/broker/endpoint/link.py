@@ -46,6 +46,8 @@ class Link:
     """For people: what it is for."""
     closed_in_order = False
     """Whether it is `gone` because its peer closed it and told no error, or because the broker shuts down."""
+    lost = False
+    """Whether it is `gone` with its session or connection, and not in order: its peer has said nothing of it."""
 
     def __init__(self, connection: BrokerConnection, session: Session, endpoint: Endpoint) -> None:
         self.connection = connection

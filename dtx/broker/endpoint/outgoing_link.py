@@ -490,7 +490,7 @@ class OutgoingLink(Link):
             elif sent.custody is FREE:
                 outcome = sent.default
                 if outcome.failed:
-                    outcome = GIVEN_BACK if self.closed_in_order else LOST
+                    outcome = GIVEN_BACK if self.closed_in_order else LOST if self.lost else FAILED
                 self.resource.retire(sent.entry, outcome, None)
             sent.end()
         self._sent.clear()

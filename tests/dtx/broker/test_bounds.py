@@ -13,6 +13,7 @@ from dtx.broker.settings import Limits, QueueSettings, Settings
 from dtx.protocol.commands import Commit, Declare, Discharge, Fence, GetTimeout, Prepare, Rollback, Start
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import Result
+from dtx.store.contract import Batch
 from tests.dtx.broker.peer import World, closed, condition_of, frame, told
 from tests.dtx.broker.strangers import FLOW, TRANSFER, Stranger
 from xa import Code, Xid
@@ -146,6 +147,19 @@ def test_what_waits_for_one_branch_is_bounded() -> None:
         [Condition.RESOURCE_LIMIT] * 2 + [Condition.NOT_FOUND] * 2
     )
     assert peer.drained("q") == ["x"]
+
+
+def test_a_batch_without_changes_waits_for_the_store_beside_another_one() -> None:
+    world = World()
+    resource = world.container.resource
+    answers: list[object] = []
+    batch = Batch()
+    batch.finished.append(7)
+    resource.submit(batch, answers.append)
+    resource.submit(Batch(), answers.append)
+    world.pump()
+    assert answers == [None, None]
+    assert not resource.waiting
 
 
 def test_fences_are_bounded() -> None:

@@ -104,7 +104,7 @@ def test_the_reason_of_a_failure_is_read_and_not_kept(annotations: Any, reason: 
 
 
 RELEASED, REJECTED = b"\x00\x53\x26\x45", b"\x00\x53\x25\x45"
-APART = {Symbol("x-opt-retry-apart"): True, Symbol("x-opt-retry-reason"): "in company"}
+APART: dict[Any, Any] = {Symbol("x-opt-retry-apart"): True, Symbol("x-opt-retry-reason"): "in company"}
 
 
 @pytest.mark.parametrize(

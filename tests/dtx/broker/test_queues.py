@@ -98,12 +98,15 @@ def test_what_a_consumer_that_closes_has_not_settled_is_no_failed_delivery(how: 
 
 
 def test_what_a_consumer_that_fails_has_not_settled_is_a_failed_delivery() -> None:
-    """It is lost, or it closes its link with an error: the message may be why."""
+    """It is lost, or it closes its link with an error: the message may be why, so that twice the limit makes a dead
+    letter of it."""
     world, peer = filled("x", settings=Settings(queue_defaults=QueueSettings(max_deliveries=3)))
-    for ends in ("vanish", "error", "vanish"):
+    for count, ends in enumerate(("vanish", "error", "vanish", "vanish", "vanish", "vanish")):
         consumer = world.connect()
         receiver = consumer.receiver("q", 10)
-        assert consumer.take(receiver) is not None
+        taken = consumer.take(receiver)
+        assert taken is not None
+        assert taken[1].delivery_count == count
         if ends == "error":
             consumer.fail(receiver)
         else:

@@ -400,7 +400,7 @@ class Outside(LocalWork):
 
     __slots__ = ()
 
-    def delivery_state(self, outcome: bytes = b"") -> Any:  # noqa: ARG002
+    def delivery_state(self, outcome: bytes = b"", rolled_back: bytes = b"") -> Any:  # noqa: ARG002
         return None
 
 

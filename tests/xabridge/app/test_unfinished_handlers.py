@@ -121,7 +121,7 @@ def test_a_send_that_nobody_awaits_is_a_failure() -> None:
     app = App(NOWHERE)
     app.consumer("orders", max_deliveries=2)(forgets)
     with TestApp(app) as test:
-        for _ in range(2):
+        for _ in range(3):  # a commit that is refused counts from the second time on
             with pytest.raises(RolledBack, match=r"asend to 'also done' was not awaited: write `await tx.asend"):
                 test.deliver("orders", *([] if test.waiting("orders") else [7]))
             assert (test.waiting("orders"), test.sent("done"), test.sent("also done")) == (1, [], [])

@@ -215,7 +215,7 @@ def test_what_a_sink_with_several_targets_refuses(options: dict[str, str], messa
         ({"queue": "q", "resource.other": "amqp://o/"}, r"there are several \(broker, other\); name one"),
         ({"queue": "q", "pipeline": "x" * 33}, "option pipeline: "),
         ({"queue": "q", "pipeline": " "}, "option pipeline: is empty"),
-        ({"queue": "q", "log": "file:///var/log"}, "log: file: is not a database"),
+        ({"queue": "q", "log": "file:///var/log"}, "log: file:///var/log is not a database"),
         ({"queue": "q", "log": "postgresql://${NOT_SET}@x/y"}, "log: the environment variable NOT_SET is not set"),
         ({"queue": "q", "config": "nowhere.toml"}, "nowhere.toml: no such file"),
     ],
