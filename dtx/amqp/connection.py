@@ -146,9 +146,12 @@ class Connection:
         while not events:
             if self.state in _DEAF:
                 return False
-            if self._steps is not None:
-                self._go_on_with(self._steps)
-                if self._steps is None or events:
+            steps = self._steps
+            if steps is not None:
+                more = steps.go_on(events)
+                if not more:
+                    self._steps = None
+                if events or not more:
                     continue
                 frames = 0
             if not frames:
@@ -169,11 +172,6 @@ class Connection:
             except ProtocolError as error:
                 self._fail(error)
         return True
-
-    def _go_on_with(self, steps: DispositionSteps) -> None:
-        """Another step of the disposition that was read last."""
-        if not steps.go_on(self._events):
-            self._steps = None
 
     @property
     def has_input(self) -> bool:
