@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tm.consumer.failures import Failures, name_of, place_of
@@ -206,6 +207,8 @@ class Job:
             return failure
         if self.is_told and failure.explained:
             return failure if reason_of(message, self.settings.queue) is not None else None
+        if self.is_told and failure.refused:  # perhaps the other's work can't be committed, and this was in a conflict
+            failure = replace(failure, reason="", first_ms=None, last_said=failure.last_said or failure.reason)
         return failure if message.delivery_count or retries_of(message, self.settings.queue) else None
 
     def _breaks(self, message: Any) -> bool:
