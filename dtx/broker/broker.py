@@ -337,7 +337,7 @@ class Broker:
         self.container.long_turns += 1
 
     def soon(self, call: Callable[[], None]) -> None:
-        self._loop.call_soon(call)
+        self._loop.call_later(0, call)  # where `call_soon` would call it before what was sent meanwhile is read
 
     def _compute(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         """Does work of milliseconds in the thread that is for it."""

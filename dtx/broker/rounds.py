@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 TURN_S: Final = 0.004
 ROUND_S: Final = 0.008
-SHARED_TURN_S: Final = 0.00025
-SHARED_ROUND_S: Final = 0.001
-SHARED_ENOUGH_S: Final = 0.0003
+SHARED_TURN_S: Final = 0.00015
+SHARED_ROUND_S: Final = 0.0008
+SHARED_ENOUGH_S: Final = 0.00015
 """So much of a round is enough where somebody has had all that it wants: it may be waiting for the force."""
 LONGEST_SHARED_ROUND_S: Final = 0.004
 ROUND_OF_FORCE: Final = 0.25
@@ -256,12 +256,12 @@ class Rounds(Generic[P]):
         took = self._clock() - began
         self._spent_s += took
         self._payers.add(payer)
+        if more:  # before it is charged: so whoever comes meanwhile begins at what the account was
+            self._wait(peer)
         self._turns.spent(payer, took)
         if took > LONG_TURN_S:
             self._shell.turn_was_long()
-        if more:
-            self._wait(peer)
-        else:
+        if not more:
             self._is_satisfied |= not self._turns.waits(payer)
             peer.resume_reading()
 
