@@ -295,7 +295,7 @@ def _replaced(text: str, places: dict[str, str]) -> str:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--users", "users", "--user-from-env", "shop=NO_SUCH_VARIABLE"], "that variable to be set"),
+        (["--users", "users", "--user-from-env", "shop=NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE is not set; set it"),
         (["--user-from-env", "shop=BROKER_PASSWORD"], "there is no file of users"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from rm_db.decider.driver_connection import LentConnection
 from rm_db.sessions.connection import BranchConnection
-from rm_db.sessions.errors import no_asyncio_error, reserved_error
+from rm_db.sessions.errors import no_asyncio_error
 from rm_db.statements import DEFINES, ENDS, classify
 from xa.sql import mariadb
 
@@ -73,7 +73,7 @@ class SqlBranchConnection(BranchConnection):
         effects = classify(statement)
         work = self._session.work
         if effects & self._forbidden:
-            raise reserved_error(repr(statement.strip()[:60]), work.xid)
+            self.refuse(repr(statement.strip()[:60]))
         work.effects |= effects
 
 

@@ -3,7 +3,7 @@
 Both are made for one association. Only the transaction manager may begin, commit, roll back, close or set autocommit;
 savepoints are allowed. When SQLAlchemy itself rolls back, for example after a flush that failed, the branch becomes
 rollback-only. It also does when the end of a savepoint is refused, because it is not known then whether the application
-still wants the work in it.
+still wants the work in it; and when anything is refused that is the transaction manager's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.pool import PoolProxiedConnection
 
-from rm_db.sessions.errors import expired_error, reserved_error
+from rm_db.sessions.errors import expired_error, refuse
 from xa import XaError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class BorrowedConnection(PoolProxiedConnection):
 
     def commit(self) -> None:
         """Refused, whichever way SQLAlchemy came here."""
-        raise reserved_error("commit()", self._access.xid)
+        refuse("commit()", self._access)
 
     def rollback(self) -> None:
         """SQLAlchemy gives the transaction up, after an error of its own, and the branch becomes rollback-only."""
@@ -110,7 +110,7 @@ class BorrowedConnection(PoolProxiedConnection):
         )
 
     def detach(self) -> None:
-        raise reserved_error("detach()", self._access.xid)
+        refuse("detach()", self._access)
 
     def close(self) -> None:
         """Does nothing: the connection goes back to its pool when the branch ends."""
@@ -213,7 +213,7 @@ class BranchConnection(Connection):
 
     def refuse(self, what: str) -> NoReturn:
         """`what` is the transaction manager's."""
-        raise expired_error(self._access.xid) if self._access.is_over else reserved_error(what, self._access.xid)
+        refuse(what, self._access)
 
     def hold(self) -> AbstractContextManager[None]:
         """For the ORM session: as `ConnectionAccess.hold`."""

@@ -4,11 +4,12 @@ now."""
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
+    from rm_db.sessions.connection import ConnectionAccess
     from xa import XaError, Xid
 
 
@@ -82,3 +83,12 @@ def settled_error(xid: Xid) -> XaError:
     """The transaction was to decide, and recovery was there first."""
     settled = "recovery has settled this transaction as rolled back, before it was decided"
     return xa_error(Code.XA_RBROLLBACK, settled, xid)
+
+
+def refuse(what: str, access: ConnectionAccess) -> NoReturn:
+    """`what` is the transaction manager's. The branch becomes rollback-only, because an application that hides the
+    error goes on as if it had been done."""
+    if access.is_over:
+        raise expired_error(access.xid)
+    access.set_rollback_only(f"{what} was refused, which is the transaction manager's")
+    raise reserved_error(what, access.xid)

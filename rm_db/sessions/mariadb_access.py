@@ -17,7 +17,13 @@ from rm_db.mariadb.connection import failure_of  # first, because its package sa
 import pymysql
 
 from rm_db.connections.steps import ConnectionLost, Failure, drive
-from rm_db.sessions.errors import busy_error, expired_error, forked_error, reserved_error, unfinished_error
+from rm_db.sessions.errors import (
+    busy_error,
+    expired_error,
+    forked_error,
+    refuse,
+    unfinished_error,
+)
 from rm_db.sessions.statement_lock import StatementLock, on_event_loop
 from rm_db.statements import DEFINES, ENDS, WRITES, classify
 from xa import Code, XaError, xa_error
@@ -180,6 +186,4 @@ class MariaAccess:
 
     def refuse(self, what: str) -> NoReturn:
         """Raises the error for `what`, which is reserved to the transaction manager."""
-        if self._over:
-            raise expired_error(self.xid)
-        raise reserved_error(what, self.xid)
+        refuse(what, self)

@@ -21,7 +21,7 @@ from psycopg.waiting import Wait
 from rm_db.connections.steps import ConnectionLost, Steps, drive
 from rm_db.postgres.libpq import IDLE
 from rm_db.postgres.transaction import ENDED
-from rm_db.sessions.errors import busy_error, expired_error, forked_error, reserved_error
+from rm_db.sessions.errors import busy_error, expired_error, forked_error, refuse
 from rm_db.sessions.statement_lock import StatementLock, on_event_loop
 from rm_db.statements import ENDS, WRITES, classify
 from xa import Code, xa_error
@@ -138,7 +138,7 @@ class PostgresAccess:
         """The effects of a query (`rm_db.statements`). One that would begin or end a transaction is refused."""
         effects = classify(_text(query, view))
         if effects & ENDS:
-            raise reserved_error(f"{_text(query, view).strip()[:60]!r}", self.work.xid)
+            self.refuse(repr(_text(query, view).strip()[:60]))
         self.work.effects |= effects
         return effects
 
@@ -149,9 +149,7 @@ class PostgresAccess:
 
     def refuse(self, what: str) -> NoReturn:
         """Raises the error for `what`, which is reserved to the transaction manager."""
-        if self._over:
-            raise expired_error(self.work.xid)
-        raise reserved_error(what, self.work.xid)
+        refuse(what, self)
 
 
 def _text(query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:

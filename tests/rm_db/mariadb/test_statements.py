@@ -5,6 +5,7 @@ What the words show is refused before it is sent. What they don't show, the serv
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pymysql
@@ -127,11 +128,8 @@ def test_refused_by_its_words(client: Client, harness: MariaHarness, statement: 
     for way in (session.pymysql.query, lambda text: session.pymysql.cursor().execute(text), session.exec_driver_sql):
         with pytest.raises(XaMisuse, match="transaction manager"):
             way(statement)
-    client.end(xid)
+    says_no(client, xid)
     assert amounts(harness) == BEFORE
-    assert client.prepare(xid) is Code.XA_OK
-    assert client.commit(xid) is Code.XA_OK
-    assert amounts(harness) == AFTER
 
 
 @pytest.mark.parametrize("statement", BY_THE_SERVER)
@@ -140,7 +138,8 @@ def test_refused_by_the_server(client: Client, harness: MariaHarness, statement:
     with pytest.raises((pymysql.MySQLError, XaMisuse)):
         session.pymysql.query(statement)
     assert amounts(harness) == BEFORE
-    client.end(xid)
+    with suppress(BranchRolledBack):
+        client.end(xid)
     client.rollback(xid)
     assert amounts(harness) == BEFORE
 
@@ -198,10 +197,15 @@ def test_methods_that_are_refused(client: Client, harness: MariaHarness, use: An
     xid, session = begin(client)
     with pytest.raises(XaMisuse):
         use(session)
-    client.end(xid)
-    assert client.prepare(xid) is Code.XA_OK
-    client.rollback(xid)
+    says_no(client, xid)
     assert amounts(harness) == BEFORE
+
+
+def says_no(client: Client, xid: Xid) -> None:
+    """The branch was refused something, which the application may have hidden."""
+    with refused(Code.XA_RBPROTO):
+        client.end(xid)
+    client.rollback(xid)
 
 
 def test_the_driver_s_own_socket_is_not_passed_on(client: Client) -> None:

@@ -162,7 +162,7 @@ def test_overlapping_connections_that_do_not_nest_are_not_committed(shop: Place)
 
 
 def test_the_end_of_the_transaction_stays_the_managers(shop: Place) -> None:
-    with shop.manager.begin():
+    with pytest.raises(RolledBack, match="'COMMIT' was refused"), shop.manager.begin():
         connection = shop.engine.connect()
         with pytest.raises(XaMisuse, match="the transaction manager ends this transaction"):
             connection.exec_driver_sql("COMMIT")

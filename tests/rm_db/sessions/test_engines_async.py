@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from rm_db import take_part
-from tm import ResourceConfig, TransactionManager
+from tm import ResourceConfig, RolledBack, TransactionManager
 from xa import XaMisuse
 
 if TYPE_CHECKING:
@@ -256,9 +256,10 @@ def test_the_drivers_own_connection_is_the_asyncio_one(shop: Place) -> None:
 
 def test_the_end_of_the_transaction_stays_the_managers(shop: Place) -> None:
     async def work(engine: AsyncEngine) -> None:
-        async with shop.manager.begin(), engine.connect() as connection:
-            with pytest.raises(XaMisuse, match="the transaction manager ends this transaction"):
-                await connection.exec_driver_sql("COMMIT")
+        with pytest.raises(RolledBack, match="'COMMIT' was refused"):
+            async with shop.manager.begin(), engine.connect() as connection:
+                with pytest.raises(XaMisuse, match="the transaction manager ends this transaction"):
+                    await connection.exec_driver_sql("COMMIT")
 
     shop.run(work)
 

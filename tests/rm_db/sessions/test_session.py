@@ -261,7 +261,6 @@ FORBIDDEN: dict[str, Callable[[Any], object]] = {
     "psycopg tpc prepare": lambda shop: shop.psycopg.tpc_prepare(),
     "psycopg tpc commit": lambda shop: shop.psycopg.tpc_commit(),
     "psycopg tpc rollback": lambda shop: shop.psycopg.tpc_rollback(),
-    "engine": lambda shop: shop.engine.connect(),
 }
 
 
@@ -320,7 +319,7 @@ def test_a_row_that_can_t_be_sent_in_executemany(client: Client, at: int) -> Non
 
 @pytest.mark.parametrize("attempt", FORBIDDEN.values(), ids=FORBIDDEN)
 def test_the_end_of_the_transaction_is_the_managers(client: Client, attempt: Callable[[Any], object]) -> None:
-    """Refused with its name, and without harm: what was done before and after is committed by the manager."""
+    """Refused with its name; and the branch says no, because the error may be hidden."""
     xid, shop = begin(client)
     shop.psycopg.execute("INSERT INTO item (name) VALUES ('before')")
     with pytest.raises(XaMisuse) as raised:
@@ -329,15 +328,29 @@ def test_the_end_of_the_transaction_is_the_managers(client: Client, attempt: Cal
     assert "transaction" in raised.value.message
     assert names(client) == []
     shop.execute(sa.insert(ITEMS).values(name="after"))
+    with refused(Code.XA_RBPROTO) as told:
+        client.end(xid)
+    assert "was refused, which is the transaction manager's" in told.value.message
+    client.rollback(xid)
+    assert names(client) == []
+
+
+def test_the_engine_of_a_session_connects_nobody_else(client: Client) -> None:
+    """Nothing is lost by that: the branch goes on."""
+    xid, shop = begin(client)
+    with refused(Code.XAER_PROTO):
+        shop.engine.connect()
+    shop.execute(sa.insert(ITEMS).values(name="kept"))
     commit(client, xid)
-    assert names(client) == ["after", "before"]
+    assert names(client) == ["kept"]
 
 
 def test_the_message_names_the_transaction_manager(client: Client) -> None:
     xid, shop = begin(client)
     with pytest.raises(XaMisuse, match="transaction manager"):
         shop.commit()
-    client.end(xid)
+    with refused(Code.XA_RBPROTO):
+        client.end(xid)
     client.rollback(xid)
 
 
