@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from tests.broker_j import GROUP, BrokerJ, jars
 from tests.postgres import Postgres
 from tools import compilation
+from xabridge.testing.leftovers import marked_environment
 from xabridge.testing.mariadb import MariaDB
 from xabridge.testing.mariadb import installed as mariadb_installed
 
@@ -41,7 +42,9 @@ def pytest_runtest_teardown() -> None:
 
 
 def pytest_configure() -> None:
-    """Refuses to test compiled modules that are not what the sources say: Python imports them in place of these."""
+    """What tests start ends with this process. Refuses to test compiled modules that are not what the sources say:
+    Python imports them in place of these."""
+    os.environ.update(marked_environment())
     stale = compilation.stale()
     if stale:
         raise pytest.UsageError(f"older than their sources: {', '.join(stale)}; run `make compiled` or `make pure`")

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from xabridge.testing.leftovers import NAME, marked_environment
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class RabbitMQ:
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 1:1 +sbwt none",
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(self._epmd_port),
+            NAME: marked_environment()[NAME],
             "ERL_EPMD_RELAXED_COMMAND_CHECK": "1",  # it may be stopped also while it believes that a node lives
         }
         with (self._folder / "output").open("ab") as log:

@@ -19,6 +19,7 @@ try:
 except ModuleNotFoundError:
     raise ModuleNotFoundError("MariaDB for tests needs PyMySQL: install xabridge[mariadb]", name="pymysql") from None
 
+from xabridge.testing.leftovers import marked_environment
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class MariaDB:
                 ],
                 stdout=log,
                 stderr=log,
+                env=marked_environment(),
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._listens():

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
+from xabridge.testing.leftovers import marked_environment
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class EmbeddedPostgres:
                 stdout=log,
                 stderr=log,
                 cwd="/",
+                env=marked_environment(),
                 process_group=0,  # Ctrl+C is for us: we stop it
                 **self._user,
             )
