@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, settings
 from tests.broker_j import GROUP, BrokerJ, jars
 from tests.postgres import Postgres
 from tools import compilation
-from xabridge.testing.leftovers import marked_environment
 from xabridge.testing.mariadb import MariaDB
 from xabridge.testing.mariadb import installed as mariadb_installed
+from xabridge.testing.process_lifetime import marked_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

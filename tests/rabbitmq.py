@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from xabridge.testing.leftovers import NAME, marked_environment
 from xabridge.testing.ports import free_port
+from xabridge.testing.process_lifetime import NAME, marked_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from xabridge.testing.leftovers import marked_environment
+from xabridge.testing.process_lifetime import marked_environment
 
 
 class BrokerProcess:

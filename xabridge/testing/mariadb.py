@@ -19,8 +19,8 @@ try:
 except ModuleNotFoundError:
     raise ModuleNotFoundError("MariaDB for tests needs PyMySQL: install xabridge[mariadb]", name="pymysql") from None
 
-from xabridge.testing.leftovers import marked_environment
 from xabridge.testing.ports import free_port
+from xabridge.testing.process_lifetime import marked_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from xabridge.testing.leftovers import marked_environment
 from xabridge.testing.ports import free_port
+from xabridge.testing.process_lifetime import marked_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

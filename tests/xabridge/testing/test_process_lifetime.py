@@ -15,7 +15,7 @@ STARTS = """
 import subprocess, sys, time
 from pathlib import Path
 from xabridge.testing.broker import BrokerProcess
-from xabridge.testing.leftovers import marked_environment
+from xabridge.testing.process_lifetime import marked_environment
 
 broker = BrokerProcess(Path(sys.argv[1]))
 broker.start()
