@@ -15,7 +15,7 @@ from tests.simulation.consumers import Mutant, World
 from tests.simulation.seeds import few, many
 
 QUICK = 300
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "10000"))
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "2000"))
 SEARCH = 5_000
 
 

@@ -515,7 +515,7 @@ def test_a_full_database_refuses_a_decision_and_takes_the_next_when_there_is_roo
 
 def test_no_message_tells_a_password() -> None:
     database = Database("postgresql://me:secret@db.example/log")
-    assert str(database) == "postgresql+psycopg://me:***@db.example/log"
+    assert str(database) == "postgresql+psycopg://me:…@db.example/log"
     database.engine.dispose()
     assert with_driver("postgres://me@db/log").drivername == "postgresql+psycopg"
 
