@@ -7,12 +7,16 @@ was sent, and what is due; and so on. A force is done on the loop, or by a threa
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections import Counter, deque
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Final, cast
 
 import pytest
 
+from dtx.broker.broker import Broker
 from dtx.broker.rounds import (
     LONG_TURN_S,
     LONGEST_SHARED_ROUND_S,
@@ -181,6 +185,45 @@ def test_an_honest_peer_keeps_its_share_beside_a_greedy_user(connections: int, f
     assert honest.answers >= 0.4 * reference.answers
     assert honest.slowest_s < 0.5
     assert shell.forces <= 2 * honest.answers
+
+
+def test_who_comes_during_a_turn_is_next() -> None:
+    """Also where the one that had the turn wants more: it is charged for what it had."""
+    shell = Shell(0.001, thread=False)
+    greedy, honest = shell.connect("greedy", CREDIT), shell.connect("honest", 1)
+    greedy.waiting = CREDIT
+    shell.rounds.has_input(greedy)
+    honest.waiting = 1
+    shell.rounds.has_input(honest)
+    before = greedy.waiting
+    while honest.waiting:
+        heappop(shell.timers)[2]()
+    assert greedy.waiting == before
+
+
+def test_a_turn_comes_after_what_was_sent_meanwhile_is_read() -> None:
+    """asyncio calls what `call_soon` was given before what it has read."""
+    happened: list[str] = []
+
+    async def wait() -> None:
+        loop, both = asyncio.get_running_loop(), asyncio.Event()
+        ours, theirs = socket.socketpair()
+
+        def note(what: str) -> None:
+            happened.append(what)
+            if what == "read":
+                loop.remove_reader(ours)
+            if len(happened) == 2:
+                both.set()
+
+        with ours, theirs:
+            loop.add_reader(ours, note, "read")
+            theirs.send(b"something")
+            Broker.soon(cast("Broker", SimpleNamespace(_loop=loop)), lambda: note("turn"))
+            await both.wait()
+
+    asyncio.run(wait())
+    assert happened == ["read", "turn"]
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["forced on the loop", "forced by the thread"])

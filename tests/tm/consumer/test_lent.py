@@ -14,7 +14,7 @@ import pytest
 
 from rm_amqp import Message
 from tests.tm.consumer.stall import PATIENCE_S
-from tm import Counts, HealthServer, ProtocolMisuse
+from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
 from tm.tx import TxInterface
 from tm.zope import DataManager
 
@@ -265,7 +265,7 @@ def test_a_cancelled_worker_stops_the_consumer_and_the_probes_say_so(stall: Stal
     consumer = stall.consumer(handle)
     with HealthServer(consumer, port=0) as server:
         consumer.start()
-        while consumer.failure is None:
+        while consumer.failure is None or consumer.state is ConsumerState.RUNNING:
             threading.Event().wait(0.001)
         assert "cancelled, and not by its consumer" in str(consumer.failure)
         assert [_page(server, path)[0] for path in ("/", "/ready", "/live")] == [503, 503, 503]
