@@ -54,8 +54,7 @@ def test_a_block_commits(shop: Shop) -> None:
         assert thread_of_control() is before
 
     asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_a_block_that_raises_rolls_back(shop: Shop) -> None:
@@ -66,8 +65,7 @@ def test_a_block_that_raises_rolls_back(shop: Shop) -> None:
 
     with pytest.raises(ValueError, match="no"):
         asyncio.run(main())
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
+    shop.assert_ended(None)
 
 
 def test_a_refusal_is_raised_at_the_end_of_the_block(shop: Shop) -> None:
@@ -169,8 +167,7 @@ def test_a_task_spawned_inside_works_for_the_same_transaction(shop: Shop) -> Non
             assert set(tx.resources) == {"a", "b"}
 
     asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_a_spawned_task_may_not_begin_another_but_may_once_it_is_over(shop: Shop) -> None:
@@ -214,8 +211,7 @@ def test_a_spawned_task_that_comes_while_it_is_in_use_is_refused_and_harms_nothi
             await committing
 
     asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_suspended_and_resumed_in_another_task(shop: Shop) -> None:
@@ -233,8 +229,7 @@ def test_suspended_and_resumed_in_another_task(shop: Shop) -> None:
         assert shop.tm.current_or_none() is None
 
     asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 # --- cancellation -------------------------------------------------------------------------------------------------
@@ -276,8 +271,7 @@ def cancelled_at(shop: Shop, verb: str, finish: Callable[[], None] = lambda: Non
 def test_cancelled_at_any_verb_it_is_all_or_nothing(shop: Shop, verb: str) -> None:
     state = cancelled_at(shop, verb)
     assert state is (GlobalState.ROLLED_BACK if verb == "start" else GlobalState.COMMITTED)
-    assert set(shop.values().values()) == {None if verb == "start" else 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(None if verb == "start" else 1)
 
 
 def test_cancelled_while_it_fails_it_is_cancelled_and_rolled_back(shop: Shop) -> None:
@@ -291,8 +285,7 @@ def test_cancelled_while_a_resource_gets_lost_recovery_finishes_it(shop: Shop) -
     state = cancelled_at(shop, "commit", lost)
     assert state is GlobalState.IN_DOUBT
     assert shop.tm.recover().clean
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_cancelled_in_the_block_it_rolls_back(shop: Shop) -> None:
@@ -311,8 +304,7 @@ def test_cancelled_in_the_block_it_rolls_back(shop: Shop) -> None:
             await task
 
     asyncio.run(main())
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
+    shop.assert_ended(None)
 
 
 def test_a_timeout_around_a_commit_does_not_tear_it(shop: Shop) -> None:
@@ -329,8 +321,7 @@ def test_a_timeout_around_a_commit_does_not_tear_it(shop: Shop) -> None:
         assert tx.status is GlobalState.COMMITTED
 
     asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 class AtOnce(Wrapped):
@@ -373,8 +364,7 @@ def test_what_need_not_wait_is_enlisted_on_the_thread_of_the_loop(shop: Shop, bu
             assert [thread == threading.get_ident() for thread in made[0].started] == [not busy]
 
     asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_a_start_that_fails_at_once_makes_the_transaction_rollback_only(shop: Shop) -> None:

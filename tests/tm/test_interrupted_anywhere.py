@@ -72,8 +72,7 @@ class Run:
                 self.interruptions.__enter__()
             with self.tm.begin() as tx:
                 self.tx = tx
-                for name in self.shop.stores:
-                    tx[name].write("k", 1)
+                self.shop.write(tx)
                 if not begins:
                     self.interruptions.__enter__()
                 if self.shape.fails:
@@ -92,8 +91,7 @@ class Run:
         heard = self.block()
         where = (f"seed {SEED}", self.shape, self.interruptions.where)
         with self.tm.begin() as again:
-            for name in self.shop.stores:
-                again[name].write("again", 2)
+            self.shop.write(again, 2, key="again")
         assert set(self.shop.values("again").values()) == {2}, where
         self.tm.wait_for_completions()
         for _ in range(2):

@@ -348,7 +348,7 @@ def records_of(path: Callable[[TwoResources], None], caplog: pytest.LogCaptureFi
 
 
 def test_every_line_is_looked_at_and_names_its_transaction(caplog: pytest.LogCaptureFixture) -> None:
-    seen = set()
+    seen: set[str] = set()
     for path in PATHS:
         records = records_of(path, caplog)
         about = [record for record in records if record.msg not in ABOUT_NO_TRANSACTION]

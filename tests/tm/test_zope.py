@@ -83,8 +83,7 @@ def test_abort_rolls_back_everywhere(shop: Shop, zope: Any) -> None:
     tx["a"].write("k", 1)
     zope.abort()
     assert tx.status is GlobalState.ROLLED_BACK
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
+    shop.assert_ended(None)
 
 
 @pytest.mark.parametrize("key", ["aaa", "~", "~~sqlalchemy:1", "zzz"])
@@ -112,8 +111,7 @@ def test_a_no_of_ours_aborts_the_others(shop: Shop, zope: Any) -> None:
     assert "tpc_abort" in other.heard
     assert "tpc_finish" not in other.heard
     zope.abort()
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
+    shop.assert_ended(None)
 
 
 def test_a_decision_that_could_not_be_told_everywhere_is_a_yes(shop: Shop, zope: Any) -> None:
@@ -178,8 +176,7 @@ def test_a_savepoint_that_is_taken_back_leaves_the_rest_of_zopes_transaction(sho
     join(shop.tm, zope)["a"].write("k", 1)
     savepoint.rollback()
     zope.commit()
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
+    shop.assert_ended(None)
 
 
 class SerializationFailure(Exception):

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 def begun(shop: Shop, timeout_s: float = 10) -> Transaction:
     tx = shop.tm.begin(timeout_s)
-    for name in "ab":
-        tx[name].write("k", 1)
+    shop.write(tx)
     return tx
 
 
@@ -117,12 +116,10 @@ def test_what_is_on_its_way_is_never_touched(shop: Shop, verb: str) -> None:
 
     shop.wrap["a"] = shop.wrap["b"] = hooked(late)
     with shop.tm.begin(10) as tx:
-        for name in "ab":
-            tx[name].write("k", 1)
+        shop.write(tx)
     assert calls
     assert not tx.expired
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_what_is_in_doubt_is_never_touched(shop: Shop) -> None:
@@ -178,8 +175,7 @@ def test_the_branch_may_have_its_own_timeout_too(shop: Shop) -> None:
     shop["a"].expire(tx.xid("a"))
     with pytest.raises(RolledBack, match="a: "):
         tx.commit()
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
+    shop.assert_ended(None)
 
 
 def test_the_thread_reaps_by_itself(shop: Shop) -> None:
@@ -198,5 +194,4 @@ def test_a_heuristic_of_a_reaped_branch_is_noted(shop: Shop) -> None:
     tx = begun(shop)
     reap(shop, 10)
     assert tx.status is GlobalState.HEURISTIC
-    assert shop.tm.log is not None
-    assert len(shop.tm.log.heuristics()) == 1
+    assert len(shop.log.heuristics()) == 1

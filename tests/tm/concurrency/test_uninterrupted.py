@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tm.shop import outcome_of
 from tests.tm.wrapped import VERBS, hooked
 from tm import ProtocolMisuse, RolledBack, Verdict
 from tm.concurrency.uninterrupted import StillGoingOn, UninterruptedCalls
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from tests.tm.shop import Shop
-    from tm import Outcome, Transaction
+    from tm import Outcome
 
 
 class Held:
@@ -62,20 +63,13 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def write(shop: Shop, tx: Transaction) -> None:
-    for name in shop.stores:
-        tx[name].write("k", 1)
-
-
 @pytest.mark.parametrize("verb", ["end", "prepare", "commit"])
 def test_one_interruption_is_raised_when_the_commit_is_done(shop: Shop, verb: str) -> None:
     Held(shop, verb, times=1)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
-        write(shop, tx)
-    assert tx.outcome is not None
-    assert tx.outcome.verdict is Verdict.COMMITTED
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+        shop.write(tx)
+    assert outcome_of(tx).verdict is Verdict.COMMITTED
+    shop.assert_ended(1)
     assert shop.tm.current_or_none() is None
 
 
@@ -83,7 +77,7 @@ def test_one_interruption_is_raised_when_the_commit_is_done(shop: Shop, verb: st
 def test_two_interruptions_break_the_connections(shop: Shop, *, fails: bool) -> None:
     held = Held(shop, "rollback" if fails else "prepare", times=2, waits=True)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
-        write(shop, tx)
+        shop.write(tx)
         if fails:
             raise ValueError
     assert held.go_on.is_set()
@@ -101,7 +95,7 @@ def test_other_signals_break_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch
     try:
         held = Held(shop, "prepare", times=3)
         with shop.tm.begin() as tx:
-            write(shop, tx)
+            shop.write(tx)
     finally:
         signal.signal(signal.SIGUSR1, before)
         monkeypatch.undo()
@@ -113,8 +107,7 @@ def test_an_interrupted_enlistment_is_rolled_back(shop: Shop) -> None:
     Held(shop, "start", times=2)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
         tx.enlist("a")
-    assert tx.outcome is not None
-    assert tx.outcome.verdict is Verdict.ROLLED_BACK
+    assert outcome_of(tx).verdict is Verdict.ROLLED_BACK
     shop.assert_nothing_left()
 
 
@@ -138,14 +131,14 @@ def test_the_main_thread_calls_its_callbacks_itself(shop: Shop) -> None:
 
     with lock, shop.tm.begin() as tx:
         tx.register_synchronization(after=callback)
-        write(shop, tx)
+        shop.write(tx)
     assert [outcome.verdict for outcome in called] == [Verdict.COMMITTED]
 
 
 def test_verbs_are_carried_out_by_the_caller(shop: Shop) -> None:
     held = Held(shop, "prepare")
     with shop.tm.begin() as tx:
-        write(shop, tx)
+        shop.write(tx)
     assert held.thread is threading.main_thread()
     with ThreadPoolExecutor(1, thread_name_prefix="own") as executor:
         executor.submit(lambda: committed(shop)).result()
@@ -155,7 +148,7 @@ def test_verbs_are_carried_out_by_the_caller(shop: Shop) -> None:
 
 def committed(shop: Shop) -> None:
     with shop.tm.begin() as tx:
-        write(shop, tx)
+        shop.write(tx)
 
 
 def test_an_interruption_in_a_callback_before_commit_rolls_back(shop: Shop) -> None:
@@ -164,24 +157,22 @@ def test_an_interruption_in_a_callback_before_commit_rolls_back(shop: Shop) -> N
 
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
         tx.register_synchronization(before=interrupted)
-        write(shop, tx)
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
+        shop.write(tx)
+    shop.assert_ended(None)
 
 
 def test_sys_exit_in_a_block_rolls_back(shop: Shop) -> None:
     with pytest.raises(SystemExit), shop.tm.begin() as tx:
-        write(shop, tx)
+        shop.write(tx)
         sys.exit(1)
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
+    shop.assert_ended(None)
     committed(shop)
 
 
 def test_a_generator_that_is_dropped_rolls_back(shop: Shop) -> None:
     def rows() -> Iterator[int]:
         with shop.tm.begin() as tx:
-            write(shop, tx)
+            shop.write(tx)
             yield 1
 
     running = rows()
@@ -197,7 +188,7 @@ def test_a_generator_that_is_dropped_rolls_back(shop: Shop) -> None:
 def test_a_generator_that_another_thread_drops_rolls_back(shop: Shop) -> None:
     def rows() -> Iterator[int]:
         with shop.tm.begin() as tx:
-            write(shop, tx)
+            shop.write(tx)
             yield 1
 
     dropped = [rows()]
@@ -213,7 +204,7 @@ def test_a_generator_that_another_thread_drops_rolls_back(shop: Shop) -> None:
 def test_a_generator_that_is_never_closed_ends_with_its_timeout(shop: Shop) -> None:
     def rows() -> Iterator[int]:
         with shop.tm.begin(5) as tx:
-            write(shop, tx)
+            shop.write(tx)
             yield 1
 
     running = rows()
@@ -234,7 +225,7 @@ def test_a_generator_that_is_dropped_where_a_lock_of_a_resource_is_held_does_not
 
     def rows() -> Iterator[int]:
         with shop.tm.begin() as tx:
-            write(shop, tx)
+            shop.write(tx)
             yield 1
 
     running = [rows()]
@@ -330,8 +321,7 @@ def test_interrupted_twice_in_an_event_loop(shop: Shop) -> None:
     while shop.tm._live and time.monotonic() < deadline:
         threading.Event().wait(0.01)
     shop.tm.recover()
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
     committed_again(shop)
 
 
