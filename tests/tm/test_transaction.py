@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,12 +18,10 @@ from tests.tm.wrapped import Wrapped
 from tm import (
     GlobalState,
     HeuristicMixed,
-    ManagerUnusable,
     Outcome,
     OutcomeUnknown,
     ProtocolMisuse,
     RolledBack,
-    TransactionError,
     Verdict,
 )
 from xa import TMASYNC, Code, XaError, thread_of_control, xa_error
@@ -37,15 +36,15 @@ if TYPE_CHECKING:
 
 
 # --- the block --------------------------------------------------------------------------------------------------
-def test_a_block_that_ends_commits_everything(shop: Shop) -> None:
+@pytest.mark.parametrize("names", ["", "ab"])
+def test_a_block_that_ends_commits_everything(shop: Shop, names: str) -> None:
     with shop.tm.begin() as tx:
-        shop.write(tx)
+        shop.write(tx, names=names)
         assert shop.values() == {"a": None, "b": None}
-    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_ended(1 if names else None)
     assert tx.status is GlobalState.COMMITTED
     assert outcome_of(tx).verdict is Verdict.COMMITTED
     assert shop.tm.current_or_none() is None
-    shop.assert_nothing_left()
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=repr)
@@ -88,15 +87,10 @@ def test_a_transaction_is_freed_with_its_last_reference(shop: Shop, *, in_thread
     assert freed == [True]
 
 
-def test_an_empty_block_commits_nothing(shop: Shop) -> None:
-    with shop.tm.begin():
-        pass
-    shop.assert_nothing_left()
-
-
 @pytest.mark.parametrize("names", ["a", "b", "ab"])
 def test_a_commit_in_the_block(shop: Shop, names: str) -> None:
-    with shop.tm.begin() as tx:
+    """What raises behind it changes nothing, and another one may be begun."""
+    with pytest.raises(ValueError, match="late"), shop.tm.begin() as tx:
         shop.write(tx, names=names)
         tx.commit()
         assert shop.tm.current_or_none() is None
@@ -106,8 +100,14 @@ def test_a_commit_in_the_block(shop: Shop, names: str) -> None:
             tx.commit()
         with pytest.raises(ProtocolMisuse, match="too late to roll back"):
             tx.rollback()
+        with pytest.raises(ProtocolMisuse, match="too late"):
+            tx.register_synchronization(lambda: None)
+        with shop.tm.begin() as second:
+            shop.write(second, 2, key="second")
+        raise ValueError("late")
     assert shop.values() == {"a": 1 if "a" in names else None, "b": 1 if "b" in names else None}
-    shop.assert_nothing_left()
+    shop.assert_ended(2, "second")
+    assert shop.tm.current_or_none() is None
 
 
 def test_a_rollback_in_the_block_is_no_error(shop: Shop) -> None:
@@ -121,44 +121,22 @@ def test_a_rollback_in_the_block_is_no_error(shop: Shop) -> None:
     shop.assert_ended(None)
 
 
-def test_an_exception_after_a_commit_in_the_block_changes_nothing(shop: Shop) -> None:
-    with pytest.raises(ValueError, match="late"), shop.tm.begin() as tx:
-        shop.write(tx)
-        tx.commit()
-        raise ValueError("late")
-    assert shop.values() == {"a": 1, "b": 1}
-
-
-def test_another_may_be_begun_in_the_block_once_the_first_is_over(shop: Shop) -> None:
-    with shop.tm.begin() as first:
-        shop.write(first)
-        first.commit()
-        with shop.tm.begin() as second:
-            shop.write(second, 2)
-    assert shop.values() == {"a": 2, "b": 2}
-    assert shop.tm.current_or_none() is None
-
-
-def test_a_nested_begin_is_refused_and_harms_nothing(shop: Shop) -> None:
+def test_what_is_wrong_is_refused_and_harms_nothing(shop: Shop) -> None:
+    for timeout_s in (0, -1, float("nan")):
+        with pytest.raises(ProtocolMisuse, match=r"timeout_s is .*: expected seconds above 0"):
+            shop.tm.begin(timeout_s)
     with shop.tm.begin() as tx:
         shop.write(tx, names="a")
         with pytest.raises(ProtocolMisuse, match="complete or suspend it"):
             shop.tm.begin()
+        with pytest.raises(ProtocolMisuse, match=r"'c' is configured \(configured: a, b\)"):
+            tx["c"]
+        with pytest.raises(ProtocolMisuse, match="c is not enlisted"):
+            tx.delist("c")
+        with pytest.raises(ProtocolMisuse, match="none of success, suspend, fail"):
+            tx.delist("a", "somehow")  # type: ignore[arg-type]  # the mistake is the point
         shop.write(tx, names="b")
     shop.assert_ended(1)
-
-
-@pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
-def test_a_transaction_has_some_time(shop: Shop, timeout_s: float) -> None:
-    with pytest.raises(ProtocolMisuse, match=r"timeout_s is .*: expected seconds above 0"):
-        shop.tm.begin(timeout_s)
-    shop.assert_nothing_left()
-
-
-def test_an_unknown_resource_is_named_with_the_known_ones(shop: Shop) -> None:
-    with pytest.raises(ProtocolMisuse, match=r"'c' is configured \(configured: a, b\)"), shop.tm.begin() as tx:
-        tx["c"]
-    shop.assert_nothing_left()
 
 
 # --- votes ------------------------------------------------------------------------------------------------------
@@ -220,42 +198,23 @@ def test_enlisting_again_gives_the_same_session(shop: Shop) -> None:
         assert tx.resources == ("a",)
 
 
-def test_delisted_with_success_and_enlisted_again_it_joins_its_branch(shop: Shop) -> None:
-    with shop.tm.begin() as tx:
-        shop.write(tx, 1, "a")
-        tx.delist("a")
-        assert shop["a"].associations == 0
-        assert tx["a"].read("k") == 1
-        shop.write(tx, 2, "b")
-        tx["a"].write("j", 2)
-        assert len(shop["a"].branches) == 1
-    assert shop["a"].data == {"k": 1, "j": 2}
-    shop.assert_nothing_left()
-
-
-def test_delisted_and_not_enlisted_again_it_is_committed_with_the_rest(shop: Shop) -> None:
+@pytest.mark.parametrize("how", [("success",), ("suspend",), ("suspend", "success")], ids=str)
+@pytest.mark.parametrize("again", [True, False], ids=["enlisted again", "left"])
+def test_delisted_it_joins_or_resumes_its_branch_or_is_committed_with_the_rest(
+    shop: Shop, how: tuple[Any, ...], *, again: bool
+) -> None:
     with shop.tm.begin() as tx:
         shop.write(tx)
-        tx.delist("a")
-    assert shop.values() == {"a": 1, "b": 1}
-
-
-def test_delisted_as_suspended_it_is_resumed_or_ended(shop: Shop) -> None:
-    with shop.tm.begin() as tx:
-        shop.write(tx)
-        tx.delist("a", "suspend")
+        for one in how:
+            tx.delist("a", one)
         tx.delist("b", "suspend")
-        assert tx["a"].read("k") == 1
+        assert shop["a"].associations == (0 if "success" in how else 1)
+        if again:
+            assert tx["a"].read("k") == 1
+            tx["a"].write("j", 2)
+        assert len(shop["a"].branches) == 1
+    assert shop["a"].data == ({"k": 1, "j": 2} if again else {"k": 1})
     shop.assert_ended(1)
-
-
-def test_a_suspended_association_can_be_delisted_for_good(shop: Shop) -> None:
-    with shop.tm.begin() as tx:
-        shop.write(tx)
-        tx.delist("a", "suspend")
-        tx.delist("a", "success")
-        tx["a"].write("j", 1)
-    assert shop["a"].data == {"k": 1, "j": 1}
 
 
 def test_delisted_as_failed_the_transaction_can_only_be_rolled_back(shop: Shop) -> None:
@@ -281,16 +240,6 @@ def test_what_can_not_be_delisted_is_refused_and_harms_nothing(shop: Shop, first
     assert shop.values() == {"a": 1, "b": 1}
 
 
-def test_delisting_what_is_not_enlisted_or_not_known_how(shop: Shop) -> None:
-    with shop.tm.begin() as tx:
-        shop.write(tx)
-        with pytest.raises(ProtocolMisuse, match="c is not enlisted"):
-            tx.delist("c")
-        with pytest.raises(ProtocolMisuse, match="none of success, suspend, fail"):
-            tx.delist("a", "somehow")  # type: ignore[arg-type]  # the mistake is the point
-    assert shop.values() == {"a": 1, "b": 1}
-
-
 @pytest.mark.parametrize("code", [Code.XA_RBDEADLOCK, Code.XAER_RMERR])
 @pytest.mark.parametrize("how", ["success", "suspend", "fail"])
 def test_a_resource_that_can_not_be_delisted_well_dooms_the_transaction(shop: Shop, how: Any, code: Code) -> None:
@@ -306,15 +255,20 @@ def test_a_resource_that_can_not_be_delisted_well_dooms_the_transaction(shop: Sh
     shop.assert_ended(None)
 
 
-def test_two_instances_of_one_resource_share_a_branch(shop: Shop) -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_two_instances_of_one_resource_share_a_branch(shop: Shop, *, lost: bool) -> None:
+    """It is recovered once."""
     tm = shop.open(resources={"a": shop.config("a"), "again": shop.config("a"), "b": shop.config("b")})
-    with tm.begin() as tx:
+    if lost:
+        shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+    with pytest.raises(OutcomeUnknown) if lost else nullcontext(), tm.begin() as tx:
         tx["a"].write("k", 1)
         assert tx["again"].read("k") == 1
         tx["again"].write("j", 2)
         tx["b"].write("k", 1)
         assert tx.xid("a") == tx.xid("again")
         assert len(shop["a"].branches) == 1
+    tm.recover()
     assert shop["a"].data == {"k": 1, "j": 2}
     shop.assert_nothing_left()
 
@@ -329,19 +283,6 @@ def test_two_instances_of_one_resource_alone_are_committed_in_one_phase(shop: Sh
     assert shop["a"].data == {"k": 1, "j": 1}
 
 
-def test_a_branch_of_two_instances_is_recovered_once(shop: Shop) -> None:
-    resources = {"a": shop.config("a"), "again": shop.config("a"), "b": shop.config("b")}
-    tm = shop.open(resources=resources)
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown), tm.begin() as tx:
-        tx["a"].write("k", 1)
-        tx["again"].write("j", 1)
-        tx["b"].write("k", 1)
-    tm.recover()
-    assert shop["a"].data == {"k": 1, "j": 1}
-    shop.assert_nothing_left()
-
-
 # --- marks and synchronizations -----------------------------------------------------------------------------------
 def test_set_rollback_only(shop: Shop) -> None:
     with pytest.raises(RolledBack, match="changed my mind"), shop.tm.begin() as tx:
@@ -351,27 +292,37 @@ def test_set_rollback_only(shop: Shop) -> None:
     shop.assert_ended(None)
 
 
-def test_before_completion_may_work_and_after_completion_hears_the_outcome(shop: Shop) -> None:
+def test_before_completion_may_work_and_register_another_and_after_completion_hears_the_outcome(shop: Shop) -> None:
     heard: list[Outcome] = []
     with shop.tm.begin() as tx:
-        shop.write(tx, 1, "a")
-        tx.register_synchronization(lambda: shop.tm["b"].write("k", 2), heard.append)
-    assert shop.values() == {"a": 1, "b": 2}
-    assert [outcome.verdict for outcome in heard] == [Verdict.COMMITTED]
+        shop.write(tx, names="a")
+        tx.register_synchronization(
+            lambda: tx.register_synchronization(lambda: shop.tm["b"].write("k", 1)), heard.append
+        )
+    shop.assert_ended(1)
+    with pytest.raises(ValueError, match="no"), shop.tm.begin() as tx:
+        tx.register_synchronization(lambda: pytest.fail("called for a rollback"), heard.append)
+        raise ValueError("no")
+    assert [outcome.verdict for outcome in heard] == [Verdict.COMMITTED, Verdict.ROLLED_BACK]
 
 
-def test_before_completion_that_fails_rolls_back(shop: Shop) -> None:
+@pytest.mark.parametrize("error", [LookupError("no such customer"), KeyboardInterrupt(), SystemExit(1)], ids=repr)
+def test_before_completion_that_raises_rolls_back(shop: Shop, error: BaseException) -> None:
+    """What interrupts it goes on."""
     heard: list[Outcome] = []
 
     def fail() -> None:
-        raise LookupError("no such customer")
+        raise error
 
-    with pytest.raises(RolledBack, match="before completion: LookupError: no such customer"), shop.tm.begin() as tx:
+    ours = isinstance(error, LookupError)
+    told = "before completion: LookupError: no such customer" if ours else None
+    with pytest.raises(RolledBack if ours else type(error), match=told), shop.tm.begin() as tx:
         shop.write(tx)
         tx.register_synchronization(fail, heard.append)
-    assert shop.values() == {"a": None, "b": None}
     assert [outcome.verdict for outcome in heard] == [Verdict.ROLLED_BACK]
-    shop.assert_nothing_left()
+    assert tx.status is GlobalState.ROLLED_BACK
+    assert shop.tm.current_or_none() is None
+    shop.assert_ended(None)
 
 
 @pytest.mark.parametrize("how", ["mark", "roll back", "commit"])
@@ -393,61 +344,23 @@ def test_before_completion_that_takes_the_end_into_its_own_hands(shop: Shop, how
     shop.assert_nothing_left()
 
 
-def test_before_completion_may_register_another(shop: Shop) -> None:
-    calls = []
-    with shop.tm.begin() as tx:
-        tx.register_synchronization(lambda: tx.register_synchronization(lambda: calls.append("second")))
-    assert calls == ["second"]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)], ids=repr)
-def test_before_completion_that_is_interrupted_rolls_back_and_goes_on(shop: Shop, error: BaseException) -> None:
-    def interrupted() -> None:
-        raise error
-
-    with pytest.raises(type(error)), shop.tm.begin() as tx:
-        shop.write(tx)
-        tx.register_synchronization(interrupted)
-    assert tx.status is GlobalState.ROLLED_BACK
-    assert shop.tm.current_or_none() is None
-    shop.assert_nothing_left()
-
-
-def test_before_completion_is_not_called_for_a_rollback(shop: Shop) -> None:
-    calls: list[str] = []
-    with pytest.raises(ValueError, match="no"), shop.tm.begin() as tx:
-        tx.register_synchronization(lambda: calls.append("before"))
-        raise ValueError("no")
-    assert not calls
-
-
+@pytest.mark.parametrize("interrupted", [False, True])
 def test_after_completion_that_fails_is_logged_and_the_others_are_called(
-    shop: Shop, caplog: pytest.LogCaptureFixture
+    shop: Shop, caplog: pytest.LogCaptureFixture, *, interrupted: bool
 ) -> None:
     heard: list[Outcome] = []
 
     def fail(_: Outcome) -> None:
-        raise LookupError("nobody listens")
+        raise KeyboardInterrupt if interrupted else LookupError("nobody listens")
 
-    with shop.tm.begin() as tx:
+    with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext(), shop.tm.begin() as tx:
         shop.write(tx)
         tx.register_synchronization(after=fail)
         tx.register_synchronization(after=heard.append)
-    assert heard
-    assert "nobody listens" in caplog.text
-    shop.assert_nothing_left()
-
-
-def test_after_completion_that_is_interrupted_leaves_nothing_live(shop: Shop) -> None:
-    def interrupted(_: Outcome) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
-        shop.write(tx)
-        tx.register_synchronization(after=interrupted)
-    assert shop.values() == {"a": 1, "b": 1}
+    assert interrupted or heard
+    assert interrupted or "nobody listens" in caplog.text
     assert shop.tm.current_or_none() is None
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_after_completion_may_begin_another(shop: Shop) -> None:
@@ -463,25 +376,18 @@ def test_after_completion_may_begin_another(shop: Shop) -> None:
     shop.assert_nothing_left()
 
 
-def test_a_synchronization_is_refused_when_it_is_too_late(shop: Shop) -> None:
-    tx = shop.tm.begin()
-    tx.commit()
-    with pytest.raises(ProtocolMisuse, match="too late"):
-        tx.register_synchronization(lambda: None)
-
-
 # --- suspend and resume -------------------------------------------------------------------------------------------
 def test_suspended_and_resumed_it_goes_on(shop: Shop) -> None:
     tx = shop.tm.begin()
     shop.write(tx)
     assert shop.tm.suspend() is tx
     assert shop.tm.current_or_none() is None
-    with pytest.raises(ProtocolMisuse, match="no transaction is active"):
-        shop.tm.get_transaction()
-    with pytest.raises(ProtocolMisuse, match="is suspended: resume it"):
-        tx.enlist("a")
-    with pytest.raises(ProtocolMisuse, match="is suspended: resume it"):
-        tx.commit()
+    for use in (shop.tm.get_transaction, shop.tm.suspend):
+        with pytest.raises(ProtocolMisuse, match="no transaction is active"):
+            use()
+    for use in (lambda: tx.enlist("a"), tx.commit):
+        with pytest.raises(ProtocolMisuse, match="is suspended: resume it"):
+            use()
     with shop.tm.begin() as other:
         other["a"].write("j", 2)
     assert shop.tm.current_or_none() is None
@@ -553,11 +459,6 @@ def test_a_block_left_while_suspended_rolls_back(shop: Shop, error: ValueError |
             raise error
     assert tx.status is GlobalState.ROLLED_BACK
     shop.assert_ended(None)
-
-
-def test_no_transaction_to_suspend(shop: Shop) -> None:
-    with pytest.raises(ProtocolMisuse, match="no transaction is active"):
-        shop.tm.suspend()
 
 
 # --- two threads --------------------------------------------------------------------------------------------------
@@ -704,30 +605,21 @@ def test_logged_has_room_again_when_the_background_is_done(shop: Shop, monkeypat
     assert all(name.startswith("xabridge-completion") for name in workers)
 
 
-def test_logged_after_the_background_has_ended_tells_the_branches_itself(shop: Shop) -> None:
+def test_logged_after_the_background_has_ended_tells_the_branches_itself_and_a_refusal_at_once(shop: Shop) -> None:
     with shop.tm.begin() as tx:
         shop.write(tx)
         shop.tm.executor.stop()
         tx.commit(wait="logged")
     assert tx.status is GlobalState.COMMITTED
     shop.assert_ended(1)
-
-
-def test_logged_tells_a_refusal_at_once(shop: Shop) -> None:
     shop["a"].script.plan("prepare", Code.XA_RBROLLBACK)
-    tx = shop.tm.begin()
-    shop.write(tx)
-    with pytest.raises(RolledBack):
+    with pytest.raises(RolledBack), shop.tm.begin() as tx:
+        shop.write(tx, 2)
         tx.commit(wait="logged")
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 # --- what is told -------------------------------------------------------------------------------------------------
-def test_each_error_is_a_transaction_error() -> None:
-    for error in (RolledBack, HeuristicMixed, OutcomeUnknown, ProtocolMisuse, ManagerUnusable):
-        assert issubclass(error, TransactionError)
-
-
 def test_a_code_that_was_returned_is_told_by_its_name(shop: Shop) -> None:
     class Returns(Wrapped):
         def prepare(self, *_: Any) -> Any:
@@ -773,18 +665,6 @@ def test_answers_that_are_left_are_waited_for_by_finish(shop: Shop, *, decider: 
     shop.assert_nothing_left()
 
 
-def test_a_transaction_with_something_to_call_after_it_leaves_no_answers(shop: Shop) -> None:
-    """It would be called while the thread is in its next transaction."""
-    told: list[Outcome] = []
-    with shop.tm.begin() as tx:
-        shop.write(tx, names="ab")
-        tx.register_synchronization(before=lambda: tx.register_synchronization(after=told.append))
-        tx.leaves = "a"
-    assert not tx.is_left
-    assert [outcome.verdict for outcome in told] == [Verdict.COMMITTED]
-    shop.assert_nothing_left()
-
-
 def test_the_next_transaction_goes_on_beside_answers_that_are_left(shop: Shop) -> None:
     left = [commit_and_leave(shop)]
     for number in range(3):
@@ -817,14 +697,23 @@ def test_nothing_is_left_where_a_resource_takes_no_more(shop: Shop, full: str) -
     shop.assert_ended(1)
 
 
-def test_a_commit_inside_of_the_block_leaves_nothing(shop: Shop) -> None:
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_commit_in_the_block_and_one_with_something_to_call_after_it_leave_no_answers(
+    shop: Shop, *, inside: bool
+) -> None:
+    """It would be called while the thread is in its next transaction."""
+    told: list[Outcome] = []
     with shop.tm.begin() as tx:
         shop.write(tx)
         tx.leaves = "a"
-        tx.commit()
-        assert tx.status is GlobalState.COMMITTED
+        if inside:
+            tx.commit()
+            assert tx.status is GlobalState.COMMITTED
+        else:
+            tx.register_synchronization(before=lambda: tx.register_synchronization(after=told.append))
     assert not tx.is_left
-    shop.assert_nothing_left()
+    assert [outcome.verdict for outcome in told] == ([] if inside else [Verdict.COMMITTED])
+    shop.assert_ended(1)
 
 
 def test_what_was_left_is_reported_by_finish(shop: Shop) -> None:
@@ -838,17 +727,6 @@ def test_what_was_left_is_reported_by_finish(shop: Shop) -> None:
     assert [heuristic.branch.resource for heuristic in shop.log.heuristics()] == ["a"]
 
 
-def test_what_was_left_and_is_lost_is_recovered(shop: Shop) -> None:
-    shop["a"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
-    tx = commit_and_leave(shop)
-    with pytest.raises(OutcomeUnknown):
-        tx.finish()
-    assert tx.status is GlobalState.IN_DOUBT
-    shop["a"].script.clear()
-    shop.tm.recover()
-    shop.assert_ended(1)
-
-
 def test_the_reaper_waits_for_what_nobody_else_waits_for(shop: Shop) -> None:
     tx = commit_and_leave(shop)
     shop.tm._reaper.reap()
@@ -860,18 +738,23 @@ def test_the_reaper_waits_for_what_nobody_else_waits_for(shop: Shop) -> None:
     tx.finish()
 
 
-def test_a_manager_that_is_closed_waits_for_what_was_left(shop: Shop) -> None:
-    tx = commit_and_leave(shop)
-    shop.tm.close()
-    assert tx.status is GlobalState.COMMITTED
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left_at_stores()
-
-
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_manager_that_is_killed_before_what_was_left_has_answered(shop: Shop, *, lost: bool) -> None:
+@pytest.mark.parametrize("end", ["finished", "closed", "killed"])
+def test_what_was_left_is_waited_for_or_recovered_whatever_ends_it(shop: Shop, end: str, *, lost: bool) -> None:
     if lost:
         shop["a"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
-    commit_and_leave(shop)
-    shop.restart()
-    shop.assert_ended(1)
+    tx = commit_and_leave(shop)
+    if end == "finished":
+        with pytest.raises(OutcomeUnknown) if lost else nullcontext():
+            tx.finish()
+        shop["a"].script.clear()
+        shop.tm.recover()
+    elif end == "closed":
+        shop.tm.close()
+        shop["a"].script.clear()
+    if end != "killed":
+        assert tx.status is (GlobalState.IN_DOUBT if lost else GlobalState.COMMITTED)
+    if end == "killed" or (end == "closed" and lost):
+        shop.restart()
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left_at_stores()
