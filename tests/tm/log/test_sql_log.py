@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tests.postgres import Postgres
 
 pytestmark = pytest.mark.slow
+LONG = os.environ.get("XABRIDGE_LONG") == "all"
 
 
 class Clock:
@@ -152,7 +153,7 @@ def test_who_was_superseded_can_do_nothing_any_more(database_url: str, node: str
     new.close()
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(20, marks=pytest.mark.long)])
 def test_every_decision_that_was_taken_before_the_node_was_is_seen_by_the_new_holder(
     database_url: str, node: str, rounds: int
 ) -> None:
@@ -277,7 +278,7 @@ def test_the_conditions_come_from_the_table() -> None:
     assert sources(GtridVerb.PURGE) == ["aborted", "done"]
 
 
-@pytest.mark.parametrize("rounds", [30, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [30, pytest.param(500, marks=pytest.mark.long)])
 def test_commit_and_abort_race_and_one_wins(database_url: str, node: str, rounds: int) -> None:
     """From two logs that share the incarnation, as the driver's processes do."""
     one = SqlLog(database_url, node)
@@ -484,7 +485,7 @@ def test_several_that_open_a_new_sqlite_file_at_once_wait_for_each_other(tmp_pat
         database.engine.dispose()
 
     with ThreadPoolExecutor(6) as executor:
-        for number in range(60):
+        for number in range(60 if LONG else 15):
             for opened in [executor.submit(open_it, tmp_path / f"{number}.db") for _ in range(6)]:
                 opened.result()
 
