@@ -118,9 +118,7 @@ def test_while_the_decider_is_away_nothing_is_presumed(shop: Shop, store: Decidi
 def test_a_start_without_the_decider_leaves_its_branches_alone_and_begins_nothing(
     shop: Shop, store: DecidingStore
 ) -> None:
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown, match="is durable"), shop.tm.begin() as tx:
-        shop.write(tx)
+    tx = shop.in_doubt("a")
     shop.kill()
     shop["a"].script.clear()
     store.partition()
@@ -137,9 +135,7 @@ def test_a_start_without_the_decider_leaves_its_branches_alone_and_begins_nothin
 
 
 def test_a_decider_taken_out_of_the_configuration_keeps_its_branches(shop: Shop, store: DecidingStore) -> None:
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-        shop.write(tx)
+    tx = shop.in_doubt("a")
     shop.kill()
     shop["a"].script.clear()
     shop.open(names="ab")
@@ -208,13 +204,7 @@ def test_the_reaper_rolls_back_the_deciders_work_too(shop: Shop, store: Deciding
 
 def test_many_pages_of_decisions_are_read(shop: Shop, store: DecidingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tm.recovery.blocking.PAGE", 2)
-    gtrids = []
-    for number in range(7):
-        shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-        with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-            for name in "abd":
-                tx[name].write(f"k{number}", 1)
-        gtrids.append(tx.gtrid)
+    gtrids = [shop.in_doubt("a", key=f"k{number}").gtrid for number in range(7)]
     assert sorted(store.decided) == gtrids
     report = shop.tm.recover()
     assert sorted(report.ended) == gtrids
@@ -223,9 +213,7 @@ def test_many_pages_of_decisions_are_read(shop: Shop, store: DecidingStore, monk
 
 
 def test_a_record_that_can_not_be_read_presumes_nothing(shop: Shop, store: DecidingStore) -> None:
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-        shop.write(tx)
+    tx = shop.in_doubt("a")
     good = store.decided[tx.gtrid]
     store._decisions[tx.gtrid] = good[:-1] + bytes([good[-1] ^ 1])
     report = shop.tm.recover()
@@ -256,12 +244,9 @@ def test_two_deciders_need_a_word(shop: Shop, store: DecidingStore) -> None:
     shop.assert_nothing_left()
 
 
-def test_a_decider_that_is_not_configured_as_one(shop: Shop) -> None:
+def test_who_can_not_decide_is_refused(shop: Shop) -> None:
     with pytest.raises(ConfigurationError, match='decider: "a": no resource of that name has mode = "decider"'):
         shop.open(decider="a")
-
-
-def test_a_resource_that_can_not_decide(shop: Shop) -> None:
     config = ResourceConfig("reference://a", "decider", ReferenceFactory(shop["a"]))
     with pytest.raises(ConfigurationError, match=r"a\.mode: xabridge reference can't be the one that decides"):
         shop.open(resources={"a": config})

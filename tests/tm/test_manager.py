@@ -300,10 +300,7 @@ def test_an_exception_at_start_or_shutdown_keeps_nobody_from_anything(
 def test_a_scan_is_read_to_its_end_and_closed(shop: Shop, monkeypatch: pytest.MonkeyPatch, branches: int) -> None:
     monkeypatch.setattr("tm.recovery.blocking.PAGE", 2)
     for number in range(branches):
-        shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-        with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-            for name in "ab":
-                tx[name].write(f"k{number}", 1)
+        shop.in_doubt("a", key=f"k{number}")
     assert len(shop["a"].in_doubt) == branches
     assert len(shop.tm.recover().ended) == branches
     shop.assert_nothing_left()
@@ -325,13 +322,7 @@ def test_a_scan_that_never_ends_is_ended(shop: Shop) -> None:
 def test_more_branches_than_may_be_outstanding_are_asked_in_turn(shop: Shop) -> None:
     for store in ("a", "b"):
         shop[store].room = 3
-    gtrids = []
-    for number in range(10):
-        shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-        with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-            tx["a"].write(f"k{number}", 1)
-            tx["b"].write(f"k{number}", 1)
-        gtrids.append(tx.gtrid)
+    gtrids = [shop.in_doubt("b", key=f"k{number}").gtrid for number in range(10)]
     report = shop.tm.recover()
     assert report.clean
     assert set(report.ended) == set(gtrids)
@@ -351,10 +342,7 @@ def test_branches_overlap_as_far_as_there_is_room(shop: Shop) -> None:
             return answer
 
     for number in range(10):
-        shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-        with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-            tx["a"].write(f"k{number}", 1)
-            tx["b"].write(f"k{number}", 1)
+        shop.in_doubt("b", key=f"k{number}")
     shop.wrap["b"] = Counting
     shop.restart()
     assert shop.tm.recover().clean
@@ -490,16 +478,13 @@ def test_the_log_is_let_go_when_construction_fails(shop: Shop) -> None:
     shop.open(log=shop.log_url)
 
 
-def test_a_second_manager_of_the_same_log_is_refused(shop: Shop) -> None:
+def test_a_log_that_is_in_use_and_one_of_another_node_are_refused(shop: Shop) -> None:
     shop.open(log=shop.log_url)
     with pytest.raises(LogLocked):
         TransactionManager(NODE, shop.log_url, {"a": shop.config("a")}, background=False)
-
-
-def test_a_log_of_another_node_is_refused(shop: Shop) -> None:
-    log = FileLog(shop.folder / "log", "orders-2")
+    log = FileLog(shop.folder / "log2", "orders-2")
     with pytest.raises(ConfigurationError, match="that of node orders-2, not of orders-1"):
-        shop.open(log=log)
+        TransactionManager(NODE, log, {"a": shop.config("a")}, background=False)
     log.close()
 
 
@@ -526,9 +511,7 @@ def test_killed_it_recovers_at_the_next_start(shop: Shop, verb: str) -> None:
 
 
 def test_another_node_leaves_the_branches_of_the_first_alone(shop: Shop) -> None:
-    shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-        shop.write(tx)
+    tx = shop.in_doubt("b")
     shop.kill()
     other = shop.open(node="orders-2", log=FileLog(shop.folder / "log2", "orders-2"))
     report = other.recover()
@@ -550,10 +533,8 @@ def test_recovery_runs_by_itself_when_something_is_left(shop: Shop) -> None:
             done.set()
 
     shop.wrap["b"] = hooked(told)
-    shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
     tm = shop.open(background=True)
-    with pytest.raises(OutcomeUnknown), tm.begin() as tx:
-        shop.write(tx)
+    shop.in_doubt("b")
     assert done.wait(30)
     tm.close()
     assert shop.values() == {"a": 1, "b": 1}

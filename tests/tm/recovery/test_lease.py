@@ -137,11 +137,7 @@ def test_a_decider_that_is_away_at_the_end_is_not_waited_for(
 
 # --- who else is at work ----------------------------------------------------------------------------------------
 def test_siblings_leave_each_others_transactions_alone(shop: Shop, store: DecidingStore) -> None:
-    tx = shop.tm.begin()
-    shop.write(tx)
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown):
-        tx.commit()
+    tx = shop.in_doubt("a")
     sibling = sibling_of(shop)
     report = sibling.recover()
     assert [finding.action for finding in report.findings] == [Action.LEFT_ALONE]
@@ -156,11 +152,7 @@ def test_siblings_leave_each_others_transactions_alone(shop: Shop, store: Decidi
 
 
 def test_a_sibling_whose_lease_has_run_out_is_recovered(shop: Shop, store: DecidingStore) -> None:
-    decided = shop.tm.begin()
-    shop.write(decided)
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown):
-        decided.commit()
+    decided = shop.in_doubt("a")
     shop["a"].script.clear()
     store.script.plan("decide", None, Fate.REQUEST_LOST)
     undecided = shop.tm.begin()
@@ -178,11 +170,7 @@ def test_a_sibling_whose_lease_has_run_out_is_recovered(shop: Shop, store: Decid
 
 
 def test_a_sibling_that_is_known_to_be_gone_is_recovered_at_once(shop: Shop, store: DecidingStore) -> None:
-    tx = shop.tm.begin()
-    shop.write(tx)
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown):
-        tx.commit()
+    shop.in_doubt("a")
     shop["a"].script.clear()
     ((owner, until),) = store.leases.items()
     where, pid, started = owner.process.rsplit("/", 2)
