@@ -38,9 +38,7 @@ def test_decisions_are_there_when_the_log_is_opened_again(log_url: str, node: st
     log.close()
 
 
-def test_many_threads_decide_and_many_ends_are_written_before_the_log_is_closed(
-    log_url: str, node: str
-) -> None:
+def test_many_threads_decide_and_many_ends_are_written_before_the_log_is_closed(log_url: str, node: str) -> None:
     log = open_log(log_url, node)
     many = [decision(sequence, node=node) for sequence in range(700)]
     with ThreadPoolExecutor(8) as executor:
