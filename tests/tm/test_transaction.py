@@ -385,9 +385,9 @@ def test_suspended_and_resumed_it_goes_on(shop: Shop) -> None:
     for use in (shop.tm.get_transaction, shop.tm.suspend):
         with pytest.raises(ProtocolMisuse, match="no transaction is active"):
             use()
-    for use in (lambda: tx.enlist("a"), tx.commit):
+    for wrong in (lambda: tx.enlist("a"), tx.commit):
         with pytest.raises(ProtocolMisuse, match="is suspended: resume it"):
-            use()
+            wrong()
     with shop.tm.begin() as other:
         other["a"].write("j", 2)
     assert shop.tm.current_or_none() is None

@@ -10,8 +10,6 @@ import sys
 import sysconfig
 import threading
 import time
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import psycopg
@@ -29,6 +27,7 @@ from rm_amqp.driver import PendingOutcome
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import PATIENCE_S, Stall
 from tests.tm.log.waiting import until
+from tests.tm.telemetry.asking import said
 from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
 from tm.consumer.failures import name_of, place_of
 from tm.consumer.history import BREAKS, UNTOLD
@@ -430,29 +429,20 @@ def test_a_task_that_does_not_finish_is_cancelled_and_rolled_back(stall: Stall) 
 
 
 # --- health, metrics, lines ------------------------------------------------------------------------------------
-def asked(server: HealthServer) -> tuple[int, dict[str, Any]]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=PATIENCE_S) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
-
-
 def test_health_is_told_over_http_and_names_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     broker = EmbeddedBroker(tmp_path / "other")
     other = Stall(broker, "orders", tmp_path / "other")
     consumer = other.consumer(Work(other), workers=2)
     with other.manager, HealthServer(consumer, port=0) as server:
-        assert asked(server)[0] == 503  # not started
+        assert said(server.port)[0] == 503  # not started
         with consumer:
             other.put("a")
             until(lambda: consumer.counts.handled)
-            assert asked(server)[0] == 200
+            assert said(server.port)[0] == 200
             broker.stop()
             until(lambda: not consumer.health().ok)
-            status, told = asked(server)
+            status, told = said(server.port)
             assert status == 503
             assert told["state"] == "running"
             assert told["workers"] == 2
@@ -461,7 +451,7 @@ def test_health_is_told_over_http_and_names_what_is_wrong(tmp_path: Path) -> Non
             until(lambda: consumer.health().ok)
             other.put("b")
             until(lambda: consumer.counts.handled >= 2)
-        assert asked(server)[1]["counts"]["handled"] == 2
+        assert said(server.port)[1]["counts"]["handled"] == 2
     broker.stop()
 
 

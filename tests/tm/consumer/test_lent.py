@@ -4,18 +4,15 @@ a worker whose handler ends in an unusual way."""
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import transaction as zope  # type: ignore[import-untyped]
 
 from rm_amqp import Message
-from tests.tm.consumer.stall import PATIENCE_S
 from tests.tm.log.waiting import until
+from tests.tm.telemetry.asking import said
 from tm import Counts, HealthServer, ProtocolMisuse
 from tm.tx import TxInterface
 from tm.zope import DataManager
@@ -207,15 +204,6 @@ def test_the_tx_interface_completes_no_transaction_of_a_consumer(stall: Stall) -
 
 
 # --- workers that end -------------------------------------------------------------------------------------------
-def _page(server: HealthServer, path: str) -> tuple[int, Any]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=PATIENCE_S) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
-
-
 @pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError])
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_no_worker_ends_in_silence(stall: Stall, kind: str, raised: type[BaseException]) -> None:
@@ -256,7 +244,7 @@ def test_a_cancelled_worker_stops_the_consumer_and_the_probes_say_so(stall: Stal
         consumer.start()
         until(lambda: consumer.failure is not None)
         assert "cancelled, and not by its consumer" in str(consumer.failure)
-        assert [_page(server, path)[0] for path in ("/", "/ready", "/live")] == [503, 503, 503]
+        assert [said(server.port, page)[0] for page in ("", "ready", "live")] == [503, 503, 503]
         consumer.stop()
     assert stall.look(stall.queue) == ["a"]
 
@@ -270,8 +258,8 @@ def test_health_counts_the_workers_that_are_alive(stall: Stall, monkeypatch: pyt
         assert consumer.health().ok
         monkeypatch.setattr("tm.consumer.pools.TaskPool.alive", property(lambda _: 0))
         assert consumer.health().trouble == ("3 of 3 workers have ended",)
-        assert _page(server, "/live") == (
+        assert said(server.port, "live") == (
             503, {"live": False, "trouble": [f"the consumer of {stall.queue} has no workers any more"]},
         )  # fmt: skip
-        assert _page(server, "/ready")[0] == 503
+        assert said(server.port, "ready")[0] == 503
         monkeypatch.undo()

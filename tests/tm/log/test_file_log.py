@@ -156,7 +156,7 @@ def test_one_decision_may_be_larger_than_a_segment() -> None:
     log.close()
 
 
-def damaged(directory: Path) -> tuple[Path, bytes]:
+def damaged(directory: Path) -> tuple[Path, bytearray]:
     """The segment whose first decision is changed, and its octets."""
     segment = next(path for path in directory.iterdir() if path.name.startswith("segment"))
     octets = bytearray(segment.read_bytes())
