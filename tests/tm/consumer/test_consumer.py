@@ -340,7 +340,7 @@ def test_shutdown_is_bounded_and_what_hangs_is_never_committed(stall: Stall) -> 
     assert stall.look(stall.queue) == ["a"]
 
 
-def test_a_closed_manager_stops_its_consumers(stall: Stall) -> None:
+def test_a_closed_manager_stops_its_consumers_for_good(stall: Stall) -> None:
     consumer = stall.consumer(Work(stall))
     consumer.start()
     stall.put("a")
@@ -348,12 +348,6 @@ def test_a_closed_manager_stops_its_consumers(stall: Stall) -> None:
     stall.manager.close()
     assert consumer.state is ConsumerState.STOPPED
     assert consumer.health().workers == 0
-
-
-def test_one_that_has_stopped_is_not_started_again(stall: Stall) -> None:
-    consumer = stall.consumer(Work(stall))
-    with consumer:
-        pass
     with pytest.raises(ProtocolMisuse, match="is stopped"):
         consumer.start()
 
