@@ -13,7 +13,7 @@ import transaction as zope  # type: ignore[import-untyped]
 from rm_amqp import Message
 from tests.tm.log.waiting import until
 from tests.tm.telemetry.asking import said
-from tm import Counts, HealthServer, ProtocolMisuse
+from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
 from tm.tx import TxInterface
 from tm.zope import DataManager
 
@@ -242,7 +242,7 @@ def test_a_cancelled_worker_stops_the_consumer_and_the_probes_say_so(stall: Stal
     consumer = stall.consumer(handle)
     with HealthServer(consumer, port=0) as server:
         consumer.start()
-        until(lambda: consumer.failure is not None)
+        until(lambda: consumer.state is not ConsumerState.RUNNING)
         assert "cancelled, and not by its consumer" in str(consumer.failure)
         assert [said(server.port, page)[0] for page in ("", "ready", "live")] == [503, 503, 503]
         consumer.stop()
