@@ -59,7 +59,7 @@ from rm_amqp.connection.frames import OutgoingFrames
 from tests.dtx.amqp.described import items_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dtx.protocol.replies import Reply
     from dtx.store.contract import Step, StoreError
@@ -397,6 +397,14 @@ class Peer:
         delivery = self.send_octets(link, Message(body=body).encode(), self.name("m"), txn_id, settled=settled)
         self.world.pump()
         return delivery
+
+    def post_many(self, bodies: Iterable[Any], **said: Any) -> None:
+        """Many messages to the queue q, which are sent settled."""
+        link = self.sender("q")
+        for portion in iter(lambda left=iter(bodies): list(itertools.islice(left, 200)), []):  # type: ignore[misc]
+            for body in portion:
+                self.send_octets(link, bytes(Message(body=body, **said).encode()), self.name("m"), settled=True)
+            self.world.pump()
 
     def take(self, link: Receiver) -> tuple[Delivery, Message] | None:
         """The next delivery that has come whole, with its message."""

@@ -3,10 +3,12 @@ leaves."""
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import pytest
-from proton import Delivery, Message
+from proton import Delivery
 
 from dtx.broker.queues.removals import STEP
 from dtx.broker.settings import QueueSettings, Settings
@@ -159,15 +161,12 @@ def test_a_held_message_that_comes_back_is_judged_again() -> None:
     assert peer.drained("q.dead") == ["x"]
 
 
-def many(world: World, count: int) -> Peer:
-    """So many messages that expire after five seconds."""
-    peer = world.connect()
-    sender = peer.sender("q")
-    for first in range(0, count, 200):
-        for number in range(first, min(first + 200, count)):
-            peer.send_octets(sender, bytes(Message(body=number, ttl=5).encode()), peer.name("m"), settled=True)
-        world.pump()
-    return peer
+@cache
+def expiring(count: int) -> Disk:
+    """A disk with so many messages that expire after five seconds. Each test takes a copy."""
+    world = World()
+    world.connect().post_many(range(count), ttl=5)
+    return world.disk
 
 
 class Noting(Disk):
@@ -185,7 +184,8 @@ class Noting(Disk):
 def test_many_go_some_at_a_time() -> None:
     disk = Noting()
     world = World(disk=disk)
-    peer = many(world, 3 * STEP + 7)
+    peer = world.connect()
+    peer.post_many(range(3 * STEP + 7), ttl=5)
     world.pass_time(6)
     assert max(disk.placed) == STEP
     assert peer.drained("q.dead") == list(range(3 * STEP + 7))
@@ -205,8 +205,7 @@ def test_a_crash_between_two_portions_doubles_and_loses_nothing(step: StoreStep,
                 raise StoreStopped("killed here")
 
     count = 3 * STEP - 7
-    world = World(hook=hook)
-    many(world, count)
+    world = World(disk=deepcopy(expiring(count)), hook=hook)
     for _ in range(2):
         forces[:] = [0, force]
         world.pass_time(6)
@@ -230,7 +229,8 @@ def test_a_store_that_takes_nothing_loses_nothing() -> None:
             raise StoreFull("no space")
 
     world = World(hook=hook)
-    peer = many(world, 10)
+    peer = world.connect()
+    peer.post_many(range(10), ttl=5)
     full.append(True)
     for _ in range(3):
         world.pass_time(6)

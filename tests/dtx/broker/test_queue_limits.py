@@ -3,7 +3,9 @@ fails for lack of room."""
 
 from __future__ import annotations
 
-from typing import Any
+from copy import deepcopy
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from proton import Delivery, Message, ulong
@@ -20,6 +22,9 @@ from tests.dtx.broker.test_delays import post
 from tests.dtx.broker.test_expiry import dead
 from tests.dtx.broker.test_management import manage
 from xa import Code, Xid
+
+if TYPE_CHECKING:
+    from dtx.store.memory import Disk
 
 OK = Told(Code.XA_OK)
 OLDEST = WhenFull.DEAD_LETTER
@@ -194,18 +199,20 @@ def test_a_group_that_is_held_makes_room() -> None:
     assert peer.bodies(receiver) == ["g4", "g5"]
 
 
+@cache
+def filled(count: int) -> Disk:
+    """A disk with so many messages. Each test takes a copy."""
+    world = World()
+    world.connect().post_many(range(count))
+    return world.disk
+
+
 @pytest.mark.parametrize("step", list(StoreStep))
 @pytest.mark.parametrize("force", [1, 2])
 def test_a_crash_while_the_oldest_go_doubles_and_loses_nothing(step: StoreStep, force: int) -> None:
     """The settings have become smaller at a restart, so that much goes at once."""
-    world = World()
-    sender = world.connect()
-    link = sender.sender("q")
     count = 2 * STEP + 10
-    for first in range(0, count, 200):
-        for number in range(first, min(first + 200, count)):
-            sender.send_octets(link, bytes(Message(body=number).encode()), sender.name("m"), settled=True)
-        world.pump()
+    disk = deepcopy(filled(count))
     forces = 0
 
     def hook(at: StoreStep) -> None:
@@ -216,9 +223,9 @@ def test_a_crash_while_the_oldest_go_doubles_and_loses_nothing(step: StoreStep, 
                 raise StoreStopped("killed here")
 
     smaller = Settings(queues={"q": QueueSettings(max_depth=5, when_full=OLDEST)})
-    world = World(smaller, disk=world.disk, hook=hook)
+    world = World(smaller, disk=disk, hook=hook)
     world.pass_time(1)
-    world = World(smaller, disk=world.disk)
+    world = World(smaller, disk=disk)
     peer = world.connect()
     assert sorted(peer.drained("q") + peer.drained("q.dead")) == list(range(count))
     world.pass_time(1)

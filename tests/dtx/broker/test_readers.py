@@ -141,7 +141,7 @@ def test_the_line_of_a_queue_is_as_long_as_the_queue() -> None:
     world = World(Settings(queue_defaults=QueueSettings(max_depth=100)))
     peer = world.connect()
     sender, consumer, browser = peer.sender("q"), peer.receiver("q", 1), peer.receiver("q", 1, browse=True)
-    for number in range(1500):
+    for number in range(1100):
         peer.post(sender, number)
         assert peer.bodies(consumer) == [number]
         consumer.flow(1)

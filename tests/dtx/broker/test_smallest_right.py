@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from dtx.protocol.commands import Fence, Prepare, Recover, Rollback, Start
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import Recovered, decode_reply
 from dtx.protocol.replies import Result as Told
+from dtx.store.contract import Batch
 from tests.dtx.broker.peer import Coordinator, World, closed, condition_of, frame
 from xa import Code, Xid
 
@@ -54,14 +56,6 @@ def test_recover_is_not_dearer_for_the_branches_of_others() -> None:
     own = Xid(1, b"between", b"1")
     peer = world.connect("worker")
 
-    def prepared(user: str, branches: list[Xid]) -> None:
-        control = world.connect(user).coordinator()
-        sender = control.peer.sender("orders")
-        for branch in branches:
-            txn_id = control.declare(Start(branch))
-            control.peer.post(sender, "held", txn_id)
-            assert control.end(txn_id, prepare=True)[2] is None
-
     def seconds() -> float:
         times = []
         for number in range(5):
@@ -73,9 +67,17 @@ def test_recover_is_not_dearer_for_the_branches_of_others() -> None:
             times.append(time.process_time() - began)
         return min(times)
 
-    prepared("worker", [own])
+    control, txn_id = begun(world, "worker", own)
+    control.peer.post(control.peer.sender("orders"), "held", txn_id)
+    assert control.end(txn_id, prepare=True)[2] is None
     alone = seconds()
-    prepared("other", [Xid(1, word + b"%d" % number) for word in (b"after", b"behind") for number in range(1000)])
+    batch, first = Batch(), world.store.first_number + 1000
+    for number, (word, count) in enumerate(itertools.product((b"after", b"behind"), range(1000))):
+        batch.prepare(first + number, Xid(1, word + b"%d" % count), "other", 1)
+    world.store.submit(batch, lambda _: None)
+    world.pump()
+    world = world.crash()
+    peer = world.connect("worker")
     assert world.container.registry.in_doubt_count == 2001
     assert seconds() < 2 * alone
     assert peer.ask(Rollback(own)) == OK

@@ -391,6 +391,7 @@ def test_without_the_extra_there_are_probes_and_the_reason(tmp_path: Path, monke
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_where_nobody_watches() -> None:
     loads = "import sys, dtx.broker.command; print([name for name in sys.modules if 'opentelemetry' in name])"
     done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True)
