@@ -1,4 +1,4 @@
-"""Brokers in processes of their own, which tests kill."""
+"""A broker in memory with a peer and its control link, and brokers in processes of their own, which tests kill."""
 
 from __future__ import annotations
 
@@ -6,11 +6,30 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.dtx.broker.peer import Coordinator, Peer, World
 from tests.dtx.broker.remote import BrokerChild, ForkServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture
+def world() -> World:
+    """A broker in memory, with the usual settings."""
+    return World()
+
+
+@pytest.fixture
+def peer(world: World) -> Peer:
+    """A peer of it."""
+    return world.connect()
+
+
+@pytest.fixture
+def control(peer: Peer) -> Coordinator:
+    """The control link of this peer."""
+    return peer.coordinator()
 
 
 @pytest.fixture(scope="session")

@@ -68,8 +68,7 @@ def work(peer: RemotePeer, txn_id: bytes) -> None:
     """Takes an order and writes an invoice, under a transaction."""
     receiver = peer.receiver("orders", 1)
     peer.until(lambda: receiver.current is not None and receiver.current.readable)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     assert taken[1].body == "a"
     peer.post(peer.sender("invoices"), "a!", txn_id)
     peer.retire(taken[0], txn_id)
@@ -134,8 +133,7 @@ def accept(peer: RemotePeer, given: Any) -> None:
 def delivered(peer: RemotePeer) -> Any:
     receiver = peer.receiver("orders", 1)
     peer.until(lambda: receiver.current is not None and receiver.current.readable)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     return receiver, taken[0]
 
 
@@ -237,8 +235,7 @@ class Mover:
         self.count += 1
         xid = Xid(7, f"move-{self.count}".encode(), b"b")
         peer.until(lambda: receiver.current is not None and receiver.current.readable)
-        taken = peer.take(receiver)
-        assert taken is not None
+        taken = peer.taken(receiver)
         txn_id = control.declare(Start(xid))
         peer.post(sender, taken[1].body, txn_id)
         peer.retire(taken[0], txn_id)

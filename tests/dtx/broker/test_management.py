@@ -41,16 +41,14 @@ def manage(peer: Peer, **told: Any) -> Any:
     return decode_reply(body_value(octets)) if isinstance(value, Described) else value
 
 
-def test_management_tells_queues_branches_and_connections() -> None:
-    peer = World().connect()
+def test_management_tells_queues_branches_and_connections(peer: Peer) -> None:
     for body in ("a", "b", "c"):
         peer.post(peer.sender("q"), body)
     xid = Xid(1, b"gtrid", b"b")
     control = peer.coordinator()
     txn_id = control.declare(Start(xid))
     receiver = peer.receiver("q", 2)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     peer.retire(taken[0], txn_id)
     peer.post(peer.sender("out"), "x", txn_id)
     control.discharge(txn_id)
@@ -87,9 +85,8 @@ def test_management_refuses_what_it_does_not_know(told: dict[str, Any], conditio
 
 @pytest.mark.parametrize("start", [None, Start(Xid(1, b"gtrid", b"b"))])
 @pytest.mark.parametrize("address", [MANAGEMENT, COORDINATION])
-def test_a_transaction_that_sends_a_request_does_not_commit(address: str, start: Start | None) -> None:
+def test_a_transaction_that_sends_a_request_does_not_commit(peer: Peer, address: str, start: Start | None) -> None:
     """A request that was sent settled is not carried out, and nobody hears that: so the transaction can't succeed."""
-    peer = World().connect()
     control, sender = peer.coordinator(), peer.sender(address)
     txn_id = control.declare(start)
     peer.post(sender, "x", txn_id, settled=True)
@@ -184,10 +181,8 @@ def test_an_answer_costs_what_it_tells(crowd: World, monkeypatch: pytest.MonkeyP
     assert (told["state"], told["holds"]) == ("S5 heuristically completed", {})
 
 
-def test_queues_tell_size_age_and_rates() -> None:
+def test_queues_tell_size_age_and_rates(world: World, peer: Peer) -> None:
     """The age is that of the oldest message, and the rates those of the last seconds."""
-    world = World()
-    peer = world.connect()
     sender = peer.sender("q")
     peer.post(sender, "first")
     began_ms = world.clock.wall_ms()
@@ -221,8 +216,7 @@ def test_what_a_dynamic_node_gave_away_takes_no_room_any_more() -> None:
         assert peer.bodies(receiver) == ["x" * 1000]
 
 
-def test_links_are_told_with_what_went_over_them() -> None:
-    peer = World().connect()
+def test_links_are_told_with_what_went_over_them(peer: Peer) -> None:
     peer.post(peer.sender("q"), "a")
     peer.receiver("q", 5)
     peer.receiver("q", 5, browse=True)

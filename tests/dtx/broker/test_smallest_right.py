@@ -150,8 +150,7 @@ def test_rollback_only_branches_make_room() -> None:
         begun(world, user, xid(100, user.encode()))
         begun(world, user, xid(101, user.encode()))
     assert len(world.container.registry) == 6
-    refusal = world.connect("hungry").ask(Prepare(xid(0)))
-    assert isinstance(refusal, Refusal)
+    refusal = world.connect("hungry").refusal(Prepare(xid(0)))
     assert refusal.code is Code.XAER_NOTA, "forgotten means rolled back, as it is"
 
 
@@ -208,8 +207,7 @@ def test_fences_of_an_earlier_version_stand_and_are_lifted_by_who_set_them() -> 
     batch_key = (1).to_bytes(4, "big") + b"global"
     world.container.fences._put(batch_key, "owner", world.clock.wall_ms())
     assert world.connect("owner").coordinator().outcome(_declare(xid(1)))[2] is not None
-    refused = world.connect("stranger").ask(Fence(1, b"global", lift=True))
-    assert isinstance(refused, Refusal)
+    world.connect("stranger").refusal(Fence(1, b"global", lift=True))
     assert world.connect("owner").ask(Fence(1, b"global", lift=True)) == OK
     begun(world, "owner", xid(1))
 
