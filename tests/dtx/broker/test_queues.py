@@ -241,9 +241,7 @@ def test_a_dead_letter_queue_that_is_full_takes_nothing_and_loses_nothing() -> N
 
 
 def test_a_browser_with_much_credit_sees_a_long_queue(peer: Peer) -> None:
-    sender = peer.sender("q")
-    for number in range(1500):
-        peer.post(sender, number)
+    peer.post_many(range(1500))
     assert peer.bodies(peer.receiver("q", 1500, browse=True)) == list(range(1500))
 
 
