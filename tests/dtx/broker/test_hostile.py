@@ -508,7 +508,7 @@ def test_parts_of_an_octet_each_take_no_more_memory_than_one_part(stranger: Stra
             stranger.say(parts)
             stranger.told()
         assert stranger.server.partial_octets == 5001
-        assert tracemalloc.get_traced_memory()[0] - before < 100_000
+        assert tracemalloc.get_traced_memory()[0] - before < 20_000
     finally:
         tracemalloc.stop()
 
