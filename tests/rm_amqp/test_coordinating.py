@@ -155,6 +155,7 @@ def test_what_is_gathered_by_a_lost_connection_comes_back(
     assert other.look(queue) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_what_is_gathered_may_be_more_than_the_broker_reads_at_a_time(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path)

@@ -15,6 +15,7 @@ from rm_amqp.connection.connector import connect as connect_line
 from tests.rm_amqp.client import RMID, Client, new_xid
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.network import Network
+from tests.simulation.seeds import EVERY_POINT
 from xa import TMONEPHASE, TMSUCCESS, Code, ResourceUnavailable, ThreadOfControl, entered
 from xabridge.testing.contract.client import ScriptedRegistrar
 
@@ -169,7 +170,7 @@ def test_maintenance_may_come_at_any_moment(broker: EmbeddedBroker) -> None:
     watching = threading.Thread(target=look)
     watching.start()
     try:
-        for _ in range(60):
+        for _ in range(60 if EVERY_POINT else 15):
             rm = AmqpResource(ScriptedRegistrar(), environment=Environment(connect=connect))
             assert rm.open(f"amqp://{broker.address}/?timeout=5", RMID) is Code.XA_OK
             rm.start(xid := new_xid(), RMID)

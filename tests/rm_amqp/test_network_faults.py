@@ -222,7 +222,7 @@ class Field:
 def test_a_fault_at_every_boundary(kind: Kind, options: str, shell: str) -> None:
     """Also while the first connections are made: TCP, SASL, open, begin, attach, and what recovery asks at start."""
     heard: Counter[str] = Counter()
-    for at in boundaries(kind):
+    for at in boundaries(kind, options, shell):
         field = Field(options, shell, {at: kind})
         field.work()
         struck = not field.network.faults

@@ -139,7 +139,7 @@ def test_a_worn_token_while_a_branch_has_the_only_channel(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token is sent anew over another channel before the branch decides."""
-    harness = DecidingBrokerHarness(broker, "worn", "&slots=1")
+    harness = DecidingBrokerHarness(broker, "worn", slots=1)
     harness.narrow()
     client = Decider(harness)
     monkeypatch.setattr("rm_amqp.decider.decision_log.WORN", 0)

@@ -12,6 +12,7 @@ from rm_amqp import Message, NoMessage
 from rm_amqp.connection.connection import SocketConnection
 from rm_amqp.session import TOGETHER
 from tests.rm_amqp.client import RMID, Client, new_xid
+from tests.rm_amqp.messaging_suite import *  # noqa: F403 — the suite
 from xa import (
     TMFAIL,
     TMRESUME,
@@ -157,17 +158,6 @@ def test_transactional_acquisition(client: Client, connect: Connect, queue: str)
     assert other.look(queue) == []
 
 
-def test_a_timeout_is_no_error_of_the_transaction(client: Client, queue: str) -> None:
-    xid = client.start()
-    with pytest.raises(NoMessage, match=queue):
-        client.session.receive(queue, 0.05)
-    with pytest.raises(NoMessage):
-        client.session.receive(queue, 0)
-    client.session.send(queue, Message("x"))
-    client.commit(xid)
-    assert client.look(queue) == ["x"]
-
-
 def test_a_message_that_comes_while_somebody_waits(client: Client, connect: Connect, queue: str) -> None:
     other = connect()
     xid = client.start()
@@ -187,28 +177,6 @@ def test_a_message_that_comes_while_somebody_waits(client: Client, connect: Conn
     client.commit(xid)
     thread.join(20)
     assert received == ["late"]
-
-
-def test_a_timeout_leaves_no_credit_behind(client: Client, connect: Connect, queue: str) -> None:
-    xid = client.start()
-    with pytest.raises(NoMessage):
-        client.session.receive(queue, 0.05)
-    other = connect()
-    other.put(queue, ["for anybody"])
-    assert other.look(queue) == ["for anybody"]
-    client.commit(xid)
-
-
-def test_batches(client: Client, queue: str) -> None:
-    client.put(queue, range(25))
-    xid = client.start()
-    assert [message.body for message in client.session.receive_batch(queue, 10, 5)] == list(range(10))
-    assert [message.body for message in client.session.receive_batch(queue, 100, 5)] == list(range(10, 25))
-    assert client.session.receive_batch(queue, 5, 0) == []
-    with pytest.raises(XaMisuse):
-        client.session.receive_batch(queue, 0)
-    client.commit(xid)
-    assert client.look(queue) == []
 
 
 def test_more_messages_than_are_held_at_a_time(client: Client, queue: str) -> None:
@@ -267,19 +235,6 @@ def test_a_browse_takes_nothing_and_sees_what_is_available(client: Client, conne
     assert client.look(queue) == list(range(1, 250))
     other.rollback(xid)
     assert client.look(queue) == list(range(250))
-
-
-def test_messages_keep_their_parts(client: Client, queue: str) -> None:
-    sent = Message({"n": [1, 2.5, None]}, durable=True, priority=7, subject="s", properties={"k": "v"}, id="m-1")
-    xid = client.start()
-    client.session.send(queue, sent)
-    client.commit(xid)
-    xid = client.start()
-    got = client.session.receive(queue, 5)
-    assert (got.body, got.durable, got.priority, got.subject) == (sent.body, True, 7, "s")
-    assert repr(got.properties) == "{'k': 'v'}"
-    assert got.id == "m-1"
-    client.commit(xid)
 
 
 @pytest.mark.parametrize("size", [60_000, 3_000_000])
@@ -432,22 +387,6 @@ def test_a_batch_with_a_message_that_can_not_be_sent_is_refused(client: Client, 
         client.session.send_batch(queue, [Message(1), Message(object())])
     assert refused.value.code is Code.XAER_INVAL
     client.rollback(xid)
-
-
-def test_outside_of_a_transaction(client: Client) -> None:
-    with pytest.raises(XaMisuse, match="associated with no branch") as raised:
-        _ = client.session
-    assert raised.value.code is Code.XAER_PROTO
-
-
-def test_after_the_end(client: Client, queue: str) -> None:
-    xid = client.start()
-    session = client.session
-    client.end(xid)
-    for use in (lambda: session.send(queue, Message("x")), lambda: session.receive(queue, 1)):
-        with pytest.raises(XaMisuse, match="its work has ended"):
-            use()
-    client.commit(xid, end=False)
 
 
 def test_from_another_thread(client: Client, queue: str) -> None:

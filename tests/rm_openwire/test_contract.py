@@ -110,7 +110,7 @@ class OpenWireHarness:
 
 @pytest.fixture
 def harness(broker: JavaBroker) -> Iterator[OpenWireHarness]:
-    """Each of the brokers."""
+    """Each of the brokers; conftest.py says which part of the suite runs over which."""
     harness = OpenWireHarness(broker)
     yield harness
     harness.close()

@@ -23,22 +23,14 @@ from xa import BranchRolledBack, Code, HeuristicOutcome, UnknownBranch, XaError,
 from xa.diagnosis import Health
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.rm_openwire.java_brokers import JavaBroker
     from xa import Xid
 
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openwire")]  # each starts a broker, or uses the shared ones
 CERTIFICATES = SOURCES / "certificates"
-
-
-@pytest.fixture
-def client(broker: JavaBroker) -> Iterator[Client]:
-    """A client of either broker."""
-    client = Client(broker.url)
-    yield client
-    client.rm.drop()
 
 
 def ask(url: str, kind: TransactionKind, xid: Xid) -> None:
@@ -58,7 +50,7 @@ def test_forget_of_a_prepared_branch_is_refused(client: Client) -> None:
     with pytest.raises(XaMisuse) as refused:
         other.rm.forget(xid, RMID)
     assert refused.value.code is Code.XAER_PROTO
-    assert client.in_doubt() == [xid]
+    assert client.in_doubt() == {xid}
     client.rm.commit(xid, RMID)
     assert client.look(queue) == ["kept"]
     with pytest.raises(UnknownBranch):
@@ -75,7 +67,7 @@ def test_what_forget_would_do_to_classic(tmp_path: Path) -> None:
         xid = client.prepared(lambda session: session.send("q", Message("lost")))
         assert broker.ask("prepared") == "1"
         ask(broker.url, TransactionKind.FORGET, xid)
-        assert client.in_doubt() == []
+        assert client.in_doubt() == set()
         assert client.look("q") == []
         client.rm.drop()
     finally:
@@ -105,7 +97,7 @@ def test_what_an_operator_completed_at_artemis(
         assert client.rm.forget(xid, RMID) is Code.XA_OK
         with pytest.raises(UnknownBranch):
             client.rm.forget(xid, RMID)
-    assert client.in_doubt() == []
+    assert client.in_doubt() == set()
     client.rm.drop()
 
 
@@ -136,7 +128,7 @@ def test_a_branch_that_was_rolled_back_behind_our_back(client: Client) -> None:
     with pytest.raises(BranchRolledBack):
         client.rm.prepare(xid, RMID)
     assert client.look(queue) == []
-    assert client.in_doubt() == []
+    assert client.in_doubt() == set()
 
 
 def test_a_message_of_an_unknown_branch_at_artemis(tmp_path: Path) -> None:
@@ -177,7 +169,7 @@ def test_artemis_deletes_a_queue_that_a_prepared_branch_sends_to(tmp_path: Path)
         broker.start()
         client.rm.drop()
         client = Client(broker.url)
-        assert client.in_doubt() == [xid]
+        assert client.in_doubt() == {xid}
         assert client.rm.commit(xid, RMID) is Code.XA_OK
         with client.work() as session, pytest.raises(NoMessage):
             session.receive("q", 0.5)
@@ -191,7 +183,7 @@ def test_a_prepared_branch_outlives_the_broker(broker: JavaBroker, *, commit: bo
     """What it has taken and what it has sent is invisible meanwhile, and whole afterwards."""
     client = Client(broker.url)
     queue, out = new_name(), new_name("out")
-    client.put(queue, "a", "b")
+    client.put(queue, ["a", "b"])
 
     def move(session: object) -> None:
         assert hasattr(session, "receive")
@@ -203,7 +195,7 @@ def test_a_prepared_branch_outlives_the_broker(broker: JavaBroker, *, commit: bo
     broker.start()
     client.rm.drop()
     client = Client(broker.url)
-    assert client.in_doubt() == [xid]
+    assert client.in_doubt() == {xid}
     assert (client.look(queue), client.look(out)) == (["b"], [])
     (client.rm.commit if commit else client.rm.rollback)(xid, RMID)
     if commit:
@@ -212,7 +204,7 @@ def test_a_prepared_branch_outlives_the_broker(broker: JavaBroker, *, commit: bo
         assert (sorted(client.look(queue)), client.look(out)) == (["a", "b"], [])
         with client.work() as session:
             assert {message.body for message in session.receive_batch(queue, 2, 5)} == {"a", "b"}
-    assert client.in_doubt() == []
+    assert client.in_doubt() == set()
     client.rm.drop()
 
 
@@ -232,11 +224,11 @@ def test_a_rollback_does_not_overtake_work(broker: JavaBroker) -> None:
         proxy.cut()
         client.rm.open(client.url, RMID)
         other = Client(proxy.url)
-        assert client.in_doubt() == []
+        assert client.in_doubt() == set()
         with suppress(UnknownBranch):
             client.rm.rollback(xid, RMID)
         time.sleep(2.1)
-        assert client.in_doubt() == []
+        assert client.in_doubt() == set()
         with pytest.raises(UnknownBranch):  # Classic has rolled it back with the connection
             other.rm.rollback(xid, RMID)
         assert client.look(queue) == []
@@ -277,7 +269,7 @@ def test_credentials(tmp_path: Path) -> None:
     try:
         quoted = broker.url.replace("openwire://", "openwire://ada:p%40ss%3Aw%2Frd%20%25@")
         client = Client(quoted, "plain_without_tls=true")
-        client.put("q", "x")
+        client.put("q", ["x"])
         assert client.look("q") == ["x"]
         checks = {check.subject: check.health for check in client.rm.diagnose(client.url).checks}
         assert checks["encryption"] is Health.WARN
@@ -305,7 +297,7 @@ def test_tls(tmp_path: Path) -> None:
     try:
         url = broker.url.replace("openwire://127.0.0.1", "openwire+ssl://localhost")
         client = Client(url, f"timeout=10&ca={CERTIFICATES}/ca.pem&idle_timeout=2")
-        client.put("q", "x" * 200_000)
+        client.put("q", ["x" * 200_000])
         assert client.look("q") == ["x" * 200_000]
         client.rm.drop()
         stranger = OpenWireResource()
@@ -319,7 +311,7 @@ def test_tls(tmp_path: Path) -> None:
 
 def test_the_next_broker_of_the_list(broker: JavaBroker) -> None:
     client = Client(f"openwire://127.0.0.1:1,{broker.address}/")
-    client.put(new_name(), "x")
+    client.put(new_name(), ["x"])
     client.rm.drop()
 
 

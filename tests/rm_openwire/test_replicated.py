@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openwire"), pytest.mark.timeout(300)]
-POINTS = EVERY if EVERY_POINT else ["after prepare", "after commit"]
+POINTS = EVERY if EVERY_POINT else ["after prepare"]
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -206,15 +206,6 @@ def test_broker_j_joins_a_prepared_branch_and_loses_the_work(
     assert broker_j.bodies(queue) == [b"before"]
 
 
-def test_a_prepared_branch_is_not_joined(client: QpidClient) -> None:
-    xid = client.start()
-    client.end(xid)
-    assert client.rm.prepare(xid, RMID) is Code.XA_OK
-    with pytest.raises(XaMisuse):
-        client.rm.start(xid, RMID, TMJOIN)
-    assert client.rm.commit(xid, RMID) is Code.XA_OK
-
-
 def test_broker_j_prepares_a_branch_that_is_suspended(raw: Raw, client: QpidClient) -> None:
     xid = new_xid()
     raw.do(DtxStart(on_wire(xid)))

@@ -50,7 +50,7 @@ AT_ONCE = 6
 @pytest.fixture
 def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[DecidingBrokerHarness]:
     """Queues of its own."""
-    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))), "&slots=8")
+    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))))
     yield harness
     harness.close()
 

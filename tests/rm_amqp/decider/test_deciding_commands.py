@@ -70,7 +70,7 @@ others = "amqp://{self.address}"
 
     def sent(self) -> list[list[object]]:
         """What is in the two queues."""
-        return [bodies(self.address, f"{self.queue}-{name}") for name in ("queues", "others")]
+        return bodies(self.address, *(f"{self.queue}-{name}" for name in ("queues", "others")))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from rm_amqp.decider.decision_log import HOLD_WAIT_S, DecisionLog
 from rm_amqp.decider.token_queues import TokenQueues
 from rm_amqp.decider.tokens import Founding, Token
 from tests.rm_amqp.client import RMID, new_xid
-from tests.rm_amqp.network import DELAYS_S, Kind, Network
+from tests.rm_amqp.network import DELAYS_S, Kind, Network, boundaries
 from tests.tm.wrapped import DECIDER_VERBS, hooked
 from tm import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBack, TransactionManager
 from tm.recovery.lease import LEASE_S
@@ -254,12 +254,10 @@ def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[Fou
     openings(kind, foundings)
 
 
-def openings(
-    kind: Kind, foundings: list[Founding], new_field: type[Field] = Field, where: Iterable[int] = range(1, 1000)
-) -> None:
+def openings(kind: Kind, foundings: list[Founding], new_field: type[Field] = Field) -> None:
     """Whatever became of the one that was hindered, everybody agrees afterwards, and one lease token is in use."""
     url = f"{new_field.brokers}?{new_field.plain}"
-    for at in where:
+    for at in boundaries(kind, new_field.__name__, len(foundings)):
         network = new_field.new_network()
         onlooker = network.decider()
         onlooker.open(f"{url}&token_queue=onlookers", RMID)
@@ -311,7 +309,7 @@ def test_a_slot_is_used_again_before_its_decision_has_ended() -> None:
 def test_a_fault_at_every_boundary(kind: Kind, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if options == OPTIONS["impatient"]:
         monkeypatch.setitem(DELAYS_S, Kind.SLOW, ZOMBIE_S)
-    heard = campaign(kind, options)
+    heard = campaign(kind, options, where=boundaries(kind, options))
     patient = kind is Kind.SLOW and options != OPTIONS["impatient"]
     assert ("unknown" in heard) == (not patient)
     assert ("rolled back" in heard) == (not patient)
@@ -321,7 +319,7 @@ def test_a_fault_at_every_boundary(kind: Kind, options: str, monkeypatch: pytest
 @pytest.mark.parametrize("held_by_another", [False, True])
 def test_a_process_that_stood_still_keeps_nothing(*, held_by_another: bool) -> None:
     """Messages and the token come to it when it does not wait for them any more. It lives on, and others get them."""
-    for at in range(1, 1000):
+    for at in boundaries(Kind.STILL, held_by_another):
         where = f"stood still at boundary {at}, the token held by another: {held_by_another}"
         field = Field()
         other = field.client()
