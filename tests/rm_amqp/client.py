@@ -33,6 +33,19 @@ def transaction(rm: Any) -> Iterator[Any]:
     rm.commit(xid, RMID, TMONEPHASE)
 
 
+def put(rm: Any, queue: str, bodies: Iterable[Any]) -> None:
+    """Messages that are there."""
+    with transaction(rm) as session:
+        for body in bodies:
+            session.send(queue, body if isinstance(body, Message) else Message(body))
+
+
+def look(rm: Any, queue: str) -> list[Any]:
+    """The bodies of the messages that are available."""
+    with transaction(rm) as session:
+        return [message.body for message in session.browse(queue)]
+
+
 class MessagingClient:
     """One instance, opened."""
 
@@ -97,14 +110,11 @@ class MessagingClient:
 
     def put(self, queue: str, bodies: Iterable[Any]) -> None:
         """Messages that are there."""
-        with self.work() as session:
-            for body in bodies:
-                session.send(queue, body if isinstance(body, Message) else Message(body))
+        put(self.rm, queue, bodies)
 
     def look(self, queue: str) -> list[Any]:
         """The bodies of the messages that are available."""
-        with self.work() as session:
-            return [message.body for message in session.browse(queue)]
+        return look(self.rm, queue)
 
     def take(self, queue: str) -> Message:
         """The next message, taken."""

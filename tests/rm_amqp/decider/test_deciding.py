@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,13 +15,13 @@ import pytest
 from dtx.broker.settings import QueueSettings, Settings
 from rm_amqp import DecidingBroker, Message, NoMessage
 from rm_amqp.decider.tokens import Founding, Token
+from tests.rm_amqp import client as steps
 from tests.rm_amqp.decider.deciding import DECLARE, DISCHARGE, DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.foreign import foreign_broker
 from xa import (
     TMFAIL,
     TMJOIN,
-    TMONEPHASE,
     TMRESUME,
     TMSUCCESS,
     TMSUSPEND,
@@ -62,27 +63,25 @@ def opened(harness: DecidingBrokerHarness) -> DecidingBroker:
     return rm
 
 
+@contextmanager
+def somebody(harness: DecidingBrokerHarness) -> Iterator[DecidingBroker]:
+    """A client that has nothing to do with the others."""
+    other = DecidingBroker()
+    other.open(f"amqp://{harness.broker.address}/?token_queue=aliens&slots=1", steps.RMID)
+    yield other
+    other.close("", steps.RMID)
+
+
 def alien(harness: DecidingBrokerHarness, queue: str, *messages: Message) -> None:
     """Somebody sends these."""
-    other = DecidingBroker()
-    other.open(f"amqp://{harness.broker.address}/?token_queue=aliens&slots=1", RMID)
-    other.start(xid := new_xid(), RMID)
-    for message in messages:
-        other.session(RMID).send(queue, message)
-    other.end(xid, RMID, TMSUCCESS)
-    other.commit(xid, RMID, TMONEPHASE)
-    other.close("", RMID)
+    with somebody(harness) as other:
+        steps.put(other, queue, messages)
 
 
 def take(harness: DecidingBrokerHarness, queue: str) -> Message:
     """Somebody takes a message away."""
-    other = DecidingBroker()
-    other.open(f"amqp://{harness.broker.address}/?token_queue=aliens&slots=1", RMID)
-    other.start(xid := new_xid(), RMID)
-    message = other.session(RMID).receive(queue, 5)
-    other.end(xid, RMID, TMSUCCESS)
-    other.commit(xid, RMID, TMONEPHASE)
-    other.close("", RMID)
+    with somebody(harness) as other, steps.transaction(other) as session:
+        message: Message = session.receive(queue, 5)
     return message
 
 

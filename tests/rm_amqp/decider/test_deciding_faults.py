@@ -22,13 +22,13 @@ from rm_amqp.decider.channel import LocalWork
 from rm_amqp.decider.decision_log import HOLD_WAIT_S, DecisionLog
 from rm_amqp.decider.token_queues import TokenQueues
 from rm_amqp.decider.tokens import Founding, Token
-from tests.rm_amqp.client import RMID, new_xid
+from tests.rm_amqp.client import RMID, look, put, transaction
 from tests.rm_amqp.network import DELAYS_S, Kind, Network, boundaries
 from tests.tm.wrapped import DECIDER_VERBS, hooked
 from tm import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBack, TransactionManager
 from tm.recovery.lease import LEASE_S
 from tm.resources import ResourceConfig
-from xa import TMONEPHASE, TMSUCCESS, Code, Owner, XaError
+from xa import Code, Owner, XaError
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Field:
         """Those of the managers."""
         self.url = f"{self.brokers}?{options}"
         with_broker = self.client()
-        self.work(with_broker, lambda session: [session.send("x", Message(body)) for body in ("M1", "M3")])
+        put(with_broker, "x", ["M1", "M3"])
         with_broker.close("", RMID)
         self.manager = self.new_manager(hooked(self._pass, DECIDER_VERBS))
         self.other = self.new_manager(lambda rm: rm)
@@ -101,20 +101,12 @@ class Field:
         rm.open(self.url, RMID)
         return rm
 
-    def work(self, rm: DecidingBroker, call: Callable[[Any], Any]) -> Any:
-        """Work in a transaction of its own."""
-        rm.start(xid := new_xid(), RMID)
-        result = call(rm.session(RMID))
-        rm.end(xid, RMID, TMSUCCESS)
-        rm.commit(xid, RMID, TMONEPHASE)
-        return result
-
     def look(self, queue: str) -> list[object]:
         """What is available."""
         rm = self.client()
-        found = self.work(rm, lambda session: [message.body for message in session.browse(queue)])
+        found: list[object] = look(rm, queue)
         rm.close("", RMID)
-        return list(found)
+        return found
 
     def transaction(self, row: str = "row", sent: str = "M2") -> str:
         """What the application is told."""
@@ -261,13 +253,11 @@ def openings(kind: Kind, foundings: list[Founding], new_field: type[Field] = Fie
         network = new_field.new_network()
         onlooker = network.decider()
         onlooker.open(f"{url}&token_queue=onlookers", RMID)
-        onlooker.start(xid := new_xid(), RMID)
-        for founding in foundings:
-            onlooker.session(RMID).send("xabridge.tokens", Message(founding.encode()))
-            for token in founding.first_tokens():
-                onlooker.session(RMID).send(f"xabridge.tokens.{token.slot}", Message(token.encode()))
-        onlooker.end(xid, RMID, TMSUCCESS)
-        onlooker.commit(xid, RMID, TMONEPHASE)
+        with transaction(onlooker) as session:
+            for founding in foundings:
+                session.send("xabridge.tokens", Message(founding.encode()))
+                for token in founding.first_tokens():
+                    session.send(f"xabridge.tokens.{token.slot}", Message(token.encode()))
         onlooker.close("", RMID)
         network.boundaries, network.faults = 0, {at: kind}
         first, second = network.decider(), network.decider()

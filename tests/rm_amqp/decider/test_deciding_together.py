@@ -13,13 +13,13 @@ import pytest
 
 from rm_amqp import Message
 from rm_amqp.decider.tokens import Token
-from tests.rm_amqp.client import RMID, new_xid
+from tests.rm_amqp.client import RMID, look, put
 from tests.rm_amqp.network import Network
 from tests.simulation.seeds import EVERY_POINT
 from tests.tm.wrapped import DECIDER_VERBS, hooked
 from tm import HeuristicOutcomeError, OutcomeUnknown, RolledBack, TransactionManager
 from tm.resources import ResourceConfig
-from xa import TMONEPHASE, TMSUCCESS, XaError
+from xa import XaError
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Site:
         self.store = ReferenceStore("shop")
         self.messages = messages
         rm = self._onlooker()
-        self._work(rm, lambda session: [session.send("x", Message(f"M{number}")) for number in range(messages)])
+        put(rm, "x", [f"M{number}" for number in range(messages)])
         rm.close("", RMID)
 
     def new_network(self) -> Network:
@@ -127,20 +127,12 @@ class Site:
         rm.open(self.url, RMID)
         return rm
 
-    @staticmethod
-    def _work(rm: DecidingBroker, call: Callable[[Any], Any]) -> Any:
-        rm.start(xid := new_xid(), RMID)
-        result = call(rm.session(RMID))
-        rm.end(xid, RMID, TMSUCCESS)
-        rm.commit(xid, RMID, TMONEPHASE)
-        return result
-
     def look(self, queue: str) -> list[str]:
         """What is in a queue."""
         rm = self._onlooker()
-        found = self._work(rm, lambda session: [str(message.body) for message in session.browse(queue)])
+        found = [str(body) for body in look(rm, queue)]
         rm.close("", RMID)
-        return list(found)
+        return found
 
     def finish(self, nodes: Iterable[str]) -> None:
         """Every node comes back, and recovers until nothing is in doubt."""
