@@ -77,14 +77,13 @@ def test_heartbeats_do_not_depend_on_the_application(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path, settings=Settings(idle_timeout_s=1))
     client = Client(broker.address)
     try:
-        xid = client.start()
-        client.session.send("q", Message("x"))
-        connections = broker.inside(lambda one: set(one.peers))
-        until = time.monotonic() + 4
-        while time.monotonic() < until:
-            sum(range(10_000))
-        assert broker.inside(lambda one: set(one.peers)) == connections
-        client.commit(xid, two_phase=True)
+        with client.work(two_phase=True) as session:
+            session.send("q", Message("x"))
+            connections = broker.inside(lambda one: set(one.peers))
+            until = time.monotonic() + 4
+            while time.monotonic() < until:
+                sum(range(10_000))
+            assert broker.inside(lambda one: set(one.peers)) == connections
         assert client.look("q") == ["x"]
     finally:
         client.rm.drop()

@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rm_amqp import AmqpResource, Message
+from rm_amqp import Message
 from tests.rm_amqp.client import RMID, Client
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tm import RolledBack, TransactionManager
 from tm.resources import ResourceConfig
-from tm.resources.states import ResourceState
 from xa import (
     TMNOWAIT,
-    TMRESUME,
-    TMSUSPEND,
     Code,
     ThreadOfControl,
     TryAgain,
@@ -138,31 +135,6 @@ def channel_of(client: Client) -> object:
 
 
 # --- messaging, extended use case ---------------------------------------------------------------------------------
-def test_extended_use_case_two_transactions_interleaved_on_one_channel(client: Client, queue: str) -> None:
-    """T1 is suspended while T2 works on the same channel; each has its own outcome."""
-    client.put(queue, range(4))
-    first = client.start()
-    channel = channel_of(client)
-    assert client.session.receive(queue, 5).body == 0
-    client.session.send(f"{queue}-1", Message("T1"))
-    client.end(first, TMSUSPEND)
-    second = client.start()
-    assert channel_of(client) is channel
-    assert client.session.receive(queue, 5).body == 1
-    client.session.send(f"{queue}-2", Message("T2"))
-    client.end(second, TMSUSPEND)
-    client.start(TMRESUME, first)
-    assert client.session.receive(queue, 5).body == 2
-    client.end(first)
-    client.start(TMRESUME, second)
-    assert client.session.receive(queue, 5).body == 3
-    client.end(second)
-    assert client.rm.prepare(first, RMID) is Code.XA_OK
-    client.rollback(second, end=False)
-    assert client.rm.commit(first, RMID) is Code.XA_OK
-    assert client.look(queue) == [1, 3]
-    assert client.look(f"{queue}-1") == ["T1"]
-    assert client.look(f"{queue}-2") == []
 
 
 def test_extended_use_case_with_the_manager(shop: Shop, client: Client, queue: str) -> None:
@@ -198,13 +170,6 @@ def test_command_channel_is_re_established_by_itself(client: Client, broker: Emb
 
 
 # --- C++: registration, threads of control ------------------------------------------------------------------------
-def test_rm_registration_at_start_up(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """At TM start-up the globally defined switches are registered against the TM: found by their scheme, opened."""
-    with TransactionManager("reg-1", f"file://{tmp_path / 'log'}", {"b": f"amqp://{broker.address}"}) as manager:
-        resource = manager.resources["b"]
-        assert isinstance(resource.rm, AmqpResource)
-        assert resource.rm.name == "xabridge amqp"
-        assert resource.state is ResourceState.OPEN
 
 
 def test_thread_of_control_and_rmid_determine_the_channel(broker: EmbeddedBroker, queue: str, connect: Connect) -> None:
@@ -309,16 +274,6 @@ def test_java_enlist_use_delist_commit(shop: Shop, client: Client, queue: str) -
     tx.delist("broker")
     tx.commit()
     assert client.look(queue) == ["a", "b", "c"]
-
-
-def test_java_a_session_and_its_resource_share_the_channel(client: Client, queue: str) -> None:
-    """Two sessions of one thread are one channel: what one sends stands before what the other sends later."""
-    xid = client.start()
-    first, second = client.session, client.session
-    for number in range(4):
-        (first, second)[number % 2].send(queue, Message(number))
-    client.commit(xid)
-    assert client.look(queue) == [0, 1, 2, 3]
 
 
 # --- asyncio -----------------------------------------------------------------------------------------------------

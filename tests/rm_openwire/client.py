@@ -63,7 +63,8 @@ class Client(MessagingClient):
 
     @property
     def session(self) -> Session:
-        return self.rm.session(RMID)
+        session: Session = self.rm.session(RMID)
+        return session
 
     def begin(self) -> tuple[Xid, Session]:
         """A branch that the thread is at work in."""

@@ -437,10 +437,9 @@ def test_a_broker_that_does_not_answer(broker_j: BrokerJ) -> None:
 
 def test_heartbeats_keep_a_thread_that_computes_and_find_a_dead_broker(broker_j: BrokerJ, queue: str) -> None:
     client = QpidClient(f"{broker_j.url}?heartbeat=1&timeout=20")
-    xid = client.start()
-    client.session.send(queue, Message("x"))
-    time.sleep(3)  # the broker gives up who says nothing for two seconds
-    client.commit(xid)
+    with client.work() as session:
+        session.send(queue, Message("x"))
+        time.sleep(3)  # the broker gives up who says nothing for two seconds
     assert client.look(queue) == ["x"]
     xid = client.start()
     broker_j.freeze()

@@ -24,33 +24,35 @@ def test_a_long_message_and_many_of_them(client: QpidClient, queue: str) -> None
     long = "x" * 1_000_000
     client.put(queue, [long, *range_of(300)])
     assert client.take(queue).body == long
-    xid = client.start()
-    assert [message.body for message in client.session.receive_batch(queue, 1000, 5)] == range_of(300)
-    client.commit(xid, two_phase=True)
+    with client.work(two_phase=True) as session:
+        assert [message.body for message in session.receive_batch(queue, 1000, 5)] == range_of(300)
     assert client.look(queue) == []
 
 
 def test_thousands_of_messages_in_a_branch(client: QpidClient, queue: str) -> None:
     bodies = range_of(5000)
     client.put(queue, bodies)
-    xid = client.start()
-    messages = client.session.receive_batch(queue, 5000, 5)
-    assert [message.body for message in messages] == bodies
-    for message in messages[::2]:
-        client.session.release(message)
-    client.commit(xid, two_phase=True)
+    with client.work(two_phase=True) as session:
+        messages = session.receive_batch(queue, 5000, 5)
+        assert [message.body for message in messages] == bodies
+        for message in messages[::2]:
+            session.release(message)
     assert client.look(queue) == bodies[::2]
 
 
-def test_messages_that_have_no_dead_letters_here(client: QpidClient, queue: str) -> None:
-    client.put(queue, ["kept"])
+def test_messages_are_given_back_and_not_refused(client: QpidClient, queue: str) -> None:
+    client.put(queue, ["released", "failed", "kept"])
     with client.work() as session:
-        kept = session.receive(queue, 5)
+        released, failed, kept = session.receive_batch(queue, 3, 5)
+        session.release(released)
+        session.modify(failed)
         with pytest.raises(XaMisuse):
             session.modify(kept, undeliverable=True)
         with pytest.raises(XaMisuse, match="dead letters"):
             session.reject(kept)
-    assert client.look(queue) == []
+    with client.work() as session:
+        messages = session.receive_batch(queue, 3, 5)
+        assert [(each.body, each.delivery_count) for each in messages] == [("released", 0), ("failed", 1)]
 
 
 def range_of(count: int) -> list[str]:
@@ -96,24 +98,21 @@ def test_a_body_that_is_not_what_its_type_says_is_octets(client: QpidClient, bro
     channel.wait_complete(channel.session.sync(), time.monotonic() + 5)
     channel.close(time.monotonic() + 2)
     client.put(queue, ["good"])
-    xid = client.start()
-    for content_type in ("amqp/map", "text/plain"):
-        message = client.session.receive(queue, 5)
-        assert (message.body, message.content_type) == (b"\xff\xff", content_type)
-    assert client.session.receive(queue, 5).body == "good", "nothing stands before it"
-    client.commit(xid)
+    with client.work() as session:
+        for content_type in ("amqp/map", "text/plain"):
+            message = session.receive(queue, 5)
+            assert (message.body, message.content_type) == (b"\xff\xff", content_type)
+        assert session.receive(queue, 5).body == "good", "nothing stands before it"
 
 
 def test_the_broker_inflates_what_is_compressed(client: QpidClient, queue: str) -> None:
-    xid = client.start()
-    client.session.send(queue, Message(gzip.compress(b"octets"), content_encoding="gzip"))
-    client.session.send(queue, Message(b"own", content_encoding="x-own"))
-    client.commit(xid)
-    xid = client.start()
-    inflated, own = client.session.receive_batch(queue, 2, 5)
-    assert (inflated.body, inflated.content_encoding) == (b"octets", None)
-    assert (own.body, own.content_encoding) == (b"own", "x-own")
-    client.commit(xid)
+    with client.work() as session:
+        session.send(queue, Message(gzip.compress(b"octets"), content_encoding="gzip"))
+        session.send(queue, Message(b"own", content_encoding="x-own"))
+    with client.work() as session:
+        inflated, own = session.receive_batch(queue, 2, 5)
+        assert (inflated.body, inflated.content_encoding) == (b"octets", None)
+        assert (own.body, own.content_encoding) == (b"own", "x-own")
 
 
 def test_a_refusal_takes_the_association(client: QpidClient, queue: str) -> None:

@@ -4,7 +4,6 @@ transaction.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -421,26 +420,6 @@ def test_a_thread_that_is_gone_leaves_nothing(harness: DecidingBrokerHarness) ->
     del thread
     with pytest.raises(XaError):
         rm.decide(xid, RMID, RECORD)
-    assert harness.bodies(harness.queue) == []
-
-
-def test_the_same_for_asyncio(harness: DecidingBrokerHarness) -> None:
-    alien(harness, harness.queue, Message("1"))
-    rm = opened(harness)
-
-    async def work() -> None:
-        rm.start(xid := new_xid(), RMID)
-        session = rm.session(RMID).aio
-        message = await session.receive(harness.queue, 5)
-        await session.send(harness.queue + "-answers", Message(f"{message.body!r}, answered"))
-        with pytest.raises(NoMessage):
-            await session.receive(harness.queue, 0)
-        assert [each.body async for each in session.browse(harness.queue)] == []
-        rm.end(xid, RMID, TMSUCCESS)
-        assert rm.decide(xid, RMID, RECORD) is Code.XA_OK
-
-    asyncio.run(work())
-    assert harness.bodies(harness.queue + "-answers") == ["'1', answered"]
     assert harness.bodies(harness.queue) == []
 
 
