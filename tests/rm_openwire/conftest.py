@@ -11,7 +11,7 @@ from tests.rm_openwire.java_brokers import BROKERS, JavaBroker
 from tests.simulation.seeds import EVERY_POINT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 NEEDS_BROKERS = ("broker", "brokers", "harness")
 BROKERS_PART = {"TestCompletion", "TestFailures", "TestHoldings", "TestRecovery"}
@@ -35,24 +35,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def brokers() -> Iterator[dict[str, JavaBroker]]:
-    """The brokers that were started, by their kinds."""
-    started: dict[str, JavaBroker] = {}
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], JavaBroker]]:
+    """Starts the session's broker of a kind, unless it runs."""
+    made: dict[str, JavaBroker] = {}
+
+    def started(kind: str) -> JavaBroker:
+        if kind not in made:
+            made[kind] = BROKERS[kind](tmp_path_factory.mktemp(kind))
+        made[kind].start()
+        return made[kind]
+
     yield started
-    for broker in started.values():
+    for broker in made.values():
         broker.kill()
 
 
 @pytest.fixture
-def broker(
-    request: pytest.FixtureRequest, brokers: dict[str, JavaBroker], tmp_path_factory: pytest.TempPathFactory
-) -> JavaBroker:
+def broker(request: pytest.FixtureRequest, brokers: Callable[[str], JavaBroker]) -> JavaBroker:
     """A broker of each kind, which runs; the same for the whole session."""
-    found = brokers.get(request.param)
-    if found is None:
-        found = brokers[request.param] = BROKERS[request.param](tmp_path_factory.mktemp(request.param))
-    found.start()
-    return found
+    return brokers(request.param)
 
 
 @pytest.fixture

@@ -18,13 +18,14 @@ from rm_openwire.branch import BranchWork
 from rm_openwire.resource import OpenWireDriver
 from tests.rm_db.proxy import Proxy
 from tests.rm_openwire.client import Client, new_name
-from tests.rm_openwire.java_brokers import BROKERS, JavaBroker
 from tests.simulation.seeds import EVERY_POINT
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.rm_openwire.java_brokers import JavaBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openwire")]
 
@@ -39,16 +40,6 @@ VERBS: dict[str, tuple[type[Any], str]] = {
     "commit": (OpenWireDriver, "commit_prepared"),
 }
 WAYS = [pytest.param(("classic", "artemis")), pytest.param(("artemis", "classic"), marks=pytest.mark.long)]
-
-
-@pytest.fixture
-def pair(brokers: dict[str, JavaBroker], tmp_path_factory: pytest.TempPathFactory) -> dict[str, JavaBroker]:
-    """Both brokers, which run."""
-    for name, made in BROKERS.items():
-        if name not in brokers:
-            brokers[name] = made(tmp_path_factory.mktemp(name))
-        brokers[name].start()
-    return brokers
 
 
 class Trap:
@@ -136,9 +127,13 @@ def check(clients: list[Client], queue: str, told: bool | None, body: str) -> No
 @pytest.mark.parametrize("victim", ["source", "target"])
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
 def test_either_broker_is_killed_at_each_point(
-    pair: dict[str, JavaBroker], way: tuple[str, str], victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: Callable[[str], JavaBroker],
+    way: tuple[str, str],
+    victim: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source, target = (pair[name] for name in way)
+    source, target = (brokers(kind) for kind in way)
     killed = source if victim == "source" else target
     for point in EVERY if EVERY_POINT else KILLED[victim]:
         queue = new_name()
@@ -161,10 +156,10 @@ def test_either_broker_is_killed_at_each_point(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
 def test_the_network_is_cut_at_each_point(
-    pair: dict[str, JavaBroker], way: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: Callable[[str], JavaBroker], way: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut, or first silent, for the source and for the target."""
-    source, target = (pair[name] for name in way)
+    source, target = (brokers(kind) for kind in way)
     for number in SOME_CUT:
         point, victim = CUT[number]
         queue = new_name()

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from tests.rm_openwire.java_brokers import JavaBroker
 
 
-def test_an_id_of_the_broker_where_the_application_gave_none(client: Client) -> None:
-    queue = new_name()
+def test_an_id_of_the_broker_where_the_application_gave_none(client: Client, queue: str) -> None:
     client.put(queue, ["a", "b"])
     with client.work() as session:
         first, second = session.receive(queue, 5), session.receive(queue, 5)
@@ -41,8 +40,7 @@ def test_an_id_of_the_broker_where_the_application_gave_none(client: Client) -> 
     assert first.id != second.id
 
 
-def test_proton_messages_are_sent_too(client: Client) -> None:
-    queue = new_name()
+def test_proton_messages_are_sent_too(client: Client, queue: str) -> None:
     with client.work() as session:
         session.send(queue, proton.Message(body="from proton", subject="s"))
     with client.work() as session:
@@ -78,8 +76,7 @@ def test_what_can_not_be_read(wire: TextMessage | MapMessage) -> None:
         decoded_message(wire, 0)
 
 
-def test_prefetch(client: Client) -> None:
-    queue = new_name()
+def test_prefetch(client: Client, queue: str) -> None:
     client.put(queue, [*map(str, range(30))])
     other = Client(client.url.partition("?")[0], "prefetch=10")
     with other.work() as session:
@@ -92,8 +89,7 @@ def test_prefetch(client: Client) -> None:
     assert client.look(queue) == [str(n) for n in range(16, 30)]
 
 
-def test_a_message_that_comes_later(client: Client) -> None:
-    queue = new_name()
+def test_a_message_that_comes_later(client: Client, queue: str) -> None:
     other = Client(client.url.partition("?")[0])
 
     async def both() -> str:
@@ -116,8 +112,7 @@ def test_a_message_that_comes_later(client: Client) -> None:
     assert client.look(f"{queue}-out") == ["out"]
 
 
-def test_selectors(client: Client) -> None:
-    queue = new_name()
+def test_selectors(client: Client, queue: str) -> None:
     with client.work() as session:
         for number in range(6):
             session.send(queue, Message(str(number), properties={"number": number}))
@@ -129,8 +124,7 @@ def test_selectors(client: Client) -> None:
     assert client.look(queue) == ["0", "1", "2", "3", "5"]
 
 
-def test_release_modify_reject(client: Client) -> None:
-    queue = new_name()
+def test_release_modify_reject(client: Client, queue: str) -> None:
     dead = new_name("dead")
     other = Client(client.url.partition("?")[0], f"dead_letter_queue={dead}")
     other.put(queue, ["released", "rejected", "taken", "letter", "undeliverable"])

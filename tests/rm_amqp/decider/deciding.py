@@ -15,7 +15,7 @@ from tests.java_process import JavaProcess
 from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import TMSUCCESS, Code
 from xabridge.testing.contract.client import ScriptedRegistrar, new_xid
-from xabridge.testing.contract.harness import Capabilities
+from xabridge.testing.contract.harness import Capabilities, DeciderHarness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,7 +113,7 @@ def connecting(weather: Weather) -> Callable[[Settings, float, Callable[[Broker]
     return connect
 
 
-class DecidingBrokerHarness:
+class DecidingBrokerHarness(DeciderHarness):
     """One broker for the module; each test has queues, and so a place of decisions, of its own."""
 
     wrong_open_string = "decider+amqp://127.0.0.1:5672/?colour=red"
@@ -173,18 +173,6 @@ class DecidingBrokerHarness:
         assert isinstance(rm, DecidingBroker)
         self.weather[rm].strike(DISCHARGE, before=before)
         return rm.decide(xid, rmid, record)
-
-    def complete_heuristically(self, xid: Xid, *, commit: bool) -> None:
-        raise NotImplementedError(f"{xid} can't be completed heuristically, to commit={commit} or otherwise")
-
-    def expire(self, xid: Xid) -> None:
-        raise NotImplementedError(f"{xid}: a local transaction has the broker's time")
-
-    def go_down(self) -> None:
-        raise NotImplementedError("no test of deciders wants it")
-
-    def come_back(self) -> None:
-        raise NotImplementedError("no test of deciders wants it")
 
     def narrow(self) -> None:
         self.open_string = self.open_string.replace("timeout=20", "timeout=2&channels=1")

@@ -68,7 +68,7 @@ class ServiceBusSite(Site):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_at_every_boundary(kind: Kind) -> None:
-    heard = campaign(kind, OPTIONS, new_field=ServiceBusField, where=boundaries(kind, "service bus"))
+    heard = campaign(kind, OPTIONS, new_field=ServiceBusField, where=boundaries(kind, one_in=7))
     assert heard["committed"]
     assert bool(heard["rolled back"]) == (kind is not Kind.SLOW)
 
@@ -77,7 +77,7 @@ def test_a_fault_at_every_boundary(kind: Kind) -> None:
 def test_what_is_late_comes_when_its_locks_have_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DELAYS_S, Kind.SLOW, LAPSES_S)
     impatient = OPTIONS.replace("timeout=20", "timeout=3")
-    heard = campaign(Kind.SLOW, impatient, new_field=ServiceBusField, where=boundaries(Kind.SLOW, "lapsed"))
+    heard = campaign(Kind.SLOW, impatient, new_field=ServiceBusField, where=boundaries(Kind.SLOW, "lapsed", one_in=7))
     assert heard["rolled back"] + heard["unknown"]
 
 
