@@ -56,6 +56,8 @@ class MessagingClient:
     unsendable: tuple[tuple[Message, str], ...] = ()
     """What it refuses to send, and what it says then."""
     no_addresses: tuple[Any, ...] = ()
+    counts_to = 1_000
+    """How many deliveries in vain its messages tell."""
     as_sent = False
     """Whether a message has only what its sender has set; else it is durable always, and says where it comes from."""
 

@@ -56,7 +56,7 @@ def test_what_can_not_be_sent_is_refused_by_name(client: MessagingClient, queue:
     """The transaction goes on."""
     for message, why in client.unsendable:
         with case(message, why), client.work() as session:
-            with pytest.raises(XaMisuse, match=why) as refused:
+            with pytest.raises(XaMisuse, match=why or None) as refused:
                 session.send(queue, message)
             assert refused.value.code is Code.XAER_INVAL
             session.send(queue, Message("fine"))
@@ -103,7 +103,7 @@ def test_what_is_rolled_back_comes_again_and_is_counted(client: MessagingClient,
     for delivered in range(3):
         xid = client.start()
         message = client.session.receive(queue, 5)
-        assert (message.body, message.delivery_count) == ("a", delivered)
+        assert (message.body, message.delivery_count) == ("a", min(delivered, client.counts_to))
         client.session.send(f"{queue}-other", Message("never"))
         client.rollback(xid)
     assert client.look(f"{queue}-other") == []
@@ -112,7 +112,7 @@ def test_what_is_rolled_back_comes_again_and_is_counted(client: MessagingClient,
     client.rollback(xid, end=False)
     got = {message.body: message.delivery_count for message in (client.take(queue), client.take(queue))}
     assert got.keys() == {"a", "b"}
-    assert got["a"] >= 3
+    assert got["a"] >= min(3, client.counts_to)
 
 
 def test_messages_are_given_back(client: MessagingClient, queue: str) -> None:

@@ -54,6 +54,7 @@ class QpidClient(MessagingClient):
         (Message("x", priority=300), ""),
     )
     no_addresses = ("", "nowhere")
+    counts_to = 1
 
     def __init__(self, url: str, driver: QpidDriver | None = None) -> None:
         super().__init__(QpidResource(None, driver), url)
