@@ -175,7 +175,7 @@ class DecidingBrokerHarness(DeciderHarness):
         return rm.decide(xid, rmid, record)
 
     def narrow(self) -> None:
-        self.open_string = self.open_string.replace("timeout=20", "timeout=2&channels=1")
+        self.open_string = self.open_string.replace("timeout=20", "timeout=5&channels=1")
 
     def left(self) -> list[str]:
         """What is left at the broker of transactions and locks."""

@@ -251,7 +251,7 @@ def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[Fou
 def openings(kind: Kind, foundings: list[Founding], new_field: type[Field] = Field) -> None:
     """Whatever became of the one that was hindered, everybody agrees afterwards, and one lease token is in use."""
     url = f"{new_field.brokers}?{new_field.plain}"
-    for at in boundaries(kind, new_field.__name__, len(foundings), one_in=5):
+    for at in boundaries(kind, new_field.__name__, len(foundings), one_in=7):
         network = new_field.new_network()
         onlooker = network.decider()
         onlooker.open(f"{url}&token_queue=onlookers", RMID)
@@ -301,7 +301,7 @@ def test_a_slot_is_used_again_before_its_decision_has_ended() -> None:
 def test_a_fault_at_every_boundary(kind: Kind, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if options == OPTIONS["impatient"]:
         monkeypatch.setitem(DELAYS_S, Kind.SLOW, ZOMBIE_S)
-    heard = campaign(kind, options, where=boundaries(kind, options, one_in=3, each_from=PREPARED))
+    heard = campaign(kind, options, where=boundaries(kind, options, one_in=5, each_from=PREPARED))
     patient = kind is Kind.SLOW and options != OPTIONS["impatient"]
     assert ("unknown" in heard) == (not patient)
     assert ("rolled back" in heard) == (not patient)
@@ -311,7 +311,7 @@ def test_a_fault_at_every_boundary(kind: Kind, options: str, monkeypatch: pytest
 @pytest.mark.parametrize("held_by_another", [False, True])
 def test_a_process_that_stood_still_keeps_nothing(*, held_by_another: bool) -> None:
     """Messages and the token come to it when it does not wait for them any more. It lives on, and others get them."""
-    for at in boundaries(Kind.STILL, held_by_another, one_in=3, each_from=PREPARED):
+    for at in boundaries(Kind.STILL, held_by_another, one_in=5, each_from=PREPARED):
         where = f"stood still at boundary {at}, the token held by another: {held_by_another}"
         field = Field()
         other = field.client()
