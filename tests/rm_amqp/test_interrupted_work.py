@@ -10,12 +10,14 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tests.simulation.seeds import EVERY_POINT
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.rm_amqp.embedded import EmbeddedBroker
 
-ATTEMPTS = 600
+ATTEMPTS = 600 if EVERY_POINT else 200
 PARTS = 3
 APPLICATION = """
 import json, random, signal, sys
