@@ -89,10 +89,11 @@ def _first(item: pytest.Item) -> tuple[bool, float, bool]:
 
 
 def _needs_spark(item: pytest.Item) -> bool:
-    return "spark" in getattr(item, "fixturenames", ())
+    return _group(item) == SPARK
 
 
-SHARED = {"spark": "spark", "broker_j_server": GROUP, "go_amqp": "go-amqp", "jms": "qpid-jms"}
+SPARK = "spark"
+SHARED = {"spark": SPARK, "surviving": SPARK, "broker_j_server": GROUP, "go_amqp": "go-amqp", "jms": "qpid-jms"}
 """A fixture of the session's that takes long to start or to build → the xdist group of the tests that use it."""
 
 
