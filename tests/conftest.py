@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.broker_j import GROUP, BrokerJ, jars
+from tests.memory_disk import new_folder
 from tests.postgres import Postgres
 from tools import compilation
 from xabridge.testing.mariadb import MariaDB
@@ -155,7 +156,7 @@ def mariadb_server() -> Iterator[MariaDB]:
     """The session's MariaDB, which may be stopped. Use `mariadb`, unless you start it yourself."""
     if not mariadb_installed():
         pytest.skip("MariaDB is not installed: .ci/run installs it")
-    server = MariaDB()
+    server = MariaDB(folder=new_folder("mariadb") / "server")
     yield server
     server.remove()
 

@@ -137,8 +137,9 @@ class MariaDB:
             self._process.send_signal(signal.SIGCONT)
 
     def connect(self) -> pymysql.Connection[Any]:
-        """A connection of the superuser's, which commits each statement."""
-        return pymysql.connect(unix_socket=f"{self._folder}/socket", user="root", autocommit=True)
+        """A connection of the superuser's, which commits each statement. Without TLS, because PyMySQL would read all
+        certificates of the system for it, which takes longer than most tests."""
+        return pymysql.connect(unix_socket=f"{self._folder}/socket", user="root", autocommit=True, ssl_disabled=True)
 
     def admin(self, *statements: str) -> None:
         """Statements of the superuser."""

@@ -223,10 +223,12 @@ than a minute on a busy disk, file by file."""
 
 
 class Postgres(EmbeddedPostgres):
-    """One for a benchmark or a test, in a folder of the system's for such things."""
+    """One for a benchmark or a test, in `folder`, which must be empty, or one of the system's for such things."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None, binaries: Path | None = None) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
+    def __init__(
+        self, settings: Mapping[str, str] | None = None, binaries: Path | None = None, *, folder: Path | None = None
+    ) -> None:
+        folder = folder or Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
         folder.chmod(0o755)
         super().__init__(folder, {**_RECOVERING, **(settings or {})}, binaries)
 

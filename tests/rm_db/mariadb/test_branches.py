@@ -43,6 +43,7 @@ def stranger(harness: MariaHarness, name: str, *, prepare: bool = True) -> pymys
         password=url.password or "",
         database=url.database,
         autocommit=True,
+        ssl_disabled=True,
     )
     with connection.cursor() as cursor:
         for statement in ("XA START '{}'", "INSERT INTO work VALUES ('{}')", "XA END '{}'"):
@@ -112,7 +113,7 @@ def test_unknown_while_another_session_commits_is_not_done(
     xid = client.prepared(key := new_key())
     client.rm.driver.unit_driver.database.parked.close()  # type: ignore[attr-defined]
     other = Client(harness)
-    mariadb_lock = pymysql.connect(unix_socket=f"{mariadb._folder}/socket", user="root", autocommit=True)
+    mariadb_lock = mariadb.connect()
     mariadb_lock.query("FLUSH TABLES WITH READ LOCK")
     committing = threading.Thread(target=lambda: other.commit(xid))
     committing.start()
@@ -264,7 +265,7 @@ def test_a_vote_that_was_given_up_is_not_cast_later(harness: MariaHarness, maria
     harness.open_string += "?xa_reply_s=1"
     client = Client(harness)
     xid = client.ended(new_key())
-    blocker = pymysql.connect(unix_socket=f"{mariadb._folder}/socket", user="root", autocommit=True)
+    blocker = mariadb.connect()
     blocker.query("FLUSH TABLES WITH READ LOCK")
     try:
         with pytest.raises((ResourceUnavailable, BranchRolledBack)):
