@@ -80,7 +80,7 @@ def test_no_call_hangs_longer_than_its_timeout(
     proxy: Proxy, broker: EmbeddedBroker, client: Client, queue: str, verb: str
 ) -> None:
     """What came of it is unknown, and the next call has a channel that works."""
-    slow = Client(proxy.url.removeprefix("amqp://"), "timeout=0.5")
+    slow = Client(proxy.url.removeprefix("amqp://"), "timeout=1.5")
     xid = slow.start()
     slow.session.send(queue, Message("x"))
     slow.end(xid)
