@@ -214,7 +214,7 @@ def test_a_thread_that_is_gone_leaves_its_channel_to_others(connect: Connect, qu
 
 
 def test_the_pool_is_bounded(connect: Connect) -> None:
-    client = connect("channels=2&timeout=0.2")
+    client = connect("channels=2&timeout=1")
     controls = [ThreadOfControl() for _ in range(3)]
     xids = []
     for control in controls[:2]:
