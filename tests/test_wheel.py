@@ -188,6 +188,37 @@ def test_the_demo_and_what_it_says_to_read_next(installed: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_it_has_every_file(wheel: Path) -> None:
+    packages = ("xa", "tm", "dtx", "rm_amqp", "rm_db", "rm_delta", "rm_openwire", "xabridge")
+    with zipfile.ZipFile(wheel) as archive:
+        missing = {str(file.relative_to(ROOT)) for package in packages for file in files_of(package)}
+        missing -= set(archive.namelist())
+    assert not missing
+
+
+def files_of(package: str) -> list[Path]:
+    """The package's files, without what an interpreter or a compiler has made of them."""
+    found = (file for file in (ROOT / package).rglob("*") if file.is_file())
+    return [file for file in found if "__pycache__" not in file.parts and file.suffix not in {".so", ".c", ".pyc"}]
+
+
+@pytest.mark.slow
+def test_pipelines_and_their_demo_find_what_they_import(wheel: Path, tmp_path: Path) -> None:
+    commands = environment(tmp_path / "environment", wheel, "demo", "pipeline")
+    code = """
+from importlib import import_module
+from pkgutil import walk_packages
+import xabridge.demo, xabridge.pipeline
+for package in (xabridge.demo, xabridge.pipeline):
+    for module in walk_packages(package.__path__, f"{package.__name__}."):
+        import_module(module.name)
+"""
+    done = run(tmp_path, commands / "python", "-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.long  # the wheel's files and imports: the two tests above; the demo: tests/xabridge/demo
 @pytest.mark.timeout(600)  # Spark starts
 def test_the_demo_of_pipelines(wheel: Path, tmp_path: Path) -> None:
     commands = environment(tmp_path / "environment", wheel, "demo", "pipeline")

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from bench.crash.bank.faults import Fate
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = int(os.environ.get("XABRIDGE_ROUNDS", "0"))
-"""One storm of each kind is in tests/bench/test_command.py."""
+ROUNDS = int(os.environ.get("XABRIDGE_ROUNDS", "1"))
 SEED = int(os.environ.get("XABRIDGE_SEED", "1"))
 TRIES = (1, 2) if EVERY_POINT else (1,)
 """The seeds of the transfers. Not every transaction that comes to a point has a branch that can be split from the
@@ -69,7 +68,6 @@ def test_named_points(site: Site, setup: Setup, faults: tuple[Fault, ...]) -> No
     assert campaign.tally.transfers == PER_POINT * campaign.tally.rounds, "every transfer was done"
 
 
-@pytest.mark.skipif(not ROUNDS, reason="more than the one of tests/bench/test_command.py: XABRIDGE_ROUNDS")
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_storms(site: Site) -> None:

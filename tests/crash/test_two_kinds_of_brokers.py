@@ -129,8 +129,8 @@ class Field:
             "two-kinds-1",
             f"file://{folder}/log",
             {
-                "qpid": ResourceConfig(f"{self.broker_j.url}?timeout=10&branch_timeout=10", factory=qpid),
-                "ours": ResourceConfig(f"amqp://{self.site.address}/?timeout=10&branch_timeout=10", factory=ours),
+                "qpid": ResourceConfig(f"{self.broker_j.url}?timeout=10&branch_timeout=4", factory=qpid),
+                "ours": ResourceConfig(f"amqp://{self.site.address}/?timeout=10&branch_timeout=4", factory=ours),
             },
             background=False,
         )
@@ -140,13 +140,12 @@ class Field:
         if victim == "qpid":
             self.broker_j.kill()
         else:
-            self.site._process.kill()
+            self.site.kill()
 
     def come_back(self) -> None:
         """Whoever was killed is started again."""
         self.broker_j.start()
-        if not self.site._process.running:
-            self.site._process.start()
+        self.site.come_back()
 
     def put(self, source: str, body: str) -> None:
         """A message to move."""

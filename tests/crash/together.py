@@ -8,15 +8,14 @@ application got must be true, and no decision may be left.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rm_amqp import DecidingBroker, Message
 from rm_amqp.decider.tokens import Token
-from tests.crash.test_amqp_kill import PATIENCE_S, ROOT, Site
+from tests.crash.forked import ForkedProcess
+from tests.crash.test_amqp_kill import PATIENCE_S, Site
 from tests.rm_amqp.client import RMID, new_xid
 from xa import TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS
 
@@ -76,17 +75,15 @@ class Together:
         self.messages += new
         self._work(lambda session: [session.send("x", Message(body)) for body in new])
 
-    def _start(self, node: str, point: str, *victims: str) -> subprocess.Popen[str]:
-        arguments = [self._source.address, self._target.address, node, point, *victims]
-        command = [sys.executable, "-m", "tests.crash.decider_child", *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    def _start(self, node: str, point: str, *victims: str) -> ForkedProcess:
+        arguments = (self._source.address, self._target.address, node, point, *victims)
+        return ForkedProcess("tests.crash.decider_child", *arguments)
 
-    def _hear(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
+    def _hear(self, process: ForkedProcess) -> None:
+        for line in process.lines():
             body, _, told = line.rstrip("\n").partition(" ")
             with self._lock:
-                if line.endswith("\n") and (told != "rolled back" or body not in self.told):
+                if told != "rolled back" or body not in self.told:
                     self.told[body] = told
 
     def run(self, dies: int, point: str, *, nodes: Sequence[str] = NODES) -> None:
@@ -103,13 +100,10 @@ class Together:
                 self._restart()
             codes = [process.wait(PATIENCE_S) for process in processes]
         finally:
-            for process in processes:
-                process.kill()
             for listener, process in zip(listeners, processes, strict=True):
-                process.wait()
+                process.kill()
                 listener.join()
-                if process.stdout is not None:
-                    process.stdout.close()
+                process.close()
         assert codes == [-9 if number == dies else 0 for number in range(len(nodes))]
 
     def finish(self) -> None:
@@ -119,8 +113,7 @@ class Together:
             try:
                 assert process.wait(PATIENCE_S) == 0, node
             finally:
-                process.kill()
-                process.communicate()
+                process.close()
 
     def check(self) -> None:
         with self._target.client() as target:

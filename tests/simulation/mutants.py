@@ -372,18 +372,18 @@ class _AtWorkReadBeforeTheScan(BentRecoveryPorts):
 
 
 MUTANTS = (
-    Mutant("the decision is not forced", commit_through=_DecisionNotForced),
-    Mutant("branches are rolled back after the decision", commit_through=_AbortAfterDecision),
+    Mutant("the decision is not forced", commit_through=_DecisionNotForced, seed=331),
+    Mutant("branches are rolled back after the decision", commit_through=_AbortAfterDecision, seed=102),
     Mutant("the decision is ended before it was told", commit_through=_EndedTooEarly),
     Mutant("a lost vote counts as yes", commit_through=_LostVoteCountsAsYes),
     Mutant("a refusal counts as read-only", commit_through=_RefusalCountsAsReadOnly),
-    Mutant("a failed force counts as refused", commit_through=_FailedForceCountsAsRefused),
+    Mutant("a failed force counts as refused", commit_through=_FailedForceCountsAsRefused, seed=694),
     Mutant("a heuristic counts as done", commit_through=_HeuristicCountsAsDone, seed=2240),
-    Mutant("a lost answer of the decider counts as no", commit_through=_LostDecisionCountsAsRefused),
-    Mutant('"no room" counts as rolled back', commit_through=_NoRoomCountsAsRolledBack),
+    Mutant("a lost answer of the decider counts as no", commit_through=_LostDecisionCountsAsRefused, seed=737),
+    Mutant('"no room" counts as rolled back', commit_through=_NoRoomCountsAsRolledBack, seed=102),
     Mutant("others commit before the decider", commit_through=_CommitBeforeTheDecider),
     Mutant("phase two forgets a branch", commit_through=_BranchForgotten),
-    Mutant("recovery reads the log before the scan only", recovery=recovery_through(_LogBeforeScanOnly)),
+    Mutant("recovery reads the log before the scan only", recovery=recovery_through(_LogBeforeScanOnly), seed=232),
     Mutant("recovery ignores live transactions", recovery=recovery_through(_LiveIgnored)),
     Mutant("recovery takes the unreachable for clean", recovery=recovery_through(_UnreachableCountsAsClean)),
     Mutant(
@@ -396,12 +396,12 @@ MUTANTS = (
         recovery=recovery_through(_NoRoomCountsAsRolledBackInRecovery),
     ),
     Mutant("recovery drops heuristics", recovery=recovery_through(_HeuristicDropped)),
-    Mutant("recovery ends what another node decided", recovery=recovery_by(_with(_EndsWhatIsOthers))),
+    Mutant("recovery ends what another node decided", recovery=recovery_by(_with(_EndsWhatIsOthers)), seed=303),
     Mutant("recovery rolls back another node's branches", recovery=recovery_through(_RollsBackOtherNodes)),
-    Mutant("recovery presumes about what is not noted", recovery=recovery_by(_noted_or_not)),
-    Mutant("recovery presumes about what a copy lacks", recovery=recovery_by(_cut_or_not)),
-    Mutant("incarnations are counted", counting=True),
-    Mutant("recovery takes every other process for dead", recovery=recovery_through(_NobodyElseAtWork)),
+    Mutant("recovery presumes about what is not noted", recovery=recovery_by(_noted_or_not), seed=389),
+    Mutant("recovery presumes about what a copy lacks", recovery=recovery_by(_cut_or_not), seed=414),
+    Mutant("incarnations are counted", counting=True, seed=389),
+    Mutant("recovery takes every other process for dead", recovery=recovery_through(_NobodyElseAtWork), seed=255),
     Mutant(
         "recovery takes whom it can't ask about for dead",
         recovery=recovery_through(_WhoCanNotBeToldIsNotAtWork),
@@ -410,8 +410,9 @@ MUTANTS = (
     Mutant(
         "recovery reads who is at work before the scan",
         recovery=recovery_through(_AtWorkReadBeforeTheScan),
+        seed=232,
     ),
-    Mutant("answers that were left are forgotten", commit_through=_LeftAnswersAreForgotten, leaving=True),
+    Mutant("answers that were left are forgotten", commit_through=_LeftAnswersAreForgotten, leaving=True, seed=102),
     Mutant("nobody takes a lease", leasing=False, seed=10981),
     Mutant("what another process has finished is a hazard", commit_through=_UnknownIsAlwaysAHazard, seed=7879),
 )

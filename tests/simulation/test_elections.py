@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rm_amqp.decider.tokens import Founding, Token
     from tests.simulation.elections import Algorithm
 
-QUICK = 2_000
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "4000"))
+QUICK = 600
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "2000"))
 PARTS = 2
 SEARCH = 60_000
 
@@ -42,6 +42,7 @@ def test_schedules(part: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # schedules that a seed draws: the tests above and below
 @pytest.mark.timeout(0)
 def test_every_schedule_of_two() -> None:
     states = every_schedule(lambda choose: World(choose, elect, (1, 1)), 200_000)
