@@ -49,7 +49,7 @@ from xabridge.pipeline.settings import settings_from
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 MARKS: Final = ("Zq7", "Wx8", "Ye9", "Vk4", "Ut5", "Nr6", "Mj3", "Hf2", "Gd1", "ßé", "%C3%9F", "\\xdf", "Pb0")
@@ -176,10 +176,13 @@ class _NoRegistrar:
         raise AssertionError(rmid)
 
 
-@EACH
 @pytest.mark.parametrize("scheme", ALL_SCHEMES)
-def test_a_resource_shows_none(scheme: str, form: Form) -> None:
-    url = form.of(scheme)
+def test_a_resource_shows_none(scheme: str) -> None:
+    for form in FORMS:
+        open_resource(scheme, form.of(scheme))
+
+
+def open_resource(scheme: str, url: str) -> None:
     mode: Any = "decider" if scheme.startswith("decider+") else "two-phase"
     config = ResourceConfig(url, mode)
     holds_nothing(config)
@@ -207,29 +210,29 @@ def test_a_resource_shows_none(scheme: str, form: Form) -> None:
 
 @EACH
 def test_an_address_shows_none(form: Form) -> None:
-    for scheme in SCHEMES:
-        try:
-            address = Address.parse(form.of(scheme))
-        except XaError as error:
-            check_raised(error)
-        else:
-            holds_nothing(address, str(address))
+    look_into(*(partial(Address.parse, form.of(scheme)) for scheme in SCHEMES))
 
 
-@EACH
 @pytest.mark.parametrize("scheme", ["postgresql", "sqlite", "file", "mysql+pymysql", "redis", "postgres"])
-def test_a_log_and_a_store_show_none(scheme: str, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    url = form.of(scheme)
-    if scheme == "sqlite" and form.name == "three slashes":
-        pytest.skip("the name of a file, which is no secret")
-    for ask in (lambda: open_log(url, "node"), lambda: open_database(url), lambda: look_at_store(url)):
+def test_a_log_and_a_store_show_none(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, form in enumerate(FORMS):
+        if scheme == "sqlite" and form.name == "three slashes":
+            continue  # the name of a file, which is no secret
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        url = form.of(scheme)
+        look_into(partial(open_log, url, "node"), partial(open_database, url), partial(look_at_store, url))
+
+
+def look_into(*ways: Callable[[], Any]) -> None:
+    for ask in ways:
         try:
             made = ask()
         except ERRORS as error:
             check_raised(error)
         else:
-            holds_nothing(made, repr(made))
+            holds_nothing(made, str(made), repr(made))
             if hasattr(made, "close"):
                 made.close()
 
@@ -269,23 +272,17 @@ def repr_toml(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-@EACH
 @pytest.mark.parametrize("scheme", ["postgresql", "amqp", "openwire+ssl", "decider+sqlite"])
-def test_settings_show_none(scheme: str, form: Form, tmp_path: Path) -> None:
-    path = configured(tmp_path, form, scheme)
-    for read in (
-        lambda: configuration_from(path),
-        lambda: load(path, {}),
-        lambda: console_settings(path, {}),
-        lambda: OutboxConfig.read(path),
-        lambda: settings_from("p", None, {"shop": form.of(scheme)}, str(path), {}),
-    ):
-        try:
-            made = read()
-        except ERRORS as error:
-            check_raised(error)
-        else:
-            holds_nothing(made, repr(made))
+def test_settings_show_none(scheme: str, tmp_path: Path) -> None:
+    for form in FORMS:
+        path = configured(tmp_path, form, scheme)
+        look_into(
+            partial(configuration_from, path),
+            partial(load, path, {}),
+            partial(console_settings, path, {}),
+            partial(OutboxConfig.read, path),
+            partial(settings_from, "p", None, {"shop": form.of(scheme)}, str(path), {}),
+        )
 
 
 @EACH

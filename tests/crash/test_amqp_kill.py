@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -88,12 +88,28 @@ class Site:
             client.rm.close("", RMID)
 
 
+def hear(process: ForkedProcess, told: dict[str, str]) -> None:
+    """Notes what a mover is told, until it ends."""
+    for line in process.lines():
+        body, _, what = line.rstrip("\n").partition(" ")
+        if what != "rolled back" or body not in told:
+            told[body] = what
+
+
+def check_moved(messages: list[str], left: list[str], moved: list[str], told: dict[str, str]) -> None:
+    """Every message is at one of two places, once, as it was told."""
+    assert sorted(left + moved) == sorted(messages)
+    for body, what in told.items():
+        if what != "unknown" and body:
+            assert (body in moved) == (what == "committed"), f"{body} was told {what}"
+
+
 class Field:
     """Two brokers, and what the movers were told. `child` is the module that moves."""
 
-    def __init__(self, folder: Path, child: str = "tests.crash.amqp_child") -> None:
+    def __init__(self, folder: Path, child: str = "tests.crash.amqp_child", source: Any = None) -> None:
         self._child = child
-        self.source, self.target = Site(folder / "in"), Site(folder / "out")
+        self.source, self.target = source or Site(folder / "in"), Site(folder / "out")
         self.sites = {"in": self.source, "out": self.target}
         self._folder = folder
         self.told: dict[str, str] = {}
@@ -126,10 +142,7 @@ class Field:
         nurse = threading.Thread(target=restart)
         nurse.start()
         try:
-            for line in process.lines():
-                body, _, told = line.rstrip("\n").partition(" ")
-                if told != "rolled back" or body not in self.told:
-                    self.told[body] = told
+            hear(process, self.told)
             return process.wait(PATIENCE_S)
         finally:
             process.close()
@@ -151,11 +164,8 @@ class Field:
                 threading.Event().wait(0.1)  # until the branches' time has passed
             for client in (source, target):
                 assert not client.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)
-        assert sorted(left + moved) == sorted(self.messages)
         assert left == [body for body in self.messages if body in left], "in their order"
-        for body, told in self.told.items():
-            if told != "unknown" and body:
-                assert (body in moved) == (told == "committed"), f"{body} was told {told}"
+        check_moved(self.messages, left, moved, self.told)
 
 
 @pytest.fixture

@@ -88,14 +88,18 @@ CAUGHT: list[tuple[str, set[str], Setup, str, Fate]] = [
     ("SettlesByLooking", {"split", "lost"}, Setup("token", nodes=1, processes=2), "before decide broker", "stopped"),
     ("GoesOnWhenRefused", {"lost", "misled"}, Setup("sql"), "before force", "replaced"),
 ]
+CAUGHT_BEFORE = [{case[0] for case in CAUGHT[:number]} for number in range(len(CAUGHT))]
+"""Each mutant is caught where one party decides; where another one does, in the long form."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     ("mutant", "kinds", "setup", "point", "fate"),
-    CAUGHT,
-    ids=[f"{name}-{setup.decides}" for name, _, setup, *_ in CAUGHT],
+    [
+        pytest.param(*case, id=f"{case[0]}-{case[2].decides}", marks=[pytest.mark.long] if case[0] in before else [])
+        for case, before in zip(CAUGHT, CAUGHT_BEFORE, strict=True)
+    ],
 )
 def test_a_mutant_is_caught(site: Site, mutant: str, kinds: set[str], setup: Setup, point: str, fate: Fate) -> None:
     site.worker, site.more = "tests.crash.bank_mutants", {"mutant": mutant}

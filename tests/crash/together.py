@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rm_amqp import DecidingBroker, Message
 from rm_amqp.decider.tokens import Token
 from tests.crash.forked import ForkedProcess
-from tests.crash.test_amqp_kill import PATIENCE_S, Site
+from tests.crash.test_amqp_kill import PATIENCE_S, Site, check_moved, hear
 from tests.rm_amqp.client import RMID, new_xid
 from xa import TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS
 
@@ -45,7 +45,6 @@ class Together:
         self._restart = restart
         self.messages: list[str] = []
         self.told: dict[str, str] = {}
-        self._lock = threading.Lock()
 
     @contextmanager
     def _onlooker(self) -> Iterator[DecidingBroker]:
@@ -79,19 +78,12 @@ class Together:
         arguments = (self._source.address, self._target.address, node, point, *victims)
         return ForkedProcess("tests.crash.decider_child", *arguments)
 
-    def _hear(self, process: ForkedProcess) -> None:
-        for line in process.lines():
-            body, _, told = line.rstrip("\n").partition(" ")
-            with self._lock:
-                if told != "rolled back" or body not in self.told:
-                    self.told[body] = told
-
     def run(self, dies: int, point: str, *, nodes: Sequence[str] = NODES) -> None:
         """One round: the process number `dies` is killed at `point`, and what has died comes back."""
         self.feed(f"{point} {len(self.messages)}")
         points = [(node, point, "self") if number == dies else (node, "- 0") for number, node in enumerate(nodes)]
         processes = [self._start(*each) for each in points]
-        listeners = [threading.Thread(target=self._hear, args=[process]) for process in processes]
+        listeners = [threading.Thread(target=hear, args=[process, self.told]) for process in processes]
         for listener in listeners:
             listener.start()
         try:
@@ -123,10 +115,7 @@ class Together:
                     break
                 threading.Event().wait(0.1)  # until the unprepared branches' time has passed
             assert not target.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)
-        assert sorted(left + moved) == sorted(self.messages)
-        for body, told in self.told.items():
-            if told != "unknown" and body:
-                assert (body in moved) == (told == "committed"), f"{body} was told {told}"
+        check_moved(self.messages, left, moved, self.told)
         assert sum(told == "committed" for told in self.told.values()) > len(self.messages) // 4
         for slot in range(2):
             assert [Token.decode(body).decided for body in self.look(f"xabridge.tokens.{slot}")] == [()], slot
