@@ -51,7 +51,9 @@ def marked_environment() -> dict[str, str]:
 
 def main(process: int, mark: str) -> None:
     """Waits until the process is gone, and kills who has the mark. A child that it forked may hold its end of the pipe;
-    so its parent is asked, too."""
+    so its parent is asked, too. Who ends all processes of Python at once ends those that it looks after first."""
+    for ending in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(ending, signal.SIG_IGN)
     while os.getppid() == process:
         if select.select([0], [], [], LOOK_S)[0]:
             break
