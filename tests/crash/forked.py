@@ -6,6 +6,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
 from importlib import import_module
 from multiprocessing import connection
 from typing import IO, TYPE_CHECKING
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+_LOCK = threading.Lock()
+"""Who asks for an exit code reads it from a pipe, where another thread could read it at the same moment; who starts a
+process asks for those of all others."""
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     ["dtx.broker.command", "tests.crash.amqp_child", "tests.crash.decider_child", "tests.crash.manager_child"]
@@ -28,7 +32,8 @@ class ForkedProcess:
         reader, writer = _FORKS.Pipe(duplex=False)
         with reader, writer:
             self._process = _FORKS.Process(target=_run, args=(module, arguments, errors, writer))
-            self._process.start()
+            with _LOCK:
+                self._process.start()
             self.stdout: IO[str] = os.fdopen(os.dup(reader.fileno()))
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -36,7 +41,8 @@ class ForkedProcess:
     @property
     def running(self) -> bool:
         """Whether it has not ended."""
-        return self._process.is_alive()
+        with _LOCK:
+            return self._process.is_alive()
 
     def lines(self) -> Iterator[str]:
         """What it writes, until it ends; no line that it was killed in the middle of."""
@@ -44,14 +50,17 @@ class ForkedProcess:
 
     def wait(self, patience_s: float) -> int:
         """Its exit code."""
-        self._process.join(patience_s)
-        assert self._process.exitcode is not None, f"it has not ended within {patience_s} s"
-        return self._process.exitcode
+        connection.wait([self._process.sentinel], patience_s)
+        with _LOCK:
+            code = self._process.exitcode
+        assert code is not None, f"it has not ended within {patience_s} s"
+        return code
 
     def kill(self) -> None:
         """kill -9, if it runs; what it has written can still be read."""
-        self._process.kill()
-        self._process.join()
+        with _LOCK:
+            self._process.kill()
+        connection.wait([self._process.sentinel])
 
     def close(self) -> None:
         """The same, and the end."""

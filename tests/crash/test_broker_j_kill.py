@@ -73,7 +73,7 @@ class TwoKinds(Field):
     def run(self, point: str, *victims: str) -> int:
         deaths, source = self.source.deaths, self.source
         code = super().run(point, *victims)
-        while "in" in victims and source.deaths == deaths:  # a Java machine takes a moment to die
+        while "in" in victims and code in {0, -9} and source.deaths == deaths:  # a Java machine takes a moment to die
             time.sleep(0.01)
             source.come_back()
         return code
