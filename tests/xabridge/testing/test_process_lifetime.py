@@ -10,48 +10,54 @@ from pathlib import Path
 
 import pytest
 
+from xabridge.testing import process_lifetime
+
 PATIENCE_S = 60.0
 STARTS = """
-import subprocess, sys, time
+import os, subprocess, sys, time
+sys.path.append(sys.argv[2])  # the folder: its package takes long to load
+from process_lifetime import marked_environment
+
+DEAF = "trap '' TERM; while :; do sleep 600; done"
+ORPHAN = f'sh -c "{DEAF}" >&2 & echo $!'
+for program in (f"echo $$; exec >&2; {DEAF}", ORPHAN):
+    started = subprocess.Popen(["sh", "-c", program], env=marked_environment(), stdout=subprocess.PIPE, text=True)
+    print(started.stdout.readline().strip(), end=" ")
+print(flush=True)
+"""
+REALLY_STARTS = """
+import sys, time
 from pathlib import Path
 from xabridge.testing.broker import BrokerProcess
-from xabridge.testing.process_lifetime import marked_environment
-
 broker = BrokerProcess(Path(sys.argv[1]))
 broker.start()
-deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-child = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {deaf!r}], stdout=2).pid)"
-words = [sys.executable, "-c", child]
-orphan = subprocess.run(words, env=marked_environment(), stdout=subprocess.PIPE, text=True).stdout.strip()
-print(broker.pid, orphan, flush=True)
+print(broker.pid, flush=True)
 """
+SLEEPS = "time.sleep(600)"
 WAYS = {
     "it ends": "",
     "it raises": "raise RuntimeError",
-    "SIGKILL": "time.sleep(600)",
-    "SIGTERM": "time.sleep(600)",
-    "SIGINT": "time.sleep(600)",
-    "SIGHUP": "time.sleep(600)",
-    "os._exit": "import os; os._exit(0)",
-    "a fork goes on": "import os; os.fork() or time.sleep(5)",
+    "SIGKILL": SLEEPS,
+    "SIGTERM": SLEEPS,
+    "SIGINT": SLEEPS,
+    "SIGHUP": SLEEPS,
+    "os._exit": "os._exit(0)",
+    "a fork goes on": "os.fork() or time.sleep(2)",
 }
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize("way", WAYS)
-def test_servers_end_with_the_process_that_started_them(way: str, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", STARTS + WAYS[way], str(tmp_path)]
+def ended(way: str, starts: str, folder: Path) -> list[int]:
+    """The servers that a process has started, which has been ended in that way."""
+    words = [sys.executable, "-c", starts + WAYS[way], str(folder), str(Path(process_lifetime.__file__).parent)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         servers = [int(pid) for pid in process.stdout.readline().split()]
-        assert len(servers) == 2
         if way.startswith("SIG"):
+            assert all(map(runs, servers)), "they go on while their process does"
             process.send_signal(signal.Signals[way])
         process.wait(PATIENCE_S)
-        deadline = time.monotonic() + PATIENCE_S
-        while any(map(runs, servers)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-    assert not any(map(runs, servers))
+    return servers
 
 
 def runs(pid: int) -> bool:
@@ -62,7 +68,11 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_what_is_started_goes_on_while_its_process_does(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", STARTS + "time.sleep(1.5); print(broker.running, flush=True)", str(tmp_path)]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout.splitlines()[1] == "True"
+def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    servers = {way: ended(way, STARTS, tmp_path) for way in WAYS}
+    assert [len(each) for each in servers.values()] == [2] * len(WAYS)
+    servers["a broker"] = ended("SIGKILL", REALLY_STARTS, tmp_path)
+    deadline = time.monotonic() + PATIENCE_S
+    while any(runs(pid) for each in servers.values() for pid in each) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [way for way, each in servers.items() if any(map(runs, each))] == []
