@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SOME = ("between work", "after end in", "after prepare in", "after force", "before commit in", "after commit in")
 ALL = tuple(step for steps in STEPS.values() for step in steps)
-TIMEOUTS = "?timeout=10&connect_timeout=2&branch_timeout=4"
+TIMEOUTS = "?timeout=10&connect_timeout=2&branch_timeout=10"
 
 
 class QpidSite:

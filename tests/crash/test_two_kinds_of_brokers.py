@@ -129,8 +129,8 @@ class Field:
             "two-kinds-1",
             f"file://{folder}/log",
             {
-                "qpid": ResourceConfig(f"{self.broker_j.url}?timeout=10&branch_timeout=4", factory=qpid),
-                "ours": ResourceConfig(f"amqp://{self.site.address}/?timeout=10&branch_timeout=4", factory=ours),
+                "qpid": ResourceConfig(f"{self.broker_j.url}?timeout=10&branch_timeout=10", factory=qpid),
+                "ours": ResourceConfig(f"amqp://{self.site.address}/?timeout=10&branch_timeout=10", factory=ours),
             },
             background=False,
         )

@@ -99,12 +99,13 @@ class Together:
         assert codes == [-9 if number == dies else 0 for number in range(len(nodes))]
 
     def finish(self) -> None:
-        """Each node comes back, and recovers."""
-        for node in sorted(set(NODES)):
-            process = self._start(node, "recover")
-            try:
+        """All nodes come back and recover: one of them waits for a branch of another until that has finished it."""
+        processes = {node: self._start(node, "recover") for node in sorted(set(NODES))}
+        try:
+            for node, process in processes.items():
                 assert process.wait(PATIENCE_S) == 0, node
-            finally:
+        finally:
+            for process in processes.values():
                 process.close()
 
     def check(self) -> None:
