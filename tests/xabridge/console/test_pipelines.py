@@ -54,8 +54,7 @@ def changed(made: Pipeline, tmp_path: Path) -> Callable[..., WatchedPipelines]:
     """Changes a copy of its log."""
 
     def change(*changes: str, **values: str) -> WatchedPipelines:
-        files = made.watched.log.removeprefix("sqlite:///"), tmp_path / "copy.db"
-        log, copy = map(sqlite3.connect, files)
+        log, copy = sqlite3.connect(made.watched.log.removeprefix("sqlite:///")), sqlite3.connect(tmp_path / "copy.db")
         with closing(log), closing(copy), copy:
             log.backup(copy)
             for one in changes:
