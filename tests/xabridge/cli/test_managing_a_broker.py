@@ -14,6 +14,7 @@ from dtx.broker.access.credentials import set_password
 from dtx.broker.access.permissions import EVERYTHING, Permissions
 from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.xabridge.cli.field import Typed
 from xa import TMONEPHASE, TMREGISTER, TMSUCCESS, XaError, Xid
 from xabridge.cli import main
 from xabridge.cli.broker import tables, views
@@ -226,19 +227,6 @@ def test_what_is_lost_is_confirmed(broker: EmbeddedBroker, shell: Shell, monkeyp
     ]
     assert depths(shell) == {}
     assert shell.run("purge", "orders", "--yes") == (5, "")
-
-
-class Typed:
-    """A terminal on which somebody types a line."""
-
-    def __init__(self, line: str) -> None:
-        self._line = line
-
-    def isatty(self) -> bool:
-        return True
-
-    def readline(self) -> str:
-        return self._line
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,13 @@ from xabridge import (
     ConfigurationError,
     Database,
     Message,
-    OutcomeUnknown,
     ResourceConfig,
     RolledBack,
     TransactionManager,
     Tx,
 )
 from xabridge.app.find import find_app
-from xabridge.testing import Killed, TestApp, TestBroker
+from xabridge.testing import TestApp, TestBroker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,31 +90,6 @@ def test_a_resource_that_votes_no_or_is_away_leaves_nothing_half_done(test: Test
     assert at == "start" or isinstance(failed.value, RolledBack)
     assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([], [], 1)
     test.deliver("orders")
-    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([1], [Invoice(1)], 0)
-
-
-@pytest.mark.parametrize("resource", ["shop", "broker"])
-def test_an_unknown_outcome_is_known_after_recovery(test: TestApp, resource: str) -> None:
-    test.fail(resource, at="commit")
-    with pytest.raises(OutcomeUnknown):
-        test.deliver("orders", Order(1))
-    test.recover()
-    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([1], [Invoice(1)], 0)
-
-
-def test_a_process_that_is_killed_before_the_decision_has_done_nothing(test: TestApp) -> None:
-    test.kill("before the decision")
-    with pytest.raises(Killed):
-        test.deliver("orders", Order(1))
-    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([], [], 1)
-    test.deliver("orders")
-    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([1], [Invoice(1)], 0)
-
-
-def test_a_process_that_is_killed_after_the_decision_has_done_all(test: TestApp) -> None:
-    test.kill("after the decision")
-    with pytest.raises(Killed):
-        test.deliver("orders", Order(1))
     assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([1], [Invoice(1)], 0)
 
 
