@@ -86,7 +86,7 @@ class Visitor:
         deadline = time.monotonic() + WAIT_S
         while not re.search(wanted, page := self.get(path)):
             assert time.monotonic() < deadline, page[-1500:]
-            time.sleep(0.02)
+            time.sleep(0.1)
         return page
 
     def outcome(self) -> str:
