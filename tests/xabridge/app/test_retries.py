@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.xabridge.app.shop import NOWHERE
 from tm.consumer.failures import Failures
 from xa import Code, xa_error
-from xabridge import App, Configuration, Message, ResourceConfig, Tx
+from xabridge import App, Message, Tx
 from xabridge.testing import Killed, TestApp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-NOWHERE = Configuration("app-1", None, {"broker": "amqp://nowhere.invalid", "shop": ResourceConfig("sqlite:///x")})
 
 
 class Handler:

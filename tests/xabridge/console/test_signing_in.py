@@ -27,6 +27,12 @@ IDLE_S = 1800.0
 SESSION_S = 43_200.0
 
 
+@pytest.fixture
+def visitor(settled: EmbeddedBroker, visit: Callable[..., Visitor]) -> Visitor:
+    """Somebody who visits a console for the broker of all these tests."""
+    return visit(place_of(settled))
+
+
 def concrete(path: str) -> str:
     return path.replace("{broker}", "main").replace("{operation}", "purge").replace("{number}", "1")
 
