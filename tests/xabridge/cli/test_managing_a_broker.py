@@ -22,19 +22,10 @@ from xabridge.testing.no_transaction import NoTransaction
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 XID = Xid(1, b"gtrid", b"b")
 LONG = "a-queue-with-a-name-that-takes-a-line-of-its-own." + "x" * 30
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker of this test's."""
-    made = EmbeddedBroker(tmp_path)
-    yield made
-    made.stop()
 
 
 class Shell:

@@ -18,6 +18,7 @@ import httpx2
 import pytest
 
 from tests.xabridge.console.batches import Pipeline, pipeline
+from tests.xabridge.console.conftest import place_of
 from tests.xabridge.console.scene import PASSWORD, broker_with_users
 from tests.xabridge.console.test_pages import text_of
 from xabridge.console.brokers import Away, Trouble
@@ -74,11 +75,6 @@ def look(made: Pipeline, visit: Callable[..., Visitor]) -> Callable[..., Visitor
         return visitor
 
     return looks
-
-
-def place_of(broker: EmbeddedBroker) -> str:
-    """The broker, for a console."""
-    return f"amqp://{broker.address}/?connect_timeout=5&timeout=20"
 
 
 def test_the_page_shows_batches_and_what_waits(made: Pipeline, look: Callable[..., Visitor]) -> None:

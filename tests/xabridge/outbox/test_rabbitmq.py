@@ -52,11 +52,9 @@ def publisher(rabbitmq: RabbitMQ) -> Iterator[RabbitPublisher]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[OutboxStore]:
-    store = OutboxStore.at(f"sqlite:///{tmp_path}/shop.db")
-    store.open()
-    yield store
-    store.close()
+def url(tmp_path: Path) -> str:
+    """Of the outbox: the kind of its database is not what is tested here."""
+    return f"sqlite:///{tmp_path}/shop.db"
 
 
 def send(publisher: RabbitPublisher, *messages: tuple[str, Message]) -> Any:

@@ -14,12 +14,11 @@ import pytest
 from sqlalchemy import text
 
 from rm_amqp import NoMessage
+from tests.xabridge.app.shop import Invoice, Shop, rows, set_up
 from xabridge import (
     App,
-    Broker,
     Configuration,
     ConfigurationError,
-    Database,
     Message,
     ResourceConfig,
     RolledBack,
@@ -41,20 +40,6 @@ class Order:
     number: int
 
 
-@dataclass
-class Invoice:
-    """What goes."""
-
-    order: int
-
-
-class Shop(Tx):
-    """What the application works with."""
-
-    shop: Database
-    broker: Broker
-
-
 def an_app(shop: str | ResourceConfig = "postgresql://nowhere.invalid/shop") -> App:
     app = App(Configuration("shop-1", "file:///nowhere", {"broker": "amqps://nowhere.invalid", "shop": shop}))
 
@@ -71,14 +56,8 @@ def an_app(shop: str | ResourceConfig = "postgresql://nowhere.invalid/shop") -> 
 @pytest.fixture
 def test() -> Iterator[TestApp]:
     with TestApp(an_app()) as test:
-        with test.engine("shop").begin() as connection:
-            connection.execute(text("CREATE TABLE orders (number integer PRIMARY KEY)"))
+        set_up(test)
         yield test
-
-
-def rows(test: TestApp) -> list[int]:
-    with test.engine("shop").begin() as connection:
-        return list(connection.execute(text("SELECT number FROM orders ORDER BY number")).scalars())
 
 
 @pytest.mark.parametrize("resource", ["shop", "broker"])
