@@ -16,11 +16,13 @@ help:
 	@echo "make setup   the virtual environment .venv, with .venv/bin/xabridge"
 	@echo "make demo    the product's main job, on embedded defaults"
 	@echo "make check   lint, types, layering and the fast tests, at once; make lint, types, layers, fast: one of them"
+	@echo "make check PACKAGE=tm  the same of one package and its tests, for whoever changes it"
 	@echo "make test    every test"
 	@echo "make compiled  the hot modules compiled to C, in place; make pure removes them again"
 	@echo "make check-compiled  the fast tests with compiled modules"
 	@echo "make test-slow  the tests that make check leaves out"
 	@echo "make test-long  every test in its long form: every point, more schedules and rounds; it takes hours"
+	@echo "make test-long PART=spark  one part of it: spark, kills, brokers, databases, simulation or rest"
 	@echo "make fuzz    half an hour of search for octets at which a decoder raises what it does not declare (fetches atheris)"
 	@echo "make bench   every benchmark, into .bench/, docs/benchmarks.md and its picture"
 	@echo "make docs    the generated parts of docs/"
@@ -66,24 +68,38 @@ test-long: export XABRIDGE_KILL_ROUNDS = 60
 test-long: export XABRIDGE_HOSTILE = 10000
 test-long: export XABRIDGE_IMAGE = 1
 test-long: export XABRIDGE_BACKLOG = 1000000
-test-long: test
+test-long: setup
+	$(if $(PART),$(if $(LONG_$(PART)),,$(error PART is one of spark, kills, brokers, databases, simulation, rest)))
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --durations 40 --durations-min 5 $(LONG_$(PART))
 
-# All of it at once: mypy and the end of the tests take one processor each.
+# Each test is in one part: `rest` is what the others leave out.
+LONG_spark := tests/xabridge/pipeline tests/xabridge/demo
+LONG_kills := tests/crash tests/kept tests/tm/log
+LONG_brokers := tests/interop tests/rm_openwire tests/rm_amqp
+LONG_databases := tests/rm_db tests/rm_delta tests/dtx/store tests/xabridge/outbox
+LONG_simulation := tests/simulation tests/dtx/broker
+LONG_rest := tests $(patsubst %,--ignore %,$(foreach part,spark kills brokers databases simulation,$(LONG_$(part))))
+
+# All of it at once: mypy and the end of the tests take one processor each. PACKAGE is a package or a part of one, as in
+# `make check PACKAGE=dtx.broker`: then that and its tests are checked, and the layers of all.
 check: setup
 	$(MAKE) --no-print-directory --jobs lint types layers fast
 
+PART_OF := $(subst .,/,$(PACKAGE))
+CHECKED := $(PART_OF) $(PART_OF:%=tests/%)
+
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(or $(strip $(CHECKED)),.)
+	$(BIN)/ruff format --check $(or $(strip $(CHECKED)),.)
 
 types: setup
-	$(BIN)/mypy
+	$(BIN)/mypy $(CHECKED)
 
 layers: setup
 	$(BIN)/lint-imports
 
 fast: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow" $(PART_OF:%=tests/%)
 
 compiled: setup
 	$(BIN)/python -m tools.compilation build

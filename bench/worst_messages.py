@@ -123,6 +123,22 @@ def _text(number: int) -> str:
 
 
 MOST_NUMBERS: Final = 600
+
+
+@cache
+def _colliding_map(make: Callable[[int], Long | float]) -> bytes:
+    return map_of([encode(make(key)) for key in colliding_numbers(MOST_NUMBERS)])
+
+
+def _list_of_maps_that_collide(make: Callable[[int], Long | float]) -> Callable[[int], bytes]:
+    """The map is made when it is asked for, because it takes a second."""
+
+    def value(octets: int) -> bytes:
+        return _list_of(_colliding_map(make))(octets)
+
+    return value
+
+
 _UUIDS_64: Final = map_of([encode(key) for key in colliding_uuids(64)])
 _DEEP: Final = 28
 
@@ -172,8 +188,8 @@ KINDS: Final[Mapping[str, Callable[[int], bytes]]] = {
     "keys: UUIDs of which groups collide": _map_by(
         18, lambda number: UUID(int=(number % 56) * _MODULUS + (number // 56 << 20) + number // 56)
     ),
-    "keys: longs that collide": _list_of(map_of([encode(Long(key)) for key in colliding_numbers(MOST_NUMBERS)])),
-    "keys: doubles that collide": _list_of(map_of([encode(float(key)) for key in colliding_numbers(MOST_NUMBERS)])),
+    "keys: longs that collide": _list_of_maps_that_collide(Long),
+    "keys: doubles that collide": _list_of_maps_that_collide(float),
 }
 """What to decode → the encoded value, of about so many octets."""
 

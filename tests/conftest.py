@@ -13,10 +13,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.broker_j import GROUP, BrokerJ, jars
+from tests.memory_disk import new_folder
 from tests.postgres import Postgres
 from tools import compilation
 from xabridge.testing.mariadb import MariaDB
 from xabridge.testing.mariadb import installed as mariadb_installed
+from xabridge.testing.process_lifetime import marked_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +43,9 @@ def pytest_runtest_teardown() -> None:
 
 
 def pytest_configure() -> None:
-    """Refuses to test compiled modules that are not what the sources say: Python imports them in place of these."""
+    """What tests start ends with this process. Refuses to test compiled modules that are not what the sources say:
+    Python imports them in place of these."""
+    os.environ.update(marked_environment())
     stale = compilation.stale()
     if stale:
         raise pytest.UsageError(f"older than their sources: {', '.join(stale)}; run `make compiled` or `make pure`")
@@ -86,10 +90,11 @@ def _first(item: pytest.Item) -> tuple[bool, float, bool]:
 
 
 def _needs_spark(item: pytest.Item) -> bool:
-    return "spark" in getattr(item, "fixturenames", ())
+    return _group(item) == SPARK
 
 
-SHARED = {"spark": "spark", "broker_j_server": GROUP, "go_amqp": "go-amqp", "jms": "qpid-jms"}
+SPARK = "spark"
+SHARED = {"spark": SPARK, "surviving": SPARK, "broker_j_server": GROUP, "go_amqp": "go-amqp", "jms": "qpid-jms"}
 """A fixture of the session's that takes long to start or to build → the xdist group of the tests that use it."""
 
 
@@ -151,7 +156,7 @@ def mariadb_server() -> Iterator[MariaDB]:
     """The session's MariaDB, which may be stopped. Use `mariadb`, unless you start it yourself."""
     if not mariadb_installed():
         pytest.skip("MariaDB is not installed: .ci/run installs it")
-    server = MariaDB()
+    server = MariaDB(folder=new_folder("mariadb") / "server")
     yield server
     server.remove()
 

@@ -104,6 +104,13 @@ class LyingServer:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
+    def _keep(self, one: socket.socket) -> None:
+        """It is closed with the server; at once, where that is closed already."""
+        with self._lock:
+            self._sockets.append(one)
+        if self._closed.is_set():
+            self._break()
+
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
@@ -113,8 +120,7 @@ class LyingServer:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with self._lock:
-            self._sockets.append(client)
+        self._keep(client)
         server: socket.socket | None = None
         if self._target is not None:
             try:
@@ -122,8 +128,7 @@ class LyingServer:
             except OSError:
                 client.close()
                 return
-            with self._lock:
-                self._sockets.append(server)
+            self._keep(server)
         answers = threading.Thread(target=self._answer, args=(client, server), daemon=True)
         answers.start()
         with suppress(OSError):

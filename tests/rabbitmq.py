@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from xabridge.testing.ports import free_port
+from xabridge.testing.process_lifetime import NAME, marked_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,6 +83,7 @@ class RabbitMQ:
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +S 1:1 +sbwt none",
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(self._epmd_port),
+            NAME: marked_environment()[NAME],
             "ERL_EPMD_RELAXED_COMMAND_CHECK": "1",  # it may be stopped also while it believes that a node lives
         }
         with (self._folder / "output").open("ab") as log:

@@ -146,11 +146,9 @@ def all_at_once(cases: Iterable[tuple[str, Callable[[], None]]], threads: int = 
     assert grown < MEMORY, f"grew by {grown >> 20} MB"
 
 
-@pytest.mark.parametrize("kind", STRANGERS)
-def test_what_answers_there_lies_from_the_beginning(kind: str) -> None:
-    protocol, opens = STRANGERS[kind]
-
-    def case(lie: Lie) -> Callable[[], None]:
+@pytest.mark.parametrize("protocol", dict.fromkeys(protocol for protocol, _ in STRANGERS.values()))
+def test_what_answers_there_lies_from_the_beginning(protocol: Protocol) -> None:
+    def case(opens: Callable[[int], None], lie: Lie) -> Callable[[], None]:
         def run() -> None:
             with LyingServer(protocol) as server:
                 server.lie(lie)
@@ -158,7 +156,9 @@ def test_what_answers_there_lies_from_the_beginning(kind: str) -> None:
 
         return run
 
-    all_at_once((lie.value, case(lie)) for lie in Lie)
+    kinds = {kind: opens for kind, (spoken, opens) in STRANGERS.items() if spoken is protocol}
+    cases = [(f"{kind}, {lie.value}", case(opens, lie)) for lie in Lie for kind, opens in kinds.items()]
+    all_at_once(cases, threads=24)
 
 
 # --- verbs ------------------------------------------------------------------------------------------------------------
@@ -204,18 +204,30 @@ class Behind:
     def check(self, verb: str, lie: Lie, when: bytes = b"") -> None:
         """Comes as far as `verb`, and hears the lie then, or `when` the server is asked this."""
         client, key, xid = self.client, new_key(), new_xid()
-        if verb != "open":
-            client.open()
-        if verb not in {"open", "start", "recover"}:
-            xid = client.ended(key)
-        if verb in {"commit", "rollback of what is prepared"}:
-            assert client.prepare(xid) is Code.XA_OK
+        until = time.monotonic() + BOUND_S / 2
+        while verb != "open":
+            try:
+                key, xid = self._come_to(verb)
+                break
+            except XaError:  # a true server that is busy does not always answer in time
+                if time.monotonic() > until:
+                    raise
 
         self.server.lie_when(when, lie) if when else self.server.lie(lie)
         code = self._call(verb, client, xid)
         self.server.be_honest()
         assert code in VERBS[verb], code
         self._settle(verb, code, xid, key)
+
+    def _come_to(self, verb: str) -> tuple[str, Xid]:
+        """A branch that is ready for `verb`, with its key."""
+        client, key, xid = self.client, new_key(), new_xid()
+        client.open()
+        if verb not in {"start", "recover"}:
+            xid = client.ended(key)
+        if verb in {"commit", "rollback of what is prepared"}:
+            assert client.prepare(xid) is Code.XA_OK
+        return key, xid
 
     @staticmethod
     def _call(verb: str, client: Client, xid: Xid) -> Code:
@@ -295,20 +307,18 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroke
     broker.stop()
 
 
-@pytest.mark.parametrize("lie", Lie)
-def test_verbs_of_amqp(embedded: EmbeddedBroker, lie: Lie) -> None:
+def test_verbs_of_amqp(embedded: EmbeddedBroker) -> None:
     def make(name: str) -> AmqpHarness:
-        return AmqpHarness(embedded, VARIANTS["static"], name.replace(" ", "-"))
+        return AmqpHarness(embedded, VARIANTS["static"], name.replace(" ", "-").replace(",", ""))
 
-    verbs_of(make, Protocol.AMQP_10, AMQP_SETTINGS, TWO_PHASES, [lie])
+    verbs_of(make, Protocol.AMQP_10, AMQP_SETTINGS, TWO_PHASES)
 
 
-@pytest.mark.parametrize("lie", Lie)
-def test_verbs_of_amqp_that_decides(embedded: EmbeddedBroker, lie: Lie) -> None:
+def test_verbs_of_amqp_that_decides(embedded: EmbeddedBroker) -> None:
     def make(name: str) -> DecidingBrokerHarness:
-        return DecidingBrokerHarness(embedded, name.replace(" ", "-"))
+        return DecidingBrokerHarness(embedded, name.replace(" ", "-").replace(",", ""))
 
-    verbs_of(make, Protocol.AMQP_10, AMQP_SETTINGS, ONE_PHASE, [lie])
+    verbs_of(make, Protocol.AMQP_10, AMQP_SETTINGS, ONE_PHASE)
 
 
 @pytest.mark.slow

@@ -46,6 +46,7 @@ def test_what_was_committed_and_prepared_is_there_after_it_went_down(postgres: P
         connection.execute("ROLLBACK PREPARED 'in doubt'")
 
 
+@pytest.mark.slow
 def test_the_one_of_the_demo_asks_everybody_for_a_password(tmp_path: Path) -> None:
     server = EmbeddedPostgres(tmp_path / "postgres")
     try:

@@ -66,6 +66,7 @@ def test_rounds_seed_and_part_are_those_of_the_crash_campaign() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # a storm of each kind: tests/crash
 @pytest.mark.timeout(0)
 def test_the_crash_campaign_has_as_many_rounds_as_asked_for() -> None:
     command = [sys.executable, "-m", "bench", "crash", "--quick", "--rounds", "1", "--seed", "5", "--json"]
@@ -97,6 +98,7 @@ def test_a_dot_means_nesting(figures: dict[str, Any], pairs: list[tuple[str, Any
 
 
 @pytest.mark.slow
+@pytest.mark.long  # figures, which nothing depends on
 def test_the_whole_is_measured_against_prepared_transactions_alone() -> None:
     result = bench("e2e", "--quick", "--json")
     assert result.returncode == 0, result.stderr

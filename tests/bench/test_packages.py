@@ -13,6 +13,7 @@ from bench.packages import drawing, imports, main, reduced, replaced, sizes
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow  # it reads every module
 def test_architecture_shows_the_imports_of_today() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert page == replaced(page, drawing(ROOT)), "make docs"

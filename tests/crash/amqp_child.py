@@ -99,7 +99,7 @@ def main() -> None:
             made = QpidResource(registrar) if url.startswith("amqp010") else AmqpResource(registrar)
             return hooked(lambda when, verb: fuse.hit(when, f"{verb} {name}"))(made)
 
-        url = address if "://" in address else f"amqp://{address}/?timeout=10&connect_timeout=2&branch_timeout=4"
+        url = address if "://" in address else f"amqp://{address}/?timeout=10&connect_timeout=2&branch_timeout=2"
         return ResourceConfig(url, factory=factory)
 
     log: Any = FusedLog(FileLog(folder, "mover-1", segment_size=65536), fuse)

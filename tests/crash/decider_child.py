@@ -110,7 +110,7 @@ def main() -> None:
     url = source if "://" in source else f"decider+amqp://{source}/?{options}&slots=2"
     resources = {
         "in": ResourceConfig(url, "decider", factory=decider),
-        "out": ResourceConfig(f"amqp://{target}/?{options}&branch_timeout=4", factory=prepared),
+        "out": ResourceConfig(f"amqp://{target}/?{options}&branch_timeout=2", factory=prepared),
     }
     manager = TransactionManager(
         Path(place).name, None, resources, background=not recovers, recovery_interval_s=RECOVERY_INTERVAL_S

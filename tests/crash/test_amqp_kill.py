@@ -7,25 +7,22 @@ true. (What was ended and never prepared is available again when the timeout of 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.crash.forked import ForkedProcess
 from tests.rm_amqp.client import RMID, Client
 from tests.simulation.seeds import EVERY_POINT
 from xa import TMENDRSCAN, TMSTARTRSCAN
-from xabridge.testing.broker import BrokerProcess
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60
 COUNT = 2
 PER_STEP = 12
@@ -52,26 +49,34 @@ class Site:
         folder.mkdir()
         self.deaths = 0
         self.address = f"127.0.0.1:{free_port()}"
-        self._process = BrokerProcess(folder, "--listen", self.address)
-        self._process.start()
+        self._folder = folder
+        self._start()
+
+    def _start(self) -> None:
+        """Starts it, and waits until it listens."""
+        store, errors = f"sqlite:///{self._folder}/store.db", self._folder / "broker.err"
+        self._process = ForkedProcess("dtx.broker.command", "--store", store, "--listen", self.address, errors=errors)
+        assert self._process.stdout.readline(), errors.read_text()
 
     @property
     def pid(self) -> str:
         """Whom to kill."""
-        assert self._process._process is not None
-        return str(self._process._process.pid)
+        return str(self._process.pid)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._process.kill()
 
     def come_back(self) -> None:
         """Starts it again, if it was killed."""
-        assert self._process._process is not None
-        if self._process._process.poll() is not None:
-            self._process.kill()
-            self._process.start()
+        if not self._process.running:
+            self._process.close()
+            self._start()
             self.deaths += 1
 
     def remove(self) -> None:
         """At the end."""
-        self._process.kill()
+        self._process.close()
 
     @contextmanager
     def client(self) -> Iterator[Client]:
@@ -83,12 +88,28 @@ class Site:
             client.rm.close("", RMID)
 
 
+def hear(process: ForkedProcess, told: dict[str, str]) -> None:
+    """Notes what a mover is told, until it ends."""
+    for line in process.lines():
+        body, _, what = line.rstrip("\n").partition(" ")
+        if what != "rolled back" or body not in told:
+            told[body] = what
+
+
+def check_moved(messages: list[str], left: list[str], moved: list[str], told: dict[str, str]) -> None:
+    """Every message is at one of two places, once, as it was told."""
+    assert sorted(left + moved) == sorted(messages)
+    for body, what in told.items():
+        if what != "unknown" and body:
+            assert (body in moved) == (what == "committed"), f"{body} was told {what}"
+
+
 class Field:
     """Two brokers, and what the movers were told. `child` is the module that moves."""
 
-    def __init__(self, folder: Path, child: str = "tests.crash.amqp_child") -> None:
+    def __init__(self, folder: Path, child: str = "tests.crash.amqp_child", source: Any = None) -> None:
         self._child = child
-        self.source, self.target = Site(folder / "in"), Site(folder / "out")
+        self.source, self.target = source or Site(folder / "in"), Site(folder / "out")
         self.sites = {"in": self.source, "out": self.target}
         self._folder = folder
         self.told: dict[str, str] = {}
@@ -110,7 +131,6 @@ class Field:
         """One mover; its exit code. Whoever is killed is started again meanwhile."""
         pids = [victim if victim == "self" else self.sites[victim].pid for victim in victims]
         arguments = [self.source_address, self.target.address, str(self._folder / "log"), point, *pids]
-        command = [sys.executable, "-m", self._child, *arguments]
         gone = threading.Event()
 
         def restart() -> None:
@@ -118,22 +138,18 @@ class Field:
                 for site in self.sites.values():
                     site.come_back()
 
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-            nurse = threading.Thread(target=restart)
-            nurse.start()
-            try:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    body, _, told = line.rstrip("\n").partition(" ")
-                    if line.endswith("\n") and (told != "rolled back" or body not in self.told):
-                        self.told[body] = told
-                return process.wait(PATIENCE_S)
-            finally:
-                process.kill()
-                gone.set()
-                nurse.join()
-                for site in self.sites.values():
-                    site.come_back()
+        process = ForkedProcess(self._child, *arguments)
+        nurse = threading.Thread(target=restart)
+        nurse.start()
+        try:
+            hear(process, self.told)
+            return process.wait(PATIENCE_S)
+        finally:
+            process.close()
+            gone.set()
+            nurse.join()
+            for site in self.sites.values():
+                site.come_back()
 
     def recover(self, where: str) -> None:
         """A manager of the same node recovers."""
@@ -148,11 +164,8 @@ class Field:
                 threading.Event().wait(0.1)  # until the branches' time has passed
             for client in (source, target):
                 assert not client.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)
-        assert sorted(left + moved) == sorted(self.messages)
         assert left == [body for body in self.messages if body in left], "in their order"
-        for body, told in self.told.items():
-            if told != "unknown" and body:
-                assert (body in moved) == (told == "committed"), f"{body} was told {told}"
+        check_moved(self.messages, left, moved, self.told)
 
 
 @pytest.fixture

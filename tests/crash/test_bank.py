@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from bench.crash.bank.faults import Fate
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = int(os.environ.get("XABRIDGE_ROUNDS", "0"))
-"""One storm of each kind is in tests/bench/test_command.py."""
+ROUNDS = int(os.environ.get("XABRIDGE_ROUNDS", "1"))
 SEED = int(os.environ.get("XABRIDGE_SEED", "1"))
 TRIES = (1, 2) if EVERY_POINT else (1,)
 """The seeds of the transfers. Not every transaction that comes to a point has a branch that can be split from the
@@ -69,7 +68,6 @@ def test_named_points(site: Site, setup: Setup, faults: tuple[Fault, ...]) -> No
     assert campaign.tally.transfers == PER_POINT * campaign.tally.rounds, "every transfer was done"
 
 
-@pytest.mark.skipif(not ROUNDS, reason="more than the one of tests/bench/test_command.py: XABRIDGE_ROUNDS")
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_storms(site: Site) -> None:
@@ -90,14 +88,18 @@ CAUGHT: list[tuple[str, set[str], Setup, str, Fate]] = [
     ("SettlesByLooking", {"split", "lost"}, Setup("token", nodes=1, processes=2), "before decide broker", "stopped"),
     ("GoesOnWhenRefused", {"lost", "misled"}, Setup("sql"), "before force", "replaced"),
 ]
+CAUGHT_BEFORE = [{case[0] for case in CAUGHT[:number]} for number in range(len(CAUGHT))]
+"""Each mutant is caught where one party decides; where another one does, in the long form."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     ("mutant", "kinds", "setup", "point", "fate"),
-    CAUGHT,
-    ids=[f"{name}-{setup.decides}" for name, _, setup, *_ in CAUGHT],
+    [
+        pytest.param(*case, id=f"{case[0]}-{case[2].decides}", marks=[pytest.mark.long] if case[0] in before else [])
+        for case, before in zip(CAUGHT, CAUGHT_BEFORE, strict=True)
+    ],
 )
 def test_a_mutant_is_caught(site: Site, mutant: str, kinds: set[str], setup: Setup, point: str, fate: Fate) -> None:
     site.worker, site.more = "tests.crash.bank_mutants", {"mutant": mutant}

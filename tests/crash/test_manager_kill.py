@@ -10,23 +10,21 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.crash.forked import ForkedProcess
 from xabridge.testing.reference import ReferenceStore
 from xabridge.testing.reference.remote import ReferenceServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("XABRIDGE_KILLS", "6"))
 SEED = int(os.environ.get("XABRIDGE_KILLS_SEED", "1"))
 PATIENCE_S = 60
@@ -51,26 +49,21 @@ class Field:
         self.told: dict[str, str] = {}
 
     @contextmanager
-    def child(self, name: str, threads: int, point: str = "- 0") -> Iterator[subprocess.Popen[str]]:
-        arguments = [self._address, self._authkey.hex(), str(self._folder / "log"), name, str(threads), point]
-        command = [sys.executable, "-m", "tests.crash.manager_child", *arguments]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
-                self._read_rest(process)
+    def child(self, name: str, threads: int, point: str = "- 0") -> Iterator[ForkedProcess]:
+        arguments = (self._address, self._authkey.hex(), str(self._folder / "log"), name, str(threads), point)
+        process = ForkedProcess("tests.crash.manager_child", *arguments)
+        try:
+            yield process
+        finally:
+            process.kill()
+            for line in process.lines():
+                self.hear(line)
+            process.close()
         self._wait_until_nobody_is_connected()
-
-    def _read_rest(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.hear(line)
 
     def hear(self, line: str) -> None:
         key, _, told = line.rstrip("\n").partition(" ")
-        if line.endswith("\n"):
-            self.told[key] = told
+        self.told[key] = told
 
     def _wait_until_nobody_is_connected(self) -> None:
         """What a killed process had sent has its effect before the next one starts."""
@@ -106,8 +99,7 @@ def field(tmp_path: Path) -> Iterator[Field]:
 def killed_at(field: Field, points: list[str]) -> None:
     for number, point in enumerate(points):
         with field.child(f"p{number}", 1, point) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
+            for line in process.lines():
                 field.hear(line)
                 assert len(field.told) < 1000 * (number + 1), f"{point} was never reached"
             assert process.wait(PATIENCE_S) == -9
@@ -148,7 +140,6 @@ def test_killed_at_random(field: Field) -> None:
     random = Random(SEED)
     for kill in range(KILLS):
         with field.child(f"k{kill}", 4) as process:
-            assert process.stdout is not None
             for _ in range(random.randint(1, 150)):
                 field.hear(process.stdout.readline())
         if random.random() < 0.5:

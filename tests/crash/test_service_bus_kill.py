@@ -16,7 +16,7 @@ import pytest
 
 from rm_amqp import Message
 from rm_amqp.decider.tokens import Token
-from tests.crash.test_amqp_kill import PER_STEP, Field, Site, some_of
+from tests.crash.test_amqp_kill import PER_STEP, Field, Site, check_moved, some_of
 from tests.crash.test_decider_kill import STEPS
 from tests.rm_amqp.service_bus.server import TOPIC, ServiceBusServer
 
@@ -76,10 +76,7 @@ class ServiceBusField(Field):
         left = self.bodies("x")
         with self.target.client() as target:
             moved = target.look("y")
-        assert sorted(left + moved) == sorted(self.messages)
-        for body, told in self.told.items():
-            if told != "unknown" and body:
-                assert (body in moved) == (told == "committed"), f"{body} was told {told}"
+        check_moved(self.messages, left, moved, self.told)
         assert self.server.inside(lambda namespace: namespace.transactions) == {}
         for slot in range(SLOTS):
             (body,) = self.bodies(f"xabridge.tokens.{slot}")

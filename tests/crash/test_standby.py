@@ -165,8 +165,8 @@ def test_two_brokers_on_one_store_lose_and_split_nothing(
         with tm.begin() as tx:
             tx["broker"].send_batch("orders", [Message(body=number) for number in range(ORDERS * ROUNDS)])
         failures: list[Exception] = []
-        stop = threading.Event()
-        threads = [threading.Thread(target=work, args=(tm, stop, failures)) for _ in range(WORKERS)]
+        stop, hurry = threading.Event(), threading.Event()
+        threads = [threading.Thread(target=work, args=(tm, stop, hurry, failures)) for _ in range(WORKERS)]
         for thread in threads:
             thread.start()
         active, other = one, two
@@ -175,6 +175,7 @@ def test_two_brokers_on_one_store_lose_and_split_nothing(
                 fault(active, other)
                 active, other = other, active
         assert len(rows(shop)) < ORDERS * ROUNDS, "there was nothing to do any more when the last fault came"
+        hurry.set()
         until(lambda: rows(shop) == list(range(ORDERS * ROUNDS)), f"every order is a row: {failures[-3:]}")
         stop.set()
         for thread in threads:
@@ -203,15 +204,16 @@ def rows(shop: str) -> list[int]:
         return sorted(row[0] for row in connection.execute("SELECT id FROM orders"))
 
 
-def work(tm: TransactionManager, stop: threading.Event, failures: list[Exception]) -> None:
-    """Moves one order after the other, whatever happens."""
+def work(tm: TransactionManager, stop: threading.Event, hurry: threading.Event, failures: list[Exception]) -> None:
+    """Moves one order after the other, whatever happens; slowly until `hurry`, so that there is work until the last
+    fault."""
     while not stop.is_set():
         try:
             with tm.begin() as tx:
                 order = tx["broker"].receive("orders", timeout_s=0.5)
                 tx["shop"].execute(text("INSERT INTO orders VALUES (:id)"), {"id": order.body})
                 tx["broker"].send("invoices", Message(body=order.body))
-                time.sleep(0.1)  # so that there is work until the last fault
+                hurry.wait(0.2)
         except Exception as error:  # noqa: BLE001 — whatever it is, it is tried again
             failures.append(error)
             time.sleep(0.05)

@@ -8,15 +8,14 @@ application got must be true, and no decision may be left.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rm_amqp import DecidingBroker, Message
 from rm_amqp.decider.tokens import Token
-from tests.crash.test_amqp_kill import PATIENCE_S, ROOT, Site
+from tests.crash.forked import ForkedProcess
+from tests.crash.test_amqp_kill import PATIENCE_S, Site, check_moved, hear
 from tests.rm_amqp.client import RMID, new_xid
 from xa import TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS
 
@@ -46,7 +45,6 @@ class Together:
         self._restart = restart
         self.messages: list[str] = []
         self.told: dict[str, str] = {}
-        self._lock = threading.Lock()
 
     @contextmanager
     def _onlooker(self) -> Iterator[DecidingBroker]:
@@ -76,25 +74,16 @@ class Together:
         self.messages += new
         self._work(lambda session: [session.send("x", Message(body)) for body in new])
 
-    def _start(self, node: str, point: str, *victims: str) -> subprocess.Popen[str]:
-        arguments = [self._source.address, self._target.address, node, point, *victims]
-        command = [sys.executable, "-m", "tests.crash.decider_child", *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-
-    def _hear(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            body, _, told = line.rstrip("\n").partition(" ")
-            with self._lock:
-                if line.endswith("\n") and (told != "rolled back" or body not in self.told):
-                    self.told[body] = told
+    def _start(self, node: str, point: str, *victims: str) -> ForkedProcess:
+        arguments = (self._source.address, self._target.address, node, point, *victims)
+        return ForkedProcess("tests.crash.decider_child", *arguments)
 
     def run(self, dies: int, point: str, *, nodes: Sequence[str] = NODES) -> None:
         """One round: the process number `dies` is killed at `point`, and what has died comes back."""
         self.feed(f"{point} {len(self.messages)}")
         points = [(node, point, "self") if number == dies else (node, "- 0") for number, node in enumerate(nodes)]
         processes = [self._start(*each) for each in points]
-        listeners = [threading.Thread(target=self._hear, args=[process]) for process in processes]
+        listeners = [threading.Thread(target=hear, args=[process, self.told]) for process in processes]
         for listener in listeners:
             listener.start()
         try:
@@ -103,24 +92,21 @@ class Together:
                 self._restart()
             codes = [process.wait(PATIENCE_S) for process in processes]
         finally:
-            for process in processes:
-                process.kill()
             for listener, process in zip(listeners, processes, strict=True):
-                process.wait()
+                process.kill()
                 listener.join()
-                if process.stdout is not None:
-                    process.stdout.close()
+                process.close()
         assert codes == [-9 if number == dies else 0 for number in range(len(nodes))]
 
     def finish(self) -> None:
-        """Each node comes back, and recovers."""
-        for node in sorted(set(NODES)):
-            process = self._start(node, "recover")
-            try:
+        """All nodes come back and recover: one of them waits for a branch of another until that has finished it."""
+        processes = {node: self._start(node, "recover") for node in sorted(set(NODES))}
+        try:
+            for node, process in processes.items():
                 assert process.wait(PATIENCE_S) == 0, node
-            finally:
-                process.kill()
-                process.communicate()
+        finally:
+            for process in processes.values():
+                process.close()
 
     def check(self) -> None:
         with self._target.client() as target:
@@ -130,10 +116,7 @@ class Together:
                     break
                 threading.Event().wait(0.1)  # until the unprepared branches' time has passed
             assert not target.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)
-        assert sorted(left + moved) == sorted(self.messages)
-        for body, told in self.told.items():
-            if told != "unknown" and body:
-                assert (body in moved) == (told == "committed"), f"{body} was told {told}"
+        check_moved(self.messages, left, moved, self.told)
         assert sum(told == "committed" for told in self.told.values()) > len(self.messages) // 4
         for slot in range(2):
             assert [Token.decode(body).decided for body in self.look(f"xabridge.tokens.{slot}")] == [()], slot

@@ -21,7 +21,7 @@ from sqlalchemy import create_engine, make_url
 from tests.cli import parsed
 from tests.docs.guide import ROOT, Block, blocks, pages
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tests.xabridge.pipeline.environment import BRIEF
+from tests.xabridge.pipeline.environment import brief_settings
 from tm import configuration_from
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def test_the_blocks_run_in_a_process(page: str, postgres: Postgres, tmp_path: Pa
             else:
                 surroundings.execute(block)
         settings = tmp_path / "spark-defaults.conf"
-        settings.write_text("".join(f"{name} {value}\n" for name, value in BRIEF.items()))
+        settings.write_text("".join(f"{name} {value}\n" for name, value in brief_settings().items()))
         command, variables = [sys.executable, "-c", "\n".join(script)], os.environ | {"SPARK_CONF_DIR": str(tmp_path)}
         done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-4000:]

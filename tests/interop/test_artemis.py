@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rm_amqp import AmqpResource, DecidingBroker, Message
+from rm_amqp import AmqpResource, Message
 from tests.crash.test_amqp_kill import Site as OtherBroker
 from tests.crash.together import POINTS, Together
 from tests.interop.artemis_broker import Artemis, jars
-from tests.rm_amqp.decider.deciding import DISCHARGE, DecidingBrokerHarness
+from tests.interop.deciding_suite import *  # noqa: F403 — the suite
+from tests.interop.deciding_suite import Site
+from tests.rm_amqp.decider.deciding import DISCHARGE, DecidingBrokerHarness, ForeignHarness
 from tests.rm_amqp.decider.test_leases import in_doubt
-from tm import OutcomeUnknown, RolledBack, TransactionManager
 from tm.consumer.failures import Failures
-from tm.resources import ResourceConfig
-from xa import ResourceError, ResourceUnavailable, XaError
+from xa import ResourceError, XaError
 from xabridge.testing.contract.client import ScriptedRegistrar
-from xabridge.testing.contract.deciding import RECORD, Decider, TestDeciding
-from xabridge.testing.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.contract.deciding import RECORD, Decider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,23 +35,9 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
     from pathlib import Path
 
-    from xa import ResourceManager
-
-__all__ = ["TestDeciding"]
 
 pytestmark = [pytest.mark.slow]
 RMID = 7
-
-
-class ArtemisHarness(DecidingBrokerHarness):
-    """The same as with the embedded broker, as far as one can look into this one."""
-
-    def crash(self, rm: ResourceManager) -> None:
-        assert isinstance(rm, DecidingBroker)
-        rm.drop()
-
-    def left(self) -> list[str]:
-        return []
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +49,9 @@ def artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artemis]:
 
 
 @pytest.fixture
-def harness(request: pytest.FixtureRequest, artemis: Artemis) -> Iterator[ArtemisHarness]:
+def harness(request: pytest.FixtureRequest, artemis: Artemis) -> Iterator[ForeignHarness]:
     """Queues of its own for each test."""
-    harness = ArtemisHarness(artemis, f"{os.getpid()}-{abs(hash(request.node.name))}")
+    harness = ForeignHarness(artemis, f"{os.getpid()}-{abs(hash(request.node.name))}", slots=2)
     yield harness
     harness.close()
 
@@ -76,109 +61,6 @@ def test_it_has_no_two_phases_and_the_error_says_what_to_do(artemis: Artemis) ->
     with pytest.raises(ResourceError) as told:
         rm.open(f"amqp://{artemis.address}/", RMID)
     assert 'mode = "decider"' in str(told.value)
-
-
-def test_what_was_decided_outlives_the_broker(harness: ArtemisHarness, artemis: Artemis) -> None:
-    client = Decider(harness)
-    xid = client.ended("key")
-    client.decide(xid)
-    artemis.kill()
-    artemis.start()
-    client.reopen()
-    assert client.settle(xid) == RECORD
-    assert harness.committed() == {"key"}
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_the_broker_is_killed_at_the_discharge(harness: ArtemisHarness, artemis: Artemis, *, before: bool) -> None:
-    client = Decider(harness)
-    xid = client.ended("key")
-    harness.weather[client.rm].strike(DISCHARGE, before=before)  # type: ignore[index]
-    with pytest.raises(ResourceUnavailable):
-        client.decide(xid)
-    artemis.kill()
-    artemis.start()
-    client.reopen()
-    assert client.settle(xid) == (None if before else RECORD)
-    assert harness.committed() == (set() if before else {"key"})
-
-
-class Site:
-    """A manager over Artemis, which decides, and a database with two phases."""
-
-    def __init__(self, harness: DecidingBrokerHarness) -> None:
-        self.harness = harness
-        self.store = ReferenceStore("shop")
-        self.client = harness.new()
-        self.manager = TransactionManager(
-            "artemis-1",
-            None,
-            {
-                "broker": ResourceConfig(harness.open_string, "decider", factory=lambda _: self.client),
-                "shop": ResourceConfig(self.store.url, factory=ReferenceFactory(self.store)),
-            },
-            background=False,
-        )
-
-    def put(self, *bodies: str) -> None:
-        """Messages to work on."""
-        with self.manager.begin() as tx:
-            for body in bodies:
-                tx["broker"].send(self.harness.queue, Message(body))
-
-    def move(self) -> str:
-        """One message becomes a row and an answer."""
-        with self.manager.begin() as tx:
-            body = str(tx["broker"].receive(self.harness.queue, 10).body)
-            tx["shop"].write(body, True)
-            tx["broker"].send(self.harness.queue + "-answers", Message(body))
-        return body
-
-    def answers(self) -> list[object]:
-        """What was sent."""
-        return self.harness.bodies(self.harness.queue + "-answers")
-
-
-def test_messages_become_rows_and_answers(harness: ArtemisHarness) -> None:
-    site = Site(harness)
-    site.put("1", "2", "3")
-    assert [site.move() for _ in range(3)] == ["1", "2", "3"]
-    assert sorted(site.store.data) == ["1", "2", "3"]
-    assert site.answers() == ["1", "2", "3"]
-    assert harness.committed() == set()
-    site.manager.close()
-
-
-def test_what_is_rolled_back_comes_again(harness: ArtemisHarness) -> None:
-    site = Site(harness)
-    site.put("1", "2")
-    with pytest.raises(RolledBack), site.manager.begin() as tx:
-        assert tx["broker"].receive(harness.queue, 10).body == "1"
-        tx["shop"].write("1", True)
-        tx["broker"].send(harness.queue + "-answers", Message("1"))
-        tx.set_rollback_only("the test wants it")
-    assert site.answers() == []
-    assert [site.move() for _ in range(2)] == ["1", "2"]
-    assert sorted(site.store.data) == ["1", "2"]
-    site.manager.close()
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_recovery_finishes_what_is_unknown(harness: ArtemisHarness, *, before: bool) -> None:
-    site = Site(harness)
-    site.put("1")
-    harness.weather[site.client].strike(DISCHARGE, before=before)
-    with pytest.raises(OutcomeUnknown):
-        site.move()
-    for _ in range(20):
-        if site.manager.recover().clean:
-            break
-    done = [] if before else ["1"]
-    assert sorted(site.store.data) == done
-    assert site.answers() == done
-    assert harness.committed() == ({"1"} if before else set())
-    assert not site.store.in_doubt
-    site.manager.close()
 
 
 # --- several founders -------------------------------------------------------------------------------------------------
@@ -198,7 +80,7 @@ def found_together(address: str, names: list[str], barrier: Barrier, heard: Queu
     """Opens a place after the other; the first discharge that leaves, which founds it, waits for those of the other
     founders. A process of its own: threads would not send at the same moment."""
     for name in names:
-        harness = DecidingBrokerHarness(At(address), name, "&slots=2")
+        harness = DecidingBrokerHarness(At(address), name, slots=2)
         client = harness.new()
         harness.weather[client].pause(DISCHARGE, lambda: barrier.wait(PATIENCE_S))
         try:
@@ -228,7 +110,7 @@ def test_a_place_that_was_founded_at_one_moment_outlives_the_broker(artemis: Art
     artemis.kill()
     artemis.start()
     for name in names:
-        harness = ArtemisHarness(artemis, name, "&slots=2")
+        harness = ForeignHarness(artemis, name, slots=2)
         assert len(harness.bodies(harness.tokens)) > 1, "they did not found it at the same moment"
         client = Decider(harness)
         assert {client.rm.decider_id.hex()} == before[name]
@@ -240,7 +122,7 @@ def test_a_place_that_was_founded_at_one_moment_outlives_the_broker(artemis: Art
 
 def test_hundreds_of_decisions_in_doubt_outlive_the_broker(artemis: Artemis) -> None:
     """Their token is what Artemis calls a large message, and keeps in a file."""
-    harness = ArtemisHarness(artemis, f"many-{os.getpid()}", "&slots=1")
+    harness = ForeignHarness(artemis, f"many-{os.getpid()}", slots=1)
     client = Decider(harness)
     decided = in_doubt(client, 200)
     artemis.kill()
@@ -276,7 +158,7 @@ def test_nodes_and_siblings_share_a_token_queue_while_it_is_killed(tmp_path: Pat
         target.remove()
 
 
-def test_a_message_that_is_put_off_waits_by_the_clock_of_the_broker(harness: ArtemisHarness) -> None:
+def test_a_message_that_is_put_off_waits_by_the_clock_of_the_broker(harness: ForeignHarness) -> None:
     """The consumer's clock is behind by an hour."""
     queue = f"{harness.queue}-put-off"
     tries: list[float] = []

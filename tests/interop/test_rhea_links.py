@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from xabridge.testing.broker import BrokerProcess
 
 
+pytestmark = [pytest.mark.slow]  # test_proton_links.py has most of this in a process that is there already
+
+
 def run(rhea: Path, port: int, scenario: str, **options: Any) -> Any:
     """The result of a scenario."""
     return programs.run(["node", "links.js"], port, scenario, folder=rhea, **options)

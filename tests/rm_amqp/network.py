@@ -15,6 +15,7 @@ from enum import Enum
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from zlib import crc32
 
 from dtx.amqp.sasl import SaslServer, ServerPolicy
 from dtx.broker.access.permissions import EVERYTHING, Permissions
@@ -53,15 +54,18 @@ class Kind(Enum):
 
 DELAYS_S: Final = {Kind.LATE: 60.0, Kind.SLOW: 5.0}
 STILL_S: Final = 25.0
-ONE_IN: Final = 1 if EVERY_POINT else 3
+MOST: Final = 1000
 AWAY_S: Final = 15.0
 HOSTS: Final = ("here", "there")
 
 
-def boundaries(kind: Kind) -> range:
-    """Where a fault of this kind strikes, one boundary after the other: all with XABRIDGE_POINTS=all, else one in
-    three, from the first, second or third on."""
-    return range(1 + list(Kind).index(kind) % ONE_IN, 1000, ONE_IN)
+def boundaries(kind: Kind, *case: object, one_in: int = 9, each_from: int = MOST) -> list[int]:
+    """Where a fault of this kind strikes, one boundary after the other: at all with XABRIDGE_POINTS=all, else at one in
+    so many, and at each from some boundary on. Each case of a test begins somewhere else, so that together they strike
+    everywhere."""
+    step = 1 if EVERY_POINT else one_in
+    first = crc32(repr((kind.name, *case)).encode()) % step
+    return [at for at in range(1, MOST) if at >= each_from or at % step == first]
 
 
 class Way:

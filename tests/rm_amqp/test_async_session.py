@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rm_amqp import Message, NoMessage
-from tests.rm_amqp.client import RMID, new_xid
+from tests.rm_amqp.client import RMID, new_xid, transaction
+from tests.rm_amqp.client import put as put_all
 from tests.rm_amqp.event_loop import run
 from tests.rm_amqp.network import Network
-from xa import TMONEPHASE, TMSUCCESS, ResourceUnavailable, ThreadOfControl, entered
+from xa import ResourceUnavailable, ThreadOfControl, entered
 
 if TYPE_CHECKING:
     from rm_amqp import AmqpResource
@@ -28,10 +29,7 @@ def opened(network: Network) -> AmqpResource:
 def put(rm: AmqpResource, queue: str) -> None:
     """Somebody else sends a message."""
     with entered(ThreadOfControl()):
-        rm.start(xid := new_xid(), RMID)
-        rm.session(RMID).send(queue, Message(f"for {queue}"))
-        rm.end(xid, RMID, TMSUCCESS)
-        rm.commit(xid, RMID, TMONEPHASE)
+        put_all(rm, queue, [f"for {queue}"])
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
@@ -43,21 +41,19 @@ def test_tasks_of_one_transaction_wait_at_the_same_time(order: str) -> None:
 
     async def main() -> None:
         began = network.now
-        rm.start(xid := new_xid(), RMID)
-        session = rm.session(RMID).aio
+        with transaction(rm) as work:
+            session = work.aio
 
-        async def receive(queue: str) -> None:
-            message = await session.receive(queue, 18)
-            heard.append((message.body, network.now - began))
+            async def receive(queue: str) -> None:
+                message = await session.receive(queue, 18)
+                heard.append((message.body, network.now - began))
 
-        async def feed() -> None:
-            for queue in order:
-                await asyncio.sleep(4)
-                put(other, queue)
+            async def feed() -> None:
+                for queue in order:
+                    await asyncio.sleep(4)
+                    put(other, queue)
 
-        await asyncio.gather(receive("a"), receive("b"), feed())
-        rm.end(xid, RMID, TMSUCCESS)
-        rm.commit(xid, RMID, TMONEPHASE)
+            await asyncio.gather(receive("a"), receive("b"), feed())
 
     run(network, main())
     assert [body for body, _ in heard] == [f"for {queue}" for queue in order]
@@ -74,17 +70,15 @@ def test_batches_are_received_and_sent() -> None:
 
     async def main() -> None:
         for verb in ("put", "handle", "look"):
-            rm.start(xid := new_xid(), RMID)
-            session = rm.session(RMID).aio
-            if verb == "put":
-                await session.send_batch("a", [Message(number) for number in range(100)])
-            elif verb == "handle":
-                messages = await session.receive_batch("a", 40, 5)
-                await session.send_batch("b", messages)
-            else:
-                handled.extend([message.body async for message in session.browse("b")])
-            rm.end(xid, RMID, TMSUCCESS)
-            rm.commit(xid, RMID, TMONEPHASE)
+            with transaction(rm) as work:
+                session = work.aio
+                if verb == "put":
+                    await session.send_batch("a", [Message(number) for number in range(100)])
+                elif verb == "handle":
+                    messages = await session.receive_batch("a", 40, 5)
+                    await session.send_batch("b", messages)
+                else:
+                    handled.extend([message.body async for message in session.browse("b")])
 
     run(network, main())
     assert handled == list(range(40))
@@ -95,23 +89,21 @@ def test_a_task_that_is_cancelled_leaves_the_session_to_others() -> None:
     rm, other = opened(network), opened(network)
 
     async def main() -> None:
-        rm.start(xid := new_xid(), RMID)
-        session = rm.session(RMID).aio
-        waiting = asyncio.create_task(session.receive("a", 18))
-        after = asyncio.create_task(session.receive("b", 18))
-        await asyncio.sleep(1)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        put(other, "b")
-        began = network.now
-        assert (await after).body == "for b"
-        assert network.now - began < 1
-        with pytest.raises(NoMessage):
-            await session.receive("c", 2)
-        assert network.now - began < 4
-        rm.end(xid, RMID, TMSUCCESS)
-        rm.commit(xid, RMID, TMONEPHASE)
+        with transaction(rm) as work:
+            session = work.aio
+            waiting = asyncio.create_task(session.receive("a", 18))
+            after = asyncio.create_task(session.receive("b", 18))
+            await asyncio.sleep(1)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            put(other, "b")
+            began = network.now
+            assert (await after).body == "for b"
+            assert network.now - began < 1
+            with pytest.raises(NoMessage):
+                await session.receive("c", 2)
+            assert network.now - began < 4
 
     run(network, main())
 
@@ -141,20 +133,18 @@ def test_a_task_sends_more_than_the_socket_takes_while_another_one_waits() -> No
     rm, other = opened(network), opened(network)
 
     async def main() -> None:
-        rm.start(xid := new_xid(), RMID)
-        session = rm.session(RMID).aio
-        waiting = asyncio.create_task(session.receive("a", 18))
-        await asyncio.sleep(1)
-        began = network.now
-        for _ in range(20):
-            await session.send("b", Message(b"x" * 1000))
-        with pytest.raises(NoMessage):
-            await session.receive("c", 0)
-        assert network.now - began < 1, "nobody waits for the time to pass"
-        put(other, "a")
-        await waiting
-        rm.end(xid, RMID, TMSUCCESS)
-        rm.commit(xid, RMID, TMONEPHASE)
+        with transaction(rm) as work:
+            session = work.aio
+            waiting = asyncio.create_task(session.receive("a", 18))
+            await asyncio.sleep(1)
+            began = network.now
+            for _ in range(20):
+                await session.send("b", Message(b"x" * 1000))
+            with pytest.raises(NoMessage):
+                await session.receive("c", 0)
+            assert network.now - began < 1, "nobody waits for the time to pass"
+            put(other, "a")
+            await waiting
 
     run(network, main())
 
@@ -166,16 +156,13 @@ def test_a_thread_and_a_task_wait_at_the_same_session() -> None:
     put(other, "b")
 
     async def main() -> None:
-        rm.start(xid := new_xid(), RMID)
-        session = rm.session(RMID)
-        waiting = asyncio.create_task(session.aio.receive("a", 18))
-        await asyncio.sleep(1)
-        began = network.now
-        assert session.receive("b", 18).body == "for b"
-        put(other, "a")
-        assert (await waiting).body == "for a"
-        assert network.now - began < 1
-        rm.end(xid, RMID, TMSUCCESS)
-        rm.commit(xid, RMID, TMONEPHASE)
+        with transaction(rm) as session:
+            waiting = asyncio.create_task(session.aio.receive("a", 18))
+            await asyncio.sleep(1)
+            began = network.now
+            assert session.receive("b", 18).body == "for b"
+            put(other, "a")
+            assert (await waiting).body == "for a"
+            assert network.now - began < 1
 
     run(network, main())

@@ -32,6 +32,8 @@ WAITING: Final = (
     (2_100, 66_000),
 )
 """How many messages wait, of how many octets each."""
+USUAL: Final = {(1, 10), (1, FRAME), (1, FRAME + 1), (3, 70_000), (300, 66_000), (WINDOW + 1, 10)}
+"""Those on either side of what is counted, in frames and in messages; the others are long."""
 MANY: Final = 20_000_000
 NARROW: Final = Limits(output_octets=FRAME, unsettled=7, credit=3)
 _NUMBERS: Final = count(1)
@@ -70,7 +72,10 @@ def _number(octets: bytes) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("messages", "octets"), WAITING)
+@pytest.mark.parametrize(
+    ("messages", "octets"),
+    [pytest.param(*waiting, marks=() if waiting in USUAL else pytest.mark.long) for waiting in WAITING],
+)
 def test_whatever_waits_is_taken_with_whatever_credit(rm: AmqpResource, messages: int, octets: int) -> None:
     queue = f"q{next(_NUMBERS)}"
     _put(rm, queue, messages, octets)

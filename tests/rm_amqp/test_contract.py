@@ -10,6 +10,7 @@ import pytest
 
 from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.simulation.seeds import EVERY_POINT
 from xa import TMREGISTER, TMUSEASYNC
 from xabridge.testing.contract.client import ScriptedRegistrar
 from xabridge.testing.contract.harness import Capabilities
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from xa import Registrar, ResourceManager, Xid
 
 VARIANTS = {"static": TMUSEASYNC, "dynamic": TMREGISTER | TMUSEASYNC}
+BEGINNINGS = {"TestRegistration", "TestAssociation", "TestThreads", "TestFailures", "TestCapacity"}
+"""The parts of the suite where it matters how a branch begins. The others begin all alike, and run with dynamic
+registration with XABRIDGE_POINTS=all only."""
 
 
 class AmqpHarness:
@@ -97,7 +101,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
     broker.stop()
 
 
-@pytest.fixture(params=VARIANTS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "harness" not in metafunc.fixturenames:
+        return
+    part = metafunc.cls.__name__ if metafunc.cls is not None else ""
+    variants = ["dynamic"] if part == "TestRegistration" else list(VARIANTS)
+    if part not in BEGINNINGS and not EVERY_POINT:
+        variants = ["static"]
+    metafunc.parametrize("harness", variants, indirect=True)
+
+
+@pytest.fixture
 def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[AmqpHarness]:
     """The variants."""
     harness = AmqpHarness(broker, VARIANTS[request.param], str(abs(hash(request.node.name))))

@@ -107,27 +107,23 @@ def test_what_was_gathered_is_browsed_in_the_same_order(
 
 def test_gathering_takes_no_more_than_asked_and_nothing_is_sent_ahead(client: Client, queue: str) -> None:
     client.put(queue, "abcdef")
-    xid = client.start()
-    assert _bodies(client.session.gather(queue, 4)) == ["a", "b", "c", "d"]
-    client.commit(xid)
+    with client.work() as session:
+        assert _bodies(session.gather(queue, 4)) == ["a", "b", "c", "d"]
     assert client.look(queue) == ["e", "f"]
-    xid = client.start()
-    assert _bodies(client.session.gather(queue, 4)) == ["e", "f"]
-    assert client.session.gather(queue, 4) == []
-    client.commit(xid)
+    with client.work() as session:
+        assert _bodies(session.gather(queue, 4)) == ["e", "f"]
+        assert session.gather(queue, 4) == []
     assert client.look(queue) == []
 
 
 def test_what_is_posted_in_bulk_is_there_with_the_commit(client: Client, queue: str) -> None:
     bodies = [f"{number}" for number in range(1500)]  # three times the credit
-    xid = client.start()
-    client.session.post(queue, _octets(*bodies))
-    assert not client.rm.has_messages(queue, RMID)
-    client.commit(xid)
+    with client.work() as session:
+        session.post(queue, _octets(*bodies))
+        assert not client.rm.has_messages(queue, RMID)
     assert client.rm.has_messages(queue, RMID)
-    xid = client.start()
-    assert _bodies(client.session.gather(queue, 5000)) == bodies
-    client.commit(xid)
+    with client.work() as session:
+        assert _bodies(session.gather(queue, 5000)) == bodies
 
 
 def test_a_branch_that_is_not_prepared_can_not_be_read(client: Client, queue: str) -> None:
@@ -155,23 +151,22 @@ def test_what_is_gathered_by_a_lost_connection_comes_back(
     assert other.look(queue) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_what_is_gathered_may_be_more_than_the_broker_reads_at_a_time(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path)
     client = Client(broker.address)
     bodies = [f"{number:05}".ljust(200, "x") for number in range(20_000)]  # four times what waits for one peer
-    xid = client.start()
-    client.session.post("much", _octets(*bodies))
-    client.commit(xid)
+    with client.work() as session:
+        session.post("much", _octets(*bodies))
     client.rm.drop()
     broker.stop()
     broker.start()  # what was posted has to be read from the store now
 
     def gather(_: int) -> list[object]:
         one = Client(broker.address)
-        xid = one.start()
-        taken = _bodies(one.session.gather("much", len(bodies) // 2))
-        one.commit(xid)
+        with one.work() as session:
+            taken = _bodies(session.gather("much", len(bodies) // 2))
         one.rm.drop()
         return taken
 
@@ -198,7 +193,11 @@ def test_gathered_messages_that_are_given_back_with_the_branch(connect: Callable
             client.rm.rollback(xid, RMID)
         else:
             client.rm.commit(xid, RMID)
-    xid = client.start()
-    messages = [client.session.receive(queue, 5) for _ in range(4)]
-    assert [(message.body, message.delivery_count) for message in messages] == [("a", 0), ("b", 1), ("d", 1), ("f", 0)]
-    client.commit(xid)
+    with client.work() as session:
+        messages = [session.receive(queue, 5) for _ in range(4)]
+        assert [(message.body, message.delivery_count) for message in messages] == [
+            ("a", 0),
+            ("b", 1),
+            ("d", 1),
+            ("f", 0),
+        ]

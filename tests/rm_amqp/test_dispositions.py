@@ -13,6 +13,7 @@ from dtx.amqp.performatives import MAX_UINT, PERFORMATIVES, Disposition
 from dtx.amqp.values import Described, Ulong
 from dtx.protocol.replies import ACCEPTED, MODIFIED, RELEASED, TRANSACTIONAL
 from rm_amqp.connection.dispositions import join_dispositions
+from tests.simulation.seeds import EVERY_POINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +106,7 @@ def test_what_is_different_stays_apart(other: Callable[[int], bytes]) -> None:
 
 
 def test_schedules() -> None:
-    for seed in range(2000):
+    for seed in range(2000 if EVERY_POINT else 300):
         dice = Random(seed)
         number, pieces = dice.choice([0, 250, 65_530, 2**32 - 8]), []
         for _ in range(dice.randrange(30)):

@@ -90,9 +90,8 @@ class Receiving:
 def others_get(connect: Connect, queue: str) -> list[Any]:
     """What another client receives."""
     client = connect()
-    xid = client.start()
-    message = client.session.receive(queue, PATIENCE_S)
-    client.commit(xid)
+    with client.work() as session:
+        message = session.receive(queue, PATIENCE_S)
     return [message.body]
 
 

@@ -216,7 +216,6 @@ def test_what_was_sent_ahead_behind_a_refused_vote_comes_in_order_again(
     client.rm.end_late(xid, RMID, TMSUCCESS)
     with pytest.raises(BranchRolledBack):
         client.rm.prepare(xid, RMID)
-    xid = client.start()
-    assert [client.session.receive(queue, 5).body for _ in range(6)] == list(range(6))
-    client.commit(xid)
+    with client.work() as session:
+        assert [session.receive(queue, 5).body for _ in range(6)] == list(range(6))
     assert client.look(queue) == []

@@ -41,20 +41,13 @@ with TransactionManager("large", f"file://{sys.argv[6]}", {"broker": f"amqp://{a
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak of a process's memory")
-@pytest.mark.parametrize("kind", ["text", "binary", "data"])
+@pytest.mark.parametrize(
+    "kind", ["binary", pytest.param("text", marks=pytest.mark.slow), pytest.param("data", marks=pytest.mark.slow)]
+)
 def test_a_large_message_is_held_three_times_at_most(broker: EmbeddedBroker, tmp_path: str, kind: str) -> None:
     for what in "send", "receive":
-        command = [
-            sys.executable,
-            "-c",
-            CLIENT,
-            what,
-            broker.address,
-            f"large-{kind}",
-            kind,
-            str(OCTETS),
-            f"{tmp_path}/log",
-        ]
+        arguments = [what, broker.address, f"large-{kind}", kind, str(OCTETS), f"{tmp_path}/log"]
+        command = [sys.executable, "-c", CLIENT, *arguments]
         told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout
         times, busy_s = map(float, told.split())
         assert times < 3, f"{what}: {times:.1f} times its size, {busy_s:.2f} s"

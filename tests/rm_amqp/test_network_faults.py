@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rm_amqp import Message, NoMessage
-from tests.rm_amqp.client import RMID, new_xid
+from tests.rm_amqp.client import RMID, look, put
 from tests.rm_amqp.event_loop import run
 from tests.rm_amqp.network import Kind, Network, boundaries
 from tests.simulation.log import Disk, SimulatedLog
@@ -27,7 +27,7 @@ from tests.simulation.seeds import few, many
 from tests.tm.wrapped import VERBS, Wrapped
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 from tm.resources import ResourceConfig
-from xa import TMONEPHASE, TMREGISTER, TMSUCCESS, TMUSEASYNC, XaError
+from xa import TMREGISTER, TMUSEASYNC, XaError
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
@@ -116,21 +116,14 @@ class Field:
     def _put(self) -> None:
         rm = self.network.resource()
         rm.open(self.url, RMID)
-        rm.start(xid := new_xid(), RMID)
-        for body in self.bodies:
-            rm.session(RMID).send("x", Message(body))
-        rm.end(xid, RMID, TMSUCCESS)
-        rm.commit(xid, RMID, TMONEPHASE)
+        put(rm, "x", self.bodies)
         rm.close("", RMID)
 
     def look(self, queue: str) -> list[Any]:
         """What is available."""
         rm = self.network.resource()
         rm.open(self.url, RMID)
-        rm.start(xid := new_xid(), RMID)
-        found = [message.body for message in rm.session(RMID).browse(queue)]
-        rm.end(xid, RMID, TMSUCCESS)
-        rm.commit(xid, RMID, TMONEPHASE)
+        found = look(rm, queue)
         rm.close("", RMID)
         return found
 
@@ -222,7 +215,7 @@ class Field:
 def test_a_fault_at_every_boundary(kind: Kind, options: str, shell: str) -> None:
     """Also while the first connections are made: TCP, SASL, open, begin, attach, and what recovery asks at start."""
     heard: Counter[str] = Counter()
-    for at in boundaries(kind):
+    for at in boundaries(kind, options, shell):
         field = Field(options, shell, {at: kind})
         field.work()
         struck = not field.network.faults

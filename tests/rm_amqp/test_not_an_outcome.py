@@ -127,11 +127,10 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 def test_reading_beside_a_branch_that_has_the_only_channel(broker: EmbeddedBroker) -> None:
     client = Client(broker.address, "timeout=5&channels=1")
     client.put("orders", ["one"])
-    xid = client.start()
-    assert client.rm.has_messages("orders", RMID)
-    assert client.rm.count("orders", RMID) == 1
-    client.session.send("orders", Message("two"))
-    client.commit(xid)
+    with client.work() as session:
+        assert client.rm.has_messages("orders", RMID)
+        assert client.rm.count("orders", RMID) == 1
+        session.send("orders", Message("two"))
     client.rm.close("", RMID)
 
 
@@ -139,7 +138,7 @@ def test_a_worn_token_while_a_branch_has_the_only_channel(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token is sent anew over another channel before the branch decides."""
-    harness = DecidingBrokerHarness(broker, "worn", "&slots=1")
+    harness = DecidingBrokerHarness(broker, "worn", slots=1)
     harness.narrow()
     client = Decider(harness)
     monkeypatch.setattr("rm_amqp.decider.decision_log.WORN", 0)

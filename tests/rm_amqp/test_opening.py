@@ -51,29 +51,11 @@ def opens(open_string: str) -> None:
 
 
 # --- where ---------------------------------------------------------------------------------------------------
-def test_no_such_host() -> None:
-    error = open_error("amqp://no-such-host.invalid/?timeout=20")
-    assert error.code is Code.XAER_RMFAIL
-    assert "the broker at no-such-host.invalid:5672 can't be reached: no such host" in str(error)
-
-
-def test_nobody_listens() -> None:
-    port = free_port()
-    error = open_error(f"amqp://127.0.0.1:{port}")
-    assert error.code is Code.XAER_RMFAIL
-    assert f"the broker at 127.0.0.1:{port} can't be reached: connection refused" in str(error)
 
 
 def test_of_several_brokers_the_first_that_can_be_reached_is_taken(broker: EmbeddedBroker) -> None:
     with silent_peer() as silent:
         opens(f"amqp://127.0.0.1:{free_port()},{silent},{broker.address}/?timeout=20&connect_timeout=0.2")
-
-
-def test_every_broker_that_can_not_be_reached_is_named() -> None:
-    ports = [free_port(), free_port()]
-    error = open_error(f"amqp://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}")
-    for port in ports:
-        assert f"127.0.0.1:{port} can't be reached: connection refused" in str(error)
 
 
 def test_a_broker_that_says_nothing() -> None:
@@ -137,21 +119,37 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBrok
     broker.stop()
 
 
-def test_wrong_credentials(guarded: EmbeddedBroker) -> None:
-    error = open_error(f"amqp://shop:guess@{guarded.address}")
-    assert type(error) is ResourceError
-    assert error.code is Code.XAER_RMERR
-    assert (
-        f"the broker at {guarded.address} can't be used: SCRAM-SHA-256 as 'shop': the credentials were refused"
-        in str(error)
-    )
+@pytest.mark.parametrize(
+    ("url", "code", "told"),
+    [
+        (
+            "amqp://no-such-host.invalid/?timeout=20",
+            Code.XAER_RMFAIL,
+            ":5672 can't be reached: no such host",
+        ),
+        ("amqp://{nobody}", Code.XAER_RMFAIL, "the broker at {nobody} can't be reached: connection refused"),
+        ("amqp://127.0.0.1:1,{nobody}", Code.XAER_RMFAIL, "127.0.0.1:1 can't be reached: connection refused"),
+        ("amqp://127.0.0.1:1,{nobody}", Code.XAER_RMFAIL, "{nobody} can't be reached: connection refused"),
+        (
+            "amqp://shop:guess@{guarded}",
+            Code.XAER_RMERR,
+            "{guarded} can't be used: SCRAM-SHA-256 as 'shop'",
+        ),
+        ("amqp://shop:guess@{guarded}", Code.XAER_RMERR, "the credentials were refused"),
+        ("amqp://{guarded}", Code.XAER_RMERR, "the server offers SCRAM-SHA-256; give a user and password"),
+        ("amqps://{encrypted}", Code.XAER_RMERR, "TLS: CERTIFICATE_VERIFY_FAILED"),
+        ("amqps://127.0.0.1/?ca=/nowhere/ca.pem", Code.XAER_INVAL, "ca, cert or key can't be used"),
+    ],
+)
+def test_ways_that_lead_nowhere(
+    guarded: EmbeddedBroker, encrypted: EmbeddedBroker, url: str, code: Code, told: str
+) -> None:
+    nobody, tls = f"127.0.0.1:{free_port()}", f"localhost:{encrypted.port}"
+    url, told = (text.format(nobody=nobody, guarded=guarded.address, encrypted=tls) for text in (url, told))
+    error = open_error(url)
+    assert error.code is code
+    assert told in str(error)
     assert "guess" not in str(error)
-
-
-def test_no_credentials(guarded: EmbeddedBroker) -> None:
-    error = open_error(f"amqp://{guarded.address}")
-    assert error.code is Code.XAER_RMERR
-    assert "the server offers SCRAM-SHA-256; give a user and password" in str(error)
 
 
 def test_a_password_from_the_environment(guarded: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,15 +160,12 @@ def test_a_password_from_the_environment(guarded: EmbeddedBroker, monkeypatch: p
 
 def test_what_the_user_may_not_do(guarded: EmbeddedBroker) -> None:
     client = Client(f"shop:open%20sesame@{guarded.address}")
-    xid = client.start()
-    client.session.send("orders", Message("x"))
-    for use in (
-        lambda: client.session.receive("orders", 1),
-        lambda: client.session.send("invoices", Message("x")),
-    ):
+    with client.work(two_phase=True) as session:
+        session.send("orders", Message("x"))
         with pytest.raises(ResourceError, match="amqp:unauthorized-access"):
-            use()
-    client.commit(xid, two_phase=True)
+            session.receive("orders", 1)
+        with pytest.raises(ResourceError, match="amqp:unauthorized-access"):
+            session.send("invoices", Message("x"))
     client.rm.close("", RMID)
 
 
@@ -188,22 +183,10 @@ def test_a_certificate_of_our_own_says_who_we_are(encrypted: EmbeddedBroker) -> 
     client.rm.close("", RMID)
 
 
-def test_a_broker_that_nobody_vouches_for(encrypted: EmbeddedBroker) -> None:
-    error = open_error(f"amqps://localhost:{encrypted.port}")
-    assert error.code is Code.XAER_RMERR
-    assert "TLS: CERTIFICATE_VERIFY_FAILED" in str(error)
-
-
 def test_a_broker_without_tls(broker: EmbeddedBroker) -> None:
     error = open_error(f"amqps://{broker.address}/?timeout=5")
     assert error.code in {Code.XAER_RMERR, Code.XAER_RMFAIL}
     assert re.search("TLS|closed the connection", str(error))
-
-
-def test_a_file_that_is_not_there() -> None:
-    error = open_error("amqps://127.0.0.1/?ca=/nowhere/ca.pem")
-    assert error.code is Code.XAER_INVAL
-    assert "ca, cert or key can't be used" in str(error)
 
 
 # --- what ----------------------------------------------------------------------------------------------------
@@ -256,27 +239,25 @@ def narrowly(narrow: EmbeddedBroker) -> Iterator[Client]:
 
 def test_an_unknown_queue(narrowly: Client) -> None:
     """The transaction goes on."""
-    xid = narrowly.start()
-    for use in (
-        lambda: narrowly.session.send("ordres", Message("x")),
-        lambda: narrowly.session.receive("ordres", 1),
-        lambda: list(narrowly.session.browse("ordres")),
-    ):
-        with pytest.raises(XaMisuse, match="ordres") as raised:
-            use()
-        assert raised.value.code is Code.XAER_INVAL
-        assert "amqp:not-found" in str(raised.value)
-    narrowly.session.send("orders", Message("right"))
-    narrowly.commit(xid)
+    with narrowly.work() as session:
+        for use in (
+            lambda: session.send("ordres", Message("x")),
+            lambda: session.receive("ordres", 1),
+            lambda: list(session.browse("ordres")),
+        ):
+            with pytest.raises(XaMisuse, match="ordres") as raised:
+                use()
+            assert raised.value.code is Code.XAER_INVAL
+            assert "amqp:not-found" in str(raised.value)
+        session.send("orders", Message("right"))
     assert narrowly.look("orders") == ["right"]
 
 
 def test_a_message_that_is_too_large(narrowly: Client) -> None:
-    xid = narrowly.start()
-    with pytest.raises(XaMisuse, match="the broker takes at most 2000 for orders") as raised:
-        narrowly.session.send("orders", Message("x" * 3000))
-    assert raised.value.code is Code.XAER_INVAL
-    narrowly.commit(xid)
+    with narrowly.work() as session:
+        with pytest.raises(XaMisuse, match="the broker takes at most 2000 for orders") as raised:
+            session.send("orders", Message("x" * 3000))
+        assert raised.value.code is Code.XAER_INVAL
 
 
 @pytest.mark.parametrize(("options", "at_once"), [("ahead=true&channels=1", True), ("channels=1", False)])

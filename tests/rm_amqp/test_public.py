@@ -40,25 +40,22 @@ def test_a_session_is_a_messaging_session(client: Client, queue: str) -> None:
         return message
 
     client.put(f"{queue}-other", ["y"])
-    xid = client.start()
-    session: Session = client.session
-    assert exchange(session).body == "y"
-    client.commit(xid)
+    with client.work():
+        session: Session = client.session
+        assert exchange(session).body == "y"
     assert client.look(queue) == ["x"]
 
 
 def test_a_message_of_protons_is_sent_as_well(client: Client, queue: str) -> None:
-    xid = client.start()
-    made = proton.Message({"n": 1}, id="m", subject="s", properties={"p": proton.ulong(7)}, durable=True, ttl=60.0)
-    client.session.send(queue, made)
-    client.commit(xid)
-    xid = client.start()
-    message = client.session.receive(queue, 5)
-    assert type(message) is Message
-    told = (message.body, message.id, message.subject, message.properties, message.durable)
-    assert told == ({"n": 1}, "m", "s", {"p": 7}, True)
-    assert 0 < message.ttl <= 60
-    client.commit(xid)
+    with client.work() as session:
+        made = proton.Message({"n": 1}, id="m", subject="s", properties={"p": proton.ulong(7)}, durable=True, ttl=60.0)
+        session.send(queue, made)
+    with client.work() as session:
+        message = session.receive(queue, 5)
+        assert type(message) is Message
+        told = (message.body, message.id, message.subject, message.properties, message.durable)
+        assert told == ({"n": 1}, "m", "s", {"p": 7}, True)
+        assert 0 < message.ttl <= 60
 
 
 def test_proton_s_python_is_not_loaded() -> None:

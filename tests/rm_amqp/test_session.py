@@ -12,6 +12,7 @@ from rm_amqp import Message, NoMessage
 from rm_amqp.connection.connection import SocketConnection
 from rm_amqp.session import TOGETHER
 from tests.rm_amqp.client import RMID, Client, new_xid
+from tests.rm_amqp.messaging_suite import *  # noqa: F403 — the suite
 from xa import (
     TMFAIL,
     TMRESUME,
@@ -32,19 +33,6 @@ if TYPE_CHECKING:
     Connect = Callable[..., Client]
 
 
-def test_what_is_received_and_sent_is_done_by_commit(client: Client, queue: str) -> None:
-    client.put(queue, ["one", "two"])
-    xid = client.start()
-    assert client.session.receive(queue, 5).body == "one"
-    client.session.send(f"{queue}-out", Message("out"))
-    client.end(xid)
-    assert client.look(queue) == ["two"]
-    assert client.look(f"{queue}-out") == []
-    client.commit(xid, end=False, two_phase=True)
-    assert client.look(queue) == ["two"]
-    assert client.look(f"{queue}-out") == ["out"]
-
-
 @pytest.mark.parametrize("how", ["delay", "deliver_at", "batch"])
 def test_a_delayed_message_comes_when_its_time_has_come(client: Client, queue: str, how: str) -> None:
     """Which is counted from the commit."""
@@ -61,15 +49,14 @@ def test_a_delayed_message_comes_when_its_time_has_come(client: Client, queue: s
     began = time.monotonic()
     client.commit(xid, end=False, two_phase=True)
     assert client.look(queue) == (["now"] if how == "batch" else [])
-    xid = client.start()
-    if how == "batch":
-        assert client.session.receive(queue, 5).body == "now"
-    message = client.session.receive(queue, 5)
-    assert message.body == "later"
-    assert time.monotonic() - began > delay_s * (0.5 if how == "deliver_at" else 0.99)
-    assert (message.delay, message.deliver_at) == (0, 0), "or who passes it on would delay it again"
-    client.session.dead_letter(message, f"{queue}-dead", {"reason": "bad"})
-    client.commit(xid)
+    with client.work() as session:
+        if how == "batch":
+            assert session.receive(queue, 5).body == "now"
+        message = session.receive(queue, 5)
+        assert message.body == "later"
+        assert time.monotonic() - began > delay_s * (0.5 if how == "deliver_at" else 0.99)
+        assert (message.delay, message.deliver_at) == (0, 0), "or who passes it on would delay it again"
+        session.dead_letter(message, f"{queue}-dead", {"reason": "bad"})
     assert client.look(f"{queue}-dead") == ["later"], "a dead letter is there at once"
 
 
@@ -80,12 +67,11 @@ def test_a_broker_that_does_not_delay_is_not_asked_to(
 ) -> None:
     monkeypatch.setattr("dtx.broker.endpoint.connection.CAPABILITIES", ("ANONYMOUS-RELAY",))
     client = connect()
-    xid = client.start()
-    message = Message("later", delay=5)
-    with pytest.raises(XaMisuse, match="does not offer DELAYED_DELIVERY"):
-        client.session.send_batch(queue, [message]) if batch else client.session.send(queue, message)
-    client.session.send(queue, Message("now"))
-    client.commit(xid)
+    with client.work() as session:
+        message = Message("later", delay=5)
+        with pytest.raises(XaMisuse, match="does not offer DELAYED_DELIVERY"):
+            session.send_batch(queue, [message]) if batch else session.send(queue, message)
+        session.send(queue, Message("now"))
     assert client.look(queue) == ["now"]
 
 
@@ -148,24 +134,12 @@ def test_transactional_acquisition(client: Client, connect: Connect, queue: str)
     client.rollback(xid)
     other = connect()
     assert other.look(queue) == ["a", "b"]
-    xid = client.start()
-    assert client.session.receive(queue, 5, acquire=True).body == "a"
-    assert client.session.receive(queue, 5, acquire=True).body == "b"
-    with pytest.raises(NoMessage):
-        client.session.receive(queue, 0, acquire=True)
-    client.commit(xid, two_phase=True)
+    with client.work(two_phase=True) as session:
+        assert session.receive(queue, 5, acquire=True).body == "a"
+        assert session.receive(queue, 5, acquire=True).body == "b"
+        with pytest.raises(NoMessage):
+            session.receive(queue, 0, acquire=True)
     assert other.look(queue) == []
-
-
-def test_a_timeout_is_no_error_of_the_transaction(client: Client, queue: str) -> None:
-    xid = client.start()
-    with pytest.raises(NoMessage, match=queue):
-        client.session.receive(queue, 0.05)
-    with pytest.raises(NoMessage):
-        client.session.receive(queue, 0)
-    client.session.send(queue, Message("x"))
-    client.commit(xid)
-    assert client.look(queue) == ["x"]
 
 
 def test_a_message_that_comes_while_somebody_waits(client: Client, connect: Connect, queue: str) -> None:
@@ -189,28 +163,6 @@ def test_a_message_that_comes_while_somebody_waits(client: Client, connect: Conn
     assert received == ["late"]
 
 
-def test_a_timeout_leaves_no_credit_behind(client: Client, connect: Connect, queue: str) -> None:
-    xid = client.start()
-    with pytest.raises(NoMessage):
-        client.session.receive(queue, 0.05)
-    other = connect()
-    other.put(queue, ["for anybody"])
-    assert other.look(queue) == ["for anybody"]
-    client.commit(xid)
-
-
-def test_batches(client: Client, queue: str) -> None:
-    client.put(queue, range(25))
-    xid = client.start()
-    assert [message.body for message in client.session.receive_batch(queue, 10, 5)] == list(range(10))
-    assert [message.body for message in client.session.receive_batch(queue, 100, 5)] == list(range(10, 25))
-    assert client.session.receive_batch(queue, 5, 0) == []
-    with pytest.raises(XaMisuse):
-        client.session.receive_batch(queue, 0)
-    client.commit(xid)
-    assert client.look(queue) == []
-
-
 def test_more_messages_than_are_held_at_a_time(client: Client, queue: str) -> None:
     """The outcomes of the oldest are told before the end; the transaction decides about them as about the rest."""
     client.put(queue, range(2500))
@@ -228,18 +180,15 @@ def test_more_messages_than_are_held_at_a_time(client: Client, queue: str) -> No
 
 def test_release_reject_and_modify(client: Client, queue: str) -> None:
     client.put(queue, ["taken", "released", "rejected", "failed", "modified"])
-    xid = client.start()
-    session = client.session
-    got = {message.body: message for message in session.receive_batch(queue, 5, 5)}
-    session.release(got["released"])
-    session.reject(got["rejected"])
-    session.modify(got["failed"])
-    session.modify(got["modified"], failed=False)
-    client.commit(xid, two_phase=True)
-    xid = client.start()
-    again = client.session.receive_batch(queue, 5, 5)
-    assert [(m.body, m.delivery_count) for m in again] == [("released", 0), ("failed", 1), ("modified", 0)]
-    client.commit(xid)
+    with client.work(two_phase=True) as session:
+        got = {message.body: message for message in session.receive_batch(queue, 5, 5)}
+        session.release(got["released"])
+        session.reject(got["rejected"])
+        session.modify(got["failed"])
+        session.modify(got["modified"], failed=False)
+    with client.work() as session:
+        again = session.receive_batch(queue, 5, 5)
+        assert [(m.body, m.delivery_count) for m in again] == [("released", 0), ("failed", 1), ("modified", 0)]
     assert "rejected" in client.look(f"{queue}.dead")
 
 
@@ -269,58 +218,37 @@ def test_a_browse_takes_nothing_and_sees_what_is_available(client: Client, conne
     assert client.look(queue) == list(range(250))
 
 
-def test_messages_keep_their_parts(client: Client, queue: str) -> None:
-    sent = Message({"n": [1, 2.5, None]}, durable=True, priority=7, subject="s", properties={"k": "v"}, id="m-1")
-    xid = client.start()
-    client.session.send(queue, sent)
-    client.commit(xid)
-    xid = client.start()
-    got = client.session.receive(queue, 5)
-    assert (got.body, got.durable, got.priority, got.subject) == (sent.body, True, 7, "s")
-    assert repr(got.properties) == "{'k': 'v'}"
-    assert got.id == "m-1"
-    client.commit(xid)
-
-
 @pytest.mark.parametrize("size", [60_000, 3_000_000])
 def test_large_messages(client: Client, queue: str, size: int) -> None:
     body = bytes(range(256)) * (size // 256)
-    xid = client.start()
-    client.session.send(queue, Message(body))
-    client.commit(xid, two_phase=True)
-    xid = client.start()
-    assert client.session.receive(queue, 20).body == body
-    client.commit(xid)
+    with client.work(two_phase=True) as session:
+        session.send(queue, Message(body))
+    with client.work() as session:
+        assert session.receive(queue, 20).body == body
 
 
 def test_what_was_sent_ahead_to_an_idle_channel_goes_back(connect: Connect, queue: str) -> None:
     """Without the application's help; and its delivery is not counted."""
     hoarder, other = connect("prefetch=100"), connect()
     hoarder.put(queue, range(10))
-    xid = hoarder.start()
-    assert hoarder.session.receive(queue, 5).body == 0
-    hoarder.commit(xid)
-    xid = other.start()
-    got = [other.session.receive(queue, 20) for _ in range(9)]
-    assert [(message.body, message.delivery_count) for message in got] == [(n, 0) for n in range(1, 10)]
-    other.commit(xid)
+    assert hoarder.take(queue).body == 0
+    with other.work() as session:
+        got = [session.receive(queue, 20) for _ in range(9)]
+        assert [(message.body, message.delivery_count) for message in got] == [(n, 0) for n in range(1, 10)]
 
 
 def test_what_was_sent_ahead_goes_back_though_the_channel_is_in_use(connect: Connect, queue: str) -> None:
     """Nobody receives from that queue any more, and the channel is used for others all the time."""
     hoarder, other = connect("prefetch=100"), connect()
     hoarder.put(queue, range(10))
-    xid = hoarder.start()
-    assert hoarder.session.receive(queue, 5).body == 0
-    hoarder.commit(xid)
+    assert hoarder.take(queue).body == 0
     got: list[object] = []
     deadline = time.monotonic() + 20
     while len(got) < 9:
         assert time.monotonic() < deadline
         hoarder.put(f"{queue}-other", ["again"])
-        xid = other.start()
-        got += [message.body for message in other.session.receive_batch(queue, 9, 0)]
-        other.commit(xid)
+        with other.work() as session:
+            got += [message.body for message in session.receive_batch(queue, 9, 0)]
     assert got == list(range(1, 10))
 
 
@@ -328,13 +256,12 @@ def test_a_slow_consumer_keeps_what_was_sent_ahead(connect: Connect, queue: str)
     hoarder, other = connect("prefetch=100"), connect()
     hoarder.put(queue, range(3))
     for number in range(3):
-        xid = hoarder.start()
-        assert hoarder.session.receive(queue, 5).body == number
-        time.sleep(1.2)
-        xid_other = other.start()
-        assert other.session.receive_batch(queue, 9, 0) == []
-        other.commit(xid_other)
-        hoarder.commit(xid)
+        with hoarder.work() as session:
+            assert session.receive(queue, 5).body == number
+            time.sleep(1.2)
+            xid_other = other.start()
+            assert other.session.receive_batch(queue, 9, 0) == []
+            other.commit(xid_other)
 
 
 @pytest.mark.parametrize("in_batches", [False, True])
@@ -343,13 +270,12 @@ def test_no_more_is_sent_ahead_than_asked_for(connect: Connect, queue: str, *, i
     hoarder, other = connect("prefetch=10"), connect()
     hoarder.put(queue, range(200))
     for number in range(20):
-        xid = hoarder.start()
-        if in_batches:
-            (message,) = hoarder.session.receive_batch(queue, 1, 5)
-        else:
-            message = hoarder.session.receive(queue, 5)
-        assert message.body == number
-        hoarder.commit(xid)
+        with hoarder.work() as session:
+            if in_batches:
+                (message,) = session.receive_batch(queue, 1, 5)
+            else:
+                message = session.receive(queue, 5)
+            assert message.body == number
         assert len(other.look(queue)) >= 200 - (number + 1) - 10
 
 
@@ -360,54 +286,47 @@ def test_the_next_batch_is_sent_while_one_is_handled(
     monkeypatch.setattr(SocketConnection, "maintain", lambda _: None)  # nobody else writes what waits
     client, other = connect("prefetch=64"), connect()
     client.put(queue, range(200))
-    xid = client.start()
-    assert len(client.session.receive_batch(queue, 40, 5)) == 40
-    deadline = time.monotonic() + 20
-    while len(other.look(queue)) > 200 - 40 - 64:
-        assert time.monotonic() < deadline
-    client.commit(xid)
+    with client.work() as session:
+        assert len(session.receive_batch(queue, 40, 5)) == 40
+        deadline = time.monotonic() + 20
+        while len(other.look(queue)) > 200 - 40 - 64:
+            assert time.monotonic() < deadline
 
 
 def test_what_was_sent_ahead_goes_back_when_the_resource_manager_is_closed(connect: Connect, queue: str) -> None:
     """Nobody has seen it: its delivery is not counted."""
     hoarder, other = connect("prefetch=100"), connect()
     hoarder.put(queue, range(30))
-    xid = hoarder.start()
-    assert hoarder.session.receive(queue, 5).body == 0
-    hoarder.commit(xid)
+    assert hoarder.take(queue).body == 0
     assert hoarder.rm.close("", RMID) is Code.XA_OK
-    xid = other.start()
-    got = [other.session.receive(queue, 5) for _ in range(29)]
-    assert [(message.body, message.delivery_count) for message in got] == [(n, 0) for n in range(1, 30)]
-    other.commit(xid)
+    with other.work() as session:
+        got = [session.receive(queue, 5) for _ in range(29)]
+        assert [(message.body, message.delivery_count) for message in got] == [(n, 0) for n in range(1, 30)]
 
 
 @pytest.mark.parametrize("verb", ["send", "receive", "browse"])
 def test_an_address_is_never_cut(client: Client, queue: str, verb: str) -> None:
     """Proton takes what is behind a NUL for no part of it, and so another queue was meant."""
     client.put(queue, ["one"])
-    xid = client.start()
-    with pytest.raises(XaMisuse, match="it has a NUL"):
-        if verb == "send":
-            client.session.send(f"{queue}\0other", Message("astray"))
-        elif verb == "receive":
-            client.session.receive(f"{queue}\0other", 0)
-        else:
-            list(client.session.browse(f"{queue}\0other"))
-    client.session.send(f"{queue}-out", Message("goes on"))
-    client.commit(xid)
+    with client.work() as session:
+        with pytest.raises(XaMisuse, match="it has a NUL"):
+            if verb == "send":
+                session.send(f"{queue}\0other", Message("astray"))
+            elif verb == "receive":
+                session.receive(f"{queue}\0other", 0)
+            else:
+                list(session.browse(f"{queue}\0other"))
+        session.send(f"{queue}-out", Message("goes on"))
     assert client.look(queue) == ["one"]
     assert client.look(f"{queue}-out") == ["goes on"]
 
 
 def test_more_addresses_than_links_are_kept(client: Client, queue: str) -> None:
-    xid = client.start()
-    for number in range(150):
-        client.session.send(f"{queue}-{number}", Message(number))
-    client.commit(xid)
-    xid = client.start()
-    assert [client.session.receive(f"{queue}-{number}", 5).body for number in range(150)] == list(range(150))
-    client.commit(xid)
+    with client.work() as session:
+        for number in range(150):
+            session.send(f"{queue}-{number}", Message(number))
+    with client.work() as session:
+        assert [session.receive(f"{queue}-{number}", 5).body for number in range(150)] == list(range(150))
 
 
 # --- who may use it -----------------------------------------------------------------------------------------
@@ -434,29 +353,11 @@ def test_a_batch_with_a_message_that_can_not_be_sent_is_refused(client: Client, 
     client.rollback(xid)
 
 
-def test_outside_of_a_transaction(client: Client) -> None:
-    with pytest.raises(XaMisuse, match="associated with no branch") as raised:
-        _ = client.session
-    assert raised.value.code is Code.XAER_PROTO
-
-
-def test_after_the_end(client: Client, queue: str) -> None:
-    xid = client.start()
-    session = client.session
-    client.end(xid)
-    for use in (lambda: session.send(queue, Message("x")), lambda: session.receive(queue, 1)):
-        with pytest.raises(XaMisuse, match="its work has ended"):
-            use()
-    client.commit(xid, end=False)
-
-
 def test_from_another_thread(client: Client, queue: str) -> None:
-    xid = client.start()
-    session = client.session
-    with elsewhere(), pytest.raises(XaMisuse, match="another thread of control"):
-        session.send(queue, Message("x"))
-    session.send(queue, Message("mine"))
-    client.commit(xid)
+    with client.work() as session:
+        with elsewhere(), pytest.raises(XaMisuse, match="another thread of control"):
+            session.send(queue, Message("x"))
+        session.send(queue, Message("mine"))
     assert client.look(queue) == ["mine"]
 
 
@@ -531,17 +432,15 @@ def test_what_a_branch_is_rolled_back_for_is_told_to_the_next_receiver(
         xid = client.start()
         client.session.explain(client.session.receive(queue, 5), reason)
         client.rollback(xid)
-        xid = client.start()
-        message = client.session.receive(queue, 5)
-        assert message.instructions == ({"x-opt-retry-reason": reason[:2000]} if offered else None)
-        client.commit(xid)
+        with client.work() as session:
+            message = session.receive(queue, 5)
+            assert message.instructions == ({"x-opt-retry-reason": reason[:2000]} if offered else None)
     client.put(queue, ["a", "b"])
-    xid = client.start()
-    message, other = client.session.receive_batch(queue, 2, 5)
-    assert (message.body, other.body, other.instructions) == ("a", "b", None)
-    with pytest.raises(XaMisuse, match="was not received here"):
-        client.session.explain(Message("another"), "no")
-    client.commit(xid)
+    with client.work() as session:
+        message, other = session.receive_batch(queue, 2, 5)
+        assert (message.body, other.body, other.instructions) == ("a", "b", None)
+        with pytest.raises(XaMisuse, match="was not received here"):
+            session.explain(Message("another"), "no")
     assert client.look(queue) == []
 
 
@@ -566,14 +465,16 @@ def test_a_rollback_counts_for_no_message_that_is_excused(
         assert client.rm.prepare(xid, RMID) is Code.XA_OK
     client.rollback(xid, end=not prepared)
 
-    xid = client.start()
-    found = client.session.receive_batch(queue, 3, 5)
-    apart = {"x-opt-retry-apart": True}
-    told = [(1, {"x-opt-retry-reason": "its own fault"}), (0, apart | {"x-opt-retry-reason": "in company"}), (0, apart)]
-    assert [(one.delivery_count, one.instructions) for one in found] == (told if offered else [(1, None)] * 3)
-    client.commit(xid)
+    with client.work() as session:
+        found = session.receive_batch(queue, 3, 5)
+        apart = {"x-opt-retry-apart": True}
+        told = [
+            (1, {"x-opt-retry-reason": "its own fault"}),
+            (0, apart | {"x-opt-retry-reason": "in company"}),
+            (0, apart),
+        ]
+        assert [(one.delivery_count, one.instructions) for one in found] == (told if offered else [(1, None)] * 3)
     client.put(queue, ["c"])
-    xid = client.start()
-    client.session.excuse(client.session.receive_batch(queue, 1, 5))
-    client.commit(xid)
+    with client.work() as session:
+        session.excuse(session.receive_batch(queue, 1, 5))
     assert client.look(queue) == [], "what is said of a rollback changes nothing of a commit"

@@ -208,6 +208,7 @@ class MariaHarness(_Harness):
                 password=self._url.password or "",
                 database=self._url.database,
                 autocommit=True,
+                ssl_disabled=True,  # PyMySQL would read all certificates of the system for it
             ) as connection,
             connection.cursor() as cursor,
         ):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Self
 
+PATIENCE_S = 60
 _CHUNK = 65536
 
 
@@ -77,6 +79,19 @@ class Proxy:
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
         self.flow()
+
+    @contextmanager
+    def cut_when_held(self) -> Iterator[None]:
+        """Cuts when something is held, which has to happen inside the block."""
+
+        def cut() -> None:
+            if self.held.wait(PATIENCE_S):
+                self.cut()
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        yield
+        cutter.join()
 
     def close(self) -> None:
         """The end."""

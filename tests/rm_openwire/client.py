@@ -5,17 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from rm_amqp import Message
 from rm_openwire import OpenWireResource, Session
-from xa import TMENDRSCAN, TMFAIL, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS, Code, Xid
+from tests.rm_amqp.client import RMID, MessagingClient
+from xa import Xid
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-RMID: Final = 3
+__all__ = ["RMID", "Client", "new_name", "new_xid"]
 _NUMBERS: Final = itertools.count(1)
 
 
@@ -29,58 +26,47 @@ def new_xid() -> Xid:
     return Xid(0x7465, new_name("rm_openwire").encode()[:64], b"b")
 
 
-class Client:
-    """One instance, opened."""
+class Client(MessagingClient):
+    """One instance over OpenWire, opened."""
+
+    rm: OpenWireResource
+    fields = {"content_encoding": "utf-8"}  # noqa: RUF012 — nobody changes it
+    unsendable = (
+        (Message(7), "int"),
+        (Message([1]), "list"),
+        (Message({"a": [1]}), "'a' is a list"),
+        (Message("x", properties={"a": {}}), "property 'a' is a dict"),
+        (Message("x", annotations={"x": 1}), "annotations"),
+        (Message("x", user_id=b"u"), "user_id"),
+        (Message("x", priority=10), "priority 10"),
+        (Message("x", subject="s" * 70_000), "65535"),
+        (Message("x", correlation_id=b"c"), "octets"),
+        (Message("\ud800"), "surrogates"),
+        (Message("x", group_sequence=2**31), "group_sequence 2147483648"),
+        (Message("x", subject=5), "subject is text"),  # type: ignore[arg-type]
+        (Message("x", group_id=5), "group_id is text"),  # type: ignore[arg-type]
+        (Message("x", content_type=5), "content_type is text"),  # type: ignore[arg-type]
+        (Message("x", ttl=float("inf")), "infinity"),
+        (Message("x", ttl=1e300), "ttl is larger"),
+        (Message("x", creation_time=1e30), "creation_time is larger"),
+        (Message("x", properties={1: 2}), "1 is no name"),  # type: ignore[dict-item]
+        (Message("x", reply_to=5), "address is text"),  # type: ignore[arg-type]
+        (Message("x", reply_to=""), "not of 0"),
+        (Message("x", properties={"__HDR_MESSAGE_ID": "x"}), "'__HDR_MESSAGE_ID' has the name of a header"),
+        (Message("x", properties={"JMSXDeliveryCount": "many"}), "'JMSXDeliveryCount' has the name of a header"),
+        (Message("x", properties={"JMSXGroupSeq": "first"}), "'JMSXGroupSeq' has the name of a header"),
+    )
+    no_addresses = ("", "topic://", "temp-queue://", "q" * 70_000, "\ud800", None, 7)
 
     def __init__(self, url: str, options: str = "timeout=10") -> None:
-        self.rm = OpenWireResource()
-        self.url = f"{url}?{options}"
-        assert self.rm.open(self.url, RMID) is Code.XA_OK
+        super().__init__(OpenWireResource(), f"{url}?{options}")
+
+    @property
+    def session(self) -> Session:
+        session: Session = self.rm.session(RMID)
+        return session
 
     def begin(self) -> tuple[Xid, Session]:
         """A branch that the thread is at work in."""
-        xid = new_xid()
-        assert self.rm.start(xid, RMID) is Code.XA_OK
-        return xid, self.rm.session(RMID)
-
-    def end(self, xid: Xid) -> None:
-        """The work is done."""
-        assert self.rm.end(xid, RMID, TMSUCCESS) is Code.XA_OK
-
-    @contextmanager
-    def work(self, *, two_phase: bool = True) -> Iterator[Session]:
-        """A branch, committed at the end; rolled back by an exception."""
-        xid, session = self.begin()
-        try:
-            yield session
-        except BaseException:
-            self.rm.end(xid, RMID, TMFAIL)
-            self.rm.rollback(xid, RMID)
-            raise
-        self.end(xid)
-        if two_phase and self.rm.prepare(xid, RMID) is Code.XA_RDONLY:
-            return
-        assert self.rm.commit(xid, RMID, 0 if two_phase else TMONEPHASE) is Code.XA_OK
-
-    def prepared(self, work: Callable[[Session], object]) -> Xid:
-        """A branch that is prepared."""
-        xid, session = self.begin()
-        work(session)
-        self.end(xid)
-        assert self.rm.prepare(xid, RMID) is Code.XA_OK
-        return xid
-
-    def put(self, queue: str, *bodies: Any) -> None:
-        """Messages that are there."""
-        with self.work() as session:
-            for body in bodies:
-                session.send(queue, Message(body))
-
-    def look(self, queue: str) -> list[Any]:
-        """The bodies of the messages that are available."""
-        with self.work() as session:
-            return [message.body for message in session.browse(queue)]
-
-    def in_doubt(self) -> list[Xid]:
-        """The branches in doubt."""
-        return list(self.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN))
+        xid = self.start(xid=new_xid())
+        return xid, self.session

@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.rm_openwire.client import Client, new_name
 from tests.rm_openwire.java_brokers import BROKERS, JavaBroker
+from tests.simulation.seeds import EVERY_POINT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 NEEDS_BROKERS = ("broker", "brokers", "harness")
+BROKERS_PART = {"TestCompletion", "TestFailures", "TestHoldings", "TestRecovery"}
+"""The parts of the contract suite that depend on what the broker does with a branch. In the others the client answers
+by itself: they run over Classic, and over Artemis with XABRIDGE_POINTS=all only."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are not asked for are left out
@@ -23,22 +28,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("openwire"))
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "broker" in metafunc.fixturenames:
+        both = metafunc.cls is None or metafunc.cls.__name__ in BROKERS_PART or EVERY_POINT
+        metafunc.parametrize("broker", list(BROKERS) if both else ["classic"], indirect=True)
+
+
 @pytest.fixture(scope="session")
-def brokers() -> Iterator[dict[str, JavaBroker]]:
-    """The brokers that were started, by their kinds."""
-    started: dict[str, JavaBroker] = {}
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], JavaBroker]]:
+    """Starts the session's broker of a kind, unless it runs."""
+    made: dict[str, JavaBroker] = {}
+
+    def started(kind: str) -> JavaBroker:
+        if kind not in made:
+            made[kind] = BROKERS[kind](tmp_path_factory.mktemp(kind))
+        made[kind].start()
+        return made[kind]
+
     yield started
-    for broker in started.values():
+    for broker in made.values():
         broker.kill()
 
 
-@pytest.fixture(params=BROKERS)
-def broker(
-    request: pytest.FixtureRequest, brokers: dict[str, JavaBroker], tmp_path_factory: pytest.TempPathFactory
-) -> JavaBroker:
+@pytest.fixture
+def broker(request: pytest.FixtureRequest, brokers: Callable[[str], JavaBroker]) -> JavaBroker:
     """A broker of each kind, which runs; the same for the whole session."""
-    found = brokers.get(request.param)
-    if found is None:
-        found = brokers[request.param] = BROKERS[request.param](tmp_path_factory.mktemp(request.param))
-    found.start()
-    return found
+    return brokers(request.param)
+
+
+@pytest.fixture
+def client(broker: JavaBroker) -> Iterator[Client]:
+    """A client of either broker."""
+    client = Client(broker.url)
+    yield client
+    client.rm.drop()
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue of the test's own."""
+    return new_name()

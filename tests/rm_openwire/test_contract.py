@@ -14,7 +14,7 @@ from tests.rm_db.proxy import Proxy
 from xa import TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS, UnknownBranch
 from xa.branches import Branches
 from xabridge.testing.contract.client import RMID, ScriptedRegistrar, new_xid
-from xabridge.testing.contract.harness import Capabilities
+from xabridge.testing.contract.harness import Capabilities, Harness
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xa import Registrar, ResourceManager
 
 
-class OpenWireHarness:
+class OpenWireHarness(Harness):
     """One broker for the session, behind a proxy; each test has queues of its own."""
 
     wrong_open_string = "openwire://127.0.0.1:61616/?colour=red"
@@ -87,12 +87,6 @@ class OpenWireHarness:
     def narrow(self) -> None:
         self.open_string = f"{self.proxy.url}?timeout=5&connections=1"
 
-    def complete_heuristically(self, xid: object, *, commit: bool) -> None:
-        raise NotImplementedError(f"{xid} {commit}")
-
-    def expire(self, xid: object) -> None:
-        raise NotImplementedError(str(xid))
-
     def leaks(self) -> list[str]:
         rm = self._onlooker
         rm.open(self.broker.url, RMID)
@@ -110,7 +104,7 @@ class OpenWireHarness:
 
 @pytest.fixture
 def harness(broker: JavaBroker) -> Iterator[OpenWireHarness]:
-    """Each of the brokers."""
+    """Each of the brokers; conftest.py says which part of the suite runs over which."""
     harness = OpenWireHarness(broker)
     yield harness
     harness.close()

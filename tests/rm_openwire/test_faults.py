@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,22 +23,25 @@ from xa import BranchRolledBack, Code, HeuristicOutcome, UnknownBranch, XaError,
 from xa.diagnosis import Health
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.rm_openwire.java_brokers import JavaBroker
     from xa import Xid
 
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openwire")]  # each starts a broker, or uses the shared ones
 CERTIFICATES = SOURCES / "certificates"
 
 
-@pytest.fixture
-def client(broker: JavaBroker) -> Iterator[Client]:
-    """A client of either broker."""
-    client = Client(broker.url)
-    yield client
-    client.rm.drop()
+@contextmanager
+def running(broker: JavaBroker) -> Iterator[JavaBroker]:
+    """A broker with settings of its own."""
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.kill()
 
 
 def ask(url: str, kind: TransactionKind, xid: Xid) -> None:
@@ -50,15 +53,14 @@ def ask(url: str, kind: TransactionKind, xid: Xid) -> None:
     connection.close()
 
 
-def test_forget_of_a_prepared_branch_is_refused(client: Client) -> None:
+def test_forget_of_a_prepared_branch_is_refused(client: Client, queue: str) -> None:
     """Classic would roll it back."""
-    queue = new_name()
     xid = client.prepared(lambda session: session.send(queue, Message("kept")))
     other = Client(client.url.partition("?")[0])
     with pytest.raises(XaMisuse) as refused:
         other.rm.forget(xid, RMID)
     assert refused.value.code is Code.XAER_PROTO
-    assert client.in_doubt() == [xid]
+    assert client.in_doubt() == {xid}
     client.rm.commit(xid, RMID)
     assert client.look(queue) == ["kept"]
     with pytest.raises(UnknownBranch):
@@ -66,30 +68,22 @@ def test_forget_of_a_prepared_branch_is_refused(client: Client) -> None:
     other.rm.drop()
 
 
-def test_what_forget_would_do_to_classic(tmp_path: Path) -> None:
+def test_what_forget_would_do_to_classic(brokers: Callable[[str], JavaBroker], queue: str) -> None:
     """The reason for the guard: the day that this fails, it can go."""
-    broker = Classic(tmp_path)
-    broker.start()
-    try:
-        client = Client(broker.url)
-        xid = client.prepared(lambda session: session.send("q", Message("lost")))
-        assert broker.ask("prepared") == "1"
-        ask(broker.url, TransactionKind.FORGET, xid)
-        assert client.in_doubt() == []
-        assert client.look("q") == []
-        client.rm.drop()
-    finally:
-        broker.kill()
-
-
-def test_what_an_operator_completed_at_artemis(
-    brokers: dict[str, JavaBroker], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """It is a hazard, since Artemis does not say over OpenWire how it was completed, and it is there until `forget`."""
-    broker = brokers.get("artemis") or brokers.setdefault("artemis", Artemis(tmp_path_factory.mktemp("artemis")))
-    broker.start()
+    broker = brokers("classic")
     client = Client(broker.url)
-    queue = new_name()
+    xid = client.prepared(lambda session: session.send(queue, Message("lost")))
+    assert broker.ask("prepared") == "1"
+    ask(broker.url, TransactionKind.FORGET, xid)
+    assert client.in_doubt() == set()
+    assert client.look(queue) == []
+    client.rm.drop()
+
+
+def test_what_an_operator_completed_at_artemis(brokers: Callable[[str], JavaBroker], queue: str) -> None:
+    """It is a hazard, since Artemis does not say over OpenWire how it was completed, and it is there until `forget`."""
+    broker = brokers("artemis")
+    client = Client(broker.url)
     xids = []
     for operation in ("commit", "rollback"):
         xids.append(client.prepared(lambda session: session.send(queue, Message("by hand"))))
@@ -105,14 +99,13 @@ def test_what_an_operator_completed_at_artemis(
         assert client.rm.forget(xid, RMID) is Code.XA_OK
         with pytest.raises(UnknownBranch):
             client.rm.forget(xid, RMID)
-    assert client.in_doubt() == []
+    assert client.in_doubt() == set()
     client.rm.drop()
 
 
-def test_an_old_branch_takes_no_work(client: Client) -> None:
+def test_an_old_branch_takes_no_work(client: Client, queue: str) -> None:
     """Artemis would send it outside of the branch once its timer has rolled that back."""
     other = Client(client.url.partition("?")[0], "branch_timeout=0.3")
-    queue = new_name()
     xid, session = other.begin()
     session.send(queue, Message("first"))
     time.sleep(0.4)
@@ -126,9 +119,8 @@ def test_an_old_branch_takes_no_work(client: Client) -> None:
     other.rm.drop()
 
 
-def test_a_branch_that_was_rolled_back_behind_our_back(client: Client) -> None:
+def test_a_branch_that_was_rolled_back_behind_our_back(client: Client, queue: str) -> None:
     """Artemis' timer does so, or an operator: the vote is no."""
-    queue = new_name()
     xid, session = client.begin()
     session.send(queue, Message("never"))
     client.end(xid)
@@ -136,38 +128,32 @@ def test_a_branch_that_was_rolled_back_behind_our_back(client: Client) -> None:
     with pytest.raises(BranchRolledBack):
         client.rm.prepare(xid, RMID)
     assert client.look(queue) == []
-    assert client.in_doubt() == []
+    assert client.in_doubt() == set()
 
 
-def test_a_message_of_an_unknown_branch_at_artemis(tmp_path: Path) -> None:
+def test_a_message_of_an_unknown_branch_at_artemis(brokers: Callable[[str], JavaBroker], queue: str) -> None:
     """The reason for `branch_timeout`: it is sent at once. The day that this fails, the guard can go."""
-    broker = Artemis(tmp_path)
-    broker.start()
-    try:
-        connection = Connector(parse(broker.url)).connect()
-        message = TextMessage(
-            producer_id=connection.producer_id,
-            destination=Queue("q"),
-            transaction_id=transaction_id(new_xid()),
-            message_id=connection.new_message(),
-            content=b"\0\0\0\1x",
-            persistent=True,
-        )
-        connection.ask(message)
-        connection.close()
-        client = Client(broker.url)
-        assert client.look("q") == ["x"]
-        client.rm.drop()
-    finally:
-        broker.kill()
+    broker = brokers("artemis")
+    connection = Connector(parse(broker.url)).connect()
+    message = TextMessage(
+        producer_id=connection.producer_id,
+        destination=Queue(queue),
+        transaction_id=transaction_id(new_xid()),
+        message_id=connection.new_message(),
+        content=b"\0\0\0\1x",
+        persistent=True,
+    )
+    connection.ask(message)
+    connection.close()
+    client = Client(broker.url)
+    assert client.look(queue) == ["x"]
+    client.rm.drop()
 
 
 def test_artemis_deletes_a_queue_that_a_prepared_branch_sends_to(tmp_path: Path) -> None:
     """With its own settings it loses the message when it starts again, and doctor says what to set. With
     auto-delete-queues off, which the other tests have, nothing is lost."""
-    broker = Artemis(tmp_path, deletes_queues=True)
-    broker.start()
-    try:
+    with running(Artemis(tmp_path, deletes_queues=True)) as broker:
         client = Client(broker.url)
         checks = {check.subject: check for check in client.rm.diagnose(client.url).checks}
         assert checks["queues"].health is Health.WARN
@@ -177,13 +163,11 @@ def test_artemis_deletes_a_queue_that_a_prepared_branch_sends_to(tmp_path: Path)
         broker.start()
         client.rm.drop()
         client = Client(broker.url)
-        assert client.in_doubt() == [xid]
+        assert client.in_doubt() == {xid}
         assert client.rm.commit(xid, RMID) is Code.XA_OK
         with client.work() as session, pytest.raises(NoMessage):
             session.receive("q", 0.5)
         client.rm.drop()
-    finally:
-        broker.kill()
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -191,7 +175,7 @@ def test_a_prepared_branch_outlives_the_broker(broker: JavaBroker, *, commit: bo
     """What it has taken and what it has sent is invisible meanwhile, and whole afterwards."""
     client = Client(broker.url)
     queue, out = new_name(), new_name("out")
-    client.put(queue, "a", "b")
+    client.put(queue, ["a", "b"])
 
     def move(session: object) -> None:
         assert hasattr(session, "receive")
@@ -203,7 +187,7 @@ def test_a_prepared_branch_outlives_the_broker(broker: JavaBroker, *, commit: bo
     broker.start()
     client.rm.drop()
     client = Client(broker.url)
-    assert client.in_doubt() == [xid]
+    assert client.in_doubt() == {xid}
     assert (client.look(queue), client.look(out)) == (["b"], [])
     (client.rm.commit if commit else client.rm.rollback)(xid, RMID)
     if commit:
@@ -212,7 +196,7 @@ def test_a_prepared_branch_outlives_the_broker(broker: JavaBroker, *, commit: bo
         assert (sorted(client.look(queue)), client.look(out)) == (["a", "b"], [])
         with client.work() as session:
             assert {message.body for message in session.receive_batch(queue, 2, 5)} == {"a", "b"}
-    assert client.in_doubt() == []
+    assert client.in_doubt() == set()
     client.rm.drop()
 
 
@@ -232,11 +216,11 @@ def test_a_rollback_does_not_overtake_work(broker: JavaBroker) -> None:
         proxy.cut()
         client.rm.open(client.url, RMID)
         other = Client(proxy.url)
-        assert client.in_doubt() == []
+        assert client.in_doubt() == set()
         with suppress(UnknownBranch):
             client.rm.rollback(xid, RMID)
         time.sleep(2.1)
-        assert client.in_doubt() == []
+        assert client.in_doubt() == set()
         with pytest.raises(UnknownBranch):  # Classic has rolled it back with the connection
             other.rm.rollback(xid, RMID)
         assert client.look(queue) == []
@@ -244,8 +228,7 @@ def test_a_rollback_does_not_overtake_work(broker: JavaBroker) -> None:
         other.rm.drop()
 
 
-def test_a_rollback_while_the_application_waits_for_a_message(client: Client) -> None:
-    queue = new_name()
+def test_a_rollback_while_the_application_waits_for_a_message(client: Client, queue: str) -> None:
     told: list[XaError] = []
     begun = threading.Event()
     xid = new_xid()
@@ -272,12 +255,10 @@ def test_a_rollback_while_the_application_waits_for_a_message(client: Client) ->
 
 
 def test_credentials(tmp_path: Path) -> None:
-    broker = Classic(tmp_path, user="ada", password="p@ss:w/rd %")  # noqa: S106 — made for this test
-    broker.start()
-    try:
+    with running(Classic(tmp_path, user="ada", password="p@ss:w/rd %")) as broker:  # noqa: S106 — made for this test
         quoted = broker.url.replace("openwire://", "openwire://ada:p%40ss%3Aw%2Frd%20%25@")
         client = Client(quoted, "plain_without_tls=true")
-        client.put("q", "x")
+        client.put("q", ["x"])
         assert client.look("q") == ["x"]
         checks = {check.subject: check.health for check in client.rm.diagnose(client.url).checks}
         assert checks["encryption"] is Health.WARN
@@ -289,8 +270,6 @@ def test_credentials(tmp_path: Path) -> None:
                 wrong.open(url, RMID)
             assert refused.value.code is Code.XAER_RMERR
             assert "wrong" not in str(refused.value)
-    finally:
-        broker.kill()
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -300,12 +279,10 @@ def test_tls(tmp_path: Path) -> None:
     make += ["-inkey", str(CERTIFICATES / "broker.key"), "-in", str(CERTIFICATES / "broker.pem")]
     subprocess.run(make, check=True, capture_output=True)
     tls = f";sslEnabled=true;keyStoreType=PKCS12;keyStorePassword=changeit;keyStorePath={store}"
-    broker = Artemis(tmp_path, options=tls)
-    broker.start()
-    try:
+    with running(Artemis(tmp_path, options=tls)) as broker:
         url = broker.url.replace("openwire://127.0.0.1", "openwire+ssl://localhost")
         client = Client(url, f"timeout=10&ca={CERTIFICATES}/ca.pem&idle_timeout=2")
-        client.put("q", "x" * 200_000)
+        client.put("q", ["x" * 200_000])
         assert client.look("q") == ["x" * 200_000]
         client.rm.drop()
         stranger = OpenWireResource()
@@ -313,13 +290,11 @@ def test_tls(tmp_path: Path) -> None:
             with pytest.raises(XaError) as refused:
                 stranger.open(wrong, RMID)
             assert refused.value.code is Code.XAER_RMFAIL
-    finally:
-        broker.kill()
 
 
 def test_the_next_broker_of_the_list(broker: JavaBroker) -> None:
     client = Client(f"openwire://127.0.0.1:1,{broker.address}/")
-    client.put(new_name(), "x")
+    client.put(new_name(), ["x"])
     client.rm.drop()
 
 

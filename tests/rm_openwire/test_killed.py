@@ -18,7 +18,6 @@ from rm_openwire.branch import BranchWork
 from rm_openwire.resource import OpenWireDriver
 from tests.rm_db.proxy import Proxy
 from tests.rm_openwire.client import Client, new_name
-from tests.rm_openwire.java_brokers import BROKERS, JavaBroker
 from tests.simulation.seeds import EVERY_POINT
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 
@@ -26,26 +25,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.rm_openwire.java_brokers import JavaBroker
+
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openwire")]
 
 EVERY = [f"{when} {verb}" for verb in ("end", "prepare", "commit") for when in ("before", "after")]
-POINTS = EVERY if EVERY_POINT else ["before prepare", "after prepare", "after commit"]
+KILLED = {"source": ["after prepare"], "target": ["after prepare", "after commit"]}
+CUT = [(point, victim) for point in EVERY for victim in (0, 1)]
+SOME_CUT = range(len(CUT)) if EVERY_POINT else (4, 7, 9, 10)
+"""Cut before the prepare and the commit, silent after both, once of the source and once of the target each."""
 VERBS: dict[str, tuple[type[Any], str]] = {
     "end": (BranchWork, "end"),
     "prepare": (BranchWork, "prepare"),
     "commit": (OpenWireDriver, "commit_prepared"),
 }
 WAYS = [pytest.param(("classic", "artemis")), pytest.param(("artemis", "classic"), marks=pytest.mark.long)]
-
-
-@pytest.fixture
-def pair(brokers: dict[str, JavaBroker], tmp_path_factory: pytest.TempPathFactory) -> dict[str, JavaBroker]:
-    """Both brokers, which run."""
-    for name, made in BROKERS.items():
-        if name not in brokers:
-            brokers[name] = made(tmp_path_factory.mktemp(name))
-        brokers[name].start()
-    return brokers
 
 
 class Trap:
@@ -102,7 +96,7 @@ def move(manager: TransactionManager, queue: str) -> bool | None:
 def put(broker: JavaBroker, queue: str, body: str) -> None:
     """A message that is there."""
     client = Client(broker.url)
-    client.put(queue, body)
+    client.put(queue, [body])
     client.rm.drop()
 
 
@@ -133,11 +127,15 @@ def check(clients: list[Client], queue: str, told: bool | None, body: str) -> No
 @pytest.mark.parametrize("victim", ["source", "target"])
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
 def test_either_broker_is_killed_at_each_point(
-    pair: dict[str, JavaBroker], way: tuple[str, str], victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: Callable[[str], JavaBroker],
+    way: tuple[str, str],
+    victim: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source, target = (pair[name] for name in way)
+    source, target = (brokers(kind) for kind in way)
     killed = source if victim == "source" else target
-    for point in POINTS:
+    for point in EVERY if EVERY_POINT else KILLED[victim]:
         queue = new_name()
         urls = {"source": f"{source.url}?timeout=20", "target": f"{target.url}?timeout=20"}
         put(source, queue, point)
@@ -158,11 +156,12 @@ def test_either_broker_is_killed_at_each_point(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
 def test_the_network_is_cut_at_each_point(
-    pair: dict[str, JavaBroker], way: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    brokers: Callable[[str], JavaBroker], way: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut, or first silent, for the source and for the target."""
-    source, target = (pair[name] for name in way)
-    for number, (point, victim) in enumerate([(point, victim) for point in EVERY for victim in (0, 1)]):
+    source, target = (brokers(kind) for kind in way)
+    for number in SOME_CUT:
+        point, victim = CUT[number]
         queue = new_name()
         put(source, queue, point)
         with Proxy(source.url) as first, Proxy(target.url) as second:

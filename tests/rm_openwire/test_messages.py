@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import proton
@@ -24,145 +23,29 @@ from rm_openwire.wire import (
     TextMessage,
     Topic,
 )
+from tests.rm_amqp.messaging_suite import *  # noqa: F403 — the suite
 from tests.rm_openwire.client import RMID, Client, new_name
-from xa import TMSUCCESS, Code, ResourceError, XaMisuse
+from xa import Code, ResourceError, XaMisuse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rm_openwire.wire import Destination
     from tests.rm_openwire.java_brokers import JavaBroker
 
 
-@pytest.fixture
-def client(broker: JavaBroker) -> Iterator[Client]:
-    """A client of either broker."""
-    client = Client(broker.url)
-    yield client
-    client.rm.drop()
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "",
-        "Καλημέρα 🌍 \0",
-        "x" * 100_000,
-        b"",
-        b"octets\0\xff",
-        b"x" * 300_000,
-        {},
-        None,
-        {"int": 7, "large": -(2**63), "float": 2.5, "text": "é", "octets": b"\0", "true": True, "none": None},
-    ],
-    ids=lambda body: repr(body)[:20],
-)
-def test_bodies(client: Client, body: Any) -> None:
-    queue = new_name()
-    client.put(queue, body)
-    with client.work() as session:
-        assert session.receive(queue, 5).body == body
-
-
-def test_what_a_message_has_besides(client: Client) -> None:
-    queue, now = new_name(), time.time()
-    sent = Message(
-        "body",
-        id="order-7",
-        subject="order",
-        correlation_id="c-1",
-        reply_to="answers",
-        properties={"number": 7, "name": "Ada", "ratio": 0.5, "urgent": True},
-        priority=7,
-        ttl=60,
-        content_type="text/plain",
-        content_encoding="utf-8",
-        group_id="g",
-        group_sequence=2,
-    )
-    with client.work() as session:
-        session.send(queue, sent)
-    with client.work() as session:
-        got = session.receive(queue, 5)
-    same: tuple[str, ...] = ("body", "id", "subject", "correlation_id", "reply_to", "properties", "priority")
-    same += ("content_type", "content_encoding", "group_id", "group_sequence")
-    assert {name: getattr(got, name) for name in same} == {name: getattr(sent, name) for name in same}
-    assert got.durable
-    assert got.address == queue
-    assert got.delivery_count == 0
-    assert got.ttl == pytest.approx(60, abs=1)
-    assert now - 5 < got.creation_time < now + 60
-
-
-def test_an_id_of_the_broker_where_the_application_gave_none(client: Client) -> None:
-    queue = new_name()
-    client.put(queue, "a", "b")
+def test_an_id_of_the_broker_where_the_application_gave_none(client: Client, queue: str) -> None:
+    client.put(queue, ["a", "b"])
     with client.work() as session:
         first, second = session.receive(queue, 5), session.receive(queue, 5)
     assert isinstance(first.id, str)
     assert first.id != second.id
 
 
-def test_proton_messages_are_sent_too(client: Client) -> None:
-    queue = new_name()
+def test_proton_messages_are_sent_too(client: Client, queue: str) -> None:
     with client.work() as session:
         session.send(queue, proton.Message(body="from proton", subject="s"))
     with client.work() as session:
         got = session.receive(queue, 5)
     assert (got.body, got.subject) == ("from proton", "s")
-
-
-@pytest.mark.parametrize(
-    ("message", "why"),
-    [
-        (Message(7), "int"),
-        (Message([1]), "list"),
-        (Message({"a": [1]}), "'a' is a list"),
-        (Message("x", properties={"a": {}}), "property 'a' is a dict"),
-        (Message("x", annotations={"x": 1}), "annotations"),
-        (Message("x", user_id=b"u"), "user_id"),
-        (Message("x", priority=10), "priority 10"),
-        (Message("x", subject="s" * 70_000), "65535"),
-        (Message("x", correlation_id=b"c"), "octets"),
-        (Message("\ud800"), "surrogates"),
-        (Message("x", group_sequence=2**31), "group_sequence 2147483648"),
-        (Message("x", subject=5), "subject is text"),  # type: ignore[arg-type]
-        (Message("x", group_id=5), "group_id is text"),  # type: ignore[arg-type]
-        (Message("x", content_type=5), "content_type is text"),  # type: ignore[arg-type]
-        (Message("x", ttl=float("inf")), "infinity"),
-        (Message("x", ttl=1e300), "ttl is larger"),
-        (Message("x", creation_time=1e30), "creation_time is larger"),
-        (Message("x", properties={1: 2}), "1 is no name"),  # type: ignore[dict-item]
-        (Message("x", reply_to=5), "address is text"),  # type: ignore[arg-type]
-        (Message("x", reply_to=""), "not of 0"),
-        (Message("x", properties={"__HDR_MESSAGE_ID": "x"}), "'__HDR_MESSAGE_ID' has the name of a header"),
-        (Message("x", properties={"JMSXDeliveryCount": "many"}), "'JMSXDeliveryCount' has the name of a header"),
-        (Message("x", properties={"JMSXGroupSeq": "first"}), "'JMSXGroupSeq' has the name of a header"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_can_not_be_sent_is_refused_by_name(client: Client, message: Message, why: str) -> None:
-    queue = new_name()
-    with client.work() as session:
-        with pytest.raises(XaMisuse, match=why) as refused:
-            session.send(queue, message)
-        assert refused.value.code is Code.XAER_INVAL
-        session.send(queue, Message("fine"))
-    assert client.look(queue) == ["fine"]
-
-
-@pytest.mark.parametrize("address", ["", "topic://", "temp-queue://", "q" * 70_000, "\ud800", None, 7])
-def test_what_is_no_address(client: Client, address: Any) -> None:
-    queue = new_name()
-    with client.work() as session:
-        for use in (lambda: session.send(address, Message("x")), lambda: session.receive(address, 0)):
-            with pytest.raises(XaMisuse) as refused:
-                use()
-            assert refused.value.code is Code.XAER_INVAL
-        with pytest.raises(XaMisuse):
-            session.browse(address)
-        session.send(queue, Message("fine"))
-    assert client.look(queue) == ["fine"]
 
 
 def test_ids_are_text() -> None:
@@ -193,24 +76,8 @@ def test_what_can_not_be_read(wire: TextMessage | MapMessage) -> None:
         decoded_message(wire, 0)
 
 
-def test_in_order_and_none_twice(client: Client) -> None:
-    queue = new_name()
-    client.put(queue, *map(str, range(30)))
-    with client.work() as session:
-        assert [message.body for message in session.receive_batch(queue, 10)] == [str(n) for n in range(10)]
-        assert session.receive(queue, 5).body == "10"
-    with client.work(two_phase=False) as session:
-        assert [message.body for message in session.receive_batch(queue, 100)] == [str(n) for n in range(11, 30)]
-        assert session.receive_batch(queue, 5, 0) == []
-        with pytest.raises(NoMessage):
-            session.receive(queue, 0.2)
-        with pytest.raises(NoMessage):
-            session.receive(queue, 0)
-
-
-def test_prefetch(client: Client) -> None:
-    queue = new_name()
-    client.put(queue, *map(str, range(30)))
+def test_prefetch(client: Client, queue: str) -> None:
+    client.put(queue, [*map(str, range(30))])
     other = Client(client.url.partition("?")[0], "prefetch=10")
     with other.work() as session:
         assert [session.receive(queue, 5).body for _ in range(15)] == [str(n) for n in range(15)]
@@ -222,14 +89,13 @@ def test_prefetch(client: Client) -> None:
     assert client.look(queue) == [str(n) for n in range(16, 30)]
 
 
-def test_a_message_that_comes_later(client: Client) -> None:
-    queue = new_name()
+def test_a_message_that_comes_later(client: Client, queue: str) -> None:
     other = Client(client.url.partition("?")[0])
 
     async def both() -> str:
         async def send() -> None:
             await asyncio.sleep(0.2)
-            await asyncio.to_thread(other.put, queue, "late")
+            await asyncio.to_thread(other.put, queue, ["late"])
 
         xid, session = client.begin()
         sending = asyncio.create_task(send())
@@ -246,8 +112,7 @@ def test_a_message_that_comes_later(client: Client) -> None:
     assert client.look(f"{queue}-out") == ["out"]
 
 
-def test_selectors(client: Client) -> None:
-    queue = new_name()
+def test_selectors(client: Client, queue: str) -> None:
     with client.work() as session:
         for number in range(6):
             session.send(queue, Message(str(number), properties={"number": number}))
@@ -259,37 +124,10 @@ def test_selectors(client: Client) -> None:
     assert client.look(queue) == ["0", "1", "2", "3", "5"]
 
 
-def test_browsing_more_than_a_window_takes_nothing(client: Client) -> None:
-    queue = new_name()
-    client.put(queue, *map(str, range(250)))
-    assert client.look(queue) == client.look(queue) == [str(n) for n in range(250)]
-
-
-def test_what_is_rolled_back_comes_again_and_is_counted(client: Client) -> None:
-    queue = new_name()
-    client.put(queue, "a", "b")
-    for delivered in range(3):
-        xid, session = client.begin()
-        message = session.receive(queue, 5)
-        assert (message.body, message.delivery_count) == ("a", delivered)
-        session.send(f"{queue}-out", Message("never"))
-        client.rm.end(xid, RMID, TMSUCCESS)
-        assert client.rm.rollback(xid, RMID) is Code.XA_OK
-    assert client.look(f"{queue}-out") == []
-    xid = client.prepared(lambda session: session.receive(queue, 5))
-    assert client.look(queue) == ["b"]
-    assert client.rm.rollback(xid, RMID) is Code.XA_OK
-    with client.work() as session:
-        message = session.receive(queue, 5)
-        assert message.body in {"a", "b"}
-        assert message.body == "b" or message.delivery_count >= 3
-
-
-def test_release_modify_reject(client: Client) -> None:
-    queue = new_name()
+def test_release_modify_reject(client: Client, queue: str) -> None:
     dead = new_name("dead")
     other = Client(client.url.partition("?")[0], f"dead_letter_queue={dead}")
-    other.put(queue, "released", "rejected", "taken", "letter", "undeliverable")
+    other.put(queue, ["released", "rejected", "taken", "letter", "undeliverable"])
     with other.work() as session:
         released, rejected, _, letter, undeliverable = session.receive_batch(queue, 5, 5)
         session.release(released)
@@ -375,11 +213,3 @@ def test_a_reply_to_a_temporary_queue(client: Client, broker: JavaBroker) -> Non
         session.send(queue, Message("went on"))
     assert client.look(queue) == ["went on"]
     other.rm.drop()
-
-
-def test_a_session_of_an_association_that_has_ended(client: Client) -> None:
-    xid, session = client.begin()
-    client.end(xid)
-    with pytest.raises(XaMisuse, match="ended"):
-        session.send("q", Message("x"))
-    client.rm.rollback(xid, RMID)

@@ -12,29 +12,28 @@ import pytest
 
 from rm_openwire import OpenWireResource
 from tests.rm_openwire.client import RMID, Client, new_name
-from tests.rm_openwire.java_brokers import Classic, JavaBroker, replicated_pair
+from tests.rm_openwire.java_brokers import JavaBroker, replicated_pair
 from tests.rm_openwire.test_killed import EVERY, Trap, check, move, put, settle
 from tests.simulation.seeds import EVERY_POINT
 from tm import TransactionManager
 from xa import XaError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("openwire"), pytest.mark.timeout(300)]
-POINTS = EVERY if EVERY_POINT else ["after prepare", "after commit"]
+POINTS = EVERY if EVERY_POINT else ["after prepare"]
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_the_live_server_is_killed(
     point: str,
-    brokers: dict[str, JavaBroker],
+    brokers: Callable[[str], JavaBroker],
     tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source = brokers.get("classic") or brokers.setdefault("classic", Classic(tmp_path_factory.mktemp("classic")))
-    source.start()
+    source = brokers("classic")
     primary, backup = replicated_pair(tmp_path)
     try:
         queue = new_name()

@@ -1,4 +1,4 @@
-"""These tests cover the open string."""
+"""These tests cover the open string: what it says, and what is refused, with its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def test_who_we_are() -> None:
     told = parse("openwire+ssl://orders%40shop:open%20sesame@broker/?connections=2&queues_stay=true")
     assert (told.user, told.password, told.connections, told.queues_stay) == ("orders@shop", "open sesame", 2, True)
     assert "sesame" not in f"{told!r} {told}"
-    assert parse("openwire+ssl://u@broker/?password_env=SECRET", {"SECRET": "a%20b"}).password == "a%20b"  # noqa: S105
+    assert str(told) == "openwire+ssl://broker:61617"
+    assert str(parse("openwire://[::1]:7,other")) == "openwire://[::1]:7,other:61616"
+    told = parse("openwire://u@broker/?password_env=SECRET&plain_without_tls=true", {"SECRET": "a%20b"})
+    assert told.password == "a%20b"  # noqa: S105 — made for this test
 
 
 @pytest.mark.parametrize(
@@ -27,18 +30,25 @@ def test_who_we_are() -> None:
         ("broker", "not a URL: write scheme://…"),
         ("a://broker", "not a scheme of this resource manager; use openwire:// or openwire+ssl://"),
         ("ssl://broker", "'ssl' is not a scheme"),
-        ("amqp://broker", "'amqp' is not a scheme"),
         ("openwire://a/orders", "there is no path"),
         ("openwire://a:0", "expected host or host:port"),
+        ("openwire://:99999", "host"),
         ("openwire://:secret@a", "a user is expected before the @"),
+        ("openwire://u:secret@a", "plain_without_tls"),
         ("openwire://u:secret@a", "a password would be sent as it is, without TLS: use openwire+ssl://"),
         ("openwire://a/?colour=red", "colour: there is no such option"),
+        ("openwire://a?timeout=0", "timeout"),
+        ("openwire://a?prefetch=many", "prefetch"),
+        ("openwire://a?queues_stay=yes", "true or false"),
+        ("openwire://a?dead_letter_queue=", "expected a name of 1 to 200"),
         ("openwire+ssl://u:secret@a/?password_env=SET", "password_env goes with a user and without a password"),
+        ("openwire+ssl://u@a?password_env=NOT_SET", "NOT_SET"),
+        ("openwire+ssl://a?ca=/nowhere.pem", "ca"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_its_place(open_string: str, told: str) -> None:
     with pytest.raises(XaMisuse) as raised:
-        parse(open_string, {"SET": "secret"})
+        parse(open_string, {"SET": "secret"}).tls_context()
     assert raised.value.code is Code.XAER_INVAL
     assert told in str(raised.value)
     assert "secret" not in str(raised.value)

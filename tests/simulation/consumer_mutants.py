@@ -108,13 +108,13 @@ class OutagesAreRemembered(Job):
 
 
 MUTANTS = [
-    Mutant("a batch is judged by its first message", JudgedByTheFirst),
-    Mutant("an attempt in company counts", CompanyCounts),
-    Mutant("an outage counts", OutagesCount),
+    Mutant("a batch is judged by its first message", JudgedByTheFirst, seed=89),
+    Mutant("an attempt in company counts", CompanyCounts, seed=62),
+    Mutant("an outage counts", OutagesCount, seed=17),
     Mutant("a conflict counts", ConflictsCount),
     Mutant("every message of a batch is blamed", EveryoneIsBlamed),
     Mutant("a refused commit counts whatever it was refused for", RefusedCommitsCount),
-    Mutant("a refused commit never counts", job=NothingIsRefusedForGood),
+    Mutant("a refused commit never counts", job=NothingIsRefusedForGood, seed=13),
     Mutant("a kill counts as a failure", job=KillsCount),
     Mutant("a handler can complete the transaction", HandlersComplete),
     Mutant("an outage is remembered", job=OutagesAreRemembered),

@@ -334,12 +334,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Mutant:
-    """What is put in the place of the right thing."""
+    """What is put in the place of the right thing; `seed` is a schedule that shows it soon."""
 
     name: str
     worker: Callable[..., Any] = Worker
     job: Callable[..., Any] = Job
     one_process: bool = False
+    seed: int = 0
 
 
 RIGHT = Mutant("none")

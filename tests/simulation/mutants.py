@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.bent import Bent
 from tm.log import Branch, LogFull, LogStopped
 from tm.log.incarnations import Incarnations, Standing
 from tm.recovery.ownership import Claim, Ownership, Whose
@@ -42,7 +43,7 @@ class Mutant:
     """
 
     name: str
-    commit_through: Callable[[Ports], Ports] = _unchanged
+    commit_through: Callable[[Ports], Any] = _unchanged
     recovery: Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]] = recover
     leasing: bool = True
     counting: bool = False
@@ -50,82 +51,20 @@ class Mutant:
     seed: int = 0
 
 
-class BentPorts:
-    """Ports that change nothing; each mutant overrides what it bends."""
-
-    def __init__(self, ports: Ports) -> None:
-        self.ports = ports
-
-    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
-        return await self.ports.ask(verb, branches, flags)
-
-    async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
-        return await self.ports.send(verb, branches, leave)
-
-    async def collect(self, asked: Asked) -> list[Answer]:
-        return await self.ports.collect(asked)
-
-    async def force(self, decision: Decision) -> LogError | None:
-        return await self.ports.force(decision)
-
-    async def decide(self, branch: Branch, decision: Decision) -> Answer:
-        return await self.ports.decide(branch, decision)
-
-    async def note(self, heuristic: Heuristic) -> LogError | None:
-        return await self.ports.note(heuristic)
-
-    async def end(self, decision: Decision, decider: str | None = None) -> None:
-        await self.ports.end(decision, decider)
-
-    async def pause(self, seconds: float) -> None:
-        await self.ports.pause(seconds)
-
-    async def is_held(self, gtrid: bytes, decider: str | None) -> bool:
-        return await self.ports.is_held(gtrid, decider)
-
-
-class BentRecoveryPorts:
-    """Ports of recovery that change nothing; each mutant overrides what it bends."""
-
-    def __init__(self, ports: RecoveryPorts) -> None:
-        self.ports = ports
-
-    async def read_decisions(self) -> Decisions:
-        return await self.ports.read_decisions()
-
-    async def scan(self) -> Scanned:
-        return await self.ports.scan()
-
-    async def read_live(self) -> Live:
-        return await self.ports.read_live()
-
-    async def settle(self, decider: str, gtrid: bytes) -> Decision | XaError | None:
-        return await self.ports.settle(decider, gtrid)
-
-    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
-        return await self.ports.ask(verb, branches, flags)
-
-    async def note(self, heuristic: Heuristic) -> LogError | None:
-        return await self.ports.note(heuristic)
-
-    async def end(self, decision: Decision, decider: str | None = None) -> None:
-        await self.ports.end(decision, decider)
-
-
 def recovery_through(
-    bent: Callable[[RecoveryPorts], RecoveryPorts],
+    bent: Callable[[RecoveryPorts], Any],
 ) -> Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]]:
     """A recovery pass through ports of a mutant."""
     return lambda ports, ownership: recover(bent(ports), ownership)
 
 
 # --- the two-phase commit -------------------------------------------------------------------------------------
-class _DecisionNotForced(BentPorts):
+class _DecisionNotForced(Bent["Ports"]):
     async def force(self, decision: Decision) -> LogError | None:  # noqa: ARG002 — that is the mistake
         return None
 
 
-class _AbortAfterDecision(BentPorts):
+class _AbortAfterDecision(Bent["Ports"]):
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         answers = await self.ports.ask(verb, branches, flags)
         if verb in (Verb.COMMIT, Verb.COMMIT_AGAIN):
@@ -135,7 +74,7 @@ class _AbortAfterDecision(BentPorts):
         return answers
 
 
-class _EndedTooEarly(BentPorts):
+class _EndedTooEarly(Bent["Ports"]):
     async def force(self, decision: Decision) -> LogError | None:
         refused = await self.ports.force(decision)
         if refused is None:
@@ -143,7 +82,7 @@ class _EndedTooEarly(BentPorts):
         return refused
 
 
-class _LostVoteCountsAsYes(BentPorts):
+class _LostVoteCountsAsYes(Bent["Ports"]):
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         answers = await self.ports.ask(verb, branches, flags)
         if verb is Verb.PREPARE:
@@ -151,7 +90,7 @@ class _LostVoteCountsAsYes(BentPorts):
         return answers
 
 
-class _RefusalCountsAsReadOnly(BentPorts):
+class _RefusalCountsAsReadOnly(Bent["Ports"]):
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         answers = await self.ports.ask(verb, branches, flags)
         if verb is Verb.PREPARE:
@@ -159,7 +98,7 @@ class _RefusalCountsAsReadOnly(BentPorts):
         return answers
 
 
-class _FailedForceCountsAsRefused(BentPorts):
+class _FailedForceCountsAsRefused(Bent["Ports"]):
     async def force(self, decision: Decision) -> LogError | None:
         refused = await self.ports.force(decision)
         return LogFull("taken for") if isinstance(refused, LogStopped) else refused
@@ -169,7 +108,7 @@ class _FailedForceCountsAsRefused(BentPorts):
         return LogFull("taken for") if isinstance(refused, LogStopped) else refused
 
 
-class _HeuristicCountsAsDone(BentPorts):
+class _HeuristicCountsAsDone(Bent["Ports"]):
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         answers = await self.ports.ask(verb, branches, flags)
         if verb is Verb.COMMIT:
@@ -184,24 +123,24 @@ def _no_room_is_rolled_back(verb: Verb, answers: list[Answer]) -> list[Answer]:
     return [xa_error(Code.XAER_RMERR) if isinstance(a, XaError) and a.code is Code.XA_RETRY else a for a in answers]
 
 
-class _NoRoomCountsAsRolledBack(BentPorts):
+class _NoRoomCountsAsRolledBack(Bent["Ports"]):
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         return _no_room_is_rolled_back(verb, await self.ports.ask(verb, branches, flags))
 
 
-class _LostDecisionCountsAsRefused(BentPorts):
+class _LostDecisionCountsAsRefused(Bent["Ports"]):
     async def decide(self, branch: Branch, decision: Decision) -> Answer:
         answer = await self.ports.decide(branch, decision)
         return xa_error(Code.XA_RBROLLBACK) if isinstance(answer, XaError) else answer
 
 
-class _CommitBeforeTheDecider(BentPorts):
+class _CommitBeforeTheDecider(Bent["Ports"]):
     async def decide(self, branch: Branch, decision: Decision) -> Answer:
         await self.ports.ask(Verb.COMMIT, decision.branches)
         return await self.ports.decide(branch, decision)
 
 
-class _BranchForgotten(BentPorts):
+class _BranchForgotten(Bent["Ports"]):
     """Phase two tells the first branch only, and takes the others for told."""
 
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
@@ -211,7 +150,7 @@ class _BranchForgotten(BentPorts):
         return answers + [Code.XA_OK] * (len(branches) - 1)
 
 
-class _LeftAnswersAreForgotten(BentPorts):
+class _LeftAnswersAreForgotten(Bent["Ports"]):
     """What was left is taken for XA_OK when somebody asks for it."""
 
     async def collect(self, asked: Asked) -> list[Answer]:
@@ -220,13 +159,13 @@ class _LeftAnswersAreForgotten(BentPorts):
         return [Code.XA_OK if index in left else answer for index, answer in enumerate(answers)]
 
 
-class _UnknownIsAlwaysAHazard(BentPorts):
+class _UnknownIsAlwaysAHazard(Bent["Ports"]):
     async def is_held(self, gtrid: bytes, decider: str | None) -> bool:  # noqa: ARG002 — that is the mistake
         return True
 
 
 # --- recovery -----------------------------------------------------------------------------------------------
-class _LogBeforeScanOnly(BentRecoveryPorts):
+class _LogBeforeScanOnly(Bent["RecoveryPorts"]):
     first: Live
 
     async def read_decisions(self) -> Decisions:
@@ -237,19 +176,19 @@ class _LogBeforeScanOnly(BentRecoveryPorts):
         return self.first
 
 
-class _LiveIgnored(BentRecoveryPorts):
+class _LiveIgnored(Bent["RecoveryPorts"]):
     async def read_live(self) -> Live:
         _, at_work, now = await self.ports.read_live()
         return frozenset(), at_work, now
 
 
-class _UnreachableCountsAsClean(BentRecoveryPorts):
+class _UnreachableCountsAsClean(Bent["RecoveryPorts"]):
     async def scan(self) -> Scanned:
         scanned = await self.ports.scan()
         return {name: [] if isinstance(xids, XaError) else xids for name, xids in scanned.items()}
 
 
-class _EndedAsReadAfterTheScan(BentRecoveryPorts):
+class _EndedAsReadAfterTheScan(Bent["RecoveryPorts"]):
     """Ends decisions that were read behind the scan: a branch may have been prepared between."""
 
     scanned: Scanned
@@ -262,12 +201,12 @@ class _EndedAsReadAfterTheScan(BentRecoveryPorts):
         return self.scanned
 
 
-class _DeciderNotSettled(BentRecoveryPorts):
+class _DeciderNotSettled(Bent["RecoveryPorts"]):
     async def settle(self, decider: str, gtrid: bytes) -> Decision | XaError | None:  # noqa: ARG002 — as above
         return None
 
 
-class _FinishedCountsAsPending(BentRecoveryPorts):
+class _FinishedCountsAsPending(Bent["RecoveryPorts"]):
     """An unknown xid is never taken for done, and a branch that can't be told is never gone."""
 
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
@@ -275,12 +214,12 @@ class _FinishedCountsAsPending(BentRecoveryPorts):
         return [xa_error(Code.XA_RETRY) for _ in answers] if verb is Verb.COMMIT_AGAIN else answers
 
 
-class _NoRoomCountsAsRolledBackInRecovery(BentRecoveryPorts):
+class _NoRoomCountsAsRolledBackInRecovery(Bent["RecoveryPorts"]):
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         return _no_room_is_rolled_back(verb, await self.ports.ask(verb, branches, flags))
 
 
-class _HeuristicDropped(BentRecoveryPorts):
+class _HeuristicDropped(Bent["RecoveryPorts"]):
     async def note(self, heuristic: Heuristic) -> LogError | None:  # noqa: ARG002 — that is the mistake
         return None
 
@@ -324,7 +263,7 @@ def _cut_or_not(own: Ownership) -> Ownership:
     return replace(own, incarnations=Incarnations(dict.fromkeys(own.incarnations.noted, Standing.WHOLE)))
 
 
-class _RollsBackOtherNodes(BentRecoveryPorts):
+class _RollsBackOtherNodes(Bent["RecoveryPorts"]):
     """Rolls back whatever is prepared and has no decision that it sees, as a node that is alone could."""
 
     scanned: Scanned
@@ -347,19 +286,19 @@ class _RollsBackOtherNodes(BentRecoveryPorts):
         return live, at_work, now
 
 
-class _NobodyElseAtWork(BentRecoveryPorts):
+class _NobodyElseAtWork(Bent["RecoveryPorts"]):
     async def read_live(self) -> Live:
         live, _, now = await self.ports.read_live()
         return live, {}, now
 
 
-class _WhoCanNotBeToldIsNotAtWork(BentRecoveryPorts):
+class _WhoCanNotBeToldIsNotAtWork(Bent["RecoveryPorts"]):
     async def read_live(self) -> Live:
         live, at_work, now = await self.ports.read_live()
         return live, {name: told for name, told in at_work.items() if not isinstance(told, XaError)}, now
 
 
-class _AtWorkReadBeforeTheScan(BentRecoveryPorts):
+class _AtWorkReadBeforeTheScan(Bent["RecoveryPorts"]):
     first: Live
 
     async def read_decisions(self) -> Decisions:
@@ -372,18 +311,18 @@ class _AtWorkReadBeforeTheScan(BentRecoveryPorts):
 
 
 MUTANTS = (
-    Mutant("the decision is not forced", commit_through=_DecisionNotForced),
-    Mutant("branches are rolled back after the decision", commit_through=_AbortAfterDecision),
+    Mutant("the decision is not forced", commit_through=_DecisionNotForced, seed=331),
+    Mutant("branches are rolled back after the decision", commit_through=_AbortAfterDecision, seed=102),
     Mutant("the decision is ended before it was told", commit_through=_EndedTooEarly),
     Mutant("a lost vote counts as yes", commit_through=_LostVoteCountsAsYes),
     Mutant("a refusal counts as read-only", commit_through=_RefusalCountsAsReadOnly),
-    Mutant("a failed force counts as refused", commit_through=_FailedForceCountsAsRefused),
+    Mutant("a failed force counts as refused", commit_through=_FailedForceCountsAsRefused, seed=694),
     Mutant("a heuristic counts as done", commit_through=_HeuristicCountsAsDone, seed=2240),
-    Mutant("a lost answer of the decider counts as no", commit_through=_LostDecisionCountsAsRefused),
-    Mutant('"no room" counts as rolled back', commit_through=_NoRoomCountsAsRolledBack),
+    Mutant("a lost answer of the decider counts as no", commit_through=_LostDecisionCountsAsRefused, seed=737),
+    Mutant('"no room" counts as rolled back', commit_through=_NoRoomCountsAsRolledBack, seed=102),
     Mutant("others commit before the decider", commit_through=_CommitBeforeTheDecider),
     Mutant("phase two forgets a branch", commit_through=_BranchForgotten),
-    Mutant("recovery reads the log before the scan only", recovery=recovery_through(_LogBeforeScanOnly)),
+    Mutant("recovery reads the log before the scan only", recovery=recovery_through(_LogBeforeScanOnly), seed=232),
     Mutant("recovery ignores live transactions", recovery=recovery_through(_LiveIgnored)),
     Mutant("recovery takes the unreachable for clean", recovery=recovery_through(_UnreachableCountsAsClean)),
     Mutant(
@@ -396,12 +335,12 @@ MUTANTS = (
         recovery=recovery_through(_NoRoomCountsAsRolledBackInRecovery),
     ),
     Mutant("recovery drops heuristics", recovery=recovery_through(_HeuristicDropped)),
-    Mutant("recovery ends what another node decided", recovery=recovery_by(_with(_EndsWhatIsOthers))),
+    Mutant("recovery ends what another node decided", recovery=recovery_by(_with(_EndsWhatIsOthers)), seed=303),
     Mutant("recovery rolls back another node's branches", recovery=recovery_through(_RollsBackOtherNodes)),
-    Mutant("recovery presumes about what is not noted", recovery=recovery_by(_noted_or_not)),
-    Mutant("recovery presumes about what a copy lacks", recovery=recovery_by(_cut_or_not)),
-    Mutant("incarnations are counted", counting=True),
-    Mutant("recovery takes every other process for dead", recovery=recovery_through(_NobodyElseAtWork)),
+    Mutant("recovery presumes about what is not noted", recovery=recovery_by(_noted_or_not), seed=389),
+    Mutant("recovery presumes about what a copy lacks", recovery=recovery_by(_cut_or_not), seed=414),
+    Mutant("incarnations are counted", counting=True, seed=389),
+    Mutant("recovery takes every other process for dead", recovery=recovery_through(_NobodyElseAtWork), seed=255),
     Mutant(
         "recovery takes whom it can't ask about for dead",
         recovery=recovery_through(_WhoCanNotBeToldIsNotAtWork),
@@ -410,8 +349,9 @@ MUTANTS = (
     Mutant(
         "recovery reads who is at work before the scan",
         recovery=recovery_through(_AtWorkReadBeforeTheScan),
+        seed=232,
     ),
-    Mutant("answers that were left are forgotten", commit_through=_LeftAnswersAreForgotten, leaving=True),
+    Mutant("answers that were left are forgotten", commit_through=_LeftAnswersAreForgotten, leaving=True, seed=102),
     Mutant("nobody takes a lease", leasing=False, seed=10981),
     Mutant("what another process has finished is a hazard", commit_through=_UnknownIsAlwaysAHazard, seed=7879),
 )

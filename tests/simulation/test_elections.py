@@ -6,12 +6,13 @@ notice each of them.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rm_amqp.decider.election import elect
 from rm_amqp.decider.tokens import WrongTokenError
+from tests.simulation.bent import Bent
 from tests.simulation.elections import Contradiction, World, every_schedule, run
 from tests.simulation.seeds import few, many
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from rm_amqp.decider.tokens import Founding, Token
     from tests.simulation.elections import Algorithm
 
-QUICK = 2_000
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "4000"))
+QUICK = 600
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "2000"))
 PARTS = 2
 SEARCH = 60_000
 
@@ -42,6 +43,7 @@ def test_schedules(part: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # schedules that a seed draws: the tests above and below
 @pytest.mark.timeout(0)
 def test_every_schedule_of_two() -> None:
     states = every_schedule(lambda choose: World(choose, elect, (1, 1)), 200_000)
@@ -123,41 +125,13 @@ async def _takes_what_it_gets(ports: Ports, own: Founding) -> Founding:
         await ports.pause("it is not there")
 
 
-class _Bent:
-    """The ports of the right algorithm, as they are; the mutants bend some of them."""
-
-    def __init__(self, ports: Ports) -> None:
-        self.ports = ports
-
-    async def foundings(self) -> Foundings:
-        return await self.ports.foundings()
-
-    async def found(self, founding: Founding) -> None:
-        await self.ports.found(founding)
-
-    async def shown(self, slot: int) -> list[Token]:
-        return await self.ports.shown(slot)
-
-    async def take(self, slot: int, wait_s: float) -> Token | None:
-        return await self.ports.take(slot, wait_s)
-
-    async def release(self) -> None:
-        await self.ports.release()
-
-    async def elect(self, winner: Founding, foundings: Foundings) -> None:
-        await self.ports.elect(winner, foundings)
-
-    async def pause(self, why: str) -> None:
-        await self.ports.pause(why)
-
-
-class _RetiresTheWinnerOnly(_Bent):
+class _RetiresTheWinnerOnly(Bent["Ports"]):
     async def elect(self, winner: Founding, foundings: Foundings) -> None:
         del foundings
         await self.ports.elect(winner, frozenset({winner}))
 
 
-class _BrowsesOnce(_Bent):
+class _BrowsesOnce(Bent["Ports"]):
     """The second browse is believed to be as the first."""
 
     browsed: Foundings | None = None
@@ -174,7 +148,7 @@ class _BrowsesOnce(_Bent):
         self.browsed = None
 
 
-class _GivesUpAtOnce(_Bent):
+class _GivesUpAtOnce(Bent["Ports"]):
     """A used token of a founding that was not shown a moment ago is an error."""
 
     seen: Foundings = frozenset()
@@ -198,7 +172,7 @@ class _GivesUpAtOnce(_Bent):
             raise WrongTokenError("its founding message is gone")
 
 
-def _with(bent: Callable[[Ports], Ports]) -> Algorithm:
+def _with(bent: Callable[[Ports], Any]) -> Algorithm:
     """The right algorithm, over bent ports."""
     return lambda ports, own: elect(bent(ports), own)
 

@@ -10,6 +10,7 @@ import dis
 import signal
 import sys
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,12 +42,14 @@ def _points(code: CodeType) -> frozenset[int]:
 
 
 class Interruptions:
-    """A context. `at` are the points, counted from 1, at which the thread that enters it is interrupted; `points` is
-    how many it has met, `where` the places at which the signal was sent, and `raised` how often its handler raised."""
+    """A context. `at` are the points, counted from 1, at which the thread that enters it is interrupted; `points` are
+    the instructions that it has met, up to the last of these, `where` the places at which the signal was sent, and
+    `raised` how often its handler raised."""
 
     def __init__(self, at: Collection[int] = ()) -> None:
         self.at = frozenset(at)
-        self.points = 0
+        self._last = max(self.at, default=inf)
+        self.points: list[tuple[CodeType, int]] = []
         self.raised = 0
         self.where: list[str] = []
         self._before: Any = None
@@ -76,6 +79,9 @@ class Interruptions:
         if self._tracing_ended:
             self._tracing_ended = False
             sys.settrace(self._called)
+        if len(self.points) >= self._last:
+            sys.settrace(None)
+            sys.setprofile(None)
 
     def _called(self, frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG002 — a trace function's
         if not frame.f_code.co_filename.startswith(OURS):
@@ -86,8 +92,8 @@ class Interruptions:
 
     def _stepped(self, frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG002 — a trace function's
         if event == "opcode" and frame.f_lasti in _points(frame.f_code):
-            self.points += 1
-            if self.points in self.at:
+            self.points.append((frame.f_code, frame.f_lasti))
+            if len(self.points) in self.at:
                 code = frame.f_code
                 self.where.append(f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_qualname}@{frame.f_lasti}")
                 self._tracing_ended = True

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tm import ResourceConfig, TransactionManager
+import pytest
+
+from tm import OutcomeUnknown, ResourceConfig, TransactionManager
 from tm.log import FileLog
 from xa import TMUSEASYNC, ThreadOfControl, entered
-from xabridge.testing.reference import DecidingStore, ReferenceDecider, ReferenceResource, ReferenceStore
+from xabridge.testing.reference import DecidingStore, Fate, ReferenceDecider, ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from tm import Outcome, Transaction, TransactionError
+    from tm.log import DecisionLog
     from xa import Registrar, ResourceManager
 
 NODE = "orders-1"
+
+
+def outcome_of(tx: Transaction | TransactionError) -> Outcome:
+    """What became of it; it is over."""
+    assert tx.outcome is not None
+    return tx.outcome
 
 
 class Clock:
@@ -125,7 +135,32 @@ class Shop:
             with entered(ThreadOfControl()):
                 self._tm.close(timeout_s=0)
 
+    @property
+    def log(self) -> DecisionLog:
+        """That of the manager."""
+        assert self.tm.log is not None
+        return self.tm.log
+
+    # --- what is done ------------------------------------------------------------------------------------------
+    def write(self, tx: Transaction, value: object = 1, names: Iterable[str] | None = None, key: str = "k") -> None:
+        """Work at these stores, or at all."""
+        for name in self.stores if names is None else names:
+            tx[name].write(key, value)
+
+    def in_doubt(self, *lost: str, names: str | None = None, key: str = "k") -> Transaction:
+        """A transaction that is decided, while these stores do not hear of their commit."""
+        for name in lost:
+            self[name].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+        with pytest.raises(OutcomeUnknown, match="is durable"), self.tm.begin() as tx:
+            self.write(tx, names=names, key=key)
+        return tx
+
     # --- what is asserted --------------------------------------------------------------------------------------
+    def assert_ended(self, value: object, key: str = "k") -> None:
+        """Each store has this value, None where all was rolled back, and nothing is left anywhere."""
+        assert self.values(key) == dict.fromkeys(self.stores, value)
+        self.assert_nothing_left()
+
     def values(self, key: str = "k") -> dict[str, Any]:
         return {name: store.data.get(key) for name, store in self.stores.items()}
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,43 +45,39 @@ class Gate:
         assert await asyncio.to_thread(self.reached.wait, 30)
 
 
-def test_a_block_commits(shop: Shop) -> None:
+ENDS: dict[str, tuple[type[Exception], str]] = {
+    "raises": (ValueError, "no"),
+    "refused": (RolledBack, "deadlock"),
+    "left suspended": (ProtocolMisuse, "left suspended"),
+    "reaped": (RolledBack, "longer than its 10 s"),
+}
+
+
+@pytest.mark.parametrize("end", ["commits", *ENDS])
+def test_a_block_commits_or_rolls_back_and_says_why(shop: Shop, end: str) -> None:
     async def main() -> None:
         before = thread_of_control()
-        async with shop.tm.begin() as tx:
-            tx["a"].write("k", 1)
-            (await tx.aenlist("b")).write("k", 1)
-        assert shop.tm.current_or_none() is None
-        assert thread_of_control() is before
+        try:
+            async with shop.tm.begin(10) as tx:
+                tx["a"].write("k", 1)
+                (await tx.aenlist("b")).write("k", 1)
+                if end == "raises":
+                    raise ValueError("no")
+                if end == "refused":
+                    shop["b"].script.plan("prepare", Code.XA_RBDEADLOCK)
+                if end == "left suspended":
+                    shop.tm.suspend()
+                if end == "reaped":
+                    shop.clock.pass_by(10)
+                    await asyncio.to_thread(shop.tm._reaper.reap)
+        finally:
+            assert shop.tm.current_or_none() is None
+            assert thread_of_control() is before
 
-    asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
-
-
-def test_a_block_that_raises_rolls_back(shop: Shop) -> None:
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            tx["a"].write("k", 1)
-            raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
+    error, match = ENDS.get(end, (None, ""))
+    with pytest.raises(error, match=match) if error else nullcontext():
         asyncio.run(main())
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
-
-
-def test_a_refusal_is_raised_at_the_end_of_the_block(shop: Shop) -> None:
-    shop["b"].script.plan("prepare", Code.XA_RBDEADLOCK)
-
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            tx["a"].write("k", 1)
-            tx["b"].write("k", 1)
-
-    with pytest.raises(RolledBack):
-        asyncio.run(main())
-    shop.assert_nothing_left()
+    shop.assert_ended(1 if end == "commits" else None)
 
 
 def test_the_end_may_be_taken_in_the_block(shop: Shop) -> None:
@@ -98,44 +95,24 @@ def test_the_end_may_be_taken_in_the_block(shop: Shop) -> None:
     shop.assert_nothing_left()
 
 
-def test_a_reaped_block_hears_it(shop: Shop) -> None:
-    async def main() -> None:
-        async with shop.tm.begin(10) as tx:
-            tx["a"].write("k", 1)
-            shop.clock.pass_by(10)
-            await asyncio.to_thread(shop.tm._reaper.reap)
-
-    with pytest.raises(RolledBack, match="longer than its 10 s"):
-        asyncio.run(main())
-    shop.assert_nothing_left()
-
-
-def test_a_block_left_while_suspended_rolls_back(shop: Shop) -> None:
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            tx["a"].write("k", 1)
-            shop.tm.suspend()
-
-    with pytest.raises(ProtocolMisuse, match="left suspended"):
-        asyncio.run(main())
-    shop.assert_nothing_left()
-
-
-def test_the_loop_runs_while_a_commit_waits(shop: Shop) -> None:
+def test_the_loop_runs_while_a_commit_waits_and_another_task_is_refused_and_harms_nothing(shop: Shop) -> None:
     gate = Gate(shop, "prepare")
 
     async def main() -> None:
         async with shop.tm.begin() as tx:
-            tx["a"].write("k", 1)
-            tx["b"].write("k", 1)
+            shop.write(tx)
             committing = asyncio.ensure_future(tx.acommit())
             await gate.wait()
             assert not committing.done()
+            with pytest.raises(ProtocolMisuse, match="in use by another thread or task"):
+                await tx.arollback()
+            with pytest.raises(ProtocolMisuse, match="in use by another thread or task"):
+                tx.set_rollback_only()
             gate.let_through()
             await committing
 
     asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_ended(1)
 
 
 def test_tasks_have_transactions_of_their_own(shop: Shop) -> None:
@@ -169,8 +146,7 @@ def test_a_task_spawned_inside_works_for_the_same_transaction(shop: Shop) -> Non
             assert set(tx.resources) == {"a", "b"}
 
     asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_a_spawned_task_may_not_begin_another_but_may_once_it_is_over(shop: Shop) -> None:
@@ -197,27 +173,6 @@ def test_a_spawned_task_may_not_begin_another_but_may_once_it_is_over(shop: Shop
     shop.assert_nothing_left()
 
 
-def test_a_spawned_task_that_comes_while_it_is_in_use_is_refused_and_harms_nothing(shop: Shop) -> None:
-    gate = Gate(shop, "prepare")
-
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            tx["a"].write("k", 1)
-            tx["b"].write("k", 1)
-            committing = asyncio.ensure_future(tx.acommit())
-            await gate.wait()
-            with pytest.raises(ProtocolMisuse, match="in use by another thread or task"):
-                await tx.arollback()
-            with pytest.raises(ProtocolMisuse, match="in use by another thread or task"):
-                tx.set_rollback_only()
-            gate.let_through()
-            await committing
-
-    asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
-
-
 def test_suspended_and_resumed_in_another_task(shop: Shop) -> None:
     async def main() -> None:
         tx = shop.tm.begin()
@@ -233,12 +188,11 @@ def test_suspended_and_resumed_in_another_task(shop: Shop) -> None:
         assert shop.tm.current_or_none() is None
 
     asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 # --- cancellation -------------------------------------------------------------------------------------------------
-def cancelled_at(shop: Shop, verb: str, finish: Callable[[], None] = lambda: None) -> GlobalState:
+def cancelled_at(shop: Shop, verb: str, finish: Callable[[], object]) -> GlobalState:
     """A block that is cancelled while `verb` of `a` is under way; where its transaction stands at the end."""
     gate = Gate(shop, verb)
     state: list[GlobalState] = []
@@ -272,27 +226,23 @@ def cancelled_at(shop: Shop, verb: str, finish: Callable[[], None] = lambda: Non
     return state[0]
 
 
-@pytest.mark.parametrize("verb", ["start", "end", "prepare", "commit"])
-def test_cancelled_at_any_verb_it_is_all_or_nothing(shop: Shop, verb: str) -> None:
-    state = cancelled_at(shop, verb)
-    assert state is (GlobalState.ROLLED_BACK if verb == "start" else GlobalState.COMMITTED)
-    assert set(shop.values().values()) == {None if verb == "start" else 1}
-    shop.assert_nothing_left()
-
-
-def test_cancelled_while_it_fails_it_is_cancelled_and_rolled_back(shop: Shop) -> None:
-    state = cancelled_at(shop, "prepare", lambda: shop["a"].script.plan("prepare", Code.XA_RBOTHER))
-    assert state is GlobalState.ROLLED_BACK
-    shop.assert_nothing_left()
-
-
-def test_cancelled_while_a_resource_gets_lost_recovery_finishes_it(shop: Shop) -> None:
-    lost = lambda: shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)  # noqa: E731 — one step
-    state = cancelled_at(shop, "commit", lost)
-    assert state is GlobalState.IN_DOUBT
+@pytest.mark.parametrize(
+    ("verb", "fails", "expected"),
+    [
+        ("start", None, GlobalState.ROLLED_BACK),
+        ("end", None, GlobalState.COMMITTED),
+        ("prepare", None, GlobalState.COMMITTED),
+        ("commit", None, GlobalState.COMMITTED),
+        ("prepare", {"answer": Code.XA_RBOTHER}, GlobalState.ROLLED_BACK),
+        ("commit", {"fate": Fate.REQUEST_LOST, "times": 3}, GlobalState.IN_DOUBT),
+    ],
+)
+def test_cancelled_at_any_verb_it_is_all_or_nothing(shop: Shop, verb: str, fails: Any, expected: GlobalState) -> None:
+    """Also where the resource refuses then, or gets lost, which recovery finishes."""
+    state = cancelled_at(shop, verb, lambda: shop["a"].script.plan(verb, **fails) if fails else None)
+    assert state is expected
     assert shop.tm.recover().clean
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(None if expected is GlobalState.ROLLED_BACK else 1)
 
 
 def test_cancelled_in_the_block_it_rolls_back(shop: Shop) -> None:
@@ -311,8 +261,7 @@ def test_cancelled_in_the_block_it_rolls_back(shop: Shop) -> None:
             await task
 
     asyncio.run(main())
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
+    shop.assert_ended(None)
 
 
 def test_a_timeout_around_a_commit_does_not_tear_it(shop: Shop) -> None:
@@ -329,8 +278,7 @@ def test_a_timeout_around_a_commit_does_not_tear_it(shop: Shop) -> None:
         assert tx.status is GlobalState.COMMITTED
 
     asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 class AtOnce(Wrapped):
@@ -373,8 +321,7 @@ def test_what_need_not_wait_is_enlisted_on_the_thread_of_the_loop(shop: Shop, bu
             assert [thread == threading.get_ident() for thread in made[0].started] == [not busy]
 
     asyncio.run(main())
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_a_start_that_fails_at_once_makes_the_transaction_rollback_only(shop: Shop) -> None:

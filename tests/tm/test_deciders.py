@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.tm.shop import outcome_of
 from tests.tm.wrapped import hooked
 from tm import (
     ConfigurationError,
@@ -27,18 +28,12 @@ from xabridge.testing.reference import DecidingStore, Fate, ReferenceFactory
 
 if TYPE_CHECKING:
     from tests.tm.shop import Shop
-    from tm import Transaction
 
 
 @pytest.fixture
 def store(shop: Shop) -> DecidingStore:
     """`d` decides; `a` and `b` take part."""
     return shop.add_decider()
-
-
-def write(tx: Transaction, names: str = "abd", key: str = "k") -> None:
-    for name in names:
-        tx[name].write(key, 1)
 
 
 def test_it_decides_and_its_decision_is_ended(shop: Shop, store: DecidingStore) -> None:
@@ -50,7 +45,7 @@ def test_it_decides_and_its_decision_is_ended(shop: Shop, store: DecidingStore) 
 
     shop.wrap["a"] = hooked(look)
     with shop.tm.begin() as tx:
-        write(tx)
+        shop.write(tx)
         assert Gtrid.decode(tx.gtrid).log_id == store.decider_id
     assert list(decisions[0]) == [tx.gtrid]
     assert {branch.resource for branch in decode_branches(decisions[0][tx.gtrid])} == {"a", "b"}
@@ -62,10 +57,10 @@ def test_it_decides_and_its_decision_is_ended(shop: Shop, store: DecidingStore) 
 def test_it_takes_part_with_the_decision_alone_where_others_need_one(shop: Shop, store: DecidingStore) -> None:
     store.script.plan("decide", Code.XA_RBOTHER)
     with pytest.raises(RolledBack), shop.tm.begin() as tx:
-        write(tx, "ab")
+        shop.write(tx, names="ab")
     assert "d" in tx.resources
     with shop.tm.begin() as tx:
-        write(tx, "ab")
+        shop.write(tx, names="ab")
     assert shop.values() == {"a": 1, "b": 1, "d": None}
     shop.assert_nothing_left()
 
@@ -74,7 +69,7 @@ def test_it_takes_part_with_the_decision_alone_where_others_need_one(shop: Shop,
 def test_it_is_not_troubled_where_no_decision_is_needed(shop: Shop, store: DecidingStore, names: str) -> None:
     store.script.plan("decide", Code.XA_RBOTHER)
     with shop.tm.begin() as tx:
-        write(tx, names)
+        shop.write(tx, names=names)
     assert tx.resources == tuple(names)
     assert store.script.pending()
     shop.assert_nothing_left()
@@ -84,18 +79,16 @@ def test_it_is_not_troubled_where_no_decision_is_needed(shop: Shop, store: Decid
 def test_a_no_of_the_decider_rolls_back_everybody(shop: Shop, store: DecidingStore, code: Code) -> None:
     store.script.plan("decide", code)
     with pytest.raises(RolledBack, match="d: "), shop.tm.begin() as tx:
-        write(tx)
-    assert set(shop.values().values()) == {None}
-    shop.assert_nothing_left()
+        shop.write(tx)
+    shop.assert_ended(None)
 
 
 @pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.IN_FLIGHT], ids=lambda f: f.name)
 def test_a_lost_answer_is_unknown_until_the_decider_settles_it(shop: Shop, store: DecidingStore, fate: Fate) -> None:
     store.script.plan("decide", None, fate)
     with pytest.raises(OutcomeUnknown, match="Recovery will find out") as told, shop.tm.begin() as tx:
-        write(tx)
-    assert told.value.outcome is not None
-    assert told.value.outcome.decided is None
+        shop.write(tx)
+    assert outcome_of(told.value).decided is None
     assert len(shop["a"].in_doubt) == 1
     report = shop.tm.recover()
     assert report.clean
@@ -110,13 +103,13 @@ def test_a_lost_answer_is_unknown_until_the_decider_settles_it(shop: Shop, store
 def test_while_the_decider_is_away_nothing_is_presumed(shop: Shop, store: DecidingStore) -> None:
     store.script.plan("decide", None, Fate.REPLY_LOST)
     with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-        write(tx)
+        shop.write(tx)
     store.partition()
     report = shop.tm.recover()
     assert "d" in report.unreachable
     assert shop["a"].in_doubt == [tx.xid("a")]
     with pytest.raises(RolledBack, match="d: "), shop.tm.begin() as other:
-        write(other, "d")
+        shop.write(other, names="d")
     store.heal()
     assert shop.tm.recover().clean
     assert set(shop.values().values()) == {1}
@@ -125,9 +118,7 @@ def test_while_the_decider_is_away_nothing_is_presumed(shop: Shop, store: Decidi
 def test_a_start_without_the_decider_leaves_its_branches_alone_and_begins_nothing(
     shop: Shop, store: DecidingStore
 ) -> None:
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown, match="is durable"), shop.tm.begin() as tx:
-        write(tx)
+    tx = shop.in_doubt("a")
     shop.kill()
     shop["a"].script.clear()
     store.partition()
@@ -139,14 +130,12 @@ def test_a_start_without_the_decider_leaves_its_branches_alone_and_begins_nothin
     assert shop.tm.recover().clean
     assert set(shop.values().values()) == {1}
     with shop.tm.begin() as tx:
-        write(tx)
+        shop.write(tx)
     shop.assert_nothing_left()
 
 
 def test_a_decider_taken_out_of_the_configuration_keeps_its_branches(shop: Shop, store: DecidingStore) -> None:
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-        write(tx)
+    tx = shop.in_doubt("a")
     shop.kill()
     shop["a"].script.clear()
     shop.open(names="ab")
@@ -155,8 +144,7 @@ def test_a_decider_taken_out_of_the_configuration_keeps_its_branches(shop: Shop,
     assert store.decider_id.hex() in report.findings[0].why
     shop.kill()
     shop.open()
-    assert set(shop.values().values()) == {1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_a_restart_finishes_what_was_decided_and_what_was_not(shop: Shop, store: DecidingStore) -> None:
@@ -174,7 +162,7 @@ def test_a_restart_finishes_what_was_decided_and_what_was_not(shop: Shop, store:
     for verb, expected in (("decide", None), ("commit", 1)):
         at["verb"] = verb
         with pytest.raises(Killed), shop.tm.begin() as tx:
-            write(tx, key=verb)
+            shop.write(tx, key=verb)
         at["verb"] = "nothing"
         shop.restart()
         assert set(shop.values(verb).values()) == {expected}
@@ -195,7 +183,7 @@ def test_incarnations_differ_from_start_to_start(shop: Shop) -> None:
 def test_without_a_log_a_heuristic_is_told_and_kept_by_the_resource(shop: Shop, store: DecidingStore) -> None:
     shop["b"].script.plan("commit", Code.XA_HEURRB)
     with pytest.raises(HeuristicMixed), shop.tm.begin() as tx:
-        write(tx)
+        shop.write(tx)
     assert tx.gtrid in store.decided, "it can't be noted, so the decision stays"
     assert not shop.tm.recover().clean
     shop.tm.forget("b", tx.xid("b"))
@@ -206,7 +194,7 @@ def test_without_a_log_a_heuristic_is_told_and_kept_by_the_resource(shop: Shop, 
 
 def test_the_reaper_rolls_back_the_deciders_work_too(shop: Shop, store: DecidingStore) -> None:
     tx = shop.tm.begin(10)
-    write(tx)
+    shop.write(tx)
     shop.clock.pass_by(10)
     shop.tm._reaper.reap()
     assert tx.status is GlobalState.ROLLED_BACK
@@ -216,13 +204,7 @@ def test_the_reaper_rolls_back_the_deciders_work_too(shop: Shop, store: Deciding
 
 def test_many_pages_of_decisions_are_read(shop: Shop, store: DecidingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tm.recovery.blocking.PAGE", 2)
-    gtrids = []
-    for number in range(7):
-        shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-        with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-            for name in "abd":
-                tx[name].write(f"k{number}", 1)
-        gtrids.append(tx.gtrid)
+    gtrids = [shop.in_doubt("a", key=f"k{number}").gtrid for number in range(7)]
     assert sorted(store.decided) == gtrids
     report = shop.tm.recover()
     assert sorted(report.ended) == gtrids
@@ -231,9 +213,7 @@ def test_many_pages_of_decisions_are_read(shop: Shop, store: DecidingStore, monk
 
 
 def test_a_record_that_can_not_be_read_presumes_nothing(shop: Shop, store: DecidingStore) -> None:
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-        write(tx)
+    tx = shop.in_doubt("a")
     good = store.decided[tx.gtrid]
     store._decisions[tx.gtrid] = good[:-1] + bytes([good[-1] ^ 1])
     report = shop.tm.recover()
@@ -256,20 +236,17 @@ def test_two_deciders_need_a_word(shop: Shop, store: DecidingStore) -> None:
         pytest.raises(ProtocolMisuse, match="d can't take part, since e is the one that decides"),
         shop.tm.begin() as tx,
     ):
-        write(tx, "ad")
+        shop.write(tx, names="ad")
     assert store.data == {}
     with shop.tm.begin() as tx:
-        write(tx, "abe")
+        shop.write(tx, names="abe")
     assert Gtrid.decode(tx.gtrid).log_id == b"\0\0\0\0\0\0\0\2"
     shop.assert_nothing_left()
 
 
-def test_a_decider_that_is_not_configured_as_one(shop: Shop) -> None:
+def test_who_can_not_decide_is_refused(shop: Shop) -> None:
     with pytest.raises(ConfigurationError, match='decider: "a": no resource of that name has mode = "decider"'):
         shop.open(decider="a")
-
-
-def test_a_resource_that_can_not_decide(shop: Shop) -> None:
     config = ResourceConfig("reference://a", "decider", ReferenceFactory(shop["a"]))
     with pytest.raises(ConfigurationError, match=r"a\.mode: xabridge reference can't be the one that decides"):
         shop.open(resources={"a": config})

@@ -1,13 +1,17 @@
 """These tests interrupt commit and rollback at any instruction, once and twice. Recovery in the same process must
 finish the transaction.
 
-`XABRIDGE_INTERRUPTIONS=all` interrupts at every point, and at every one of many pairs of them; without it at a part.
+A transaction passes the same instruction many times, and so do transactions of different shapes. Without
+`XABRIDGE_INTERRUPTIONS=all` each instruction is tried once, in a shape and at a time that the seed draws, and so are
+some pairs; with it, each instruction each time, and many pairs. `XABRIDGE_SEED` sets the seed.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -19,58 +23,75 @@ from xa import TMUSEASYNC
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import CodeType
 
     from tm import Transaction
 
 ALL: Final = os.environ.get("XABRIDGE_INTERRUPTIONS") == "all"
-SAMPLE: Final = 60
-PAIRS: Final = 4000 if ALL else 60
-SHAPES: Final = {
-    "two": ("ab", False),
-    "one phase": ("a", False),
-    "decider": ("ab", True),
-}
+SEED: Final = int(os.environ.get("XABRIDGE_SEED", "20"))
+PAIRS: Final = 24_000 if ALL else 90
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a transaction does: with which stores, and whether its block fails. It is interrupted in its end, or
+    (`begins`) anywhere: in begin, in enlistments and in the work of the reference resource managers, too."""
+
+    names: str
+    decider: bool
+    flags: int = TMUSEASYNC
+    fails: bool = False
+    begins: bool = False
+
+
+PARTIES: Final = (("ab", False), ("a", False), ("ab", True))
+ENDS: Final = [Shape(*party, *how) for party in PARTIES for how in itertools.product((TMUSEASYNC, 0), (False, True))]
+SHAPES: Final = [*ENDS, *(Shape(*party, begins=True) for party in PARTIES)]
 
 
 class Run:
     """One transaction over fresh stores."""
 
-    def __init__(self, folder: Path, names: str, *, decider: bool, flags: int) -> None:
+    def __init__(self, folder: Path, shape: Shape, *at: int) -> None:
         folder.mkdir()
-        self.shop = Shop(folder, names)
-        if decider:
+        self.shape = shape
+        self.interruptions = Interruptions(at)
+        self.shop = Shop(folder, shape.names)
+        if shape.decider:
             self.shop.add_decider()
         for name in self.shop.stores:
-            self.shop.flags[name] = flags
+            self.shop.flags[name] = shape.flags
         self.tm = self.shop.open()
         self.tx: Transaction | None = None
 
-    def block(self, interruptions: Interruptions, *, fails: bool, begins: bool = False) -> str:
-        """A block that commits, or fails; what its caller heard. Interrupted in its end, or (`begins`) anywhere."""
+    def block(self) -> str:
+        """A block that commits, or fails; what its caller heard."""
+        begins = self.shape.begins
         try:
             if begins:
-                interruptions.__enter__()
+                self.interruptions.__enter__()
             with self.tm.begin() as tx:
                 self.tx = tx
-                for name in self.shop.stores:
-                    tx[name].write("k", 1)
+                self.shop.write(tx)
                 if not begins:
-                    interruptions.__enter__()
-                if fails:
+                    self.interruptions.__enter__()
+                if self.shape.fails:
                     raise ValueError("the application failed")  # noqa: TRY301 — out of the block
         except KeyboardInterrupt:
             return "interrupted"
         except ValueError:
             return "failed"
         finally:
-            interruptions.__exit__(None, None, None)
+            self.interruptions.__exit__(None, None, None)
         return "committed"
 
-    def check(self, heard: str, where: list[str]) -> None:
-        """The context can be used again, and recovery has finished everything, alike everywhere."""
+    def block_and_check(self) -> str:
+        """A block, and what its caller heard. The context can be used again, and recovery has finished everything,
+        alike everywhere."""
+        heard = self.block()
+        where = (f"seed {SEED}", self.shape, self.interruptions.where)
         with self.tm.begin() as again:
-            for name in self.shop.stores:
-                again[name].write("again", 2)
+            self.shop.write(again, 2, key="again")
         assert set(self.shop.values("again").values()) == {2}, where
         self.tm.wait_for_completions()
         for _ in range(2):
@@ -88,61 +109,44 @@ class Run:
         assert heard != "failed" or not committed, where
         assert self.tm.current_or_none() is None, where
         self.shop.close()
+        return heard
 
 
-def some_of(points: int, seed: int) -> list[int]:
-    """The points to try: all of them, or the first and a sample."""
-    if ALL or points <= SAMPLE:
-        return list(range(1, points + 1))
-    return sorted({1, 2, 3, *random.Random(seed).sample(range(1, points + 1), SAMPLE)})
+@pytest.fixture(scope="module")
+def met(tmp_path_factory: pytest.TempPathFactory) -> dict[Shape, list[tuple[CodeType, int]]]:
+    """Shape → the instructions that its transaction passes, where nothing interrupts it."""
+    folder, found = tmp_path_factory.mktemp("counted"), {}
+    for number, shape in enumerate(SHAPES):
+        run = Run(folder / str(number), shape)
+        run.block_and_check()
+        found[shape] = run.interruptions.points
+    return found
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["commits", "fails"])
-@pytest.mark.parametrize("flags", [TMUSEASYNC, 0], ids=["overlapped", "one after another"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_once(tmp_path: Path, shape: str, flags: int, *, fails: bool) -> None:
-    names, decider = SHAPES[shape]
-    counted = Interruptions()
-    run = Run(tmp_path / "counted", names, decider=decider, flags=flags)
-    run.check(run.block(counted, fails=fails), counted.where)
-    assert counted.points > 10
+def some_of(met: dict[Shape, list[tuple[CodeType, int]]]) -> list[tuple[Shape, int]]:
+    """The points to try: all of them, or of each instruction one."""
+    every = [(shape, at) for shape, points in met.items() for at in range(1, len(points) + 1)]
+    random.Random(SEED).shuffle(every)
+    return every if ALL else list({met[shape][at - 1]: (shape, at) for shape, at in every}.values())
+
+
+@pytest.mark.timeout(1200 if ALL else 120)
+def test_once(tmp_path: Path, met: dict[Shape, list[tuple[CodeType, int]]]) -> None:
     heard = set()
-    for at in some_of(counted.points, seed=counted.points):
-        interruptions = Interruptions({at})
-        run = Run(tmp_path / str(at), names, decider=decider, flags=flags)
-        told = run.block(interruptions, fails=fails)
-        heard.add(told)
-        run.check(told, interruptions.where)
-    assert "interrupted" in heard
+    for number, (shape, at) in enumerate(some_of(met)):
+        heard.add((shape.fails, Run(tmp_path / str(number), shape, at).block_and_check()))
+    assert heard > {(False, "interrupted"), (True, "interrupted")}
+    assert number > 300, "transactions pass more instructions than these"
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_from_its_beginning(tmp_path: Path, shape: str) -> None:
-    """In begin, in enlistments and in the work of the reference resource managers, too."""
-    names, decider = SHAPES[shape]
-    counted = Interruptions()
-    run = Run(tmp_path / "counted", names, decider=decider, flags=TMUSEASYNC)
-    run.check(run.block(counted, fails=False, begins=True), counted.where)
-    for at in some_of(counted.points, seed=counted.points):
-        interruptions = Interruptions({at})
-        run = Run(tmp_path / str(at), names, decider=decider, flags=TMUSEASYNC)
-        run.check(run.block(interruptions, fails=False, begins=True), interruptions.where)
-
-
-@pytest.mark.parametrize("fails", [False, True], ids=["commits", "fails"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_twice(tmp_path: Path, shape: str, *, fails: bool) -> None:
-    names, decider = SHAPES[shape]
-    counted = Interruptions()
-    run = Run(tmp_path / "counted", names, decider=decider, flags=TMUSEASYNC)
-    run.check(run.block(counted, fails=fails), counted.where)
-    generator = random.Random(counted.points)
+@pytest.mark.timeout(1200 if ALL else 120)
+def test_twice(tmp_path: Path, met: dict[Shape, list[tuple[CodeType, int]]]) -> None:
+    generator = random.Random(SEED)
     twice = 0
     for number in range(PAIRS):
-        first = generator.randint(1, counted.points)
-        interruptions = Interruptions({first, first + generator.randint(1, 60)})
-        run = Run(tmp_path / str(number), names, decider=decider, flags=TMUSEASYNC)
-        told = run.block(interruptions, fails=fails)
-        run.check(told, interruptions.where)
-        twice += len(interruptions.where) == 2
+        shape = generator.choice(ENDS)
+        first = generator.randint(1, len(met[shape]))
+        run = Run(tmp_path / str(number), shape, first, first + generator.randint(1, 60))
+        run.block_and_check()
+        twice += len(run.interruptions.where) == 2
     assert twice

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.tm.log.disk import Disk
-from tests.tm.shop import NODE, Shop
+from tests.tm.shop import NODE, Shop, outcome_of
 from tests.tm.wrapped import DECIDER_VERBS, VERBS, Interrupter, hooked
 from tm import RolledBack
 from tm.log import FileLog
@@ -49,8 +49,7 @@ class Run:
     def interrupted(self, *, doomed: bool = False) -> bool:
         """Whether the transaction was interrupted."""
         tx = self.tm.begin()
-        for name in self.shop.stores:
-            tx[name].write("k", 1)
+        self.shop.write(tx)
         if doomed:
             tx.set_rollback_only()
         self.interrupter.armed = True
@@ -75,8 +74,7 @@ class Run:
         assert len(set(values.values())) == 1, (where, values)
         self.shop.assert_nothing_left()
         with self.tm.begin() as tx:
-            for name in self.shop.stores:
-                tx[name].write("again", 2)
+            self.shop.write(tx, 2, key="again")
         assert set(self.shop.values("again").values()) == {2}, where
         self.shop.assert_nothing_left()
         self.tm.close()
@@ -114,13 +112,10 @@ def test_interrupted_while_it_waits_for_the_next_try(shop: Shop) -> None:
     tm = shop.open(sleep=interrupted)
     shop["a"].script.plan("commit", None, Fate.REQUEST_LOST)
     with pytest.raises(KeyboardInterrupt), tm.begin() as tx:
-        for name in "ab":
-            tx[name].write("k", 1)
-    assert tx.outcome is not None
-    assert tx.outcome.decided is True
+        shop.write(tx)
+    assert outcome_of(tx).decided is True
     tm.recover()
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_interrupted_twice_it_is_left_to_recovery(shop: Shop) -> None:
@@ -129,14 +124,12 @@ def test_interrupted_twice_it_is_left_to_recovery(shop: Shop) -> None:
     interrupter.at = 1
     shop.wrap["b"] = hooked(interrupter.hit)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
-        for name in "ab":
-            tx[name].write("k", 1)
+        shop.write(tx)
         interrupter.armed = True
         raise KeyboardInterrupt
     interrupter.armed = False
     assert shop.tm.current_or_none() is None
-    assert tx.outcome is not None
-    assert tx.outcome.decided is False
+    assert outcome_of(tx).decided is False
     assert shop.tm.recover().clean
     shop.assert_nothing_left()
 
@@ -144,11 +137,9 @@ def test_interrupted_twice_it_is_left_to_recovery(shop: Shop) -> None:
 def test_what_is_left_waits_until_its_resource_is_back(shop: Shop) -> None:
     shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST)
     tx = shop.tm.begin()
-    for name in "ab":
-        tx[name].write("k", 1)
+    shop.write(tx)
     tx.rollback()
-    assert tx.outcome is not None
-    assert [branch.resource for branch in tx.outcome.pending] == ["b"]
+    assert [branch.resource for branch in outcome_of(tx).pending] == ["b"]
     assert shop["b"].branches, "in no scan, for it is not prepared"
     assert not shop["b"].in_doubt
     shop["b"].partition()
@@ -176,15 +167,13 @@ def test_what_is_left_and_was_completed_on_its_own_is_noted(shop: Shop) -> None:
     shop["b"].script.plan("prepare", None, Fate.REPLY_LOST)
     shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST)
     tx = shop.tm.begin()
-    for name in "ab":
-        tx[name].write("k", 1)
+    shop.write(tx)
     with pytest.raises(RolledBack):
         tx.commit()
     shop["b"].complete_heuristically(tx.xid("b"), Code.XA_HEURCOM)
     report = shop.tm.recover()
     assert [finding.action.value for finding in report.findings] == ["completed on its own, noted"]
-    assert shop.tm.log is not None
-    assert len(shop.tm.log.heuristics()) == 1
+    assert len(shop.log.heuristics()) == 1
     shop.tm.forget("b", tx.xid("b"))
     shop.assert_nothing_left()
 
@@ -192,14 +181,11 @@ def test_what_is_left_and_was_completed_on_its_own_is_noted(shop: Shop) -> None:
 def test_a_session_that_lost_its_connection_unheard_leaves_nothing(shop: Shop) -> None:
     error = type(xa_error(Code.XAER_RMFAIL))
     with pytest.raises(error), shop.tm.begin() as tx:
-        for name in "ab":
-            tx[name].write("k", 1)
+        shop.write(tx)
         shop["a"].script.plan("work", None, Fate.REQUEST_LOST)
         tx["a"].write("k", 2)
-    assert tx.outcome is not None
-    assert not tx.outcome.pending
+    assert not outcome_of(tx).pending
     shop.assert_nothing_left()
     with shop.tm.begin() as tx:
-        for name in "ab":
-            tx[name].write("k", 3)
+        shop.write(tx, 3)
     assert shop.values() == {"a": 3, "b": 3}

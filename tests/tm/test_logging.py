@@ -347,19 +347,15 @@ def records_of(path: Callable[[TwoResources], None], caplog: pytest.LogCaptureFi
         return [record for record in caplog.records if record.name.startswith("xabridge.tm")]
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
-def test_every_line_names_its_transaction(
-    path: Callable[[TwoResources], None], caplog: pytest.LogCaptureFixture
-) -> None:
-    records = records_of(path, caplog)
-    about = [record for record in records if record.msg not in ABOUT_NO_TRANSACTION]
-    assert about
-    for record in about:
-        assert "node-1·" in record.getMessage(), (record.pathname, record.lineno, record.getMessage())
-
-
-def test_every_line_of_the_source_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
-    seen = {record.msg for path in PATHS for record in records_of(path, caplog)}
+def test_every_line_is_looked_at_and_names_its_transaction(caplog: pytest.LogCaptureFixture) -> None:
+    seen: set[str] = set()
+    for path in PATHS:
+        records = records_of(path, caplog)
+        about = [record for record in records if record.msg not in ABOUT_NO_TRANSACTION]
+        assert about, path
+        for record in about:
+            assert "node-1·" in record.getMessage(), (path, record.pathname, record.lineno, record.getMessage())
+        seen.update(record.msg for record in records)
     written = formats()
     assert ABOUT_NO_TRANSACTION.keys() <= written.keys()
     assert {text: where for text, where in written.items() if text not in seen | ABOUT_NO_TRANSACTION.keys()} == {}

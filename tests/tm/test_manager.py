@@ -7,12 +7,12 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.tm.log.disk import Disk
-from tests.tm.shop import NODE, Shop
+from tests.tm.shop import NODE, Shop, outcome_of
 from tests.tm.wrapped import Wrapped, hooked
 from tm import (
     ConfigurationError,
@@ -29,14 +29,6 @@ from tm.recovery import Action
 from xa import Code, ResourceUnavailable, ThreadOfControl, XaError, Xid, entered
 from xabridge.testing.reference import Fate
 
-if TYPE_CHECKING:
-    from tm import Transaction
-
-
-def write(tx: Transaction, value: object = 1, names: str = "ab") -> None:
-    for name in names:
-        tx[name].write("k", value)
-
 
 def disk_log(disk: Disk) -> FileLog:
     return FileLog("", NODE, files=disk, segment_size=LEAST_SEGMENT_SIZE)
@@ -49,21 +41,20 @@ def test_it_starts_without_a_resource_and_takes_it_when_it_is_back(shop: Shop) -
     assert tm.last_report is not None
     assert set(tm.last_report.unreachable) == {"b"}
     with tm.begin() as tx:
-        write(tx, 1, "a")
+        shop.write(tx, 1, "a")
     with pytest.raises(RolledBack, match=r"b: .* \(next try in 0\.[0-9] s\)"), tm.begin() as tx:
-        write(tx, 2)
+        shop.write(tx, 2)
     assert shop.values() == {"a": 1, "b": None}
     shop["b"].heal()
     with pytest.raises(RolledBack, match="next try in"), tm.begin() as tx:
-        write(tx, 3)
+        shop.write(tx, 3)
     shop.clock.pass_by(0.04)
     with pytest.raises(RolledBack, match=r"next try in 0\.1 s"), tm.begin() as tx:
-        write(tx, 3)
+        shop.write(tx, 3)
     shop.clock.pass_by(0.1)
     with tm.begin() as tx:
-        write(tx, 4)
-    assert shop.values() == {"a": 4, "b": 4}
-    shop.assert_nothing_left()
+        shop.write(tx, 4)
+    shop.assert_ended(4)
 
 
 def test_the_time_until_the_next_try_is_told_once(shop: Shop) -> None:
@@ -146,7 +137,7 @@ def test_a_connection_lost_at_any_verb(shop: Shop, verb: str, fate: Fate, names:
     told: BaseException | None = None
     try:
         with tm.begin() as tx:
-            write(tx, 1, names)
+            shop.write(tx, 1, names)
     except (RolledBack, OutcomeUnknown, ResourceUnavailable) as error:
         told = error
     shop.clock.pass_by(1)
@@ -163,7 +154,7 @@ def test_a_connection_lost_at_any_verb(shop: Shop, verb: str, fate: Fate, names:
     shop["b"].script.clear()
     shop.assert_nothing_left()
     with tm.begin() as tx:
-        write(tx, 2)
+        shop.write(tx, 2)
     assert shop.values() == {"a": 2, "b": 2}
 
 
@@ -176,7 +167,7 @@ def test_a_resource_that_goes_away_for_a_while(shop: Shop, verb: str) -> None:
     shop.wrap["b"] = hooked(away)
     shop.open()
     with pytest.raises((RolledBack, OutcomeUnknown)) as told, shop.tm.begin() as tx:
-        write(tx)
+        shop.write(tx)
     assert set(shop.tm.recover().unreachable) == {"b"}
     del shop.wrap["b"]
     shop["b"].heal()
@@ -194,19 +185,17 @@ def test_the_unknown_outcome_names_who_is_missing_and_recovery_finishes_it(
     caplog.set_level(logging.INFO, "xabridge")
     shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
     with pytest.raises(OutcomeUnknown, match="The decision is COMMIT and is durable") as told, shop.tm.begin() as tx:
-        write(tx)
+        shop.write(tx)
         xid = tx.xid("b")
     assert "could not be completed on b" in str(told.value)
-    assert told.value.outcome is not None
-    assert told.value.outcome.decided is True
+    assert outcome_of(told.value).decided is True
     assert shop.clock.slept == [0.01, 0.1]
     report = shop.tm.recover()
     (finding,) = report.findings
     assert (finding.branch.xid, finding.action) == (xid, Action.COMMITTED)
     assert report.ended == [tx.gtrid]
     assert f"xid {xid}" in caplog.text
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 # --- resource managers that break their promises ----------------------------------------------------------------
@@ -239,7 +228,7 @@ def test_an_exception_that_is_no_xa_error_is_taken_for_a_lost_connection(
     told: Exception | None = None
     try:
         with shop.tm.begin() as tx:
-            write(tx)
+            shop.write(tx)
     except (RolledBack, OutcomeUnknown) as error:
         told = error
     assert broken or (verb == "complete" and flags == 0)
@@ -277,7 +266,7 @@ def test_an_answer_that_is_no_code_is_no_yes(shop: Shop, verb: str, answer: obje
         shop["b"].script.plan("prepare", Code.XA_RBOTHER)
     try:
         with shop.tm.begin() as tx:
-            write(tx)
+            shop.write(tx)
     except (RolledBack, OutcomeUnknown):
         assert verb != "commit", "it is asked again"
     for _ in range(2):
@@ -300,7 +289,7 @@ def test_an_exception_at_start_or_shutdown_keeps_nobody_from_anything(
     if where != "close":
         assert set(tm.last_report.unreachable) == {"a"}
     with tm.begin() as tx:
-        write(tx, 1, "b")
+        shop.write(tx, 1, "b")
     tm.close()
     assert f"{where} is broken" in caplog.text
     disk = FileLog(shop.folder / "log", NODE)
@@ -311,10 +300,7 @@ def test_an_exception_at_start_or_shutdown_keeps_nobody_from_anything(
 def test_a_scan_is_read_to_its_end_and_closed(shop: Shop, monkeypatch: pytest.MonkeyPatch, branches: int) -> None:
     monkeypatch.setattr("tm.recovery.blocking.PAGE", 2)
     for number in range(branches):
-        shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-        with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-            for name in "ab":
-                tx[name].write(f"k{number}", 1)
+        shop.in_doubt("a", key=f"k{number}")
     assert len(shop["a"].in_doubt) == branches
     assert len(shop.tm.recover().ended) == branches
     shop.assert_nothing_left()
@@ -336,13 +322,7 @@ def test_a_scan_that_never_ends_is_ended(shop: Shop) -> None:
 def test_more_branches_than_may_be_outstanding_are_asked_in_turn(shop: Shop) -> None:
     for store in ("a", "b"):
         shop[store].room = 3
-    gtrids = []
-    for number in range(10):
-        shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-        with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-            tx["a"].write(f"k{number}", 1)
-            tx["b"].write(f"k{number}", 1)
-        gtrids.append(tx.gtrid)
+    gtrids = [shop.in_doubt("b", key=f"k{number}").gtrid for number in range(10)]
     report = shop.tm.recover()
     assert report.clean
     assert set(report.ended) == set(gtrids)
@@ -362,10 +342,7 @@ def test_branches_overlap_as_far_as_there_is_room(shop: Shop) -> None:
             return answer
 
     for number in range(10):
-        shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-        with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-            tx["a"].write(f"k{number}", 1)
-            tx["b"].write(f"k{number}", 1)
+        shop.in_doubt("b", key=f"k{number}")
     shop.wrap["b"] = Counting
     shop.restart()
     assert shop.tm.recover().clean
@@ -380,24 +357,22 @@ def test_a_resource_that_can_not_be_opened_again_has_rolled_nothing_back(shop: S
     shop["b"].script.plan("commit", None, Fate.REQUEST_LOST)
     shop["b"].script.plan("open", code, times=100)
     with pytest.raises(OutcomeUnknown) as told, tm.begin() as tx:
-        write(tx)
-    assert told.value.outcome is not None
-    assert told.value.outcome.decided
-    assert not told.value.outcome.heuristics
+        shop.write(tx)
+    assert outcome_of(told.value).decided
+    assert not outcome_of(told.value).heuristics
     shop["b"].script.clear()
     shop.clock.pass_by(60)
     report = tm.recover()
     assert report.clean
     assert report.ended == [tx.gtrid]
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_too_many_outstanding_votes_refuse_nobody(shop: Shop) -> None:
     for store in ("a", "b"):
         shop[store].room = 0
     with shop.tm.begin() as tx:
-        write(tx)
+        shop.write(tx)
     assert shop.values() == {"a": 1, "b": 1}
 
 
@@ -429,9 +404,8 @@ def test_a_full_log_rolls_back_and_can_be_used_when_there_is_room(shop: Shop) ->
     assert tm.recover().clean
     assert shop["a"].data == shop["b"].data
     with tm.begin() as tx:
-        write(tx)
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+        shop.write(tx)
+    shop.assert_ended(1)
 
 
 @pytest.mark.parametrize("moment", ["write", "written", "force", "forced"])
@@ -444,13 +418,12 @@ def test_a_log_that_stops_leaves_the_manager_unusable_and_a_restart_recovers(sho
             raise OSError(5, "Input/output error")
 
     tx = tm.begin()
-    write(tx)
+    shop.write(tx)
     disk.trouble = fail
     with pytest.raises(OutcomeUnknown, match="Input/output error") as told:
         tx.commit()
     disk.trouble = None
-    assert told.value.outcome is not None
-    assert told.value.outcome.decided is None
+    assert outcome_of(told.value).decided is None
     with pytest.raises(ManagerUnusable, match="restart this process"):
         tm.begin()
     with pytest.raises(LogStopped):
@@ -462,7 +435,7 @@ def test_a_log_that_stops_leaves_the_manager_unusable_and_a_restart_recovers(sho
     assert len(set(shop.values().values())) == 1
     shop.assert_nothing_left()
     with shop.tm.begin() as tx:
-        write(tx, 2)
+        shop.write(tx, 2)
     assert shop.values() == {"a": 2, "b": 2}
 
 
@@ -470,7 +443,7 @@ def test_a_transaction_under_way_when_the_log_stops_touches_nothing_prepared(sho
     disk = Disk()
     tm = shop.open(log=disk_log(disk))
     first = tm.begin()
-    write(first)
+    shop.write(first)
     tm.suspend()
     second = tm.begin()
     second["a"].write("j", 1)
@@ -505,16 +478,13 @@ def test_the_log_is_let_go_when_construction_fails(shop: Shop) -> None:
     shop.open(log=shop.log_url)
 
 
-def test_a_second_manager_of_the_same_log_is_refused(shop: Shop) -> None:
+def test_a_log_that_is_in_use_and_one_of_another_node_are_refused(shop: Shop) -> None:
     shop.open(log=shop.log_url)
     with pytest.raises(LogLocked):
         TransactionManager(NODE, shop.log_url, {"a": shop.config("a")}, background=False)
-
-
-def test_a_log_of_another_node_is_refused(shop: Shop) -> None:
-    log = FileLog(shop.folder / "log", "orders-2")
+    log = FileLog(shop.folder / "log2", "orders-2")
     with pytest.raises(ConfigurationError, match="that of node orders-2, not of orders-1"):
-        shop.open(log=log)
+        TransactionManager(NODE, log, {"a": shop.config("a")}, background=False)
     log.close()
 
 
@@ -532,7 +502,7 @@ def test_killed_it_recovers_at_the_next_start(shop: Shop, verb: str) -> None:
     shop.flags["b"] = 0
     shop.open()
     with pytest.raises(Killed), shop.tm.begin() as tx:
-        write(tx)
+        shop.write(tx)
     del shop.wrap["b"]
     shop.restart()
     assert shop.values() == dict.fromkeys("ab", 1 if verb == "commit" else None)
@@ -541,9 +511,7 @@ def test_killed_it_recovers_at_the_next_start(shop: Shop, verb: str) -> None:
 
 
 def test_another_node_leaves_the_branches_of_the_first_alone(shop: Shop) -> None:
-    shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
-        write(tx)
+    tx = shop.in_doubt("b")
     shop.kill()
     other = shop.open(node="orders-2", log=FileLog(shop.folder / "log2", "orders-2"))
     report = other.recover()
@@ -554,8 +522,7 @@ def test_another_node_leaves_the_branches_of_the_first_alone(shop: Shop) -> None
     assert shop["b"].in_doubt, "the same node with an empty disk knows nothing"
     shop.kill()
     shop.open()
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_recovery_runs_by_itself_when_something_is_left(shop: Shop) -> None:
@@ -566,10 +533,8 @@ def test_recovery_runs_by_itself_when_something_is_left(shop: Shop) -> None:
             done.set()
 
     shop.wrap["b"] = hooked(told)
-    shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
     tm = shop.open(background=True)
-    with pytest.raises(OutcomeUnknown), tm.begin() as tx:
-        write(tx)
+    shop.in_doubt("b")
     assert done.wait(30)
     tm.close()
     assert shop.values() == {"a": 1, "b": 1}
@@ -609,7 +574,7 @@ def test_two_managers_do_not_share_their_current_transactions(shop: Shop, tmp_pa
     other = Shop(tmp_path / "other", "c")
     other.open(node="orders-2", log=FileLog(tmp_path / "other" / "log", "orders-2"))
     with shop.tm.begin() as tx:
-        write(tx)
+        shop.write(tx)
         assert other.tm.current_or_none() is None
     assert shop.values() == {"a": 1, "b": 1}
     other.close()
@@ -625,7 +590,7 @@ def test_closed_it_takes_no_more_transactions(shop: Shop) -> None:
 
 def test_close_waits_for_what_is_under_way(shop: Shop) -> None:
     tx = shop.tm.begin()
-    write(tx)
+    shop.write(tx)
     closing = threading.Thread(target=shop.tm.close)
     closing.start()
     while not shop.tm._closed:
@@ -643,7 +608,7 @@ def test_close_gives_up_in_the_end_and_what_is_late_is_not_committed(
 ) -> None:
     tm = shop.tm
     with pytest.raises((RolledBack, OutcomeUnknown)), tm.begin() as tx:
-        write(tx)
+        shop.write(tx)
         tm.close(timeout_s=0.02)
         assert "still active at shutdown" in caplog.text
     shop.kill()
@@ -656,7 +621,7 @@ def test_close_gives_up_in_the_end_and_what_is_late_is_not_committed(
 def test_close_ends_its_threads_and_lets_everything_go(shop: Shop) -> None:
     before = set(threading.enumerate())
     with shop.open(background=True, log=shop.log_url) as tm, tm.begin() as tx:
-        write(tx)
+        shop.write(tx)
         tx.commit(wait="logged")
     assert set(threading.enumerate()) <= before
     FileLog(shop.folder / "log", NODE).close()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NIGHT_S = 8 * 3600
-EVERY_S = 10
+EVERY_S = 60
 REMINDERS = NIGHT_S // 600
 NUMBERS = count()
 
@@ -50,7 +50,7 @@ def leave_in_doubt(both: TwoResources, how_many: int) -> None:
 
 
 def test_a_night_of_an_outage(both: TwoResources, caplog: pytest.LogCaptureFixture) -> None:
-    """Recovery tries every ten seconds; what is in doubt is told once, and then how much of it there is."""
+    """Recovery tries every minute; what is in doubt is told once, and then how much of it there is."""
     both.two.partition()
     for _ in range(NIGHT_S // EVERY_S):
         both.manager.recover()

@@ -151,7 +151,8 @@ def test_rollback_on_inside_the_callers(shop: Shop, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_retries_run_it_again_in_a_new_transaction(shop: Shop, kind: str) -> None:
+@pytest.mark.parametrize("retries", [3, 1])
+def test_retries_run_it_again_in_a_new_transaction_and_come_to_an_end(shop: Shop, kind: str, retries: int) -> None:
     shop["a"].script.plan("prepare", Code.XA_RBDEADLOCK, times=2)
     seen = []
 
@@ -162,25 +163,14 @@ def test_retries_run_it_again_in_a_new_transaction(shop: Shop, kind: str) -> Non
         tx["b"].write("k", len(seen))
         return len(seen)
 
-    assert decorated(shop, kind, work, retries=3)() == 3
-    assert len(set(seen)) == 3
-    assert shop.values() == {"a": (3,), "b": 3}
-    shop.assert_nothing_left()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_retries_come_to_an_end(shop: Shop, kind: str) -> None:
-    shop["a"].script.plan("prepare", Code.XA_RBDEADLOCK, times=3)
-    seen = []
-
-    def work() -> None:
-        seen.append(1)
-        shop.tm["a"].write("k", 1)
-        shop.tm["b"].write("k", 1)
-
-    with pytest.raises(RolledBack):
-        decorated(shop, kind, work, retries=2)()
-    assert len(seen) == 3
+    call = decorated(shop, kind, work, retries=retries)
+    if retries == 1:
+        with pytest.raises(RolledBack):
+            call()
+    else:
+        assert call() == 3
+    assert len(set(seen)) == len(seen) == (3 if retries == 3 else 2)
+    assert shop.values() == ({"a": (3,), "b": 3} if retries == 3 else {"a": None, "b": None})
     assert shop.tm.current_or_none() is None
     shop.assert_nothing_left()
 

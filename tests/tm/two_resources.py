@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.log import Disk, SimulatedLog
+from tests.tm.shop import Clock
 from tm import ResourceConfig, TransactionManager
 from xa import TMUSEASYNC
 from xabridge.testing.reference import ReferenceFactory, ReferenceResource, ReferenceStore
@@ -18,17 +19,9 @@ if TYPE_CHECKING:
 
     from xa import Code, Handle, Registrar, ResourceFactory, Xid
 
+__all__ = ["Clock", "HeldResource", "TwoResources"]
+
 LOG_ID = b"two-res."
-
-
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class TwoResources:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from xabridge.testing.process_lifetime import marked_environment
+
 
 class BrokerProcess:
     """A broker on a free port of this machine. `flags` are those of `xabridge broker`."""
@@ -35,6 +37,7 @@ class BrokerProcess:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                env=marked_environment(),
                 process_group=0,  # Ctrl+C is for us: we stop it
             )
         line = self._process.stdout.readline() if self._process.stdout is not None else ""

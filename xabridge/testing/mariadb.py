@@ -20,6 +20,7 @@ except ModuleNotFoundError:
     raise ModuleNotFoundError("MariaDB for tests needs PyMySQL: install xabridge[mariadb]", name="pymysql") from None
 
 from xabridge.testing.ports import free_port
+from xabridge.testing.process_lifetime import marked_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,6 +98,7 @@ class MariaDB:
                 ],
                 stdout=log,
                 stderr=log,
+                env=marked_environment(),
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._listens():
@@ -135,8 +137,9 @@ class MariaDB:
             self._process.send_signal(signal.SIGCONT)
 
     def connect(self) -> pymysql.Connection[Any]:
-        """A connection of the superuser's, which commits each statement."""
-        return pymysql.connect(unix_socket=f"{self._folder}/socket", user="root", autocommit=True)
+        """A connection of the superuser's, which commits each statement. Without TLS, because PyMySQL would read all
+        certificates of the system for it, which takes longer than most tests."""
+        return pymysql.connect(unix_socket=f"{self._folder}/socket", user="root", autocommit=True, ssl_disabled=True)
 
     def admin(self, *statements: str) -> None:
         """Statements of the superuser."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from xabridge.testing.ports import free_port
+from xabridge.testing.process_lifetime import marked_environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,6 +143,7 @@ class EmbeddedPostgres:
                 stdout=log,
                 stderr=log,
                 cwd="/",
+                env=marked_environment(),
                 process_group=0,  # Ctrl+C is for us: we stop it
                 **self._user,
             )
@@ -221,10 +223,12 @@ than a minute on a busy disk, file by file."""
 
 
 class Postgres(EmbeddedPostgres):
-    """One for a benchmark or a test, in a folder of the system's for such things."""
+    """One for a benchmark or a test, in `folder`, which must be empty, or one of the system's for such things."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None, binaries: Path | None = None) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
+    def __init__(
+        self, settings: Mapping[str, str] | None = None, binaries: Path | None = None, *, folder: Path | None = None
+    ) -> None:
+        folder = folder or Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
         folder.chmod(0o755)
         super().__init__(folder, {**_RECOVERING, **(settings or {})}, binaries)
 

@@ -7,8 +7,9 @@ import gc
 import os
 import subprocess
 import sys
+from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -44,7 +45,22 @@ SMALL, LARGE = 4 << 10, 64 << 10
 GROWTH = 4.0
 """An octet of a message that is 16 times as large may cost so much more, as caches of the processor have limits; where
 the cost is the square, it is 16 times as much."""
-CASES = [(name, kind) for name, (_, kinds) in all_decoders().items() for kind in kinds]
+
+
+def _cases() -> Iterator[Any]:
+    """Every decoder with every kind; the fast tests have each kind with one of its decoders, and each decoder with
+    some kinds."""
+    met: Counter[str] = Counter()
+    decoders = all_decoders()
+    for kind in dict.fromkeys(kind for _, kinds in decoders.values() for kind in kinds):
+        names = [name for name, (_, kinds) in decoders.items() if kind in kinds]
+        fast = min(names, key=lambda name: met[name])
+        met[fast] += 1
+        for name in names:
+            yield pytest.param(name, kind, marks=() if name == fast else (pytest.mark.slow,))
+
+
+CASES = list(_cases())
 
 
 @contextmanager

@@ -59,7 +59,7 @@ from rm_amqp.connection.frames import OutgoingFrames
 from tests.dtx.amqp.described import items_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dtx.protocol.replies import Reply
     from dtx.store.contract import Step, StoreError
@@ -398,6 +398,14 @@ class Peer:
         self.world.pump()
         return delivery
 
+    def post_many(self, bodies: Iterable[Any], **said: Any) -> None:
+        """Many messages to the queue q, which are sent settled."""
+        link, left = self.sender("q"), iter(bodies)
+        while portion := list(itertools.islice(left, 200)):
+            for body in portion:
+                self.send_octets(link, bytes(Message(body=body, **said).encode()), self.name("m"), settled=True)
+            self.world.pump()
+
     def take(self, link: Receiver) -> tuple[Delivery, Message] | None:
         """The next delivery that has come whole, with its message."""
         delivery = link.current
@@ -408,6 +416,18 @@ class Peer:
         message = Message()
         message.decode(octets)
         return delivery, message
+
+    def taken(self, link: Receiver) -> tuple[Delivery, Message]:
+        """The next delivery, which has to be there, with its message."""
+        found = self.take(link)
+        assert found is not None, "no delivery has come"
+        return found
+
+    def settle(self, delivery: Delivery, outcome: Any = Delivery.ACCEPTED) -> None:
+        """Settles a delivery with this outcome."""
+        delivery.update(outcome)
+        delivery.settle()
+        self.world.pump()
 
     def bodies(self, link: Receiver) -> list[Any]:
         """What has come, settled as accepted."""
@@ -448,6 +468,12 @@ class Peer:
         self.request(command)
         self.world.pump()
         return self.answer()
+
+    def refusal(self, command: Any) -> Refusal:
+        """A command that is refused, and why."""
+        reply = self.ask(command)
+        assert isinstance(reply, Refusal), reply
+        return reply
 
     def request(self, command: Any) -> None:
         if self._replies is None or self._requests is None:

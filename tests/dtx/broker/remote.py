@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from proton import Delivery, Endpoint
 
 from dtx.amqp.sasl.mechanisms import Identity
 from tests.dtx.broker.peer import Peer, World
+from xabridge.testing.process_lifetime import marked_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,31 +135,56 @@ class RemotePeer(Peer):
         return found
 
 
+class ForkServer:
+    """Starts brokers, one at a time, each in a process of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.dtx.broker.broker_child"],
+            cwd=root,
+            env=marked_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def start(self, forces: str, folder: Path) -> tuple[int, int]:
+        """Pid and port of a new broker."""
+        assert self._process.stdin is not None
+        print(forces, folder, file=self._process.stdin, flush=True)
+        said = self._said()
+        assert len(said) == 2, (folder / "broker.err").read_text()
+        return said[0], said[1]
+
+    def ended(self) -> int:
+        """Waits for the end of the broker; its exit code."""
+        (code,) = self._said()
+        return code
+
+    def close(self) -> None:
+        """Ends."""
+        self._process.communicate()
+
+    def _said(self) -> list[int]:
+        assert self._process.stdout is not None
+        return list(map(int, self._process.stdout.readline().split()))
+
+
 class BrokerChild:
     """The broker process, over one folder. `forces` says on which thread its store forces what is small."""
 
-    def __init__(self, folder: Path, root: Path, forces: str = "loop") -> None:
+    def __init__(self, folder: Path, server: ForkServer, forces: str = "loop") -> None:
         self._folder = folder
         self._forces = forces
-        self._root = root
-        self._process: subprocess.Popen[str] | None = None
+        self._server = server
+        self._pid = 0
         self._peers: list[RemotePeer] = []
 
     def start(self) -> RemotePeer:
         """Starts it; a client of it."""
         (self._folder / "die").unlink(missing_ok=True)
-        with (self._folder / "broker.err").open("a") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.dtx.broker.broker_child", str(self._folder), self._forces],
-                cwd=self._root,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line.strip().isdigit(), (self._folder / "broker.err").read_text()
-        self._peers.append(RemotePeer(int(line)))
+        self._pid, port = self._server.start(self._forces, self._folder)
+        self._peers.append(RemotePeer(port))
         return self._peers[-1]
 
     def die_at(self, step: Step, count: int = 1) -> None:
@@ -167,9 +195,7 @@ class BrokerChild:
 
     def died(self) -> int:
         """Waits for its end; the exit code."""
-        assert self._process is not None
-        self._process.communicate()
-        code, self._process = self._process.returncode, None
+        code, self._pid = self._server.ended(), 0
         for peer in self._peers:
             peer.wire.lost()
         self._peers.clear()
@@ -177,6 +203,6 @@ class BrokerChild:
 
     def kill(self) -> None:
         """kill -9, if it runs."""
-        if self._process is not None:
-            self._process.kill()
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
             self.died()

@@ -16,7 +16,7 @@ from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Array, Described, Symbol, Ubyte, Uint, Ulong, Value
 from dtx.broker.access.permissions import Permissions, Rule
 from dtx.broker.settings import Limits, Settings
-from tests.dtx.broker.peer import World, closed, flow, frame
+from tests.dtx.broker.peer import Peer, World, closed, flow, frame
 from tests.dtx.broker.strangers import (
     ATTACH,
     BEGIN,
@@ -101,18 +101,15 @@ def received(stranger: Stranger) -> list[str]:
     ],
     ids=["no-local", "a filter that nobody knows", "a capability that nobody knows", "durable"],
 )
-def test_what_is_not_honoured_is_not_echoed(asked: dict[str, Any], place: int) -> None:
+def test_what_is_not_honoured_is_not_echoed(world: World, asked: dict[str, Any], place: int) -> None:
     """In this case the endpoint MUST report the actual properties of the terminus as created."""
-    world = World()
     stranger = connected(world)
     stranger.attach(0, source=source(**asked), receiver=True)
     echoed = terminus(attach_answer(stranger.told())[5])[place]
     assert echoed is None or echoed == Array([Symbol("queue")])
 
 
-def test_a_selector_is_echoed_and_honoured() -> None:
-    world = World()
-    peer = world.connect()
+def test_a_selector_is_echoed_and_honoured(world: World, peer: Peer) -> None:
     sender = peer.sender("q")
     for number in range(600):
         octets = message(f"m{number}", colour="red" if number % 3 == 0 else "blue")
@@ -139,9 +136,7 @@ def test_a_selector_is_echoed_and_honoured() -> None:
     assert received(again)[:5] == ["m0", "m3", "m6", "m9", "m12"]
 
 
-def test_what_a_selector_passed_over_is_looked_at_again_when_it_comes_back() -> None:
-    world = World()
-    peer = world.connect()
+def test_what_a_selector_passed_over_is_looked_at_again_when_it_comes_back(world: World, peer: Peer) -> None:
     sender = peer.sender("q")
     selector = {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "colour = 'red'")}
     first = peer.receiver("q", 1)
@@ -160,9 +155,8 @@ def test_what_a_selector_passed_over_is_looked_at_again_when_it_comes_back() -> 
     assert received(stranger) == ["red"]
 
 
-def test_what_comes_back_to_a_link_that_takes_nothing_takes_no_memory() -> None:
+def test_what_comes_back_to_a_link_that_takes_nothing_takes_no_memory(world: World) -> None:
     """It reads the queue from its beginning then, and gets what its selector matches all the same."""
-    world = World()
     stranger, peer = connected(world), world.connect()
     selector = {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "colour = 'red'")}
     sender = peer.sender("q")
@@ -185,10 +179,8 @@ def test_what_comes_back_to_a_link_that_takes_nothing_takes_no_memory() -> None:
     assert "red one" in received(stranger)
 
 
-def test_a_selector_and_a_drain() -> None:
+def test_a_selector_and_a_drain(world: World, peer: Peer) -> None:
     """The credit is given back when every message was looked at, and not before."""
-    world = World()
-    peer = world.connect()
     sender = peer.sender("q")
     for number in range(450):
         peer.send_octets(sender, message(f"m{number}", n=Uint(number)), f"t{number}", settled=True)
@@ -203,8 +195,7 @@ def test_a_selector_and_a_drain() -> None:
     assert [code for _, code, _ in stranger.told() if code in {TRANSFER, FLOW}] == [TRANSFER, FLOW]
 
 
-def test_a_selector_that_cannot_be_read_is_refused() -> None:
-    world = World()
+def test_a_selector_that_cannot_be_read_is_refused(world: World) -> None:
     stranger = connected(world)
     selector = {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "colour = = 'red'")}
     stranger.attach(0, source=source(filters=selector), receiver=True)
@@ -214,9 +205,10 @@ def test_a_selector_that_cannot_be_read_is_refused() -> None:
 # --- what is refused
 @pytest.mark.parametrize("receiver", [True, False])
 @pytest.mark.parametrize("kind", ["topic", "temporary-topic", "shared", "global", "topic://"])
-def test_topics_and_shared_subscriptions_are_refused_without_a_terminus(kind: str, *, receiver: bool) -> None:
+def test_topics_and_shared_subscriptions_are_refused_without_a_terminus(
+    world: World, kind: str, *, receiver: bool
+) -> None:
     """2.6.3: an attach that is refused has no terminus of ours, so that a client sees the refusal at once."""
-    world = World()
     stranger = connected(world)
     address = "topic://prices" if kind == "topic://" else "prices"
     capabilities = None if kind == "topic://" else Symbol(kind)
@@ -231,8 +223,7 @@ def test_topics_and_shared_subscriptions_are_refused_without_a_terminus(kind: st
     assert "prices" not in world.container.resource.queues
 
 
-def test_resumed_deliveries_are_refused() -> None:
-    world = World()
+def test_resumed_deliveries_are_refused(world: World) -> None:
     stranger = connected(world)
     unsettled = {b"tag": Described(Ulong(0x24), [])}
     stranger.say(frame(ATTACH, ["resumed", Uint(0), True, None, None, source(), node(None), unsettled]))
@@ -240,8 +231,7 @@ def test_resumed_deliveries_are_refused() -> None:
 
 
 # --- credit, flows, detaches
-def test_a_drain_without_credit_and_an_echo_of_the_session_are_answered() -> None:
-    world = World()
+def test_a_drain_without_credit_and_an_echo_of_the_session_are_answered(world: World) -> None:
     stranger = connected(world)
     stranger.attach(0, source=source(), receiver=True)
     stranger.told()
@@ -254,10 +244,8 @@ def test_a_drain_without_credit_and_an_echo_of_the_session_are_answered() -> Non
     assert len(echoed) == 4
 
 
-def test_credit_is_taken_back_for_a_large_message_that_is_still_read_from_the_store() -> None:
+def test_credit_is_taken_back_for_a_large_message_that_is_still_read_from_the_store(world: World, peer: Peer) -> None:
     """The drain is answered, and the message stays in its queue."""
-    world = World()
-    peer = world.connect()
     peer.post(peer.sender("q"), "x" * 1_000_000)
     stranger = connected(world)
     stranger.attach(0, source=source(), receiver=True)
@@ -276,10 +264,10 @@ def test_credit_is_taken_back_for_a_large_message_that_is_still_read_from_the_st
 
 
 @pytest.mark.parametrize("settled", [False, True])
-def test_a_large_message_comes_back_from_a_link_that_goes_before_its_first_part_was_read(*, settled: bool) -> None:
+def test_a_large_message_comes_back_from_a_link_that_goes_before_its_first_part_was_read(
+    world: World, peer: Peer, *, settled: bool
+) -> None:
     """It was taken from its queue, and nothing of it was sent."""
-    world = World()
-    peer = world.connect()
     peer.post(peer.sender("q"), "x" * 1_000_000)
     stranger = connected(world)
     mode = Ubyte(1) if settled else None
@@ -292,8 +280,7 @@ def test_a_large_message_comes_back_from_a_link_that_goes_before_its_first_part_
     assert (queue.available, queue.held) == (1, 0)
 
 
-def test_a_detach_is_answered_in_kind() -> None:
-    world = World()
+def test_a_detach_is_answered_in_kind(world: World) -> None:
     stranger = connected(world)
     for for_good in (True, False):
         stranger.attach(0, source=source(), receiver=True)
@@ -322,10 +309,8 @@ def test_nothing_is_sent_for_a_link_that_was_detached_in_the_middle_of_a_message
     assert not stranger.server.closed
 
 
-def test_an_outcome_for_a_delivery_whose_link_was_detached_refuses_the_discharge() -> None:
+def test_an_outcome_for_a_delivery_whose_link_was_detached_refuses_the_discharge(world: World, peer: Peer) -> None:
     """The message is somebody else's by then: a transaction that takes it as accepted must not succeed."""
-    world = World()
-    peer = world.connect()
     peer.post(peer.sender("q"), "x")
     stranger = connected(world)
     stranger.attach(0, source=source(), receiver=True)
@@ -347,8 +332,7 @@ def test_an_outcome_for_a_delivery_whose_link_was_detached_refuses_the_discharge
 
 
 # --- stealing
-def test_a_link_is_stolen_by_the_same_user_only() -> None:
-    world = World()
+def test_a_link_is_stolen_by_the_same_user_only(world: World) -> None:
     first, other, second = (connected(world, user, "orders") for user in ("ada", "bob", "ada"))
     for stranger in (first, other):
         stranger.attach(0, source=source(), receiver=True)
@@ -361,8 +345,7 @@ def test_a_link_is_stolen_by_the_same_user_only() -> None:
     assert not closed_with(second.told(), DETACH)
 
 
-def test_another_container_of_the_same_user_steals_nothing() -> None:
-    world = World()
+def test_another_container_of_the_same_user_steals_nothing(world: World) -> None:
     first, second = connected(world, "ada", "one"), connected(world, "ada", "two")
     first.attach(0, source=source(), receiver=True)
     second.attach(0, source=source(), receiver=True)
@@ -370,9 +353,7 @@ def test_another_container_of_the_same_user_steals_nothing() -> None:
     assert not closed_with(first.told(), DETACH)
 
 
-def test_a_receiver_gets_no_message_that_is_larger_than_it_takes() -> None:
-    world = World()
-    peer = world.connect()
+def test_a_receiver_gets_no_message_that_is_larger_than_it_takes(world: World, peer: Peer) -> None:
     peer.post(peer.sender("q"), "x" * 2000)
     stranger = connected(world)
     fields = ["small", Uint(0), True, None, None, source(), node(None), None, None, None, Ulong(1000)]
@@ -383,10 +364,8 @@ def test_a_receiver_gets_no_message_that_is_larger_than_it_takes() -> None:
     assert peer.drained("q") == ["x" * 2000]
 
 
-def test_what_was_accepted_before_a_message_that_is_too_large_stays_accepted() -> None:
+def test_what_was_accepted_before_a_message_that_is_too_large_stays_accepted(world: World, peer: Peer) -> None:
     """The link is detached when the messages before it are settled: their outcomes don't cross the detach."""
-    world = World()
-    peer = world.connect()
     sender = peer.sender("q")
     for body in ("a", "b", "x" * 2000, "c"):
         peer.post(sender, body)
@@ -401,9 +380,7 @@ def test_what_was_accepted_before_a_message_that_is_too_large_stays_accepted() -
     assert peer.drained("q") == ["x" * 2000, "c"]
 
 
-def test_a_browser_gets_no_message_that_is_larger_than_it_takes() -> None:
-    world = World()
-    peer = world.connect()
+def test_a_browser_gets_no_message_that_is_larger_than_it_takes(world: World, peer: Peer) -> None:
     peer.post(peer.sender("q"), "x" * 2000)
     stranger = connected(world)
     browse = source(mode=Symbol("copy"))
@@ -431,8 +408,7 @@ def test_dynamic_nodes_are_bounded_in_number_and_octets() -> None:
     assert peer.post(other, "x").remote_state == Delivery.ACCEPTED
 
 
-def test_a_selector_on_a_dynamic_source_is_honoured() -> None:
-    world = World()
+def test_a_selector_on_a_dynamic_source_is_honoured(world: World) -> None:
     stranger = connected(world)
     selector = {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "colour = 'red'")}
     stranger.attach(0, source=source(None, dynamic=True, filters=selector), receiver=True)
@@ -455,9 +431,8 @@ def test_who_may_not_consume_learns_nothing_of_its_selector() -> None:
     assert closed_with(stranger.told(), DETACH) == "amqp:unauthorized-access"
 
 
-def test_request_and_response_between_two_connections() -> None:
+def test_request_and_response_between_two_connections(world: World) -> None:
     """A dynamic node is read by the connection that made it, and written by who knows its name."""
-    world = World()
     asks, answers = connected(world), connected(world)
     asks.attach(0, source=source(None, dynamic=True), receiver=True)
     address = terminus(attach_answer(asks.told())[5])[0]
@@ -474,9 +449,8 @@ def test_request_and_response_between_two_connections() -> None:
     assert closed_with(answers.told(), DETACH) == "amqp:not-found"
 
 
-def test_a_dynamic_target_is_read_by_its_own_connection() -> None:
+def test_a_dynamic_target_is_read_by_its_own_connection(world: World) -> None:
     """That is how JMS makes a temporary queue."""
-    world = World()
     stranger = connected(world)
     capabilities = Array([Symbol("temporary-queue")])
     stranger.attach(0, target=Described(Ulong(0x29), [None, None, None, None, True, None, capabilities]))
@@ -514,9 +488,8 @@ def test_a_link_without_an_address_relays_by_the_address_in_each_message() -> No
 
 
 @pytest.mark.parametrize("code", [DATA, SEQUENCE])
-def test_a_link_without_an_address_relays_bodies_of_several_sections(code: int) -> None:
+def test_a_link_without_an_address_relays_bodies_of_several_sections(world: World, code: int) -> None:
     """What matters stands in front of the body, and only that is looked at."""
-    world = World()
     stranger = connected(world)
     stranger.attach(0, node(None))
     stranger.told()

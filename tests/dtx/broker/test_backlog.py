@@ -106,9 +106,7 @@ def test_a_group_goes_on_from_one_consumer_to_the_next_whatever_waits_behind() -
                 receiver.flow(1)
                 world.pump()
                 delivery, _ = peer.take(receiver)
-                delivery.update(Delivery.ACCEPTED)
-                delivery.settle()
-                world.pump()
+                peer.settle(delivery, Delivery.ACCEPTED)
 
         cost.append(calls(turn))
     assert cost[1] <= cost[0] + 100, cost

@@ -14,7 +14,7 @@ from dtx.protocol.commands import Commit, Declare, Discharge, Fence, GetTimeout,
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import Result
 from dtx.store.contract import Batch
-from tests.dtx.broker.peer import World, closed, condition_of, frame, told
+from tests.dtx.broker.peer import Peer, World, closed, condition_of, frame, told
 from tests.dtx.broker.strangers import FLOW, TRANSFER, Stranger
 from xa import Code, Xid
 
@@ -88,8 +88,7 @@ def test_what_a_transaction_retires_is_bounded(start: Start | None, *, settle: b
     control, receiver = peer.coordinator(), peer.receiver("q", 3)
     txn_id = control.declare(start)
     for _ in range(3):
-        taken = peer.take(receiver)
-        assert taken is not None
+        taken = peer.taken(receiver)
         peer.retire(taken[0], txn_id, settle=settle)
     refused = control.refused(Discharge(txn_id))
     assert refused.condition == Condition.ROLLBACK
@@ -115,8 +114,7 @@ def test_what_a_transaction_acquires_is_bounded(settled: bool) -> None:
     receiver.flow(3)
     world.pump()
     for number in range(2):
-        taken = peer.take(receiver)
-        assert taken is not None
+        taken = peer.taken(receiver)
         assert taken[1].body == number
         if not settled:
             peer.retire(taken[0], txn_id)
@@ -149,8 +147,7 @@ def test_what_waits_for_one_branch_is_bounded() -> None:
     assert peer.drained("q") == ["x"]
 
 
-def test_a_batch_without_changes_waits_for_the_store_beside_another_one() -> None:
-    world = World()
+def test_a_batch_without_changes_waits_for_the_store_beside_another_one(world: World) -> None:
     resource = world.container.resource
     answers: list[object] = []
     batch = Batch()
@@ -167,8 +164,7 @@ def test_fences_are_bounded() -> None:
     peer = world.connect()
     assert peer.ask(Fence(1, b"a")) == OK
     assert peer.ask(Fence(1, b"a")) == OK, "the same one again"
-    refusal = peer.ask(Fence(1, b"b"))
-    assert isinstance(refusal, Refusal)
+    refusal = peer.refusal(Fence(1, b"b"))
     assert refusal.condition == Condition.RESOURCE_LIMIT
 
 
@@ -215,9 +211,7 @@ def test_the_size_of_messages_is_bounded() -> None:
     assert len(world.connect().drained("q")) == 1
 
 
-def test_credit_is_a_bound() -> None:
-    world = World()
-    peer = world.connect()
+def test_credit_is_a_bound(world: World, peer: Peer) -> None:
     sender = peer.sender("q")
     for _ in range(world.settings.limits.credit + 10):
         peer.send_octets(sender, bytes(Message(body="x").encode()), peer.name("m"), settled=True)
@@ -259,21 +253,15 @@ def test_a_message_that_is_given_back_again_and_again_expires_once() -> None:
     for _ in range(50):
         receiver.flow(1)
         world.pump()
-        taken = peer.take(receiver)
-        assert taken is not None
-        taken[0].update(Delivery.RELEASED)
-        taken[0].settle()
-        world.pump()
+        taken = peer.taken(receiver)
+        peer.settle(taken[0], Delivery.RELEASED)
     assert len(queue._expiring) == 1
     receiver.flow(1)
     world.pump()
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     world.pass_time(2)
     assert queue.depth == 1, "it is held"
-    taken[0].update(Delivery.RELEASED)
-    taken[0].settle()
-    world.pump()
+    peer.settle(taken[0], Delivery.RELEASED)
     world.pass_time(2)
     assert queue.depth == 0
 

@@ -35,8 +35,7 @@ def consuming(
 
 def had(peer: Peer, receiver: Receiver) -> Delivery:
     """The next delivery."""
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     return taken[0]
 
 
@@ -83,9 +82,7 @@ def test_after_a_rollback_the_delivery_is_live() -> None:
     peer.retire(first, txn_id)
     control.discharge(txn_id)
     assert world.container.resource.queues["q"].depth == 1
-    second.update(Delivery.ACCEPTED)
-    second.settle()
-    world.pump()
+    peer.settle(second, Delivery.ACCEPTED)
     assert world.container.resource.queues["q"].depth == 0
 
 
@@ -116,9 +113,7 @@ def test_a_rejected_discharge_leaves_deliveries_live(start: Start | None) -> Non
     world.pass_time(world.settings.local_timeout_s + 1)
     assert control.refused(Discharge(txn_id)).condition == Condition.TIMEOUT
     assert not delivery.settled
-    delivery.update(Delivery.ACCEPTED)
-    delivery.settle()
-    world.pump()
+    peer.settle(delivery, Delivery.ACCEPTED)
     assert world.container.resource.queues["q"].depth == 0
 
 
@@ -130,8 +125,7 @@ def test_a_settled_delivery_gets_the_default_outcome_after_a_rollback() -> None:
     peer.retire(had(peer, receiver), txn_id, settle=True)
     assert peer.take(receiver) is None
     control.discharge(txn_id, fail=True)
-    taken = peer.take(receiver)
-    assert taken is not None, "it is available again"
+    taken = peer.taken(receiver)
     assert taken[1].delivery_count == 1, "our default is another attempt, counted"
     assert world.crash().connect().drained("q") == ["x"]
 
@@ -152,8 +146,7 @@ def test_the_default_outcome_is_the_one_of_the_source(outcome: int, left: list[s
     if count is not None:
         receiver.flow(1)
         world.pump()
-        taken = peer.take(receiver)
-        assert taken is not None
+        taken = peer.taken(receiver)
         assert taken[1].delivery_count == count
 
 
@@ -226,8 +219,7 @@ def test_settling_after_a_rollback_means_the_default_outcome() -> None:
     delivery.settle()
     world.pump()
     assert not closed(receiver)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     assert taken[1].delivery_count == 1
 
 
@@ -252,8 +244,7 @@ def test_a_branch_keeps_what_its_connection_retired() -> None:
     assert other.drained("q") == []
     assert other.ask(Rollback(XID)) == Result(Code.XA_OK)
     consumer = other.receiver("q", 1)
-    taken = other.take(consumer)
-    assert taken is not None
+    taken = other.taken(consumer)
     assert taken[1].delivery_count == 1
 
 
@@ -334,11 +325,9 @@ def test_a_discharge_applies_what_was_acquired(settled: bool) -> None:
 def test_an_outcome_outside_of_the_transaction_terminates_the_control_link() -> None:
     """An outcome sent by the controller before the transaction has discharged MUST be associated with the
     same transaction."""
-    world, peer, control, receiver, _ = acquiring("x", credit=1)
+    _world, peer, control, receiver, _ = acquiring("x", credit=1)
     delivery = had(peer, receiver)
-    delivery.update(Delivery.ACCEPTED)
-    delivery.settle()
-    world.pump()
+    peer.settle(delivery, Delivery.ACCEPTED)
     assert condition_of(control.link).condition == Condition.ROLLBACK
     assert peer.drained("q") == ["x"]
 
@@ -351,9 +340,7 @@ def test_an_acquisition_without_an_outcome_stands_after_the_discharge() -> None:
     control.discharge(txn_id)
     assert not delivery.settled
     assert locked(world) == 1
-    delivery.update(Delivery.ACCEPTED)
-    delivery.settle()
-    world.pump()
+    peer.settle(delivery, Delivery.ACCEPTED)
     assert world.container.resource.queues["q"].depth == 0
 
 
@@ -483,9 +470,7 @@ def test_a_discharge_decides_about_a_message_that_is_partly_sent() -> None:
     message.decode(octets)
     assert message.body == "x" * 200_000, "it is sent to its end, and stays acquired"
     assert peer.drained("q") == []
-    delivery.update(Delivery.ACCEPTED)
-    delivery.settle()
-    world.pump()
+    peer.settle(delivery, Delivery.ACCEPTED)
     assert world.container.resource.queues["q"].depth == 0
 
 

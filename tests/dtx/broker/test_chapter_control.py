@@ -13,7 +13,7 @@ from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.protocol.capabilities import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.commands import CONTROL, Declare, Discharge, Start
 from dtx.protocol.replies import DECLARED
-from tests.dtx.broker.peer import World, closed, condition_of
+from tests.dtx.broker.peer import Coordinator, Peer, World, closed, condition_of
 from tests.dtx.broker.strangers import ATTACH, DISPOSITION, Stranger
 from tests.dtx.protocol.wire_examples import CONTROLLERS, octets
 from xa import Code, Xid
@@ -54,12 +54,9 @@ def test_select_and_declare_are_the_octets_of_the_page() -> None:
     stranger.leave()
 
 
-def test_a_txn_id_must_be_obtained_by_declaring() -> None:
+def test_a_txn_id_must_be_obtained_by_declaring(peer: Peer, control: Coordinator) -> None:
     """To begin transactional work, the transaction controller must obtain a transaction identifier from the
     resource."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     first, second = control.declare(), control.declare()
     assert first != second
     assert 1 <= len(first) <= 32, "A transaction-id may be up to 32 octets of binary data."
@@ -69,10 +66,8 @@ def test_a_txn_id_must_be_obtained_by_declaring() -> None:
     assert refused.remote.condition.name == Condition.UNKNOWN_ID
 
 
-def test_other_sections_of_a_control_message_are_ignored() -> None:
+def test_other_sections_of_a_control_message_are_ignored(world: World, control: Coordinator) -> None:
     """Other standard message sections such as the header section SHOULD be ignored."""
-    world = World()
-    control = world.connect().coordinator()
     message = Message(durable=True, priority=9, ttl=1.0, properties={"a": "b"}, annotations={"c": "d"})
     sections = bytes(message.encode())
     body = b"\x00\x53\x77" + CONTROL.encode(Declare())
@@ -82,13 +77,13 @@ def test_other_sections_of_a_control_message_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("command", [Declare(), Discharge(b"\x00\x00\x00\x01")])
-def test_a_control_message_is_not_sent_settled(command: Declare | Discharge) -> None:
+def test_a_control_message_is_not_sent_settled(
+    world: World, control: Coordinator, command: Declare | Discharge
+) -> None:
     """This message MUST NOT be sent settled as the sender is required to receive and interpret the outcome
     of the declare at the receiver. If the coordinator receives a transfer that has been settled by the
     sender, it should detach with an appropriate error. As with the declare message, it is an error if the
     sender sends the transfer pre-settled."""
-    world = World()
-    control = world.connect().coordinator()
     control.declare()
     control.send(CONTROL.encode(command), settled=True)
     world.pump()
@@ -96,12 +91,11 @@ def test_a_control_message_is_not_sent_settled(command: Declare | Discharge) -> 
     assert condition_of(control.link).condition == Condition.NOT_ALLOWED
 
 
-def test_a_refused_declare_conveys_a_transaction_error() -> None:
+def test_a_refused_declare_conveys_a_transaction_error(world: World) -> None:
     """If the coordinator was unable to perform the declare as specified by the transaction controller, the
     transaction coordinator MUST convey the error to the controller as a transaction-error. If the source
     for the link to the coordinator supports the rejected outcome, then the message MUST be rejected with
     this outcome carrying the transaction-error."""
-    world = World()
     control = world.connect().coordinator(outcomes=CONTROL_OUTCOMES)
     control.declare(Start(XID))
     refusal = control.refused(Declare(Start(XID)))
@@ -110,10 +104,9 @@ def test_a_refused_declare_conveys_a_transaction_error() -> None:
     control.declare()
 
 
-def test_a_refused_declare_detaches_where_rejected_is_not_supported() -> None:
+def test_a_refused_declare_detaches_where_rejected_is_not_supported(world: World) -> None:
     """If the source does not support the rejected outcome, the transactional resource MUST detach the link
     to the coordinator, with the detach performative carrying the transaction-error."""
-    world = World()
     control = world.connect().coordinator(outcomes=("amqp:accepted:list",))
     control.send(CONTROL.encode(Declare(Start(XID, join=True))))
     world.pump()
@@ -129,11 +122,10 @@ def test_controllers_have_the_outcomes_to_offer() -> None:
     assert not closed(control.link)
 
 
-def test_a_refused_discharge_conveys_a_transaction_error() -> None:
+def test_a_refused_discharge_conveys_a_transaction_error(world: World) -> None:
     """Should the coordinator be unable to complete the discharge, the coordinator MUST convey the error to
     the controller as a transaction-error. If the source for the link to the coordinator supports the
     rejected outcome, then the message MUST be rejected with this outcome carrying the transaction-error."""
-    world = World()
     control = world.connect().coordinator(outcomes=CONTROL_OUTCOMES)
     refusal = control.refused(Discharge(b"\x07"))
     assert refusal.condition == Condition.UNKNOWN_ID, "The specified txn-id does not exist."
@@ -145,22 +137,18 @@ def test_a_refused_discharge_conveys_a_transaction_error() -> None:
     assert control.refused(Discharge(txn_id)).condition == Condition.UNKNOWN_ID, "it is over"
 
 
-def test_a_refused_discharge_detaches_where_rejected_is_not_supported() -> None:
+def test_a_refused_discharge_detaches_where_rejected_is_not_supported(world: World) -> None:
     """If the source does not support the rejected outcome, the transactional resource MUST detach the link
     to the coordinator, with the detach performative carrying the transaction-error."""
-    world = World()
     control = world.connect().coordinator(outcomes=("amqp:accepted:list",))
     control.send(CONTROL.encode(Discharge(b"none")))
     world.pump()
     assert condition_of(control.link).condition == Condition.UNKNOWN_ID
 
 
-def test_a_discharge_with_fail_is_always_completed() -> None:
+def test_a_discharge_with_fail_is_always_completed(world: World, peer: Peer, control: Coordinator) -> None:
     """Note that the coordinator MUST always be able to complete a discharge where the fail flag is set to
     true (since coordinator failure leads to rollback, which is what the controller is asking for)."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     sender = peer.sender("q")
     txn_id = control.declare()
     peer.post(sender, "x", txn_id)
@@ -174,12 +162,10 @@ def test_a_discharge_with_fail_is_always_completed() -> None:
     assert peer.drained("q") == []
 
 
-def test_a_closed_control_link_rolls_back() -> None:
+def test_a_closed_control_link_rolls_back(world: World, peer: Peer) -> None:
     """If the control link is closed while there exist non-discharged transactions it created, then all such
     transactions are immediately rolled back, and attempts to perform further transactional work on them
     will lead to failure."""
-    world = World()
-    peer = world.connect()
     control, other = peer.coordinator(), peer.coordinator()
     sender = peer.sender("q")
     first, second, kept = control.declare(), control.declare(), other.declare()
@@ -196,9 +182,8 @@ def test_a_closed_control_link_rolls_back() -> None:
 
 
 @pytest.mark.parametrize("how", ["detach", "end", "vanish"])
-def test_a_control_link_that_ends_in_any_way_rolls_back(how: str) -> None:
+def test_a_control_link_that_ends_in_any_way_rolls_back(world: World, how: str) -> None:
     """Note that links to the coordinator cannot be resumed."""
-    world = World()
     peer, watcher = world.connect(), world.connect()
     session = peer.new_session()
     control = peer.coordinator(session=session)
@@ -217,22 +202,17 @@ def test_a_control_link_that_ends_in_any_way_rolls_back(how: str) -> None:
         assert peer.coordinator().refused(Discharge(txn_id)).condition == Condition.UNKNOWN_ID
 
 
-def test_no_work_is_allowed_on_the_control_link() -> None:
+def test_no_work_is_allowed_on_the_control_link(world: World, control: Coordinator) -> None:
     """No transactional work is allowed on the control link."""
-    world = World()
-    control = world.connect().coordinator()
     txn_id = control.declare()
     control.peer.send_octets(control.link, b"\x00\x53\x77" + CONTROL.encode(Declare()), "c", txn_id)
     world.pump()
     assert condition_of(control.link).condition == Condition.NOT_ALLOWED
 
 
-def test_a_global_id_is_associated_with_its_global_transaction() -> None:
+def test_a_global_id_is_associated_with_its_global_transaction(world: World, peer: Peer, control: Coordinator) -> None:
     """Specifies that the txn-id allocated by this declare MUST be associated work with the indicated global
     transaction. If not set, the allocated txn-id will associated work with a local transaction."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     sender = peer.sender("q")
     local, distributed = control.declare(), control.declare(Start(XID))
     peer.post(sender, "local", local)
@@ -243,21 +223,17 @@ def test_a_global_id_is_associated_with_its_global_transaction() -> None:
     assert [entry.queue.name for entry in world.container.registry.find(XID).work.posts] == ["q"]
 
 
-def test_a_global_id_is_refused_without_the_capability() -> None:
+def test_a_global_id_is_refused_without_the_capability(world: World) -> None:
     """This field MUST NOT be set if the Coordinator does not have the distributed-transactions capability."""
-    world = World()
     control = world.connect().coordinator((LOCAL,))
     refusal = control.refused(Declare(Start(XID)))
     assert (refusal.condition, refusal.code) == (Condition.ILLEGAL_STATE, Code.XAER_PROTO)
     assert len(world.container.registry) == 0
 
 
-def test_several_transactions_per_session_and_sessions_per_transaction() -> None:
+def test_several_transactions_per_session_and_sessions_per_transaction(peer: Peer, control: Coordinator) -> None:
     """Support multiple active transactions on a single session. Support transactions whose txn-id is used
     across sessions on one connection."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     other = peer.sender("q", peer.new_session())
     sender = peer.sender("q")
     first, second = control.declare(), control.declare()
@@ -270,21 +246,18 @@ def test_several_transactions_per_session_and_sessions_per_transaction() -> None
     assert peer.drained("q") == [1, 3]
 
 
-def test_a_txn_id_means_nothing_on_another_connection() -> None:
+def test_a_txn_id_means_nothing_on_another_connection(world: World) -> None:
     """Each transactional operation requested is explicitly identified with the desired transaction-id and
     therefore may occur on any link within the controlling Session, or, if permitted by the capabilities of
     the controller, any link on the controlling Connection."""
-    world = World()
     peer, stranger = world.connect(), world.connect()
     txn_id = peer.coordinator().declare()
     delivery = stranger.post(stranger.sender("q"), "x", txn_id)
     assert delivery.remote_state == Delivery.REJECTED
 
 
-def test_credit_is_replenished() -> None:
+def test_credit_is_replenished(control: Coordinator) -> None:
     """FLOW(...,handle=1, link-credit=1), and again for every control message that is answered."""
-    world = World()
-    control = world.connect().coordinator()
     for _ in range(200):
         control.discharge(control.declare())
         assert control.link.credit > 0
@@ -302,19 +275,16 @@ def test_credit_is_replenished() -> None:
         (encode(Described(Symbol("amqp:nonsense:list"), [])), Condition.NOT_IMPLEMENTED),
     ],
 )
-def test_a_control_message_that_is_none_is_rejected(body: bytes, condition: Condition) -> None:
+def test_a_control_message_that_is_none_is_rejected(control: Coordinator, body: bytes, condition: Condition) -> None:
     """… whose body consists of the declare type in a single amqp-value section."""
-    world = World()
-    control = world.connect().coordinator()
     _, _, refusal = control.outcome(body)
     assert refusal is not None
     assert refusal.condition == condition
     control.declare()
 
 
-def test_the_control_link_is_flooded() -> None:
+def test_the_control_link_is_flooded(world: World) -> None:
     """Declares beyond what one connection may have are refused, and others notice nothing."""
-    world = World()
     peer, other = world.connect(), world.connect()
     control = peer.coordinator()
     for _ in range(world.settings.limits.transactions):

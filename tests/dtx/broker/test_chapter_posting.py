@@ -12,7 +12,7 @@ from dtx.broker.settings import QueueSettings, Settings
 from dtx.protocol.commands import CONTROL, Commit, Declare, Discharge, Prepare, Start
 from dtx.protocol.replies import TRANSACTIONAL, Result
 from dtx.store.contract import Step, StoreFull
-from tests.dtx.broker.peer import Peer, World, closed, condition_of, say_state, told
+from tests.dtx.broker.peer import Coordinator, Peer, World, closed, condition_of, say_state, told
 from xa import Code, Xid
 
 if TYPE_CHECKING:
@@ -27,13 +27,12 @@ def full_queue() -> World:
     return World(Settings(queue_defaults=QueueSettings(max_depth=1)))
 
 
-def test_a_posted_message_is_not_available_before_the_discharge() -> None:
+def test_a_posted_message_is_not_available_before_the_discharge(world: World) -> None:
     """If the transaction controller wishes to associate an outgoing transfer with a transaction, it must
     set the state of the transfer with a transactional-state carrying the appropriate transaction
     identifier. The effect of transactional posting is that the message does not become available at the
     destination node within the transactional resource until after the transaction has been (successfully)
     discharged."""
-    world = World()
     peer, watcher = world.connect(), world.connect()
     control = peer.coordinator()
     consumer = watcher.receiver("q", 10)
@@ -41,15 +40,13 @@ def test_a_posted_message_is_not_available_before_the_discharge() -> None:
     peer.post(peer.sender("q"), "x", txn_id)
     assert watcher.take(consumer) is None
     control.discharge(txn_id)
-    taken = watcher.take(consumer)
-    assert taken is not None
+    taken = watcher.taken(consumer)
     assert taken[1].body == "x"
 
 
-def test_the_discharge_is_answered_when_it_is_durable() -> None:
+def test_the_discharge_is_answered_when_it_is_durable(world: World) -> None:
     """Force before reply: the message is on disk when the controller hears accepted, and not visible
     before."""
-    world = World()
     peer, watcher = world.connect(), world.connect()
     control = peer.coordinator()
     consumer = watcher.receiver("q", 10)
@@ -65,15 +62,12 @@ def test_the_discharge_is_answered_when_it_is_durable() -> None:
     assert world.crash().connect().drained("q") == ["x"]
 
 
-def test_the_presumptive_outcome_is_told_before_the_discharge() -> None:
+def test_the_presumptive_outcome_is_told_before_the_discharge(peer: Peer, control: Coordinator) -> None:
     """On receiving a non-settled delivery associated with a live transaction, the transactional resource must
     inform the controller of the presumptive terminal outcome before it can successfully discharge the
     transaction. That is the resource must send a disposition performative which covers the posted transfer
     with the state of the delivery being a transactional-state with the correct transaction identified, and
     a terminal outcome."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     sender = peer.sender("q")
     first, second = control.declare(), control.declare()
     for txn_id in (first, second):
@@ -84,14 +78,13 @@ def test_the_presumptive_outcome_is_told_before_the_discharge() -> None:
         assert outcome.descriptor == Delivery.ACCEPTED
 
 
-def test_the_outcome_is_associated_with_the_transaction_of_the_transfer() -> None:
+def test_the_outcome_is_associated_with_the_transaction_of_the_transfer(
+    world: World, peer: Peer, control: Coordinator
+) -> None:
     """The resource MUST determine the outcome of the delivery before committing the transaction, and this
     MUST be communicated to the controller before the acceptance of a successful discharge. The outcome
     communicated by the resource MUST be associated with the same transaction with which the transfer from
     controller to resource was associated."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     sender = peer.sender("q")
     txn_id = control.declare()
     posted = [peer.send_octets(sender, BODY, str(number), txn_id) for number in range(3)]
@@ -104,13 +97,12 @@ def test_the_outcome_is_associated_with_the_transaction_of_the_transfer() -> Non
         assert told(delivery)[0] == txn_id
 
 
-def test_txn_ids_from_the_resource_tell_what_work_belongs_to_what() -> None:
+def test_txn_ids_from_the_resource_tell_what_work_belongs_to_what(
+    world: World, peer: Peer, control: Coordinator
+) -> None:
     """When traveling in the other direction, from resource to controller, the transfer and disposition frames
     indicate work performed, and the txn-ids included MUST correctly indicate with which (if any)
     transaction this work is associated."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     sender = peer.sender("q")
     txn_id = control.declare()
     in_it, outside = peer.post(sender, "in", txn_id), peer.post(sender, "outside")
@@ -157,12 +149,9 @@ class Parts:
             self.part()
 
 
-def test_all_frames_of_a_delivery_name_the_same_transaction() -> None:
+def test_all_frames_of_a_delivery_name_the_same_transaction(peer: Peer, control: Coordinator) -> None:
     """Note that if delivery is split across several transfer frames then all frames MUST be explicitly
     associated with the same transaction."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     txn_id = control.declare()
     Parts(peer, peer.sender("q"), txn_id).rest()
     control.discharge(txn_id)
@@ -171,12 +160,11 @@ def test_all_frames_of_a_delivery_name_the_same_transaction() -> None:
 
 @pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("second", ["none", "another", "nonsense"])
-def test_a_delivery_of_two_transactions_is_refused(second: str, settled: bool) -> None:
+def test_a_delivery_of_two_transactions_is_refused(
+    world: World, peer: Peer, control: Coordinator, second: str, settled: bool
+) -> None:
     """Note that if delivery is split across several transfer frames then all frames MUST be explicitly
     associated with the same transaction."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     sender = peer.sender("q")
     txn_id, other = control.declare(), control.declare()
     parts = Parts(peer, sender, txn_id)
@@ -195,11 +183,8 @@ def test_a_delivery_of_two_transactions_is_refused(second: str, settled: bool) -
     assert peer.drained("q") == []
 
 
-def test_a_delivery_enters_no_transaction_later() -> None:
+def test_a_delivery_enters_no_transaction_later(peer: Peer, control: Coordinator) -> None:
     """A delivery that began outside of a transaction can't be continued in one."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     txn_id = control.declare()
     parts = Parts(peer, peer.sender("q"))
     parts.part()
@@ -212,13 +197,12 @@ def test_a_delivery_enters_no_transaction_later() -> None:
 
 @pytest.mark.parametrize("fail", [False, True])
 @pytest.mark.parametrize("start", [None, Start(XID)])
-def test_a_discharge_with_a_partial_delivery_terminates_the_control_link(start: Start | None, fail: bool) -> None:
+def test_a_discharge_with_a_partial_delivery_terminates_the_control_link(
+    world: World, peer: Peer, control: Coordinator, start: Start | None, fail: bool
+) -> None:
     """It is an error for the controller to attempt to discharge a transaction against which a partial
     delivery has been posted. Should this happen, the control link MUST be terminated with the
     transaction-rollback error."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     sender = peer.sender("q")
     txn_id, other = control.declare(start), control.declare()
     peer.post(sender, "whole", txn_id)
@@ -237,11 +221,8 @@ def test_a_discharge_with_a_partial_delivery_terminates_the_control_link(start: 
         assert peer.ask(Prepare(XID)) == Result(Code.XA_RBCOMMFAIL)
 
 
-def test_an_aborted_delivery_is_no_partial_one() -> None:
+def test_an_aborted_delivery_is_no_partial_one(world: World, peer: Peer, control: Coordinator) -> None:
     """A delivery that is aborted is no work, and hinders no discharge."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     sender = peer.sender("q")
     txn_id = control.declare()
     parts = Parts(peer, sender, txn_id)
@@ -253,12 +234,9 @@ def test_an_aborted_delivery_is_no_partial_one() -> None:
     assert peer.drained("q") == ["after"]
 
 
-def test_a_message_sent_settled_waits_for_the_discharge() -> None:
+def test_a_message_sent_settled_waits_for_the_discharge(peer: Peer, control: Coordinator) -> None:
     """The delivered message will not be made available at the node until the transaction has been
     successfully discharged. If the transaction is rolled back then the delivery is not made available."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     sender = peer.sender("q")
     for fail in (True, False):
         txn_id = control.declare()
@@ -311,12 +289,11 @@ def test_a_message_sent_unsettled_that_cannot_be_taken_is_rejected_in_the_transa
 
 
 @pytest.mark.parametrize("start", [None, Start(XID)])
-def test_an_outcome_that_cannot_be_applied_any_more_forbids_the_discharge(start: Start | None) -> None:
+def test_an_outcome_that_cannot_be_applied_any_more_forbids_the_discharge(
+    world: World, peer: Peer, control: Coordinator, start: Start | None
+) -> None:
     """If the resource can no longer apply the outcome that it originally indicated would be the result of a
     successful discharge then it MUST NOT allow the successful discharge of the associated transaction."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     node = peer.receiver(None, 10)
     sender = peer.sender(str(node.remote_source.address))
     txn_id = control.declare(start)
@@ -356,13 +333,12 @@ def test_a_store_that_is_full_forbids_the_discharge() -> None:
     assert world.crash().connect().drained("q") == ["y"]
 
 
-def test_the_state_of_unsettled_deliveries_is_the_outcome_that_was_applied() -> None:
+def test_the_state_of_unsettled_deliveries_is_the_outcome_that_was_applied(
+    world: World, peer: Peer, control: Coordinator
+) -> None:
     """After a successful discharge, the state of unsettled deliveries at the resource MUST reflect the
     outcome that was applied. The controller SHOULD settle any outstanding unsettled deliveries in a timely
     fashion after the transaction has discharged."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     sender = peer.sender("q", second=True)
     txn_id = control.declare()
     delivery = peer.post(sender, "x", txn_id)
@@ -376,12 +352,9 @@ def test_the_state_of_unsettled_deliveries_is_the_outcome_that_was_applied() -> 
     assert peer.drained("q") == ["x"]
 
 
-def test_no_outcome_stands_after_an_unsuccessful_discharge() -> None:
+def test_no_outcome_stands_after_an_unsuccessful_discharge(world: World, peer: Peer, control: Coordinator) -> None:
     """If the discharge was unsuccessful then no outcome should be associated with the unsettled
     deliveries."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     sender = peer.sender("q", second=True)
     txn_id = control.declare()
     delivery = peer.post(sender, "x", txn_id)
@@ -393,10 +366,8 @@ def test_no_outcome_stands_after_an_unsuccessful_discharge() -> None:
     assert peer.drained("q") == []
 
 
-def test_a_transaction_holds_no_more_than_one_may() -> None:
+def test_a_transaction_holds_no_more_than_one_may(world: World, peer: Peer) -> None:
     """Bounded everything: a transaction that posts too much hears it, and can still be discharged."""
-    world = World()
-    peer = world.connect()
     limits = world.settings.limits
     control = peer.coordinator()
     sender = peer.sender("q")

@@ -18,6 +18,7 @@ from proton.utils import BlockingConnection, LinkDetached
 
 from dtx.amqp.sasl import ClientPolicy, SaslClient
 from dtx.amqp.sasl.layer import SaslError
+from dtx.broker.command import main
 from dtx.store.contract import Batch
 from dtx.store.sql import SqlStore
 from xa import Xid
@@ -130,21 +131,25 @@ def test_an_address_that_is_taken_is_told(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (("--listen", "0.0.0.0:0"), "everybody could do everything. Configure users and permissions"),
-        (("--listen", "nowhere"), "'nowhere': expected host:port"),
-        (("--listen-tls", "127.0.0.1:0"), "TLS needs a certificate and its key"),
-        (("--users", "/nonexistent/users", "--listen", "127.0.0.1:0"), "/nonexistent/users"),
-        (("--set-password", "alice"), "--set-password needs the file of users"),
-    ],
-)
-def test_a_wrong_configuration_is_told_in_a_line(tmp_path: Path, flags: tuple[str, ...], says: str) -> None:
-    done = ran("--store", f"sqlite:///{tmp_path}/s", *flags)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1
+WRONG = [
+    (("--listen", "0.0.0.0:0"), "everybody could do everything. Configure users and permissions"),
+    (("--listen", "nowhere"), "'nowhere': expected host:port"),
+    (("--listen-tls", "127.0.0.1:0"), "TLS needs a certificate and its key"),
+    (("--users", "/nonexistent/users", "--listen", "127.0.0.1:0"), "/nonexistent/users"),
+    (("--set-password", "alice"), "--set-password needs the file of users"),
+]
+
+
+def test_a_wrong_configuration_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of them by a process, the others by what the process calls."""
+    store = ("--store", f"sqlite:///{tmp_path}/s")
+    done = ran(*store, *WRONG[0][0])
+    told = [(done.returncode, done.stderr)]
+    told += [(main([*store, *flags]), capsys.readouterr().err) for flags, _ in WRONG[1:]]
+    for (code, said), (_, says) in zip(told, WRONG, strict=True):
+        assert code == 2
+        assert says in said
+        assert said.count("\n") == 1
     assert not (tmp_path / "s").exists(), "and nothing was touched"
 
 

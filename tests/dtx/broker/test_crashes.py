@@ -24,12 +24,13 @@ from dtx.protocol.commands import CONTROL, Commit, Complete, End, Forget, Prepar
 from dtx.protocol.replies import Recovered
 from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Step
-from tests.dtx.broker.remote import BrokerChild, BrokerGoneError, RemotePeer
+from tests.dtx.broker.remote import BrokerGoneError
 from xa import Code, Xid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
+
+    from tests.dtx.broker.remote import BrokerChild, RemotePeer
 
 pytestmark = pytest.mark.slow
 
@@ -38,14 +39,6 @@ KILLS: Final = int(os.environ.get("XABRIDGE_KILLS", "4"))
 SEED: Final = int(os.environ.get("XABRIDGE_SEED", "1"))
 ANSWERED: Final = None
 """The parent kills the broker, once it has the answer."""
-
-
-@pytest.fixture(params=["loop", "thread"])
-def child(tmp_path: Path, pytestconfig: pytest.Config, request: pytest.FixtureRequest) -> Iterator[BrokerChild]:
-    """A broker process, whose store forces on the event loop, or in its thread."""
-    child = BrokerChild(tmp_path, pytestconfig.rootpath, request.param)
-    yield child
-    child.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +68,7 @@ def work(peer: RemotePeer, txn_id: bytes) -> None:
     """Takes an order and writes an invoice, under a transaction."""
     receiver = peer.receiver("orders", 1)
     peer.until(lambda: receiver.current is not None and receiver.current.readable)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     assert taken[1].body == "a"
     peer.post(peer.sender("invoices"), "a!", txn_id)
     peer.retire(taken[0], txn_id)
@@ -141,8 +133,7 @@ def accept(peer: RemotePeer, given: Any) -> None:
 def delivered(peer: RemotePeer) -> Any:
     receiver = peer.receiver("orders", 1)
     peer.until(lambda: receiver.current is not None and receiver.current.readable)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     return receiver, taken[0]
 
 
@@ -188,6 +179,7 @@ CASES: Final = {
 }
 
 
+@pytest.mark.parametrize("child", ["loop", "thread"], indirect=True)
 @pytest.mark.parametrize("step", [*Step, ANSWERED], ids=lambda step: "answered" if step is ANSWERED else step.name)
 @pytest.mark.parametrize("case", CASES)
 def test_a_kill_at_each_step(child: BrokerChild, case: str, step: Step | None) -> None:
@@ -243,8 +235,7 @@ class Mover:
         self.count += 1
         xid = Xid(7, f"move-{self.count}".encode(), b"b")
         peer.until(lambda: receiver.current is not None and receiver.current.readable)
-        taken = peer.take(receiver)
-        assert taken is not None
+        taken = peer.taken(receiver)
         txn_id = control.declare(Start(xid))
         peer.post(sender, taken[1].body, txn_id)
         peer.retire(taken[0], txn_id)
@@ -260,6 +251,7 @@ class Mover:
         assert peer.ask(Commit(xid)) == Told(Code.XA_OK)
 
 
+@pytest.mark.parametrize("child", ["loop", "thread"], indirect=True)
 def test_killed_at_random_while_messages_move(child: BrokerChild) -> None:
     """Each message is in one queue, once; and it has moved if and only if that was decided."""
     chance = random.Random(SEED)

@@ -45,9 +45,7 @@ def prepared(peer: Peer, delay: int) -> None:
 
 @pytest.mark.parametrize("said", [{"delay": 5000}, {"at": NOW_MS + 5000}])
 @pytest.mark.parametrize("restart", [False, True])
-def test_nobody_sees_it_before_its_time(said: dict[str, Any], *, restart: bool) -> None:
-    world = World()
-    peer = world.connect()
+def test_nobody_sees_it_before_its_time(world: World, peer: Peer, said: dict[str, Any], *, restart: bool) -> None:
     assert post(peer, "later", **said).remote_state == Delivery.ACCEPTED
     post(peer, "now")
     if restart:
@@ -69,10 +67,8 @@ def test_nobody_sees_it_before_its_time(said: dict[str, Any], *, restart: bool) 
     assert (told["depth"], told["delayed"], told["held"], told["octets"]) == (0, 0, 0, 0)
 
 
-def test_it_is_seen_by_those_who_have_passed_it() -> None:
+def test_it_is_seen_by_those_who_have_passed_it(world: World, peer: Peer) -> None:
     """A browser that waits and a consumer with a selector have read the queue to its end, and hear of it."""
-    world = World()
-    peer = world.connect()
     post(peer, "later", delay=5000, properties={"n": 1})
     post(peer, "now", properties={"n": 1})
     browser = peer.receiver("q", 10, browse=True)
@@ -82,10 +78,8 @@ def test_it_is_seen_by_those_who_have_passed_it() -> None:
     assert sorted(peer.drained("q")) == ["later", "now"]
 
 
-def test_it_stands_where_it_was_committed() -> None:
+def test_it_stands_where_it_was_committed(world: World, peer: Peer) -> None:
     """In front of what was committed later, whatever was due first: as after a restart."""
-    world = World()
-    peer = world.connect()
     post(peer, "a", delay=5000)
     post(peer, "b", delay=2000)
     post(peer, "c")
@@ -95,16 +89,13 @@ def test_it_stands_where_it_was_committed() -> None:
     assert peer.bodies(peer.receiver("q", 10)) == ["a", "b", "c", "d"]
 
 
-def test_a_time_that_is_over_is_no_delay() -> None:
-    world = World()
-    peer = world.connect()
+def test_a_time_that_is_over_is_no_delay(peer: Peer) -> None:
     post(peer, "x", at=NOW_MS - 1)
     assert peer.drained("q") == ["x"]
 
 
 @pytest.mark.parametrize("said", [{"delay": "soon"}, {"delay": -1}, {"at": 2**63 - 1}, {"at": True}])
-def test_a_time_that_is_none_is_refused(said: dict[str, Any]) -> None:
-    peer = World().connect()
+def test_a_time_that_is_none_is_refused(peer: Peer, said: dict[str, Any]) -> None:
     delivery = post(peer, "x", **said)
     assert delivery.remote_state == Delivery.REJECTED
     assert str(delivery.remote.condition.name) == "amqp:invalid-field"  # type: ignore[union-attr]
@@ -112,10 +103,8 @@ def test_a_time_that_is_none_is_refused(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_the_time_begins_with_the_commit(*, restart: bool) -> None:
+def test_the_time_begins_with_the_commit(world: World, peer: Peer, *, restart: bool) -> None:
     """Not with the post, nor with the prepare."""
-    world = World()
-    peer = world.connect()
     prepared(peer, delay=5000)
     world.pass_time(100)
     if restart:
@@ -132,10 +121,7 @@ def test_the_time_begins_with_the_commit(*, restart: bool) -> None:
     assert peer.drained("q") == ["x"]
 
 
-def test_a_local_transaction_begins_it_with_its_discharge() -> None:
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
+def test_a_local_transaction_begins_it_with_its_discharge(world: World, peer: Peer, control: Coordinator) -> None:
     txn_id = control.declare()
     post(peer, "x", txn_id, delay=5000)
     world.pass_time(10)
@@ -145,9 +131,7 @@ def test_a_local_transaction_begins_it_with_its_discharge() -> None:
     assert peer.drained("q") == ["x"]
 
 
-def test_a_rollback_leaves_nothing() -> None:
-    world = World()
-    peer = world.connect()
+def test_a_rollback_leaves_nothing(world: World, peer: Peer) -> None:
     prepared(peer, delay=5000)
     assert peer.ask(Rollback(XID)) == OK
     world.pass_time(10)
@@ -155,21 +139,16 @@ def test_a_rollback_leaves_nothing() -> None:
     assert not world.disk.messages
 
 
-def test_a_clock_that_is_set_back_takes_nothing_back() -> None:
+def test_a_clock_that_is_set_back_takes_nothing_back(world: World, peer: Peer) -> None:
     """What came due stays so, held and given back as well. What is not due yet waits for the time that was said."""
-    world = World()
-    peer = world.connect()
     post(peer, "a", at=NOW_MS + 5000)
     post(peer, "b", at=NOW_MS + 60_000)
     world.pass_time(6)
     receiver = peer.receiver("q", 1)
     world.clock.set_s = -3600
     world.pass_time(1)
-    taken = peer.take(receiver)
-    assert taken is not None
-    taken[0].update(Delivery.RELEASED)
-    taken[0].settle()
-    world.pump()
+    taken = peer.taken(receiver)
+    peer.settle(taken[0], Delivery.RELEASED)
     assert peer.drained("q") == ["a"]
     world.clock.set_s = 3600
     world.pass_time(1)
@@ -187,9 +166,7 @@ def test_it_may_expire_before_it_is_due() -> None:
     assert world.container.resource.queues["q"].delayed == 0
 
 
-def test_operators_move_and_purge_what_is_delayed() -> None:
-    world = World()
-    peer = world.connect()
+def test_operators_move_and_purge_what_is_delayed(world: World, peer: Peer) -> None:
     post(peer, "a", delay=5000)
     post(peer, "b", delay=5000)
     ids = [one["id"] for one in manage(peer, operation="messages", queue="q")]
@@ -202,9 +179,7 @@ def test_operators_move_and_purge_what_is_delayed() -> None:
     assert world.connect().drained("to") == ["x", "a"]
 
 
-def test_many_that_are_due_at_once_keep_nobody_waiting() -> None:
-    world = World()
-    peer = world.connect()
+def test_many_that_are_due_at_once_keep_nobody_waiting(world: World, peer: Peer) -> None:
     sender = peer.sender("q")
     octets = bytes(Message(body="x", annotations={symbol(DELIVERY_TIME): NOW_MS + 5000}).encode())
     for _ in range(12):
@@ -220,9 +195,7 @@ def test_many_that_are_due_at_once_keep_nobody_waiting() -> None:
     assert (queue.delayed, queue.available) == (0, 2400)
 
 
-def test_the_next_look_is_when_something_is_due() -> None:
-    world = World()
-    peer = world.connect()
+def test_the_next_look_is_when_something_is_due(world: World, peer: Peer) -> None:
     resource = world.container.resource
     told = []
     for delay in (300, 60_000):

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from proton import Delivery, Message
+from proton import Delivery
 
+from dtx.broker.queues import removals
 from dtx.broker.queues.removals import STEP
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.protocol.commands import Commit, Prepare, Rollback, Start
@@ -16,7 +17,7 @@ from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Batch, StoreFull, StoreStopped
 from dtx.store.contract import Step as StoreStep
 from dtx.store.memory import Disk
-from tests.dtx.broker.peer import Peer, World
+from tests.dtx.broker.peer import Coordinator, Peer, World
 from tests.dtx.broker.test_delays import post
 from tests.dtx.broker.test_management import manage
 from xa import Code, Xid
@@ -31,9 +32,7 @@ def dead(peer: Peer, queue: str = "q.dead") -> list[tuple[str, str]]:
     return [] if isinstance(told, Refusal) else [(one["from"], one["why"]) for one in told]
 
 
-def test_it_goes_to_the_dead_letters_with_the_reason() -> None:
-    world = World()
-    peer = world.connect()
+def test_it_goes_to_the_dead_letters_with_the_reason(world: World, peer: Peer) -> None:
     post(peer, "short", ttl=2)
     post(peer, "long", ttl=60)
     world.pass_time(3)
@@ -93,8 +92,7 @@ def taken_in_branch(peer: Peer) -> None:
     control = peer.coordinator()
     txn_id = control.declare(Start(XID))
     receiver = peer.receiver("q", 1)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     peer.retire(taken[0], txn_id, settle=True)
     control.discharge(txn_id)
     assert peer.ask(Prepare(XID)) == OK
@@ -104,9 +102,7 @@ def taken_in_branch(peer: Peer) -> None:
 
 @pytest.mark.parametrize("commit", [False, True])
 @pytest.mark.parametrize("restart", [False, True])
-def test_what_a_prepared_branch_holds_is_not_touched(*, commit: bool, restart: bool) -> None:
-    world = World()
-    peer = world.connect()
+def test_what_a_prepared_branch_holds_is_not_touched(world: World, peer: Peer, *, commit: bool, restart: bool) -> None:
     post(peer, "x", ttl=5)
     taken_in_branch(peer)
     world.pass_time(3600)
@@ -123,10 +119,7 @@ def test_what_a_prepared_branch_holds_is_not_touched(*, commit: bool, restart: b
     assert len(world.disk.messages) == (0 if commit else 1)
 
 
-def test_what_a_prepared_branch_posts_expires_when_it_is_there() -> None:
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
+def test_what_a_prepared_branch_posts_expires_when_it_is_there(world: World, peer: Peer, control: Coordinator) -> None:
     txn_id = control.declare(Start(XID))
     post(peer, "x", txn_id, ttl=5)
     control.discharge(txn_id)
@@ -141,13 +134,10 @@ def test_what_a_prepared_branch_posts_expires_when_it_is_there() -> None:
     assert dead(peer) == [("q", "expired")]
 
 
-def test_a_held_message_that_comes_back_is_judged_again() -> None:
-    world = World()
-    peer = world.connect()
+def test_a_held_message_that_comes_back_is_judged_again(world: World, peer: Peer) -> None:
     post(peer, "x", ttl=5)
     receiver = peer.receiver("q", 1)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     world.pass_time(10)
     assert peer.drained("q.dead") == []
     taken[0].update(Delivery.RELEASED)
@@ -157,17 +147,6 @@ def test_a_held_message_that_comes_back_is_judged_again() -> None:
     assert peer.take(receiver) is None
     world.pass_time(1)
     assert peer.drained("q.dead") == ["x"]
-
-
-def many(world: World, count: int) -> Peer:
-    """So many messages that expire after five seconds."""
-    peer = world.connect()
-    sender = peer.sender("q")
-    for first in range(0, count, 200):
-        for number in range(first, min(first + 200, count)):
-            peer.send_octets(sender, bytes(Message(body=number, ttl=5).encode()), peer.name("m"), settled=True)
-        world.pump()
-    return peer
 
 
 class Noting(Disk):
@@ -185,17 +164,22 @@ class Noting(Disk):
 def test_many_go_some_at_a_time() -> None:
     disk = Noting()
     world = World(disk=disk)
-    peer = many(world, 3 * STEP + 7)
+    peer = world.connect()
+    peer.post_many(range(3 * STEP + 7), ttl=5)
     world.pass_time(6)
     assert max(disk.placed) == STEP
     assert peer.drained("q.dead") == list(range(3 * STEP + 7))
     assert world.container.resource.queues["q"].depth == 0
 
 
+@pytest.mark.pure  # replaces a constant of ours
 @pytest.mark.parametrize("step", list(StoreStep))
 @pytest.mark.parametrize("force", [1, 2, 3])
-def test_a_crash_between_two_portions_doubles_and_loses_nothing(step: StoreStep, force: int) -> None:
+def test_a_crash_between_two_portions_doubles_and_loses_nothing(
+    step: StoreStep, force: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And so does a second crash while the rest goes."""
+    monkeypatch.setattr(removals, "STEP", 20)
     forces = [0, 0]
 
     def hook(at: StoreStep) -> None:
@@ -204,9 +188,9 @@ def test_a_crash_between_two_portions_doubles_and_loses_nothing(step: StoreStep,
             if forces[0] == forces[1]:
                 raise StoreStopped("killed here")
 
-    count = 3 * STEP - 7
+    count = 3 * 20 - 7
     world = World(hook=hook)
-    many(world, count)
+    world.connect().post_many(range(count), ttl=5)
     for _ in range(2):
         forces[:] = [0, force]
         world.pass_time(6)
@@ -230,7 +214,8 @@ def test_a_store_that_takes_nothing_loses_nothing() -> None:
             raise StoreFull("no space")
 
     world = World(hook=hook)
-    peer = many(world, 10)
+    peer = world.connect()
+    peer.post_many(range(10), ttl=5)
     full.append(True)
     for _ in range(3):
         world.pass_time(6)
@@ -261,9 +246,7 @@ def test_full_dead_letters_keep_it_back() -> None:
     assert world.container.resource.queues["q"].depth == 0
 
 
-def test_a_retried_one_is_delivered() -> None:
-    world = World()
-    peer = world.connect()
+def test_a_retried_one_is_delivered(world: World, peer: Peer) -> None:
     post(peer, "x", ttl=2)
     world.pass_time(3)
     assert manage(peer, operation="retry", queue="q.dead")["done"] == 1
@@ -271,10 +254,8 @@ def test_a_retried_one_is_delivered() -> None:
     assert peer.bodies(peer.receiver("q", 1)) == ["x"]
 
 
-def test_a_message_that_moves_there_and_back_expires_once() -> None:
+def test_a_message_that_moves_there_and_back_expires_once(world: World, peer: Peer) -> None:
     """It stands twice in the order of expiry of its queue then."""
-    world = World()
-    peer = world.connect()
     post(peer, "x", ttl=5)
     post(peer, "other", queue="to")
     ids = manage(peer, operation="messages", queue="q")[0]["id"]

@@ -116,6 +116,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     broker.kill()
 
 
+@pytest.mark.slow
 def test_wrong_passwords_cost_a_part_of_a_processor_and_nothing_when_they_are_over(broker: BrokerProcess) -> None:
     client = Client(broker.host, broker.port, login=("honest", PASSWORD))
     with beside(storm, broker, 40) as tried:

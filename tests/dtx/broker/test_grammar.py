@@ -170,8 +170,7 @@ def test_every_legal_command_is_tested_for_its_answer() -> None:
 
 
 # --- the transactional channel --------------------
-def test_start_needs_a_selected_session() -> None:
-    world = World()
+def test_start_needs_a_selected_session(world: World) -> None:
     control = world.connect().coordinator((LOCAL,))
     for start in (Start(XID), Start(XID, join=True), Start(XID, resume=True)):
         refusal = control.refused(Declare(start))
@@ -179,10 +178,8 @@ def test_start_needs_a_selected_session() -> None:
     control.discharge(control.declare())
 
 
-def test_a_selected_session_stays_selected() -> None:
+def test_a_selected_session_stays_selected(world: World, peer: Peer) -> None:
     """Once a channel IS selected it cannot be disassociated with XA support."""
-    world = World()
-    peer = world.connect()
     peer.coordinator().link.close()
     world.pump()
     plain = peer.coordinator((LOCAL,))
@@ -201,8 +198,7 @@ def test_suspended_work_is_resumed_where_it_was_suspended() -> None:
     assert peer.post(sender, "while suspended", stage.txn_id).remote_state == Delivery.REJECTED
     assert peer.coordinator().refused(Declare(Start(XID, resume=True))).code is Code.XAER_PROTO
     for command in (Prepare(XID), Commit(XID, one_phase=True), Rollback(XID)):
-        answer = peer.ask(command)
-        assert isinstance(answer, Refusal)
+        answer = peer.refusal(command)
         assert answer.code is Code.XAER_PROTO, "an association is suspended"
     txn_id = control.declare(Start(XID, resume=True))
     peer.post(sender, "resumed", txn_id)
@@ -218,8 +214,7 @@ def test_joined_associations_all_have_to_end() -> None:
     txn_id = joined.declare(Start(XID, join=True))
     stage.other.post(stage.other.sender("q"), "joined", txn_id)
     stage.control.discharge(stage.txn_id)
-    answer = stage.peer.ask(Prepare(XID))
-    assert isinstance(answer, Refusal)
+    answer = stage.peer.refusal(Prepare(XID))
     assert answer.code is Code.XAER_PROTO
     joined.discharge(txn_id)
     assert stage.peer.ask(Prepare(XID)) == OK
@@ -233,8 +228,7 @@ def test_fail_of_one_association_dooms_the_others() -> None:
     txn_id = joined.declare(Start(XID, join=True))
     stage.control.discharge(stage.txn_id, fail=True)
     assert stage.other.post(stage.other.sender("q"), "late", txn_id).remote_state == Delivery.REJECTED
-    answer = stage.peer.ask(Prepare(XID))
-    assert isinstance(answer, Refusal)
+    answer = stage.peer.refusal(Prepare(XID))
     assert answer.code is Code.XAER_PROTO, "somebody is associated still"
     assert joined.refused(Discharge(txn_id)).condition == Condition.ROLLBACK
     assert stage.peer.ask(Prepare(XID)) == Result(Code.XA_RBROLLBACK)
@@ -256,9 +250,7 @@ def test_ways_to_end_exclude_each_other(how: dict[str, bool], code: Code) -> Non
 
 
 @pytest.mark.parametrize("how", [{}, {"suspend": True}, {"prepare": True}])
-def test_a_local_transaction_is_discharged_not_ended(how: dict[str, bool]) -> None:
-    world = World()
-    control = world.connect().coordinator()
+def test_a_local_transaction_is_discharged_not_ended(control: Coordinator, how: dict[str, bool]) -> None:
     txn_id = control.declare()
     assert control.refused(End(txn_id, **how)).code is Code.XAER_PROTO
     control.discharge(txn_id)
@@ -289,10 +281,7 @@ def test_end_and_prepare_of_a_doomed_branch_is_rejected() -> None:
     assert stage.peer.ask(Rollback(XID)) == OK
 
 
-def test_a_txn_id_may_be_proposed_and_used_ahead_of_the_answer() -> None:
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
+def test_a_txn_id_may_be_proposed_and_used_ahead_of_the_answer(world: World, peer: Peer, control: Coordinator) -> None:
     sender = peer.sender("q")
     control.send(CONTROL.encode(Declare(Start(XID, txn_id=b"mine"))))
     peer.send_octets(sender, b"\x00\x53\x77\xa1\x01x", "m", b"mine", settled=True)
@@ -318,8 +307,7 @@ def test_a_null_xid_is_the_branch_that_the_session_runs(ended: bool) -> None:
     assert stage.state is BranchState.S3
     assert stage.peer.ask(Commit(NULL_XID)) == OK
     assert stage.peer.drained("q") == ["x"]
-    answer = stage.peer.ask(Rollback(NULL_XID))
-    assert isinstance(answer, Refusal)
+    answer = stage.peer.refusal(Rollback(NULL_XID))
     assert answer.code is Code.XAER_PROTO, "there is none any more"
 
 
@@ -346,8 +334,7 @@ def test_what_the_running_branch_can_not_do_leaves_it_running(command: Any, code
     """What isn't in the grammar is refused, and harms nothing: the association is not ended for it."""
     stage = Stage(BranchState.S1)
     before = stage.holds()
-    answer = stage.peer.ask(command)
-    assert isinstance(answer, Refusal)
+    answer = stage.peer.refusal(command)
     assert (answer.code, answer.xid) == (code, about)
     assert stage.holds() == before
     stage.peer.post(stage.peer.sender("q"), "y", stage.txn_id)
@@ -361,8 +348,7 @@ def test_a_null_xid_does_not_end_what_others_are_at_work_for(command: Any) -> No
     stage = Stage(BranchState.S1)
     theirs = stage.other.coordinator()
     joined = theirs.declare(Start(XID, join=True))
-    answer = stage.peer.ask(command)
-    assert isinstance(answer, Refusal)
+    answer = stage.peer.refusal(command)
     assert answer.code is Code.XAER_PROTO
     theirs.discharge(joined)
     stage.control.discharge(stage.txn_id)
@@ -372,8 +358,7 @@ def test_a_null_xid_does_not_end_what_others_are_at_work_for(command: Any) -> No
 def test_a_null_xid_on_another_session_names_nothing() -> None:
     stage = Stage(BranchState.S2)
     for command in (Prepare(), Commit(), Commit(one_phase=True), Rollback(), SetTimeout(1), GetTimeout()):
-        answer = stage.other.ask(command)
-        assert isinstance(answer, Refusal)
+        answer = stage.other.refusal(command)
         assert (answer.condition, answer.code) == (Condition.ILLEGAL_STATE, Code.XAER_PROTO)
     assert stage.state is BranchState.S2
 
@@ -397,19 +382,14 @@ def test_timeouts_are_set_and_told() -> None:
     assert stage.peer.ask(SetTimeout(0, XID)) == OK
     assert stage.peer.ask(GetTimeout(XID)) == Timeout(default)
     for unknown in (SetTimeout(1, Xid(9, b"g")), GetTimeout(Xid(9, b"g"))):
-        answer = stage.peer.ask(unknown)
-        assert isinstance(answer, Refusal)
+        answer = stage.peer.refusal(unknown)
         assert answer.code is Code.XAER_NOTA
     assert stage.peer.ask(Prepare(XID)) == OK
-    answer = stage.peer.ask(SetTimeout(1, XID))
-    assert isinstance(answer, Refusal)
+    answer = stage.peer.refusal(SetTimeout(1, XID))
     assert answer.code is Code.XAER_PROTO, "no timeout touches a prepared branch"
 
 
-def test_a_timeout_may_come_with_the_start() -> None:
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
+def test_a_timeout_may_come_with_the_start(world: World, peer: Peer, control: Coordinator) -> None:
     txn_id = control.declare(Start(XID, timeout_s=5))
     assert peer.ask(GetTimeout(XID)) == Timeout(5)
     world.pass_time(6)

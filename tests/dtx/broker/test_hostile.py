@@ -504,11 +504,11 @@ def test_parts_of_an_octet_each_take_no_more_memory_than_one_part(stranger: Stra
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        for _ in range(20):
+        for _ in range(5):
             stranger.say(parts)
             stranger.told()
-        assert stranger.server.partial_octets == 20_001
-        assert tracemalloc.get_traced_memory()[0] - before < 100_000
+        assert stranger.server.partial_octets == 5001
+        assert tracemalloc.get_traced_memory()[0] - before < 20_000
     finally:
         tracemalloc.stop()
 
@@ -518,8 +518,8 @@ def test_names_of_links_are_charged_to_the_connection() -> None:
     world = World(Settings(limits=Limits(links=400, sessions=400)))
     stranger = Stranger(world)
     stranger.greet()
-    for number in range(1000):  # what is gone again is not counted
-        stranger.say(link(0, f"{number}" * 1000) + frame(DETACH, [Uint(0), True]))
+    for number in range(400):  # what is gone again is not counted
+        stranger.say(link(0, f"{number:07}" * 1000) + frame(DETACH, [Uint(0), True]))
     assert not closed_with(stranger.told())
     names, told = 0, ""
     while not told and names < 400:
@@ -532,7 +532,7 @@ def test_names_of_links_are_charged_to_the_connection() -> None:
     properties = {Symbol("x"): "y" * 7_000}
     stranger, told = Stranger(world), ""
     stranger.greet()
-    for _ in range(1000):
+    for _ in range(400):
         begun = [None, Uint(0), Uint(100), Uint(100), None, None, None, properties]
         stranger.say(frame(BEGIN, begun, channel=1) + frame(END, [], channel=1))
     assert not closed_with(stranger.told())
@@ -596,9 +596,9 @@ def test_timeouts_that_are_set_again_and_again_leave_no_timers() -> None:
     control = peer.coordinator()
     before = len(world.container.resource.timers)
     control.declare(Start(XID))
-    for count in range(2000):
+    for count in range(1000):
         world.container.registry.set_timeout(world.container.registry.find(XID), 4_000_000_000 - count)
-    for _ in range(2000):
+    for _ in range(1000):
         control.discharge(control.declare())
     assert len(world.container.resource.timers) < before + 600
 
@@ -736,8 +736,7 @@ def recorded() -> list[bytes]:
     peer.post(sender, b"x" * 70_000)
     control.discharge(txn_id)
     branch = control.declare(Start(XID))
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     peer.retire(taken[0], branch)
     control.discharge(branch)
     peer.ask(Prepare(XID))

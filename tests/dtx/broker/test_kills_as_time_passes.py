@@ -16,26 +16,19 @@ from dtx.protocol.commands import Commit, Prepare, Recover, Start
 from dtx.protocol.replies import Recovered
 from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Step
-from tests.dtx.broker.remote import BrokerChild, BrokerGoneError, RemotePeer
+from tests.dtx.broker.remote import BrokerGoneError
 from xa import Code, Xid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
+
+    from tests.dtx.broker.remote import BrokerChild, RemotePeer
 
 pytestmark = pytest.mark.slow
 
 XID: Final = Xid(7, b"gtrid", b"bqual")
 OK: Final = Told(Code.XA_OK)
 PATIENCE_S: Final = 20.0
-
-
-@pytest.fixture
-def child(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[BrokerChild]:
-    """A broker process."""
-    child = BrokerChild(tmp_path, pytestconfig.rootpath, "loop")
-    yield child
-    child.kill()
 
 
 def post(peer: RemotePeer, queue: str, body: str, txn_id: bytes | None = None, **said: Any) -> None:

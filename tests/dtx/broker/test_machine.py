@@ -663,7 +663,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert self.world.container.resource.unstored.octets == 0
 
 
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "40"))
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "24"))
 TestBroker = pytest.mark.timeout(120 + 10 * SCHEDULES)(pytest.mark.slow(BrokerMachine.TestCase))
 TestBroker.settings = settings(
     max_examples=SCHEDULES,

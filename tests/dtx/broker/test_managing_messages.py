@@ -39,8 +39,7 @@ def hold(peer: Peer, queue: str) -> None:
     control = peer.coordinator()
     txn_id = control.declare(Start(XID))
     receiver = peer.receiver(queue, 1)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     peer.retire(taken[0], txn_id)
     control.discharge(txn_id)
     assert peer.ask(Prepare(XID)) == Result(Code.XA_OK)
@@ -65,8 +64,7 @@ def contents(world: World, *queues: str) -> dict[str, list[Any]]:
     return {queue: peer.drained(queue) for queue in queues}
 
 
-def test_messages_are_told_page_by_page_without_their_payloads() -> None:
-    world = World()
+def test_messages_are_told_page_by_page_without_their_payloads(world: World) -> None:
     peer = posted(world, "q", *range(5))
     hold(peer, "q")
     first = manage(peer, operation="messages", queue="q", count=2)
@@ -107,9 +105,8 @@ def test_dead_letters_say_where_they_come_from_and_go_back() -> None:
     assert not [record for record in again.disk.records.values() if record.kind == "origin"]
 
 
-def test_dead_letters_of_a_consumer_go_back_by_the_name_of_their_queue() -> None:
+def test_dead_letters_of_a_consumer_go_back_by_the_name_of_their_queue(world: World) -> None:
     """A consumer has sent them there: the broker has noted no origin."""
-    world = World()
     peer = posted(world, "q.dead", "one", "two")
     posted(world, "q")
     posted(world, "other")
@@ -119,8 +116,7 @@ def test_dead_letters_of_a_consumer_go_back_by_the_name_of_their_queue() -> None
 
 
 @pytest.mark.parametrize("queue", ["letters", "gone.dead"])
-def test_what_comes_from_nowhere_needs_a_name(queue: str) -> None:
-    world = World()
+def test_what_comes_from_nowhere_needs_a_name(world: World, queue: str) -> None:
     peer = posted(world, queue, "by hand")
     posted(world, "q")
     answer = manage(peer, operation="retry", queue=queue)
@@ -129,8 +125,7 @@ def test_what_comes_from_nowhere_needs_a_name(queue: str) -> None:
     assert contents(world, "q", queue) == {"q": ["by hand"], queue: []}
 
 
-def test_a_dead_letter_that_was_consumed_leaves_no_record() -> None:
-    world = World()
+def test_a_dead_letter_that_was_consumed_leaves_no_record(world: World) -> None:
     peer = posted(world, "q", "bad")
     reject_all(peer, "q")
     assert [record for record in world.disk.records.values() if record.kind == "origin"]
@@ -139,8 +134,7 @@ def test_a_dead_letter_that_was_consumed_leaves_no_record() -> None:
 
 
 @pytest.mark.parametrize("operation", ["move", "purge", "retry"])
-def test_what_a_prepared_branch_or_a_consumer_holds_stays(operation: str) -> None:
-    world = World()
+def test_what_a_prepared_branch_or_a_consumer_holds_stays(world: World, operation: str) -> None:
     peer = posted(world, "q", "prepared", "taken", "free")
     posted(world, "other")
     hold(peer, "q")
@@ -228,8 +222,7 @@ def test_a_full_queue_takes_no_more_than_it_may() -> None:
         posted(world, "q", *range(3))
 
 
-def test_chosen_messages_are_moved_and_large_ones_copied() -> None:
-    world = World()
+def test_chosen_messages_are_moved_and_large_ones_copied(world: World) -> None:
     peer = posted(world, "q", "a", "x" * 2 * CHUNK, "c")
     posted(world, "to")
     ids = [one["id"] for one in manage(peer, operation="messages", queue="q")]
@@ -241,8 +234,7 @@ def test_chosen_messages_are_moved_and_large_ones_copied() -> None:
     assert isinstance(told, Refusal)
 
 
-def test_a_moved_message_is_not_given_out_by_its_old_queue() -> None:
-    world = World()
+def test_a_moved_message_is_not_given_out_by_its_old_queue(world: World) -> None:
     peer = posted(world, "q", "a", "b")
     posted(world, "to")
     assert manage(peer, operation="move", queue="q", to="to", most=1)["done"] == 1
@@ -252,9 +244,8 @@ def test_a_moved_message_is_not_given_out_by_its_old_queue() -> None:
     assert (queue["depth"], queue["held"], queue["octets"]) == (0, 0, 0)
 
 
-def test_a_dead_letter_is_not_given_out_by_its_old_queue() -> None:
+def test_a_dead_letter_is_not_given_out_by_its_old_queue(world: World) -> None:
     """A consumer with a selector took it out of turn, so that it still stood in the order of its queue."""
-    world = World()
     peer = posted(world, "q", "a", "b")
     queue = world.container.resource.queues["q"]
     entry = next(iter(queue))
@@ -268,8 +259,7 @@ def test_a_dead_letter_is_not_given_out_by_its_old_queue() -> None:
 
 
 # -- queues
-def test_a_paused_queue_takes_and_gives_nothing_until_it_is_resumed() -> None:
-    world = World()
+def test_a_paused_queue_takes_and_gives_nothing_until_it_is_resumed(world: World) -> None:
     peer = posted(world, "q", "a")
     assert manage(peer, operation="pause-queue", queue="q") == {}
     receiver = peer.receiver("q", 10)
@@ -310,8 +300,7 @@ def test_a_queue_is_created_and_deleted() -> None:
     assert contents(after.crash(), "q") == {"q": []}
 
 
-def test_a_queue_whose_messages_a_prepared_branch_holds_is_not_deleted() -> None:
-    world = World()
+def test_a_queue_whose_messages_a_prepared_branch_holds_is_not_deleted(world: World) -> None:
     peer = posted(world, "q", "a", "b")
     hold(peer, "q")
     refusal = manage(peer, operation="delete-queue", queue="q", force=True)
@@ -324,14 +313,12 @@ def test_a_queue_whose_messages_a_prepared_branch_holds_is_not_deleted() -> None
 
 
 # -- connections and branches
-def test_a_connection_is_closed_and_a_branch_dropped() -> None:
-    world = World()
+def test_a_connection_is_closed_and_a_branch_dropped(world: World) -> None:
     peer = posted(world, "q", "a")
     control = peer.coordinator()
     txn_id = control.declare(Start(XID))
     receiver = peer.receiver("q", 1)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     peer.retire(taken[0], txn_id)
     operator = world.connect()
     assert manage(operator, operation="drop-branch", xid=str(XID)) == {}
@@ -344,8 +331,7 @@ def test_a_connection_is_closed_and_a_branch_dropped() -> None:
     assert contents(world, "q") == {"q": ["a"]}
 
 
-def test_a_prepared_branch_is_not_dropped() -> None:
-    world = World()
+def test_a_prepared_branch_is_not_dropped(world: World) -> None:
     peer = posted(world, "q", "a")
     hold(peer, "q")
     refusal = manage(peer, operation="drop-branch", xid=str(XID))
@@ -408,8 +394,7 @@ def test_the_audit_log_says_who_did_what_and_survives() -> None:
         assert [one["what"] for one in page] == ["create-queue"]
 
 
-def test_ages_are_known_after_a_restart() -> None:
-    world = World()
+def test_ages_are_known_after_a_restart(world: World) -> None:
     posted(world, "q", "old")
     began_ms = world.clock.wall_ms()
     world.pass_time(90)

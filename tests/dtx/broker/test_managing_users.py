@@ -158,7 +158,6 @@ def test_what_the_store_does_not_take_does_not_hold() -> None:
     assert (told["alice"]["password-from"], told["alice"]["rule-from"]) == ("file", "file")
 
 
-def test_a_broker_without_a_file_of_users_has_none() -> None:
-    world = World()
+def test_a_broker_without_a_file_of_users_has_none(world: World) -> None:
     refusal = manage(world.connect(), operation="set-user", user="bob", verifier=str(NEW))
     assert "start it with --users" in refusal.description

@@ -131,12 +131,11 @@ def test_messages_are_not_lost_with_the_broker(durable: bool | None) -> None:
     )
 
 
-def test_a_dynamic_node_says_that_it_ends_with_its_link() -> None:
+def test_a_dynamic_node_says_that_it_ends_with_its_link(world: World) -> None:
     """A target which is not capable of fulfilling this guarantee MUST NOT accept messages where the durable header is
     set to true: if the source allows the rejected outcome then the message SHOULD be rejected with the
     precondition-failed error, otherwise the link MUST be detached by the receiver with the same error. Every queue is
     capable; a dynamic node has no restart to outlive, as its lifetime-policy says."""
-    world = World()
     stranger = connected(world)
     stranger.attach(0, source=source(None, dynamic=True), receiver=True)
     answer = terminus(attach_answer(stranger.told())[5])
@@ -240,9 +239,7 @@ def test_a_terminal_outcome_stays() -> None:
     delivery, _ = had(receiver)
     delivery.update(Delivery.ACCEPTED)
     peer.exchange()
-    delivery.update(Delivery.RELEASED)
-    delivery.settle()
-    world.pump()
+    peer.settle(delivery, Delivery.RELEASED)
     assert peer.drained("q") == []
     assert world.container.resource.queues["q"].depth == 0
 
@@ -533,7 +530,7 @@ def test_a_browser_sees_every_message_once(*, settled: bool) -> None:
 
 @pytest.mark.parametrize("receiver", [True, False])
 @pytest.mark.parametrize("asked", [None, "mine"])
-def test_a_dynamic_node_has_an_address_of_ours(asked: str | None, *, receiver: bool) -> None:
+def test_a_dynamic_node_has_an_address_of_ours(world: World, asked: str | None, *, receiver: bool) -> None:
     """The address of the source MUST NOT be set when sent on an attach frame sent by the receiving link endpoint where
     the dynamic flag is set to true (that is where the receiver is requesting the sender to create an addressable node).
 
@@ -553,7 +550,6 @@ def test_a_dynamic_node_has_an_address_of_ours(asked: str | None, *, receiver: b
     If the dynamic field is not set to true this field MUST be left unset.
 
     The value of this entry MUST be of a type which provides the lifetime-policy archetype."""
-    world = World()
     stranger = connected(world)
     policy: Map = {Symbol("lifetime-policy"): Described(Ulong(0x2C), [])}
     for handle, dynamic in enumerate((True, None)):
@@ -578,10 +574,9 @@ def test_a_dynamic_node_has_an_address_of_ours(asked: str | None, *, receiver: b
     ("asked", "told"),
     [(None, "move"), ("move", "move"), ("copy", "copy"), ("something", "move")],
 )
-def test_the_distribution_mode_is_told(asked: str | None, told: str) -> None:
+def test_the_distribution_mode_is_told(world: World, asked: str | None, told: str) -> None:
     """This field MUST be set by the sending end of the link if the endpoint supports more than one
     distribution-mode."""
-    world = World()
     stranger = connected(world)
     stranger.attach(0, source=source(mode=asked and Symbol(asked)), receiver=True)
     assert terminus(attach_answer(stranger.told())[5])[6] == told
@@ -602,9 +597,8 @@ def test_the_distribution_mode_is_told(asked: str | None, told: str) -> None:
         (Described(Ulong(0x27), [Uint(1)]), "amqp:invalid-field"),
     ],
 )
-def test_a_default_outcome_is_an_outcome(default: Described, condition: str) -> None:
+def test_a_default_outcome_is_an_outcome(world: World, default: Described, condition: str) -> None:
     """The value MUST be a valid outcome (e.g., released or rejected)."""
-    world = World()
     stranger = connected(world)
     asked = source()
     assert isinstance(asked.value, list)
@@ -665,10 +659,9 @@ def _names(value: Any) -> list[str]:
         ({Symbol("a"): "n = 1"}, None),
     ],
 )
-def test_what_is_no_filter_is_not_in_place(filters: dict[Any, Any], echoed: str | None) -> None:
+def test_what_is_no_filter_is_not_in_place(world: World, filters: dict[Any, Any], echoed: str | None) -> None:
     """Every key in the map MUST be of type symbol, every value MUST be either null or of a described type which
     provides the archetype filter."""
-    world = World()
     stranger = connected(world)
     stranger.attach(0, source=source(filters=filters), receiver=True)
     told = stranger.told()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from proton import Delivery, Message, ulong
 
-from dtx.broker.queues.removals import STEP
+from dtx.broker.queues import removals
 from dtx.broker.settings import QueueSettings, Settings, WhenFull
 from dtx.protocol.commands import Commit, Prepare, Rollback, Start
 from dtx.protocol.conditions import Refusal
@@ -123,8 +123,7 @@ def test_what_is_held_is_not_the_oldest() -> None:
     txn_id = control.declare(Start(xid))
     receiver = peer.receiver("q", 2)
     for _ in range(2):
-        taken = peer.take(receiver)
-        assert taken is not None
+        taken = peer.taken(receiver)
         peer.retire(taken[0], txn_id, settle=True)
     control.discharge(txn_id)
     assert peer.ask(Prepare(xid)) == OK
@@ -194,18 +193,17 @@ def test_a_group_that_is_held_makes_room() -> None:
     assert peer.bodies(receiver) == ["g4", "g5"]
 
 
+@pytest.mark.pure  # replaces a constant of ours
 @pytest.mark.parametrize("step", list(StoreStep))
 @pytest.mark.parametrize("force", [1, 2])
-def test_a_crash_while_the_oldest_go_doubles_and_loses_nothing(step: StoreStep, force: int) -> None:
+def test_a_crash_while_the_oldest_go_doubles_and_loses_nothing(
+    step: StoreStep, force: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The settings have become smaller at a restart, so that much goes at once."""
+    monkeypatch.setattr(removals, "STEP", 20)
     world = World()
-    sender = world.connect()
-    link = sender.sender("q")
-    count = 2 * STEP + 10
-    for first in range(0, count, 200):
-        for number in range(first, min(first + 200, count)):
-            sender.send_octets(link, bytes(Message(body=number).encode()), sender.name("m"), settled=True)
-        world.pump()
+    count = 2 * 20 + 10
+    world.connect().post_many(range(count))
     forces = 0
 
     def hook(at: StoreStep) -> None:
@@ -255,9 +253,7 @@ def test_an_operator_changes_the_limits() -> None:
     assert (entry["what"], entry["about"]["when_full"]) == ("configure-queue", "dead-letter")
 
 
-def test_settings_go_with_their_queue() -> None:
-    world = World()
-    peer = world.connect()
+def test_settings_go_with_their_queue(world: World, peer: Peer) -> None:
     post(peer, "x", queue="p")
     assert manage(peer, operation="configure-queue", queue="p", **{"max-depth": ulong(3)}) == {}
     assert manage(peer, operation="delete-queue", queue="p", force=True) == {}

@@ -80,8 +80,7 @@ def test_what_a_consumer_that_closes_has_not_settled_is_no_failed_delivery(how: 
         if jms:
             consumer.default_outcome, consumer.default_fields = 0x27, [True]
         receiver = consumer.receiver("q", 100)
-        taken = consumer.take(receiver)
-        assert taken is not None
+        taken = consumer.taken(receiver)
         delivery, message = taken
         found.append((message.body, message.delivery_count))
         delivery.update(Delivery.ACCEPTED)
@@ -104,8 +103,7 @@ def test_what_a_consumer_that_fails_has_not_settled_is_a_failed_delivery() -> No
     for count, ends in enumerate(("vanish", "error", "vanish", "vanish", "vanish", "vanish")):
         consumer = world.connect()
         receiver = consumer.receiver("q", 10)
-        taken = consumer.take(receiver)
-        assert taken is not None
+        taken = consumer.taken(receiver)
         assert taken[1].delivery_count == count
         if ends == "error":
             consumer.fail(receiver)
@@ -165,8 +163,7 @@ def test_a_consumer_holds_no_more_than_it_may() -> None:
 def test_settled_messages_are_gone_when_they_are_sent() -> None:
     world, peer = filled("x", "y")
     receiver = peer.receiver("q", 1, settled=True)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     assert taken[0].settled
     peer.vanish()
     assert world.crash().connect().drained("q") == ["y"]
@@ -175,8 +172,7 @@ def test_settled_messages_are_gone_when_they_are_sent() -> None:
 def test_a_receiver_that_does_not_settle_first_hears_when_its_outcome_is_durable() -> None:
     world, peer = filled("x")
     receiver = peer.receiver("q", 1)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     taken[0].update(Delivery.ACCEPTED)
     world.pump(store=False)
     early = taken[0].settled
@@ -209,8 +205,7 @@ def test_messages_expire(default_ttl_ms: int) -> None:
     left = ["long"] if default_ttl_ms else ["long", "default"]
     assert world.connect().drained("q") == left
     receiver = peer.receiver("q", 1)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     assert taken[1].ttl == pytest.approx(50, abs=1), "what is left of it"
     assert peer.take(held) is not None, "what somebody holds is not touched"
     held.close()
@@ -245,11 +240,8 @@ def test_a_dead_letter_queue_that_is_full_takes_nothing_and_loses_nothing() -> N
     assert len(peer.drained("dead")) == 1
 
 
-def test_a_browser_with_much_credit_sees_a_long_queue() -> None:
-    peer = World().connect()
-    sender = peer.sender("q")
-    for number in range(1500):
-        peer.post(sender, number)
+def test_a_browser_with_much_credit_sees_a_long_queue(peer: Peer) -> None:
+    peer.post_many(range(1500))
     assert peer.bodies(peer.receiver("q", 1500, browse=True)) == list(range(1500))
 
 
@@ -278,13 +270,11 @@ def test_queues_are_made_on_demand_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", "$made"])
-def test_names_of_queues_are_sane(name: str) -> None:
-    peer = World().connect()
+def test_names_of_queues_are_sane(peer: Peer, name: str) -> None:
     assert closed(peer.sender(name))
 
 
-def test_a_dynamic_node_lasts_as_long_as_its_link() -> None:
-    world = World()
+def test_a_dynamic_node_lasts_as_long_as_its_link(world: World) -> None:
     peer, other = world.connect(), world.connect()
     node = peer.receiver(None, 10)
     address = str(node.remote_source.address)
@@ -298,8 +288,7 @@ def test_a_dynamic_node_lasts_as_long_as_its_link() -> None:
     assert not [name for name in world.container.resource.queues if name.startswith("$")]
 
 
-def test_links_with_an_empty_address_are_refused() -> None:
-    peer = World().connect()
+def test_links_with_an_empty_address_are_refused(peer: Peer) -> None:
     assert condition_of(peer.sender("")).condition == Condition.INVALID_FIELD
     assert condition_of(peer.receiver("")).condition == Condition.NOT_IMPLEMENTED
 

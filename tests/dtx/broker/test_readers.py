@@ -102,8 +102,7 @@ def test_only_the_one_that_asks_for_it_looks_again() -> None:
     assert [one.looked for one in of["user"]] == [0, 1, 0]
 
 
-def test_a_user_has_only_so_many_readers_of_a_queue() -> None:
-    world = World()
+def test_a_user_has_only_so_many_readers_of_a_queue(world: World) -> None:
     poster, peer = world.connect("poster"), world.connect("reader")
     poster.post(poster.sender("q"), "x")
     readers = world.container.resource.queues["q"].readers
@@ -117,9 +116,8 @@ def test_a_user_has_only_so_many_readers_of_a_queue() -> None:
     assert peer.receiver("q", 1, browse=True).remote_condition is None
 
 
-def test_many_browsers_of_a_long_queue_see_all_of_it() -> None:
+def test_many_browsers_of_a_long_queue_see_all_of_it(world: World) -> None:
     """While messages come, go and come back; and none of them has a copy of the queue."""
-    world = World()
     peer, other = world.connect("browsing"), world.connect("working")
     sender = other.sender("q")
     count = 3 * PAGE
@@ -141,7 +139,7 @@ def test_the_line_of_a_queue_is_as_long_as_the_queue() -> None:
     world = World(Settings(queue_defaults=QueueSettings(max_depth=100)))
     peer = world.connect()
     sender, consumer, browser = peer.sender("q"), peer.receiver("q", 1), peer.receiver("q", 1, browse=True)
-    for number in range(1500):
+    for number in range(1100):
         peer.post(sender, number)
         assert peer.bodies(consumer) == [number]
         consumer.flow(1)

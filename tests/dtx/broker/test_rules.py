@@ -42,8 +42,7 @@ def working(xid: Xid = XID, settings: Settings | None = None) -> tuple[World, Pe
     control = peer.coordinator()
     txn_id = control.declare(Start(xid))
     receiver = peer.receiver("in", 1)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     peer.retire(taken[0], txn_id)
     peer.post(peer.sender("out"), "out", txn_id)
     return world, peer, control, txn_id
@@ -71,8 +70,7 @@ def queues(world: World) -> tuple[list[Any], list[Any]]:
 
 # --- 1: every association ended; lost work is rollback-only --------------------
 @pytest.mark.parametrize("lost", ["connection", "session", "control link"])
-def test_work_that_was_lost_while_associated_is_rollback_only(lost: str) -> None:
-    world = World()
+def test_work_that_was_lost_while_associated_is_rollback_only(world: World, lost: str) -> None:
     peer, other = world.connect(), world.connect()
     peer.post(peer.sender("in"), "in")
     session = peer.new_session()
@@ -80,8 +78,7 @@ def test_work_that_was_lost_while_associated_is_rollback_only(lost: str) -> None
     txn_id = control.declare(Start(XID))
     peer.post(peer.sender("out"), "out", txn_id)
     receiver = peer.receiver("in", 1)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     peer.retire(taken[0], txn_id, settle=True)
     receiver.close()
     if lost == "connection":
@@ -179,10 +176,7 @@ def test_a_heuristic_decision_is_told_until_it_is_forgotten(commit: bool, crash:
     assert world.crash().connect().ask(Recover()) == Recovered(())
 
 
-def test_recover_answers_in_pages_with_filters() -> None:
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
+def test_recover_answers_in_pages_with_filters(peer: Peer, control: Coordinator) -> None:
     xids = [Xid(1, gtrid.encode(), b"b") for gtrid in ("a-1", "a-2", "b-1", "b-2", "b-3")]
     for xid in xids:
         peer.post(peer.sender("q"), "x", txn_id := control.declare(Start(xid)))
@@ -234,8 +228,7 @@ def test_what_nobody_holds_any_more_comes_again_with_a_higher_count() -> None:
     other = world.connect()
     assert other.ask(Rollback(XID)) == OK
     receiver = other.receiver("in", 1)
-    taken = other.take(receiver)
-    assert taken is not None
+    taken = other.taken(receiver)
     assert taken[1].delivery_count == 1
 
 
@@ -246,8 +239,7 @@ def test_after_many_failures_a_message_is_dead() -> None:
     peer.post(peer.sender("q"), "poison")
     for attempt in range(3):
         receiver = peer.receiver("q", 1)
-        taken = peer.take(receiver)
-        assert taken is not None
+        taken = peer.taken(receiver)
         assert taken[1].delivery_count == attempt
         peer.fail(receiver)
     assert peer.drained("q") == []
@@ -255,34 +247,27 @@ def test_after_many_failures_a_message_is_dead() -> None:
     assert world.crash().connect().drained("dead") == ["poison"]
 
 
-def test_the_count_survives_a_restart() -> None:
-    world = World()
-    peer = world.connect()
+def test_the_count_survives_a_restart(world: World, peer: Peer) -> None:
     peer.post(peer.sender("q"), "x")
     peer.receiver("q", 1)
     peer.vanish()
     other = world.crash().connect()
     receiver = other.receiver("q", 1)
-    taken = other.take(receiver)
-    assert taken is not None
+    taken = other.taken(receiver)
     assert taken[1].delivery_count == 1
 
 
-def test_what_is_rejected_is_dead() -> None:
-    world = World()
-    peer = world.connect()
+def test_what_is_rejected_is_dead(world: World, peer: Peer) -> None:
     sender = peer.sender("q")
     for body in ("outside", "in a transaction"):
         peer.post(sender, body)
     receiver = peer.receiver("q", 2)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     taken[0].update(Delivery.REJECTED)
     taken[0].settle()
     control = peer.coordinator()
     txn_id = control.declare()
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     peer.retire(taken[0], txn_id, 0x25)
     assert peer.drained("q.dead") == ["outside"]
     control.discharge(txn_id)
@@ -313,11 +298,8 @@ def test_without_a_dead_letter_queue_only_what_is_rejected_is_dropped() -> None:
         peer.fail(peer.receiver("q", 1))
     assert peer.drained("q") == ["failed"]
     receiver = peer.receiver("q", 1)
-    taken = peer.take(receiver)
-    assert taken is not None
-    taken[0].update(Delivery.REJECTED)
-    taken[0].settle()
-    world.pump()
+    taken = peer.taken(receiver)
+    peer.settle(taken[0], Delivery.REJECTED)
     assert peer.drained("q") == []
 
 
@@ -384,9 +366,7 @@ def test_addresses_are_protected() -> None:
 
 # --- 8: browsing a prepared branch --------------------
 @pytest.mark.parametrize("crash", [False, True])
-def test_whoever_coordinates_a_branch_may_read_what_it_holds(crash: bool) -> None:
-    world = World()
-    peer = world.connect()
+def test_whoever_coordinates_a_branch_may_read_what_it_holds(world: World, peer: Peer, crash: bool) -> None:
     sender = peer.sender("in")
     for number in range(5):
         peer.post(sender, number)
@@ -453,10 +433,7 @@ def test_only_prepared_branches_are_read(address: str, condition: Condition) -> 
 
 
 # --- prepare with keep, and fences: what the pipeline needs --------------------
-def test_an_empty_branch_is_read_only_or_kept() -> None:
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
+def test_an_empty_branch_is_read_only_or_kept(world: World, peer: Peer, control: Coordinator) -> None:
     control.discharge(control.declare(Start(XID)))
     assert peer.ask(Prepare(XID)) == Result(Code.XA_RDONLY)
     assert refusal(peer.ask(Commit(XID))).code is Code.XAER_NOTA
@@ -496,9 +473,7 @@ def test_a_fence_keeps_late_attempts_out(crash: bool) -> None:
     control.discharge(control.declare(Start(other_branch)))
 
 
-def test_fences_go_after_a_time() -> None:
-    world = World()
-    peer = world.connect()
+def test_fences_go_after_a_time(world: World, peer: Peer) -> None:
     assert peer.ask(Fence(1, b"gtrid")) == OK
     world.pass_time(world.settings.fence_s + 100)
     world.pass_time(100)
@@ -544,8 +519,7 @@ def test_large_messages_come_out_as_they_went_in(size: int, crash: bool) -> None
     other = world.connect()
     receiver = other.receiver("q", 2)
     for body in ("x" * size, "small"):
-        taken = other.take(receiver)
-        assert taken is not None
+        taken = other.taken(receiver)
         assert taken[1].body == body
 
 
@@ -555,8 +529,7 @@ def test_a_redelivered_large_message_tells_its_count() -> None:
     peer.post(peer.sender("q"), "x" * (2 * CHUNK))
     peer.fail(peer.receiver("q", 1))
     receiver = peer.receiver("q", 1)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     assert taken[1].delivery_count == 1
     assert taken[1].body == "x" * (2 * CHUNK)
 

@@ -638,7 +638,7 @@ def test_no_message_takes_long(case: str) -> None:
     text, octets = WORST[case]
     selector = Selector.parse(text)
     assert not selector.matches(octets)
-    assert least_time(lambda: selector.matches(octets)) < 0.005, "docs/broker.md says half a millisecond"
+    assert is_quick(lambda: selector.matches(octets), 0.005), "docs/broker.md says half a millisecond"
 
 
 MALFORMED_TEXTS = ("'" + "''" * 4000, "-" * 4000 + "a = 1", "(" * 8000, "a=1 OR " * 1100)
@@ -652,17 +652,18 @@ def test_no_selector_takes_long_to_parse(text: str) -> None:
         except SelectorError:
             assert "LIKE" not in text
 
-    assert least_time(parse) < 0.25, "some microseconds for each character"
+    assert is_quick(parse, 0.25), "some microseconds for each character"
 
 
-def least_time(function: Callable[[], object]) -> float:
-    """Seconds of the processor, of the best of some calls: the machine may be busy."""
-    times = []
-    for _ in range(7):
+def is_quick(function: Callable[[], object], seconds: float) -> bool:
+    """Whether some call of seven takes less of the processor than this: the machine may be busy."""
+
+    def took() -> float:
         began = time.process_time()
         function()
-        times.append(time.process_time() - began)
-    return min(times)
+        return time.process_time() - began
+
+    return any(took() < seconds for _ in range(7))
 
 
 def test_long_strings_may_match_as_well() -> None:
@@ -926,10 +927,11 @@ def test_like_is_what_trying_every_way_finds(string: str, pattern: str) -> None:
     assert found == fits(string, pattern, "!")
 
 
+CHARACTERS = "aA5_$.'\"%!;() ,=<>+-*/\0\t\nıſé\u00a0\U0001f600\ud800"
 WORDS = re.split(" ", "a 5 0x1F 1.5 'x' ( ) , = <> < >= + - * / NOT AND OR IN LIKE ESCAPE IS NULL BETWEEN")
 
 
-@given(st.one_of(st.lists(st.sampled_from(WORDS)).map(" ".join), st.text(max_size=30)))
+@given(st.one_of(st.lists(st.sampled_from(WORDS)).map(" ".join), st.text(CHARACTERS, max_size=30)))
 def test_any_text_is_a_selector_or_refused_at_a_position_in_it(text: str) -> None:
     try:
         selector = Selector.parse(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from dtx.protocol.commands import Fence, Prepare, Recover, Rollback, Start
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import Recovered, decode_reply
 from dtx.protocol.replies import Result as Told
+from dtx.store.contract import Batch
 from tests.dtx.broker.peer import Coordinator, World, closed, condition_of, frame
 from xa import Code, Xid
 
@@ -54,14 +56,6 @@ def test_recover_is_not_dearer_for_the_branches_of_others() -> None:
     own = Xid(1, b"between", b"1")
     peer = world.connect("worker")
 
-    def prepared(user: str, branches: list[Xid]) -> None:
-        control = world.connect(user).coordinator()
-        sender = control.peer.sender("orders")
-        for branch in branches:
-            txn_id = control.declare(Start(branch))
-            control.peer.post(sender, "held", txn_id)
-            assert control.end(txn_id, prepare=True)[2] is None
-
     def seconds() -> float:
         times = []
         for number in range(5):
@@ -73,9 +67,17 @@ def test_recover_is_not_dearer_for_the_branches_of_others() -> None:
             times.append(time.process_time() - began)
         return min(times)
 
-    prepared("worker", [own])
+    control, txn_id = begun(world, "worker", own)
+    control.peer.post(control.peer.sender("orders"), "held", txn_id)
+    assert control.end(txn_id, prepare=True)[2] is None
     alone = seconds()
-    prepared("other", [Xid(1, word + b"%d" % number) for word in (b"after", b"behind") for number in range(1000)])
+    batch, first = Batch(), world.store.first_number + 1000
+    for number, (word, count) in enumerate(itertools.product((b"after", b"behind"), range(1000))):
+        batch.prepare(first + number, Xid(1, word + b"%d" % count), "other", 1)
+    world.store.submit(batch, lambda _: None)
+    world.pump()
+    world = world.crash()
+    peer = world.connect("worker")
     assert world.container.registry.in_doubt_count == 2001
     assert seconds() < 2 * alone
     assert peer.ask(Rollback(own)) == OK
@@ -148,8 +150,7 @@ def test_rollback_only_branches_make_room() -> None:
         begun(world, user, xid(100, user.encode()))
         begun(world, user, xid(101, user.encode()))
     assert len(world.container.registry) == 6
-    refusal = world.connect("hungry").ask(Prepare(xid(0)))
-    assert isinstance(refusal, Refusal)
+    refusal = world.connect("hungry").refusal(Prepare(xid(0)))
     assert refusal.code is Code.XAER_NOTA, "forgotten means rolled back, as it is"
 
 
@@ -206,8 +207,7 @@ def test_fences_of_an_earlier_version_stand_and_are_lifted_by_who_set_them() -> 
     batch_key = (1).to_bytes(4, "big") + b"global"
     world.container.fences._put(batch_key, "owner", world.clock.wall_ms())
     assert world.connect("owner").coordinator().outcome(_declare(xid(1)))[2] is not None
-    refused = world.connect("stranger").ask(Fence(1, b"global", lift=True))
-    assert isinstance(refused, Refusal)
+    world.connect("stranger").refusal(Fence(1, b"global", lift=True))
     assert world.connect("owner").ask(Fence(1, b"global", lift=True)) == OK
     begun(world, "owner", xid(1))
 

@@ -122,11 +122,9 @@ def test_a_branch_that_the_store_does_not_take_is_not_prepared(world: World) -> 
     txn_id = control.declare(Start(XID))
     peer.post(sender, "poison", txn_id)
     control.discharge(txn_id)
-    reply = peer.ask(Prepare(XID))
-    assert isinstance(reply, Refusal)
+    reply = peer.refusal(Prepare(XID))
     assert (reply.condition, reply.code, reply.xid) == (Condition.INTERNAL_ERROR, Code.XAER_RMERR, XID)
-    reply = peer.ask(Commit(XID, one_phase=True))
-    assert isinstance(reply, Refusal)
+    reply = peer.refusal(Commit(XID, one_phase=True))
     assert (reply.condition, reply.code, reply.xid) == (Condition.ROLLBACK, Code.XA_RBOTHER, XID)
     assert "a constraint" in reply.description
     other = Xid(7, b"other")
@@ -145,15 +143,13 @@ def test_a_commit_that_the_store_does_not_take_is_tried_again() -> None:
     peer = world.connect()
     control, receiver = peer.coordinator(), peer.receiver("q", 1)
     peer.post(peer.sender("q"), "work")
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     txn_id = control.declare(Start(XID))
     peer.retire(taken[0], txn_id)
     control.discharge(txn_id)
     assert peer.ask(Prepare(XID)) == OK
     disk.kept.add(number_of(world, "q"))
-    reply = peer.ask(Commit(XID))
-    assert isinstance(reply, Refusal)
+    reply = peer.refusal(Commit(XID))
     assert (reply.condition, reply.code) == (Condition.INTERNAL_ERROR, Code.XA_RETRY)
     disk.kept.clear()
     assert peer.ask(Commit(XID)) == OK
@@ -164,8 +160,7 @@ def test_a_commit_that_the_store_does_not_take_is_tried_again() -> None:
 def one_taken(peer: Peer, queue: str, body: str) -> tuple[Receiver, Delivery]:
     peer.post(peer.sender(queue), body)
     receiver = peer.receiver(queue, 5)
-    taken = peer.take(receiver)
-    assert taken is not None
+    taken = peer.taken(receiver)
     return receiver, taken[0]
 
 
@@ -335,8 +330,7 @@ def test_a_rollback_waits_for_space() -> None:
     control.discharge(txn_id)
     assert peer.ask(Prepare(XID)) == OK
     full.now = True
-    reply = peer.ask(Rollback(XID))
-    assert isinstance(reply, Refusal)
+    reply = peer.refusal(Rollback(XID))
     assert (reply.condition, reply.code) == (Condition.RESOURCE_LIMIT, Code.XAER_RMFAIL)
     full.now = False
     assert peer.ask(Rollback(XID)) == OK
@@ -351,8 +345,7 @@ def test_a_commit_in_one_phase_tells_that_there_is_no_space() -> None:
     peer.post(peer.sender("q"), "x", txn_id)
     control.discharge(txn_id)
     full.now = True
-    reply = peer.ask(Commit(XID, one_phase=True))
-    assert isinstance(reply, Refusal)
+    reply = peer.refusal(Commit(XID, one_phase=True))
     assert (reply.condition, reply.code, reply.xid) == (Condition.ROLLBACK, Code.XA_RBOTHER, XID)
     assert "no space left" in reply.description
     full.now = False

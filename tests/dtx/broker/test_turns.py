@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from dtx.broker.turns import AHEAD_S, FEWEST, URGENT_IN_A_ROW, Turns
+from tests.cases import each
 
 LONGEST_S = 0.004
 
@@ -27,7 +28,7 @@ def served(turns: Turns[str], seconds: float, random: Random, urgent: frozenset[
     return shares
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(5))
 def test_payers_have_equal_shares_however_many_peers_they_have(seed: int) -> None:
     random = Random(seed)
     turns: Turns[str] = Turns()
@@ -39,7 +40,7 @@ def test_payers_have_equal_shares_however_many_peers_they_have(seed: int) -> Non
     assert max(shares.values()) - min(shares[payer] for payer in payers) <= LONGEST_S
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(5))
 def test_who_decides_about_transactions_gets_no_more_than_a_little_ahead(seed: int) -> None:
     """One user floods with what is urgent, the other posts."""
     random = Random(seed)

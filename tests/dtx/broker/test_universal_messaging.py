@@ -16,7 +16,7 @@ from dtx.broker.access.permissions import Permissions, Rule
 from dtx.broker.endpoint.link import FATAL
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.protocol.capabilities import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
-from tests.dtx.broker.peer import Peer, World, closed, condition_of, told
+from tests.dtx.broker.peer import Coordinator, Peer, World, closed, condition_of, told
 
 PLAIN = {LOCAL, MULTI_TXNS, MULTI_SSNS}
 
@@ -24,10 +24,8 @@ PLAIN = {LOCAL, MULTI_TXNS, MULTI_SSNS}
 @pytest.mark.parametrize(
     ("desired", "advertised"), [((LOCAL,), PLAIN), ((LOCAL, DISTRIBUTED), PLAIN | {DISTRIBUTED, END_AND_PREPARE})]
 )
-def test_capabilities_are_advertised_truthfully(desired: tuple[str, ...], advertised: set[str]) -> None:
+def test_capabilities_are_advertised_truthfully(peer: Peer, desired: tuple[str, ...], advertised: set[str]) -> None:
     """Two transactions on one session, and one transaction across two sessions, work where they are advertised."""
-    world = World()
-    peer = world.connect()
     control = peer.coordinator(desired)
     capabilities: Any = control.link.remote_target.capabilities
     capabilities.rewind()
@@ -66,11 +64,10 @@ def test_a_resource_limit_is_transient_and_the_link_goes_on() -> None:
     assert peer.post(sender, "third").remote_state == Delivery.ACCEPTED
 
 
-def test_a_node_that_is_not_found_is_fatal_and_the_link_is_closed() -> None:
+def test_a_node_that_is_not_found_is_fatal_and_the_link_is_closed(
+    world: World, peer: Peer, control: Coordinator
+) -> None:
     """A dynamic node is gone while a message is on its way to it."""
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
     node = peer.receiver(None)
     sender = peer.sender(str(node.remote_source.address))
     txn_id = control.declare()

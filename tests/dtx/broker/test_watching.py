@@ -28,7 +28,7 @@ from dtx.broker.telemetry.metrics import METRICS, STATE
 from dtx.protocol.commands import Prepare, Start
 from dtx.store.contract import Step, StoreAway
 from dtx.store.sql import SqlStore
-from tests.dtx.broker.peer import World
+from tests.dtx.broker.peer import Coordinator, Peer, World
 from tests.dtx.broker.test_management import manage
 from tests.dtx.store.stores import Loop
 from xa import Xid
@@ -52,9 +52,7 @@ def taken(figures: FiguresOf) -> Figures:
 
 
 # -- figures
-def test_the_figures_are_those_of_the_queues() -> None:
-    world = World()
-    peer = world.connect()
+def test_the_figures_are_those_of_the_queues(world: World, peer: Peer) -> None:
     for body in ("a", "b", "c"):
         peer.post(peer.sender("orders"), body)
     receiver = peer.receiver("orders", 1)
@@ -69,10 +67,8 @@ def test_the_figures_are_those_of_the_queues() -> None:
     assert (figures.connections, figures.sessions, figures.queue_count) == (1, 1, 1)
 
 
-def test_a_message_whose_time_has_not_come_does_not_wait() -> None:
+def test_a_message_whose_time_has_not_come_does_not_wait(world: World, peer: Peer) -> None:
     """It is counted apart, however many there are in front, and its age is that of nobody who waits for a consumer."""
-    world = World()
-    peer = world.connect()
     sender = peer.sender("orders")
 
     def post(number: int, delay: int = 0) -> None:
@@ -101,10 +97,7 @@ def test_a_message_whose_time_has_not_come_does_not_wait() -> None:
     assert shown["oldest"] == pytest.approx(world.clock.wall_ms() - 5000, abs=1100)
 
 
-def test_branches_are_counted_by_their_state() -> None:
-    world = World()
-    peer = world.connect()
-    control = peer.coordinator()
+def test_branches_are_counted_by_their_state(world: World, peer: Peer, control: Coordinator) -> None:
     prepared = Xid(1, b"one", b"b")
     txn_id = control.declare(Start(prepared))
     peer.post(peer.sender("out"), "x", txn_id)
@@ -117,24 +110,17 @@ def test_branches_are_counted_by_their_state() -> None:
     assert figures.in_doubt_s == pytest.approx(7, abs=0.1)
 
 
-def test_dead_letters_are_counted_where_they_come_from_and_where_they_are() -> None:
-    world = World()
-    peer = world.connect()
+def test_dead_letters_are_counted_where_they_come_from_and_where_they_are(world: World, peer: Peer) -> None:
     peer.post(peer.sender("orders"), "bad")
     receiver = peer.receiver("orders", 1)
-    found = peer.take(receiver)
-    assert found is not None
-    found[0].update(found[0].REJECTED)
-    found[0].settle()
-    world.pump()
+    found = peer.taken(receiver)
+    peer.settle(found[0], found[0].REJECTED)
     figures = taken(FiguresOf(world.container, 10))
     assert (figures.queues["orders"].dead_lettered, figures.queues["orders"].dead_letters) == (1, 0)
     assert (figures.queues["orders.dead"].dead_lettered, figures.queues["orders.dead"].dead_letters) == (0, 1)
 
 
-def test_a_thousand_queues_are_not_a_thousand_series() -> None:
-    world = World()
-    peer = world.connect()
+def test_a_thousand_queues_are_not_a_thousand_series(world: World, peer: Peer) -> None:
     resource = world.container.resource
     for number in range(1000):
         resource.create(f"q{number}")
@@ -175,9 +161,7 @@ def test_no_queue_is_looked_for_in_all_settings() -> None:
     assert Counted.looked == before
 
 
-def test_queues_in_memory_have_no_series_of_their_own() -> None:
-    world = World()
-    peer = world.connect()
+def test_queues_in_memory_have_no_series_of_their_own(world: World, peer: Peer) -> None:
     for _ in range(3):
         peer.receiver(None, 1)
     told = taken(FiguresOf(world.container, 10))
@@ -391,6 +375,7 @@ def test_without_the_extra_there_are_probes_and_the_reason(tmp_path: Path, monke
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_where_nobody_watches() -> None:
     loads = "import sys, dtx.broker.command; print([name for name in sys.modules if 'opentelemetry' in name])"
     done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True)

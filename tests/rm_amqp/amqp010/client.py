@@ -2,28 +2,62 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
+from dtx.amqp.values import Described, Timestamp, Uint
 from rm_amqp import Message
 from rm_amqp.amqp010.resource import QpidResource
-from tests.rm_amqp.client import RMID, new_xid
-from xa import TMENDRSCAN, TMFAIL, TMNOFLAGS, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS, Code
+from tests.rm_amqp.client import RMID, MessagingClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rm_amqp.amqp010.driver import QpidDriver
     from rm_amqp.amqp010.qpid_session import QpidSession
-    from xa import Xid
+
+UNREADABLE: Any = {"a": object()}
 
 
-class QpidClient:
-    """One instance, opened."""
+class QpidClient(MessagingClient):
+    """One instance over AMQP 0-10, opened."""
+
+    rm: QpidResource
+    bodies = (
+        {"number": 1, "nested": {"list": [1, "two", 3.0, None, True, b"b", UUID(int=7)]}},
+        [1, -1, 2**63, {"a": Uint(3)}, Timestamp(5)],
+        [],
+    )
+    fields = {  # noqa: RUF012 — nobody changes it
+        "id": UUID(int=9),
+        "correlation_id": 7,
+        "annotations": {"x-opt-own": "y"},
+        "reply_to_group_id": "r",
+        "creation_time": 1_700_000_000.5,
+        "content_type": "text/plain; charset=utf-8",
+    }
+    unsendable = (
+        (Message(7), ""),
+        (Message(UNREADABLE), ""),
+        (Message({1: "a"}), ""),
+        (Message([Described(Uint(1), "x")]), ""),
+        (Message("x", properties={"qpid.subject": "mine"}), ""),
+        (Message("x", annotations={"own": 1}), ""),
+        (Message("x", instructions={"x-opt-a": 1}), ""),
+        (Message({"a": 1}, content_type="text/plain"), ""),
+        (Message("x", subject="s" * 70_000), ""),
+        (Message("x", content_type="c" * 300), ""),
+        (Message("x", priority=10), "its priority is 10, and at most 9 fits"),
+        (Message("x", content_type="amqp/map"), ""),
+        (Message(b"x", content_type="amqp-0-10/list"), ""),
+        (Message("x", content_encoding="gzip"), ""),
+        (Message(gzip.compress(b"x")[:-1], content_encoding="gzip"), ""),
+        (Message("x", priority=300), ""),
+    )
+    no_addresses = ("", "nowhere")
+    counts_to = 1
 
     def __init__(self, url: str, driver: QpidDriver | None = None) -> None:
-        self.rm = QpidResource(None, driver)
-        self.url = url
-        assert self.rm.open(url, RMID) is Code.XA_OK
+        super().__init__(QpidResource(None, driver), url)
 
     @property
     def driver(self) -> QpidDriver:
@@ -32,52 +66,4 @@ class QpidClient:
 
     @property
     def session(self) -> QpidSession:
-        """The thread's session."""
         return self.rm.session(RMID)
-
-    def start(self, flags: int = TMNOFLAGS, xid: Xid | None = None) -> Xid:
-        """Associates the thread with a branch."""
-        xid = xid or new_xid()
-        assert self.rm.start(xid, RMID, flags) is Code.XA_OK
-        return xid
-
-    def end(self, xid: Xid, flags: int = TMSUCCESS) -> None:
-        """Ends the association."""
-        assert self.rm.end(xid, RMID, flags) is Code.XA_OK
-
-    def commit(self, xid: Xid, *, two_phase: bool = False) -> None:
-        """Ends and commits."""
-        self.end(xid)
-        if two_phase:
-            assert self.rm.prepare(xid, RMID) is Code.XA_OK
-        assert self.rm.commit(xid, RMID, TMNOFLAGS if two_phase else TMONEPHASE) is Code.XA_OK
-
-    def rollback(self, xid: Xid) -> None:
-        """Ends with failure, and rolls back."""
-        self.end(xid, TMFAIL)
-        assert self.rm.rollback(xid, RMID) is Code.XA_OK
-
-    def put(self, queue: str, bodies: Iterable[Any]) -> None:
-        """Messages that are there."""
-        xid = self.start()
-        for body in bodies:
-            self.session.send(queue, body if isinstance(body, Message) else Message(body))
-        self.commit(xid)
-
-    def look(self, queue: str) -> list[Any]:
-        """The bodies of the messages that are available."""
-        xid = self.start()
-        found: list[Any] = [message.body for message in self.session.browse(queue)]
-        self.commit(xid)
-        return found
-
-    def take(self, queue: str) -> Message:
-        """The next message, taken."""
-        xid = self.start()
-        message = self.session.receive(queue, 5)
-        self.commit(xid)
-        return message
-
-    def in_doubt(self) -> set[Xid]:
-        """What is prepared."""
-        return set(self.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN))

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtx.amqp.values import Byte, Int, Short, Timestamp, Ubyte, Uint, Ulong, Ushort
@@ -56,7 +56,8 @@ from rm_amqp.amqp010.structs import (
 )
 from rm_amqp.amqp010.typed_octets import read_map_message, read_stream_message
 from rm_amqp.amqp010.values import Kind, Reader, WireError, read_list, read_map, write_list, write_map
-from xa import XaMisuse
+from tests.cases import each
+from tests.simulation.seeds import EVERY_POINT
 
 TEXT = st.text(max_size=20)
 PLAIN = st.one_of(
@@ -105,16 +106,22 @@ def struct_of(draw: st.DrawFn, of: type[AnyStruct]) -> AnyStruct:
     return of(**told)
 
 
+ROUNDS = settings(max_examples=1000 if EVERY_POINT else 30)
+
+
+@ROUNDS
 @given(st.sampled_from(sorted(CONTROLS.values(), key=lambda of: of.CODE)).flatmap(struct_of))
 def test_every_control_is_read_as_it_was_written(control: Any) -> None:
     assert read_control(write_control(control)) == control
 
 
+@ROUNDS
 @given(st.sampled_from(sorted(COMMANDS.values(), key=lambda of: of.CODE)).flatmap(struct_of), st.booleans())
 def test_every_command_is_read_as_it_was_written(command: Any, sync: bool) -> None:
     assert read_command(write_command(command, sync=sync)) == (command, sync)
 
 
+@ROUNDS
 @given(st.sampled_from(sorted(STRUCTS.values(), key=lambda of: of.CODE)).flatmap(struct_of))
 def test_every_struct_is_read_as_it_was_written(value: Struct) -> None:
     reader = Reader(write_struct(value))
@@ -133,6 +140,7 @@ def test_octets_of_the_specification() -> None:
     assert write_struct(delivery) == b"\0\0\0\7" + b"\x04\x01" + b"\x08\x02" + b"\x03" + b"\1q"
 
 
+@ROUNDS
 @given(st.dictionaries(TEXT, VALUES, max_size=5), st.lists(VALUES, max_size=5))
 def test_maps_and_lists_are_read_as_they_were_written(entries: dict[str, Any], items: list[Any]) -> None:
     assert read_map(Reader(write_map(entries, 0)), 0) == entries
@@ -317,9 +325,7 @@ def test_maps_and_lists_as_jms_has_them() -> None:
     assert read_stream_message(b"") == []
 
 
-@pytest.mark.parametrize(
-    "octets", [*(MAP_OF_BROKER_J[:size] for size in range(len(MAP_OF_BROKER_J))), b"\0\0\0\1a\0\x0c"]
-)
+@each("octets", [*(MAP_OF_BROKER_J[:size] for size in range(len(MAP_OF_BROKER_J))), b"\0\0\0\1a\0\x0c"])
 def test_maps_that_jms_does_not_have(octets: bytes) -> None:
     with pytest.raises(WireError):
         read_map_message(octets)
@@ -340,12 +346,6 @@ def test_the_number_in_a_group_is_an_int_of_java() -> None:
     assert type(headers["JMSXGroupSeq"]) is Int
     headers = content_of(Message("x", group_sequence=1 << 31), "orders").properties.application_headers
     assert headers == {"JMSXGroupSeq": 1 << 31}
-
-
-def test_a_priority_that_the_broker_would_not_read_is_refused() -> None:
-    assert content_of(Message("x", priority=9), "orders").delivery.priority == 9
-    with pytest.raises(XaMisuse, match=r"its priority is 10, and at most 9 fits"):
-        content_of(Message("x", priority=10), "orders")
 
 
 def test_the_layouts_are_complete() -> None:

@@ -206,15 +206,6 @@ def test_broker_j_joins_a_prepared_branch_and_loses_the_work(
     assert broker_j.bodies(queue) == [b"before"]
 
 
-def test_a_prepared_branch_is_not_joined(client: QpidClient) -> None:
-    xid = client.start()
-    client.end(xid)
-    assert client.rm.prepare(xid, RMID) is Code.XA_OK
-    with pytest.raises(XaMisuse):
-        client.rm.start(xid, RMID, TMJOIN)
-    assert client.rm.commit(xid, RMID) is Code.XA_OK
-
-
 def test_broker_j_prepares_a_branch_that_is_suspended(raw: Raw, client: QpidClient) -> None:
     xid = new_xid()
     raw.do(DtxStart(on_wire(xid)))
@@ -446,10 +437,9 @@ def test_a_broker_that_does_not_answer(broker_j: BrokerJ) -> None:
 
 def test_heartbeats_keep_a_thread_that_computes_and_find_a_dead_broker(broker_j: BrokerJ, queue: str) -> None:
     client = QpidClient(f"{broker_j.url}?heartbeat=1&timeout=20")
-    xid = client.start()
-    client.session.send(queue, Message("x"))
-    time.sleep(3)  # the broker gives up who says nothing for two seconds
-    client.commit(xid)
+    with client.work() as session:
+        session.send(queue, Message("x"))
+        time.sleep(3)  # the broker gives up who says nothing for two seconds
     assert client.look(queue) == ["x"]
     xid = client.start()
     broker_j.freeze()

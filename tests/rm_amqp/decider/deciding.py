@@ -11,13 +11,14 @@ from rm_amqp import DecidingBroker, Environment, Message
 from rm_amqp.connection.connection import SocketConnection
 from rm_amqp.connection.endpoint import wait_until_open
 from rm_amqp.decider.tokens import Token
+from tests.java_process import JavaProcess
 from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import TMSUCCESS, Code
 from xabridge.testing.contract.client import ScriptedRegistrar, new_xid
-from xabridge.testing.contract.harness import Capabilities
+from xabridge.testing.contract.harness import Capabilities, DeciderHarness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from collections.abc import Set as AbstractSet
 
     from rm_amqp.connection.endpoint import Endpoint
@@ -112,7 +113,7 @@ def connecting(weather: Weather) -> Callable[[Settings, float, Callable[[Broker]
     return connect
 
 
-class DecidingBrokerHarness:
+class DecidingBrokerHarness(DeciderHarness):
     """One broker for the module; each test has queues, and so a place of decisions, of its own."""
 
     wrong_open_string = "decider+amqp://127.0.0.1:5672/?colour=red"
@@ -120,11 +121,14 @@ class DecidingBrokerHarness:
         branches_shared=False, heuristics=False, votes_read_only=False, expires=False, unreachable=False
     )
 
-    def __init__(self, broker: Listening, name: str, options: str = "") -> None:
+    def __init__(self, broker: Listening, name: str, options: str = "", slots: int = 8) -> None:
         self.broker = broker
+        self.slots = slots
         self.queue = f"keys-{name}"
         self.tokens = f"tokens-{name}"
-        self.open_string = f"decider+amqp://{broker.address}/?timeout=20&token_queue={self.tokens}{options}"
+        self.open_string = (
+            f"decider+amqp://{broker.address}/?timeout=20&token_queue={self.tokens}&slots={slots}{options}"
+        )
         self.weather: dict[DecidingBroker, Weather] = {}
 
     def new(self, registrar: Registrar | None = None) -> DecidingBroker:
@@ -144,7 +148,11 @@ class DecidingBrokerHarness:
 
     def bodies(self, queue: str) -> list[object]:
         """The messages of a queue, as the broker has them."""
-        return bodies(self.broker.address, queue)
+        return self.every([queue])[0]
+
+    def every(self, queues: Sequence[str]) -> list[list[object]]:
+        """The same of several queues."""
+        return bodies(self.broker.address, *queues)
 
     def token(self, slot: int) -> Token:
         """The only message of a slot's queue."""
@@ -166,20 +174,8 @@ class DecidingBrokerHarness:
         self.weather[rm].strike(DISCHARGE, before=before)
         return rm.decide(xid, rmid, record)
 
-    def complete_heuristically(self, xid: Xid, *, commit: bool) -> None:
-        raise NotImplementedError(f"{xid} can't be completed heuristically, to commit={commit} or otherwise")
-
-    def expire(self, xid: Xid) -> None:
-        raise NotImplementedError(f"{xid}: a local transaction has the broker's time")
-
-    def go_down(self) -> None:
-        raise NotImplementedError("no test of deciders wants it")
-
-    def come_back(self) -> None:
-        raise NotImplementedError("no test of deciders wants it")
-
     def narrow(self) -> None:
-        self.open_string = self.open_string.replace("timeout=20", "timeout=2&channels=1")
+        self.open_string = self.open_string.replace("timeout=20", "timeout=5&channels=1")
 
     def left(self) -> list[str]:
         """What is left at the broker of transactions and locks."""
@@ -188,10 +184,10 @@ class DecidingBrokerHarness:
 
     def leaks(self) -> list[str]:
         left = self.left()
-        for slot in range(8):
-            token = self.token(slot)
-            left += [f"decision of {gtrid!r} in slot {slot}" for gtrid, _ in token.decided]
-            left += [f"fence of {gtrid!r} in slot {slot}" for gtrid, _ in token.fenced]
+        for (body,) in self.every([f"{self.tokens}.{slot}" for slot in range(self.slots)]):
+            token = Token.decode(body)
+            left += [f"decision of {gtrid!r} in slot {token.slot}" for gtrid, _ in token.decided]
+            left += [f"fence of {gtrid!r} in slot {token.slot}" for gtrid, _ in token.fenced]
         return left
 
     def close(self) -> None:
@@ -199,13 +195,31 @@ class DecidingBrokerHarness:
             client.drop()
 
 
-def bodies(address: str, queue: str) -> list[object]:
-    """The bodies of a queue's messages, in their order, as somebody reads them who has nothing to do with them."""
+class ForeignHarness(DecidingBrokerHarness):
+    """The same over a broker of another project, as far as one can look into that."""
+
+    def crash(self, rm: ResourceManager) -> None:
+        assert isinstance(rm, DecidingBroker)
+        rm.drop()
+
+    def left(self) -> list[str]:
+        return []
+
+    def restart(self) -> None:
+        """It is killed, and starts again."""
+        assert isinstance(self.broker, JavaProcess)
+        self.broker.kill()
+        self.broker.start()
+
+
+def bodies(address: str, *queues: str) -> list[list[object]]:
+    """The bodies of each queue's messages, in their order, as somebody reads them who has nothing to do with them."""
     onlooker = DecidingBroker()
     onlooker.open(f"amqp://{address}/?token_queue=onlookers&slots=1", 1)
     try:
         onlooker.start(xid := new_xid(), 1)
-        found: list[object] = [message.body for message in onlooker.session(1).browse(queue)]
+        session = onlooker.session(1)
+        found: list[list[object]] = [[message.body for message in session.browse(queue)] for queue in queues]
         onlooker.end(xid, 1, TMSUCCESS)
         onlooker.rollback(xid, 1)
     finally:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TestDeciding"]
 
-VARIANTS = {"plain": "", "prefetch": "&prefetch=10"}
+VARIANTS = [
+    pytest.param("", id="plain"),
+    pytest.param("&prefetch=10", id="prefetch", marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +34,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 @pytest.fixture(params=VARIANTS)
 def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[DecidingBrokerHarness]:
     """The variants."""
-    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))), VARIANTS[request.param])
+    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))), request.param, slots=2)
     yield harness
     harness.close()

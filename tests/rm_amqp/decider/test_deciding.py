@@ -4,9 +4,9 @@ transaction.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,13 +14,13 @@ import pytest
 from dtx.broker.settings import QueueSettings, Settings
 from rm_amqp import DecidingBroker, Message, NoMessage
 from rm_amqp.decider.tokens import Founding, Token
+from tests.rm_amqp import client as steps
 from tests.rm_amqp.decider.deciding import DECLARE, DISCHARGE, DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.foreign import foreign_broker
 from xa import (
     TMFAIL,
     TMJOIN,
-    TMONEPHASE,
     TMRESUME,
     TMSUCCESS,
     TMSUSPEND,
@@ -50,7 +50,7 @@ AT_ONCE = 6
 @pytest.fixture
 def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[DecidingBrokerHarness]:
     """Queues of its own."""
-    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))), "&slots=8")
+    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))))
     yield harness
     harness.close()
 
@@ -62,27 +62,25 @@ def opened(harness: DecidingBrokerHarness) -> DecidingBroker:
     return rm
 
 
+@contextmanager
+def somebody(harness: DecidingBrokerHarness) -> Iterator[DecidingBroker]:
+    """A client that has nothing to do with the others."""
+    other = DecidingBroker()
+    other.open(f"amqp://{harness.broker.address}/?token_queue=aliens&slots=1", steps.RMID)
+    yield other
+    other.close("", steps.RMID)
+
+
 def alien(harness: DecidingBrokerHarness, queue: str, *messages: Message) -> None:
     """Somebody sends these."""
-    other = DecidingBroker()
-    other.open(f"amqp://{harness.broker.address}/?token_queue=aliens&slots=1", RMID)
-    other.start(xid := new_xid(), RMID)
-    for message in messages:
-        other.session(RMID).send(queue, message)
-    other.end(xid, RMID, TMSUCCESS)
-    other.commit(xid, RMID, TMONEPHASE)
-    other.close("", RMID)
+    with somebody(harness) as other:
+        steps.put(other, queue, messages)
 
 
 def take(harness: DecidingBrokerHarness, queue: str) -> Message:
     """Somebody takes a message away."""
-    other = DecidingBroker()
-    other.open(f"amqp://{harness.broker.address}/?token_queue=aliens&slots=1", RMID)
-    other.start(xid := new_xid(), RMID)
-    message = other.session(RMID).receive(queue, 5)
-    other.end(xid, RMID, TMSUCCESS)
-    other.commit(xid, RMID, TMONEPHASE)
-    other.close("", RMID)
+    with somebody(harness) as other, steps.transaction(other) as session:
+        message: Message = session.receive(queue, 5)
     return message
 
 
@@ -422,26 +420,6 @@ def test_a_thread_that_is_gone_leaves_nothing(harness: DecidingBrokerHarness) ->
     del thread
     with pytest.raises(XaError):
         rm.decide(xid, RMID, RECORD)
-    assert harness.bodies(harness.queue) == []
-
-
-def test_the_same_for_asyncio(harness: DecidingBrokerHarness) -> None:
-    alien(harness, harness.queue, Message("1"))
-    rm = opened(harness)
-
-    async def work() -> None:
-        rm.start(xid := new_xid(), RMID)
-        session = rm.session(RMID).aio
-        message = await session.receive(harness.queue, 5)
-        await session.send(harness.queue + "-answers", Message(f"{message.body!r}, answered"))
-        with pytest.raises(NoMessage):
-            await session.receive(harness.queue, 0)
-        assert [each.body async for each in session.browse(harness.queue)] == []
-        rm.end(xid, RMID, TMSUCCESS)
-        assert rm.decide(xid, RMID, RECORD) is Code.XA_OK
-
-    asyncio.run(work())
-    assert harness.bodies(harness.queue + "-answers") == ["'1', answered"]
     assert harness.bodies(harness.queue) == []
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,7 +71,7 @@ others = "amqp://{self.address}"
 
     def sent(self) -> list[list[object]]:
         """What is in the two queues."""
-        return [bodies(self.address, f"{self.queue}-{name}") for name in ("queues", "others")]
+        return bodies(self.address, *(f"{self.queue}-{name}" for name in ("queues", "others")))
 
 
 @pytest.fixture
@@ -126,6 +127,7 @@ def _wait_until_it_is_old(node: Node, capsys: pytest.CaptureFixture[str]) -> Non
         ages: list[Any] = [branch["age_s"] for branch in found["branches"]]
         if all(age is not None and age > 2 for age in ages):
             return
+        time.sleep(0.2)
     pytest.fail("it does not get old")
 
 

@@ -22,13 +22,13 @@ from rm_amqp.decider.channel import LocalWork
 from rm_amqp.decider.decision_log import HOLD_WAIT_S, DecisionLog
 from rm_amqp.decider.token_queues import TokenQueues
 from rm_amqp.decider.tokens import Founding, Token
-from tests.rm_amqp.client import RMID, new_xid
-from tests.rm_amqp.network import DELAYS_S, Kind, Network
+from tests.rm_amqp.client import RMID, look, put, transaction
+from tests.rm_amqp.network import DELAYS_S, Kind, Network, boundaries
 from tests.tm.wrapped import DECIDER_VERBS, hooked
 from tm import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBack, TransactionManager
 from tm.recovery.lease import LEASE_S
 from tm.resources import ResourceConfig
-from xa import TMONEPHASE, TMSUCCESS, Code, Owner, XaError
+from xa import Code, Owner, XaError
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ OPTIONS = {
 LONG_S = 7200
 ZOMBIE_S = 30.0
 """How late something comes that nobody waits for, and that the broker has not given up."""
+PREPARED = 30
+"""About the boundary from which on all others are prepared: what nobody knows the outcome of comes behind it."""
 MOST_PASSES = 12
 
 
@@ -63,7 +65,7 @@ class Field:
         """Those of the managers."""
         self.url = f"{self.brokers}?{options}"
         with_broker = self.client()
-        self.work(with_broker, lambda session: [session.send("x", Message(body)) for body in ("M1", "M3")])
+        put(with_broker, "x", ["M1", "M3"])
         with_broker.close("", RMID)
         self.manager = self.new_manager(hooked(self._pass, DECIDER_VERBS))
         self.other = self.new_manager(lambda rm: rm)
@@ -101,20 +103,12 @@ class Field:
         rm.open(self.url, RMID)
         return rm
 
-    def work(self, rm: DecidingBroker, call: Callable[[Any], Any]) -> Any:
-        """Work in a transaction of its own."""
-        rm.start(xid := new_xid(), RMID)
-        result = call(rm.session(RMID))
-        rm.end(xid, RMID, TMSUCCESS)
-        rm.commit(xid, RMID, TMONEPHASE)
-        return result
-
     def look(self, queue: str) -> list[object]:
         """What is available."""
         rm = self.client()
-        found = self.work(rm, lambda session: [message.body for message in session.browse(queue)])
+        found: list[object] = look(rm, queue)
         rm.close("", RMID)
-        return list(found)
+        return found
 
     def transaction(self, row: str = "row", sent: str = "M2") -> str:
         """What the application is told."""
@@ -254,22 +248,18 @@ def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[Fou
     openings(kind, foundings)
 
 
-def openings(
-    kind: Kind, foundings: list[Founding], new_field: type[Field] = Field, where: Iterable[int] = range(1, 1000)
-) -> None:
+def openings(kind: Kind, foundings: list[Founding], new_field: type[Field] = Field) -> None:
     """Whatever became of the one that was hindered, everybody agrees afterwards, and one lease token is in use."""
     url = f"{new_field.brokers}?{new_field.plain}"
-    for at in where:
+    for at in boundaries(kind, new_field.__name__, len(foundings), one_in=7):
         network = new_field.new_network()
         onlooker = network.decider()
         onlooker.open(f"{url}&token_queue=onlookers", RMID)
-        onlooker.start(xid := new_xid(), RMID)
-        for founding in foundings:
-            onlooker.session(RMID).send("xabridge.tokens", Message(founding.encode()))
-            for token in founding.first_tokens():
-                onlooker.session(RMID).send(f"xabridge.tokens.{token.slot}", Message(token.encode()))
-        onlooker.end(xid, RMID, TMSUCCESS)
-        onlooker.commit(xid, RMID, TMONEPHASE)
+        with transaction(onlooker) as session:
+            for founding in foundings:
+                session.send("xabridge.tokens", Message(founding.encode()))
+                for token in founding.first_tokens():
+                    session.send(f"xabridge.tokens.{token.slot}", Message(token.encode()))
         onlooker.close("", RMID)
         network.boundaries, network.faults = 0, {at: kind}
         first, second = network.decider(), network.decider()
@@ -311,7 +301,7 @@ def test_a_slot_is_used_again_before_its_decision_has_ended() -> None:
 def test_a_fault_at_every_boundary(kind: Kind, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if options == OPTIONS["impatient"]:
         monkeypatch.setitem(DELAYS_S, Kind.SLOW, ZOMBIE_S)
-    heard = campaign(kind, options)
+    heard = campaign(kind, options, where=boundaries(kind, options, one_in=5, each_from=PREPARED))
     patient = kind is Kind.SLOW and options != OPTIONS["impatient"]
     assert ("unknown" in heard) == (not patient)
     assert ("rolled back" in heard) == (not patient)
@@ -321,7 +311,7 @@ def test_a_fault_at_every_boundary(kind: Kind, options: str, monkeypatch: pytest
 @pytest.mark.parametrize("held_by_another", [False, True])
 def test_a_process_that_stood_still_keeps_nothing(*, held_by_another: bool) -> None:
     """Messages and the token come to it when it does not wait for them any more. It lives on, and others get them."""
-    for at in range(1, 1000):
+    for at in boundaries(Kind.STILL, held_by_another, one_in=5, each_from=PREPARED):
         where = f"stood still at boundary {at}, the token held by another: {held_by_another}"
         field = Field()
         other = field.client()

@@ -12,30 +12,30 @@ from tests.rm_amqp.service_bus.server import TOPIC, ServiceBusServer
 from xabridge.testing.contract.deciding import TestDeciding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tests.rm_amqp.service_bus.namespace import Namespace
     from xa import ResourceManager
 
 __all__ = ["TestDeciding"]
 
-SLOTS = 8
+SLOTS = 2
 
 
 class ServiceBusHarness(DecidingBrokerHarness):
     """One server for the module; each test has subscriptions of its own."""
 
     def __init__(self, server: ServiceBusServer, name: str) -> None:
-        super().__init__(server, name)
+        super().__init__(server, name, slots=SLOTS)
         self.server = server
         server.subscriptions(self.queue)
         server.tokens(self.tokens, SLOTS)
-        self.open_string = server.open_string(f"&timeout=20&token_queue={self.tokens}")
+        self.open_string = server.open_string(f"&timeout=20&token_queue={self.tokens}&slots={SLOTS}")
 
-    def bodies(self, queue: str) -> list[object]:
-        def look(namespace: Namespace) -> list[object]:
-            entity = namespace.entity(f"{TOPIC}/Subscriptions/{queue}")
-            return [Message.from_octets(stored.octets).body for stored in entity.messages]
+    def every(self, queues: Sequence[str]) -> list[list[object]]:
+        def look(namespace: Namespace) -> list[list[object]]:
+            entities = [namespace.entity(f"{TOPIC}/Subscriptions/{queue}") for queue in queues]
+            return [[Message.from_octets(stored.octets).body for stored in entity.messages] for entity in entities]
 
         return self.server.inside(look)
 

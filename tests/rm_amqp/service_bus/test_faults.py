@@ -13,7 +13,7 @@ from rm_amqp.connection.links import ConfirmedReceiver, Receiver
 from rm_amqp.decider.channel import LocalWork
 from tests.rm_amqp.decider.test_deciding_faults import FOUNDED, Field, campaign, openings, overtaken, paused
 from tests.rm_amqp.decider.test_deciding_together import POINTS, WHO, Site, one_dies, others_recover_meanwhile
-from tests.rm_amqp.network import DELAYS_S, Kind
+from tests.rm_amqp.network import DELAYS_S, Kind, boundaries
 from tests.rm_amqp.service_bus.namespace import LOCK_S
 from tests.rm_amqp.service_bus.network import shop_network
 from tests.simulation.seeds import EVERY_POINT
@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 KINDS: list[Kind] = [kind for kind in Kind if kind not in {Kind.CANCEL, Kind.MOVE}]
 OPTIONS = "timeout=20&slots=1&topic=shop"
 LAPSES_S = LOCK_S + 10
-ONE_IN = 1 if EVERY_POINT else 7
-SOME = WHO if EVERY_POINT else {name: WHO[name] for name in ("a sibling", "a sibling and two other nodes")}
-
-
-def some(kind: Kind) -> range:
-    """Where a fault of this kind strikes: everywhere with XABRIDGE_POINTS=all."""
-    return range(1 + KINDS.index(kind) % ONE_IN, 1000, ONE_IN)
+SOME = WHO if EVERY_POINT else {"all": WHO["a sibling and two other nodes"]}
 
 
 class ServiceBusField(Field):
@@ -74,7 +68,7 @@ class ServiceBusSite(Site):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_at_every_boundary(kind: Kind) -> None:
-    heard = campaign(kind, OPTIONS, new_field=ServiceBusField, where=some(kind))
+    heard = campaign(kind, OPTIONS, new_field=ServiceBusField, where=boundaries(kind, one_in=7))
     assert heard["committed"]
     assert bool(heard["rolled back"]) == (kind is not Kind.SLOW)
 
@@ -83,7 +77,7 @@ def test_a_fault_at_every_boundary(kind: Kind) -> None:
 def test_what_is_late_comes_when_its_locks_have_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DELAYS_S, Kind.SLOW, LAPSES_S)
     impatient = OPTIONS.replace("timeout=20", "timeout=3")
-    heard = campaign(Kind.SLOW, impatient, new_field=ServiceBusField, where=some(Kind.SLOW))
+    heard = campaign(Kind.SLOW, impatient, new_field=ServiceBusField, where=boundaries(Kind.SLOW, "lapsed", one_in=7))
     assert heard["rolled back"] + heard["unknown"]
 
 
@@ -91,7 +85,7 @@ def test_what_is_late_comes_when_its_locks_have_run_out(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("foundings", [[], FOUNDED], ids=["nothing", "founded three times"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[Founding]) -> None:
-    openings(kind, foundings, ServiceBusField, some(kind))
+    openings(kind, foundings, ServiceBusField)
 
 
 @pytest.mark.parametrize("others", SOME.values(), ids=SOME)

@@ -27,7 +27,7 @@ from rm_db.decider.engine import make_engine
 from tests.rm_db.harness import PooledDeciderHarness, PostgresDeciderHarness, SqliteDeciderHarness
 from tm import ResourceConfig, RolledBack, TransactionManager
 from xa import FORMAT_ID, TMFAIL, TMONEPHASE, TMSUCCESS, Code, Gtrid, Owner, ThreadOfControl, XaMisuse, Xid, entered
-from xabridge.testing.contract.client import RMID, elsewhere, new_key, new_xid, refused
+from xabridge.testing.contract.client import RMID, case, elsewhere, new_key, new_xid, refused
 from xabridge.testing.contract.deciding import Decider
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tests.rm_db.pooler import Pooler
 
 PATIENCE_S: Final = 60
+ROUNDS: Final = int(os.environ.get("XABRIDGE_KILL_ROUNDS", "2"))
 
 
 @pytest.fixture
@@ -236,21 +237,22 @@ PAST_SQLALCHEMY: Final[dict[str, Callable[[Any], object]]] = {
 }
 
 
-@pytest.mark.parametrize("way", PAST_SQLALCHEMY.values(), ids=PAST_SQLALCHEMY.keys())
-def test_the_drivers_connection_completes_nothing(decider: Decider, harness: Any, way: Callable[[Any], object]) -> None:
-    xid = decider.begun(key := new_key())
-    borrowed = decider.rm.session(RMID).connection
-    with pytest.raises(XaMisuse, match="the session's"):
-        way(borrowed.dbapi_connection)
-    with pytest.raises(XaMisuse, match="the session's"):
-        way(borrowed.driver_connection)
-    with pytest.raises(XaMisuse, match="the session's"):
-        borrowed.cursor().execute("COMMIT")
-    with closing(borrowed.dbapi_connection.cursor()) as cursor:
-        cursor.execute("SELECT 1")
-        assert cursor.fetchall() == [(1,)]
-    says_no(decider, xid)
-    assert key not in harness.committed()
+def test_the_drivers_connection_completes_nothing(decider: Decider, harness: Any) -> None:
+    for way, attempt in PAST_SQLALCHEMY.items():
+        with case(way):
+            xid = decider.begun(key := new_key())
+            borrowed = decider.rm.session(RMID).connection
+            with pytest.raises(XaMisuse, match="the session's"):
+                attempt(borrowed.dbapi_connection)
+            with pytest.raises(XaMisuse, match="the session's"):
+                attempt(borrowed.driver_connection)
+            with pytest.raises(XaMisuse, match="the session's"):
+                borrowed.cursor().execute("COMMIT")
+            with closing(borrowed.dbapi_connection.cursor()) as cursor:
+                cursor.execute("SELECT 1")
+                assert cursor.fetchall() == [(1,)]
+            says_no(decider, xid)
+            assert key not in harness.committed()
 
 
 def says_no(decider: Decider, xid: Xid) -> None:
@@ -441,12 +443,10 @@ def test_a_writer_that_waits_too_long(sqlite_harness: SqliteDeciderHarness) -> N
     client.rm.close("", RMID)
 
 
-@pytest.mark.parametrize(
-    "url", ["sqlite://", "sqlite:///:memory:", "sqlite+aiosqlite:///x", "nonsense://x", "mysql+nodriver://x"]
-)
-def test_what_can_not_decide(url: str) -> None:
-    with refused(Code.XAER_INVAL):
-        DecidingDatabase().open(url, RMID)
+def test_what_can_not_decide() -> None:
+    for url in ("sqlite://", "sqlite:///:memory:", "sqlite+aiosqlite:///x", "nonsense://x", "mysql+nodriver://x"):
+        with case(url), refused(Code.XAER_INVAL):
+            DecidingDatabase().open(url, RMID)
 
 
 IN_MEMORY = [
@@ -458,19 +458,19 @@ IN_MEMORY = [
 ]
 
 
-@pytest.mark.parametrize("url", IN_MEMORY)
-def test_a_database_in_memory_is_refused_by_whichever_url(url: str) -> None:
-    with refused(Code.XAER_INVAL) as raised:
-        DecidingDatabase().open(url, RMID)
-    assert "a database in memory can't decide" in raised.value.message
+def test_a_database_in_memory_is_refused_by_whichever_url() -> None:
+    for url in IN_MEMORY:
+        with case(url), refused(Code.XAER_INVAL) as raised:
+            DecidingDatabase().open(url, RMID)
+        assert "a database in memory can't decide" in raised.value.message
 
 
-@pytest.mark.parametrize("settings", ["vfs=unix-dotfile", "nolock=1"])
-def test_a_file_system_without_shared_memory_is_refused(tmp_path: Path, settings: str) -> None:
+def test_a_file_system_without_shared_memory_is_refused(tmp_path: Path) -> None:
     """SQLite has no WAL mode there, does not fail, and goes on in another one."""
-    with refused(Code.XAER_INVAL) as raised:
-        DecidingDatabase().open(f"sqlite:///file:{tmp_path}/shop.db?{settings}&uri=true", RMID)
-    assert "SQLite has no WAL mode here" in raised.value.message
+    for settings in ("vfs=unix-dotfile", "nolock=1"):
+        with case(settings), refused(Code.XAER_INVAL) as raised:
+            DecidingDatabase().open(f"sqlite:///file:{tmp_path}/shop.db?{settings}&uri=true", RMID)
+        assert "SQLite has no WAL mode here" in raised.value.message
 
 
 def test_a_file_by_uri_decides(tmp_path: Path) -> None:
@@ -528,7 +528,7 @@ while True:
 @pytest.mark.slow
 def test_a_process_that_is_killed_while_it_decides(harness: Any) -> None:
     """kill -9, again and again: what was answered is there, and there is a row for every decision and none else."""
-    for _ in range(5):
+    for _ in range(ROUNDS):
         process = subprocess.Popen(
             [sys.executable, "-c", CRASHES, harness.open_string], stdout=subprocess.PIPE, text=True
         )
@@ -564,17 +564,16 @@ FORBIDDEN: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("attempt", FORBIDDEN.values(), ids=FORBIDDEN)
-def test_the_end_of_the_transaction_is_the_managers(
-    decider: Decider, harness: Any, attempt: Callable[[Any], object]
-) -> None:
-    xid = decider.begun(before := new_key())
-    with pytest.raises(XaMisuse):
-        attempt(decider.rm.session(RMID))
-    assert before not in harness.committed()
-    decider.write(after := new_key())
-    says_no(decider, xid)
-    assert not {before, after} & harness.committed()
+def test_the_end_of_the_transaction_is_the_managers(decider: Decider, harness: Any) -> None:
+    for way, attempt in FORBIDDEN.items():
+        with case(way):
+            xid = decider.begun(before := new_key())
+            with pytest.raises(XaMisuse):
+                attempt(decider.rm.session(RMID))
+            assert before not in harness.committed()
+            decider.write(after := new_key())
+            says_no(decider, xid)
+            assert not {before, after} & harness.committed()
 
 
 def test_savepoints(decider: Decider, harness: Any) -> None:

@@ -19,6 +19,7 @@ from tm import ConfigurationError, ResourceConfig, RolledBack, TransactionManage
 from tm.resources import find_factory
 from xa import Code, XaError, XaMisuse
 from xa.diagnosis import Health
+from xabridge.testing.contract.client import case
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,18 +88,18 @@ PAST_SQLALCHEMY: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("way", PAST_SQLALCHEMY.values(), ids=PAST_SQLALCHEMY.keys())
-def test_the_drivers_connection_completes_nothing(shop: Shop, way: Callable[[Any], object]) -> None:
-    with pytest.raises(RuntimeError), shop.tm.begin() as tx:
-        tx["shop"].execute(sa.text("UPDATE items SET n = 0"))
-        driver = tx["shop"].connection.dbapi_connection
-        with pytest.raises(XaMisuse, match="the session's"):
-            way(driver)
-        with driver.cursor(pymysql.cursors.DictCursor) as cursor:
-            cursor.execute("UPDATE items SET n = %s WHERE id = %s", (1, 1))
-            assert cursor.rowcount == 1
-        raise RuntimeError
-    assert shop.rows() == [(1, 10), (2, 20)]
+def test_the_drivers_connection_completes_nothing(shop: Shop) -> None:
+    for way, attempt in PAST_SQLALCHEMY.items():
+        with case(way), pytest.raises(RuntimeError), shop.tm.begin() as tx:
+            tx["shop"].execute(sa.text("UPDATE items SET n = 0"))
+            driver = tx["shop"].connection.dbapi_connection
+            with pytest.raises(XaMisuse, match="the session's"):
+                attempt(driver)
+            with driver.cursor(pymysql.cursors.DictCursor) as cursor:
+                cursor.execute("UPDATE items SET n = %s WHERE id = %s", (1, 1))
+                assert cursor.rowcount == 1
+            raise RuntimeError
+        assert shop.rows() == [(1, 10), (2, 20)], way
 
 
 # --- by which URLs ----------------------------------------------------------------------------------------------
@@ -162,39 +163,38 @@ def test_the_isolation_level_is_set_before_the_first_statement(shop: Shop) -> No
 
 
 # --- the end of the transaction behind the manager's back ---------------------------------------------------------
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "COMMIT",
-        "SET autocommit=1",
-        "SET @@autocommit = ON",
-        "SET @@session.autocommit=1, sql_mode=''",
-        "SET SESSION autocommit = 1",
-        "/*!50000 COMMIT */",
-        "/*! COMMIT */",
-        "/*M!100100 COMMIT */",
-        "/*!50000 SET */ autocommit = 1",
-        "CREATE TABLE more (a integer)",
-        "TRUNCATE items",
-        "FLUSH TABLES",
-        "ANALYZE TABLE items",
-        "LOCK TABLES items WRITE",
-        "START TRANSACTION",
-        "ROLLBACK",
-    ],
-)
-def test_what_ends_a_transaction_is_refused(shop: Shop, statement: str) -> None:
-    with pytest.raises(RolledBack, match="was refused, which is the transaction manager's"), shop.tm.begin() as tx:
-        tx["shop"].execute(sa.text("UPDATE items SET n = 11 WHERE id = 1"))
-        ways: list[Callable[[], object]] = [
-            lambda: tx["shop"].exec_driver_sql(statement),
-            lambda: tx["shop"].execute(sa.text(statement)),
-        ]
-        for way in ways:
-            with pytest.raises(XaMisuse, match="the transaction manager ends this transaction"):
-                way()
-        assert shop.rows() == [(1, 10), (2, 20)]
-    assert shop.rows() == [(1, 10), (2, 20)]
+ENDS = [
+    "COMMIT",
+    "SET autocommit=1",
+    "SET @@autocommit = ON",
+    "SET @@session.autocommit=1, sql_mode=''",
+    "SET SESSION autocommit = 1",
+    "/*!50000 COMMIT */",
+    "/*! COMMIT */",
+    "/*M!100100 COMMIT */",
+    "/*!50000 SET */ autocommit = 1",
+    "CREATE TABLE more (a integer)",
+    "TRUNCATE items",
+    "FLUSH TABLES",
+    "ANALYZE TABLE items",
+    "LOCK TABLES items WRITE",
+    "START TRANSACTION",
+    "ROLLBACK",
+]
+
+
+def test_what_ends_a_transaction_is_refused(shop: Shop) -> None:
+    for statement in ENDS:
+        with case(statement):
+            refused = "was refused, which is the transaction manager's"
+            with pytest.raises(RolledBack, match=refused), shop.tm.begin() as tx:
+                tx["shop"].execute(sa.text("UPDATE items SET n = 11 WHERE id = 1"))
+                with pytest.raises(XaMisuse, match="the transaction manager ends this transaction"):
+                    tx["shop"].exec_driver_sql(statement)
+                with pytest.raises(XaMisuse, match="the transaction manager ends this transaction"):
+                    tx["shop"].execute(sa.text(statement))
+                assert shop.rows() == [(1, 10), (2, 20)]
+            assert shop.rows() == [(1, 10), (2, 20)]
 
 
 @pytest.mark.parametrize("both", [True, False])

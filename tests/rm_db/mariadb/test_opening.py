@@ -18,6 +18,7 @@ from rm_db.address import Address
 from rm_db.decider.engine import make_engine, parse_url
 from rm_db.mariadb.server import MIN_MARIADB, MIN_MYSQL, Facts
 from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
+from tests.memory_disk import new_folder
 from xa import (
     NULL_XID,
     TMASYNC,
@@ -58,7 +59,8 @@ def failure(url: str) -> XaError:
 @pytest.fixture
 def careless() -> Iterator[MariaDB]:
     """A MariaDB with a binary log that forces neither that nor its own log; it can be made read-only."""
-    server = MariaDB({"innodb-flush-log-at-trx-commit": "2", "log-bin": "log", "server-id": "1", "sync-binlog": "0"})
+    settings = {"innodb-flush-log-at-trx-commit": "2", "log-bin": "log", "server-id": "1", "sync-binlog": "0"}
+    server = MariaDB(settings, folder=new_folder("mariadb") / "server")
     server.start()
     yield server
     server.remove()
@@ -308,7 +310,7 @@ def peculiar(tmp_path: Path) -> Iterator[MariaDB]:
     names = ["-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run([*made, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     settings = {"ssl-key": key, "ssl-cert": certificate, "require-secure-transport": "ON", "autocommit": "0"}
-    server = MariaDB(settings | {"innodb-rollback-on-timeout": "ON"})
+    server = MariaDB(settings | {"innodb-rollback-on-timeout": "ON"}, folder=new_folder("mariadb") / "server")
     server.start()
     yield server
     server.remove()

@@ -6,6 +6,7 @@ What the words show is refused before it is sent. What they don't show, the serv
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pymysql
@@ -13,9 +14,11 @@ import pytest
 import sqlalchemy as sa
 
 from xa import TMONEPHASE, BranchRolledBack, Code, XaMisuse, Xid
-from xabridge.testing.contract.client import RMID, Client, new_xid, refused
+from xabridge.testing.contract.client import RMID, Client, case, new_xid, refused
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.rm_db.harness import MariaHarness
 
 
@@ -122,40 +125,44 @@ def procedures(harness: MariaHarness) -> None:
     harness.admin("CREATE OR REPLACE PROCEDURE selects() BEGIN SELECT 1; SELECT 2; END")
 
 
-@pytest.mark.parametrize("statement", BY_THEIR_WORDS)
-def test_refused_by_its_words(client: Client, harness: MariaHarness, statement: str) -> None:
-    xid, session = begin(client)
-    for way in (session.pymysql.query, lambda text: session.pymysql.cursor().execute(text), session.exec_driver_sql):
-        with pytest.raises(XaMisuse, match="transaction manager"):
-            way(statement)
-    says_no(client, xid)
-    assert amounts(harness) == BEFORE
+def test_refused_by_its_words(client: Client, harness: MariaHarness) -> None:
+    for statement in BY_THEIR_WORDS:
+        with case(statement):
+            xid, session = begin(client)
+            for way in (session.pymysql.query, session.pymysql.cursor().execute, session.exec_driver_sql):
+                with pytest.raises(XaMisuse, match="transaction manager"):
+                    way(statement)
+            says_no(client, xid)
+            assert amounts(harness) == BEFORE
 
 
-@pytest.mark.parametrize("statement", BY_THE_SERVER)
-def test_refused_by_the_server(client: Client, harness: MariaHarness, statement: str) -> None:
-    xid, session = begin(client)
-    with pytest.raises((pymysql.MySQLError, XaMisuse)):
-        session.pymysql.query(statement)
-    assert amounts(harness) == BEFORE
-    with suppress(BranchRolledBack):
-        client.end(xid)
-    client.rollback(xid)
-    assert amounts(harness) == BEFORE
+def test_refused_by_the_server(client: Client, harness: MariaHarness) -> None:
+    for statement in BY_THE_SERVER:
+        with case(statement):
+            xid, session = begin(client)
+            with pytest.raises((pymysql.MySQLError, XaMisuse)):
+                session.pymysql.query(statement)
+            assert amounts(harness) == BEFORE
+            with suppress(BranchRolledBack):
+                client.end(xid)
+            client.rollback(xid)
+            assert amounts(harness) == BEFORE
 
 
-@pytest.mark.parametrize("statement", HARMLESS)
-def test_what_leaves_the_branch_alone(client: Client, harness: MariaHarness, statement: str) -> None:
-    xid, session = begin(client)
-    try:
-        session.pymysql.cursor().execute(statement)
-    except pymysql.MySQLError as error:
-        assert error.args[0] == 1317  # noqa: PT017 — the one that interrupts itself
-    client.end(xid)
-    assert amounts(harness) == BEFORE
-    assert client.prepare(xid) is Code.XA_OK
-    client.commit(xid)
-    assert amounts(harness) == AFTER
+def test_what_leaves_the_branch_alone(client: Client, harness: MariaHarness) -> None:
+    for statement in HARMLESS:
+        with case(statement):
+            harness.admin("UPDATE account SET amount = 100")
+            xid, session = begin(client)
+            try:
+                session.pymysql.cursor().execute(statement)
+            except pymysql.MySQLError as error:
+                assert error.args[0] == 1317  # noqa: PT017 — the one that interrupts itself
+            client.end(xid)
+            assert amounts(harness) == BEFORE
+            assert client.prepare(xid) is Code.XA_OK
+            client.commit(xid)
+            assert amounts(harness) == AFTER
 
 
 @pytest.mark.parametrize("one_phase", [False, True])
@@ -171,34 +178,35 @@ def test_a_procedure_that_ends_the_branch_is_noticed(client: Client, harness: Ma
     assert amounts(harness) == AFTER
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda session: session.pymysql.commit(),
-        lambda session: session.pymysql.rollback(),
-        lambda session: session.pymysql.begin(),
-        lambda session: session.pymysql.close(),
-        lambda session: session.pymysql.connect(),
-        lambda session: session.pymysql.select_db("mysql"),
-        lambda session: session.pymysql.kill(1),
-        lambda session: session.pymysql.autocommit(True),
-        lambda session: session.pymysql.set_charset("latin1"),
-        lambda session: session.pymysql.__enter__(),
-        lambda session: session.commit(),
-        lambda session: session.rollback(),
-        lambda session: session.begin(),
-        lambda session: session.close(),
-        lambda session: session.orm.commit(),
-        lambda session: session.orm.rollback(),
-        lambda session: session.execution_options(isolation_level="AUTOCOMMIT"),
-    ],
-)
-def test_methods_that_are_refused(client: Client, harness: MariaHarness, use: Any) -> None:
-    xid, session = begin(client)
-    with pytest.raises(XaMisuse):
-        use(session)
-    says_no(client, xid)
-    assert amounts(harness) == BEFORE
+METHODS: list[Callable[[Any], object]] = [
+    lambda session: session.pymysql.commit(),
+    lambda session: session.pymysql.rollback(),
+    lambda session: session.pymysql.begin(),
+    lambda session: session.pymysql.close(),
+    lambda session: session.pymysql.connect(),
+    lambda session: session.pymysql.select_db("mysql"),
+    lambda session: session.pymysql.kill(1),
+    lambda session: session.pymysql.autocommit(True),
+    lambda session: session.pymysql.set_charset("latin1"),
+    lambda session: session.pymysql.__enter__(),
+    lambda session: session.commit(),
+    lambda session: session.rollback(),
+    lambda session: session.begin(),
+    lambda session: session.close(),
+    lambda session: session.orm.commit(),
+    lambda session: session.orm.rollback(),
+    lambda session: session.execution_options(isolation_level="AUTOCOMMIT"),
+]
+
+
+def test_methods_that_are_refused(client: Client, harness: MariaHarness) -> None:
+    for number, use in enumerate(METHODS):
+        with case("the method at", number):
+            xid, session = begin(client)
+            with pytest.raises(XaMisuse):
+                use(session)
+            says_no(client, xid)
+            assert amounts(harness) == BEFORE
 
 
 def says_no(client: Client, xid: Xid) -> None:
@@ -322,43 +330,45 @@ def test_results_that_nobody_reads(client: Client) -> None:
     client.retrying("rollback", xid)
 
 
-@pytest.mark.parametrize(
-    ("leave", "look", "found"),
-    [
-        ("SET @a = 1", "SELECT @a", None),
-        ("SELECT 5 INTO @a", "SELECT @a", None),
-        ("SET sql_mode = 'ANSI'", "SELECT @@sql_mode LIKE '%ANSI%'", 0),
-        ("SET time_zone = '+05:00'", "SELECT @@time_zone", "SYSTEM"),
-        ("SELECT GET_LOCK('mine', 0)", "SELECT IS_FREE_LOCK('mine')", 1),
-        ("SET SESSION innodb_lock_wait_timeout = 1", "SELECT @@innodb_lock_wait_timeout", 50),
-        ("PREPARE s FROM 'SELECT 1'", "SELECT count(*) FROM information_schema.processlist WHERE command = 'x'", 0),
-        ("USE information_schema", "SELECT DATABASE() = 'information_schema'", 0),
-        ("SET NAMES latin1", "SELECT @@character_set_client", "utf8mb4"),
-    ],
-)
-@pytest.mark.parametrize("verb", ["commit", "rollback", "one phase", "read-only"])
-def test_nothing_of_a_session_reaches_the_next(client: Client, leave: str, look: str, found: Any, verb: str) -> None:
-    xid = new_xid()
-    client.start(xid)
-    session = client.rm.session(RMID).pymysql
-    thread = session.thread_id()
-    if verb != "read-only":
-        session.query("UPDATE account SET amount = amount + 1 WHERE id = 1")
-    session.query(leave)
-    client.end(xid)
-    if verb == "one phase":
-        client.commit(xid, TMONEPHASE)
-    elif verb == "rollback":
-        client.rollback(xid)
-    elif client.prepare(xid) is Code.XA_OK:
-        client.commit(xid)
-    xid = new_xid()
-    client.start(xid)
-    session = client.rm.session(RMID).pymysql
-    cursor = session.cursor()
-    cursor.execute(look)
-    assert cursor.fetchone() == (found,)
-    if not leave.startswith("USE"):
-        assert session.thread_id() == thread  # it is the same session
-    client.end(xid)
-    client.rollback(xid)
+STATE: list[tuple[str, str, Any]] = [
+    ("SET @a = 1", "SELECT @a", None),
+    ("SELECT 5 INTO @a", "SELECT @a", None),
+    ("SET sql_mode = 'ANSI'", "SELECT @@sql_mode LIKE '%ANSI%'", 0),
+    ("SET time_zone = '+05:00'", "SELECT @@time_zone", "SYSTEM"),
+    ("SELECT GET_LOCK('mine', 0)", "SELECT IS_FREE_LOCK('mine')", 1),
+    ("SET SESSION innodb_lock_wait_timeout = 1", "SELECT @@innodb_lock_wait_timeout", 50),
+    ("PREPARE s FROM 'SELECT 1'", "SELECT count(*) FROM information_schema.processlist WHERE command = 'x'", 0),
+    ("USE information_schema", "SELECT DATABASE() = 'information_schema'", 0),
+    ("SET NAMES latin1", "SELECT @@character_set_client", "utf8mb4"),
+]
+"""What a branch leaves, the question for it, and the answer that the next one hears."""
+
+
+def test_nothing_of_a_session_reaches_the_next(client: Client) -> None:
+    for (leave, look, found), verb in product(STATE, ("commit", "rollback", "one phase", "read-only")):
+        with case(leave, verb):
+            xid = new_xid()
+            client.start(xid)
+            session = client.rm.session(RMID).pymysql
+            thread = session.thread_id()
+            if verb != "read-only":
+                session.query("UPDATE account SET amount = amount + 1 WHERE id = 1")
+            session.query(leave)
+            client.end(xid)
+            if verb == "one phase":
+                client.commit(xid, TMONEPHASE)
+            elif verb == "rollback":
+                client.rollback(xid)
+            elif client.prepare(xid) is Code.XA_OK:
+                client.commit(xid)
+
+            xid = new_xid()
+            client.start(xid)
+            session = client.rm.session(RMID).pymysql
+            cursor = session.cursor()
+            cursor.execute(look)
+            assert cursor.fetchone() == (found,)
+            if not leave.startswith("USE"):
+                assert session.thread_id() == thread  # it is the same session
+            client.end(xid)
+            client.rollback(xid)

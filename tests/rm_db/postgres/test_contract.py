@@ -1,10 +1,10 @@
-"""This module runs the contract suite over PostgresResource: on the PostgreSQL that the tests bring along, and on the
-system's.
+"""This module runs the contract suite over PostgresResource: on the PostgreSQL that the tests bring along; and on the
+system's, which is an older one, what talks to the server most, or all with XABRIDGE_LONG=all.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -29,7 +29,18 @@ def system_postgres() -> Iterator[tuple[Postgres, str]]:
     server.remove()
 
 
-@pytest.fixture(params=["brought along", "the system's"])
+ON_BOTH: Final = (TestCompletion, TestRecovery, TestFailures)  # noqa: F405
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Which server: what is left out on the system's has been tested on the other."""
+    if "harness" in metafunc.fixturenames:
+        marks = () if metafunc.cls in ON_BOTH else (pytest.mark.long,)
+        servers = ["brought along", pytest.param("the system's", marks=marks)]
+        metafunc.parametrize("harness", servers, indirect=True)
+
+
+@pytest.fixture
 def harness(request: pytest.FixtureRequest) -> Iterator[PostgresHarness]:
     """A database on either."""
     if request.param == "the system's":

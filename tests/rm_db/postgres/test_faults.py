@@ -140,20 +140,12 @@ def test_idle_connections_that_broke_are_never_used_again(
 @contextmanager
 def losing(harness: PostgresHarness, what: str) -> Iterator[None]:
     """Inside the block the next request, or its reply, gets lost with its connection."""
-    proxy = harness.proxy
     if what == "request":
-        proxy.hold_requests()
+        harness.proxy.hold_requests()
     else:
-        proxy.hold_replies()
-
-    def cut() -> None:
-        assert proxy.held.wait(PATIENCE_S)
-        proxy.cut()
-
-    cutter = threading.Thread(target=cut)
-    cutter.start()
-    yield
-    cutter.join()
+        harness.proxy.hold_replies()
+    with harness.proxy.cut_when_held():
+        yield
 
 
 @pytest.mark.parametrize("lost", ["request", "reply"])

@@ -14,10 +14,10 @@ import pytest
 import sqlalchemy as sa
 
 from xa import TMFAIL, TMONEPHASE, BranchRolledBack, Code, XaMisuse, Xid
-from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
+from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_key, new_xid, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.rm_db.harness import PostgresHarness
 
@@ -74,20 +74,14 @@ def test_a_failed_statement(client: Client) -> None:
 
 
 def test_a_failed_statement_in_one_phase(client: Client) -> None:
-    xid, shop = begin(client)
-    with pytest.raises(psycopg.errors.CheckViolation):
-        shop.execute("UPDATE account SET amount = -1 WHERE id = 1")
+    xid, _ = begin(client)
+    with pytest.raises(sa.exc.IntegrityError, match="UniqueViolation"):
+        client.rm.session(RMID).execute(sa.text("INSERT INTO account VALUES (1, NULL, 1)"))
     with refused(Code.XA_RBINTEGRITY):
         client.end(xid)
-    with refused(Code.XA_RBINTEGRITY):
+    with refused(Code.XA_RBINTEGRITY) as raised:
         client.commit(xid, TMONEPHASE)
-
-
-def test_a_statement_that_fails_through_sqlalchemy(client: Client) -> None:
-    xid, _ = begin(client)
-    with pytest.raises(sa.exc.IntegrityError):
-        client.rm.session(RMID).execute(sa.text("INSERT INTO account VALUES (1, NULL, 1)"))
-    assert "23505" in vote(client, xid).message
+    assert "23505" in raised.value.message
 
 
 def test_an_error_behind_a_savepoint_is_no_failure(client: Client) -> None:
@@ -224,24 +218,22 @@ def test_a_gid_that_exists(client: Client, harness: PostgresHarness) -> None:
     assert second not in harness.committed()
 
 
-@pytest.mark.parametrize(
-    ("statement", "named"),
-    [
-        ("CREATE TEMPORARY TABLE scratch (a int)", "temporary objects"),
-        ("NOTIFY somebody", "NOTIFY"),
-        ("SELECT pg_notify('somebody', 'it happened')", "NOTIFY"),
-        ("LISTEN somebody", "LISTEN"),
-        ("DECLARE held CURSOR WITH HOLD FOR SELECT 1; UPDATE account SET amount = 5 WHERE id = 1", "WITH HOLD"),
-    ],
-)
-def test_what_postgresql_can_not_prepare_is_named(client: Client, statement: str, named: str) -> None:
-    xid, shop = begin(client)
-    shop.execute(statement)
-    no = vote(client, xid)
-    assert no.code is Code.XA_RBOTHER
-    assert no.message.startswith("0A000 ")
-    assert named in no.message
-    assert "keep it out of two-phase transactions" in no.message
+def test_what_postgresql_can_not_prepare_is_named(client: Client) -> None:
+    for statement, named in {
+        "CREATE TEMPORARY TABLE scratch (a int)": "temporary objects",
+        "NOTIFY somebody": "NOTIFY",
+        "SELECT pg_notify('somebody', 'it happened')": "NOTIFY",
+        "LISTEN somebody": "LISTEN",
+        "DECLARE held CURSOR WITH HOLD FOR SELECT 1; UPDATE account SET amount = 5 WHERE id = 1": "WITH HOLD",
+    }.items():
+        with case(statement):
+            xid, shop = begin(client)
+            shop.execute(statement)
+            no = vote(client, xid)
+            assert no.code is Code.XA_RBOTHER
+            assert no.message.startswith("0A000 ")
+            assert named in no.message
+            assert "keep it out of two-phase transactions" in no.message
 
 
 def test_no_more_room_for_prepared_transactions(client: Client, harness: PostgresHarness) -> None:
@@ -282,17 +274,18 @@ def leave_copy(shop: Any) -> Any:
     return block
 
 
-@pytest.mark.parametrize("leave", [leave_stream, leave_pipeline, leave_copy])
-def test_what_is_not_finished(client: Client, leave: Callable[[Any], Any]) -> None:
-    xid, shop = begin(client)
-    client.write(key := new_key())
-    unfinished = leave(shop)
-    with refused(Code.XA_RBPROTO):
-        client.end(xid)
-    client.retrying("rollback", xid)
-    assert key not in client.harness.committed()
-    with suppress(XaMisuse):
-        getattr(unfinished, "__exit__", lambda *_: unfinished.close())(None, None, None)
+def test_what_is_not_finished(client: Client) -> None:
+    for leave in (leave_stream, leave_pipeline, leave_copy):
+        with case(leave.__name__):
+            xid, shop = begin(client)
+            client.write(key := new_key())
+            unfinished = leave(shop)
+            with refused(Code.XA_RBPROTO):
+                client.end(xid)
+            client.retrying("rollback", xid)
+            assert key not in client.harness.committed()
+            with suppress(XaMisuse):
+                unfinished.close() if leave is leave_stream else unfinished.__exit__(None, None, None)
 
 
 # --- read-only --------------------------------------------------------------------------------------------------
@@ -306,16 +299,17 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("statements", READERS.values(), ids=READERS)
-def test_a_branch_that_wrote_nothing_votes_read_only(client: Client, statements: list[str]) -> None:
-    xid, shop = begin(client)
-    for statement in statements:
-        shop.execute(statement)
-    client.end(xid)
-    assert client.prepare(xid) is Code.XA_RDONLY
-    assert xid not in client.in_doubt()
-    with refused(Code.XAER_NOTA):
-        client.commit(xid)
+def test_a_branch_that_wrote_nothing_votes_read_only(client: Client) -> None:
+    for what, statements in READERS.items():
+        with case(what):
+            xid, shop = begin(client)
+            for statement in statements:
+                shop.execute(statement)
+            client.end(xid)
+            assert client.prepare(xid) is Code.XA_RDONLY
+            assert xid not in client.in_doubt()
+            with refused(Code.XAER_NOTA):
+                client.commit(xid)
 
 
 WRITERS = {
@@ -330,33 +324,29 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("statement", WRITERS.values(), ids=WRITERS)
-def test_a_branch_that_wrote_anything_is_prepared(client: Client, harness: PostgresHarness, statement: str) -> None:
+def insert_many(shop: Any) -> None:
+    with shop.cursor() as cursor:
+        cursor.executemany("INSERT INTO account VALUES (%s, NULL, 1)", [(3,), (4,)])
+
+
+def copy_in(shop: Any) -> None:
+    with shop.cursor() as cursor, cursor.copy("COPY account FROM STDIN") as copy:
+        copy.write_row((5, None, 1))
+
+
+def test_a_branch_that_wrote_anything_is_prepared(client: Client, harness: PostgresHarness) -> None:
     harness.admin(
         "CREATE OR REPLACE FUNCTION deposit(int) RETURNS int LANGUAGE sql AS"
         " 'UPDATE account SET amount = amount + 1 WHERE id = $1 RETURNING amount'"
     )
-    xid, shop = begin(client)
-    shop.execute(statement)
-    client.end(xid)
-    assert client.prepare(xid) is Code.XA_OK
-    assert client.in_doubt() == {xid}
-    client.rollback(xid)
-
-
-def test_executemany_and_copy_write(client: Client) -> None:
-    xid, shop = begin(client)
-    with shop.cursor() as cursor:
-        cursor.executemany("INSERT INTO account VALUES (%s, NULL, 1)", [(3,), (4,)])
-    client.end(xid)
-    assert client.prepare(xid) is Code.XA_OK
-    client.rollback(xid)
-    xid, shop = begin(client)
-    with shop.cursor() as cursor, cursor.copy("COPY account FROM STDIN") as copy:
-        copy.write_row((5, None, 1))
-    client.end(xid)
-    assert client.prepare(xid) is Code.XA_OK
-    client.rollback(xid)
+    for write in (*WRITERS.values(), insert_many, copy_in):
+        with case(write):
+            xid, shop = begin(client)
+            write(shop) if callable(write) else shop.execute(write)
+            client.end(xid)
+            assert client.prepare(xid) is Code.XA_OK
+            assert client.in_doubt() == {xid}
+            client.rollback(xid)
 
 
 def test_end_with_failure_frees_locks_at_once(client: Client, harness: PostgresHarness) -> None:

@@ -1,15 +1,18 @@
 """These tests try every way into a resource as the first one in a transaction, followed by every kind of ORM work that
 is not flushed by hand. The work of the block must be committed, whichever way came first.
+
+Each way meets two kinds of work in each database, and others in the next one, so that over all of them it meets every
+kind; with XABRIDGE_POINTS=all it meets every kind in each database.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import os
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 import pytest
@@ -20,6 +23,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, joinedload, mapped_
 from rm_db import take_part
 from tm import Propagation, ResourceConfig, RolledBack, TransactionManager
 from tm.zope import join
+from xabridge.testing.contract.client import case
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,6 +56,14 @@ class Order(Base):
     customer: Mapped[Customer] = relationship(back_populates="orders")
 
 
+EVERY: Final = os.environ.get("XABRIDGE_POINTS") == "all"
+DATABASES: Final = (
+    "postgresql two-phase",
+    "mariadb two-phase",
+    "postgresql decider",
+    "mariadb decider",
+    "sqlite decider",
+)
 Rows = tuple[list[tuple[int, str]], list[tuple[int, int]]]
 BEFORE: Rows = ([(1, "Ada"), (2, "Boole")], [(10, 1)])
 
@@ -59,9 +71,10 @@ BEFORE: Rows = ([(1, "Ada"), (2, "Boole")], [(10, 1)])
 class Shop:
     """A database in a transaction manager, beside another one, and an engine that the application has of its own."""
 
-    def __init__(self, url: sa.URL, tm: TransactionManager, mode: str) -> None:
+    def __init__(self, url: sa.URL, tm: TransactionManager, database: str) -> None:
         self.url = url
-        self.mode = mode
+        self.number = DATABASES.index(database)
+        self.mode = database.partition(" ")[2]
         self.tm = tm
         self.plain = sa.create_engine(url)
         self.engine = sa.create_engine(url)
@@ -97,15 +110,7 @@ class Shop:
         self.engine.dispose()
 
 
-@pytest.fixture(
-    params=[
-        "postgresql two-phase",
-        "postgresql decider",
-        "mariadb two-phase",
-        "mariadb decider",
-        "sqlite decider",
-    ]
-)
+@pytest.fixture(params=DATABASES)
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     """Beside another resource, so that a transaction can go the whole way."""
     kind, _, mode = request.param.partition(" ")
@@ -123,7 +128,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     resources = {"shop": ResourceConfig(address, mode), "other": ResourceConfig(postgres.create_database())}
     log = None if mode == "decider" else f"file://{tmp_path}/log"
     with TransactionManager("node-1", log, resources, background=False) as manager:
-        shop = Shop(url, manager, mode)
+        shop = Shop(url, manager, request.param)
         Base.metadata.create_all(shop.plain)
         with psycopg.connect(resources["other"].url) as connection:
             connection.execute("CREATE TABLE made (a text)")
@@ -315,17 +320,22 @@ def _swallowed_flush_error(orm: Session) -> None:
         orm.flush()
 
 
-FAILING: list[Callable[[Session], None]] = [_flush_error, _swallowed_flush_error]
+FAILING: dict[str, Callable[[Session], None]] = {
+    "an error in the flush": _flush_error,
+    "one that is swallowed": _swallowed_flush_error,
+}
+T = TypeVar("T")
 
 
 def some(
-    ways: dict[str, Callable[[Here], Any]],
-) -> Iterator[tuple[str, Callable[[Here], Any], Callable[[Session], Rows]]]:
-    """Every way and every kind of work, but not each with each."""
-    kinds = itertools.cycle(WORK.items())
-    for way, come in ways.items():
-        for _ in range(2):
-            kind, work = next(kinds)
+    shop: Shop, ways: dict[str, Callable[[Here], Any]], of: dict[str, Callable[[Session], T]]
+) -> Iterator[tuple[str, Callable[[Here], Any], Callable[[Session], T]]]:
+    """Every way, with a fifth of the kinds of work, which begins elsewhere in each database and with each way."""
+    kinds = list(of.items())
+    share = len(kinds) if EVERY else -(-len(kinds) // len(DATABASES))
+    for number, (way, come) in enumerate(ways.items()):
+        for turn in range(share):
+            kind, work = kinds[(number + share * shop.number + turn) % len(kinds)]
             yield f"{way} first, then {kind}", come, work
 
 
@@ -337,15 +347,13 @@ def _also_elsewhere(tx: Transaction, turn: int) -> None:
 
 # --- the matrix -------------------------------------------------------------------------------------------------
 def test_what_the_orm_did_is_committed_whichever_way_came_first(shop: Shop) -> None:
-    turn = 0
-    for way, come in first(shop).items():
-        for kind, work in WORK.items():
-            shop.begin_with()
-            with shop.tm.begin() as tx:
-                come(Here(shop, tx))
-                _also_elsewhere(tx, turn := turn + 1)
-                after = work(tx["shop"].orm)
-            assert shop.rows() == after, f"{way} first, then {kind}"
+    for turn, (told, come, work) in enumerate(some(shop, first(shop), WORK)):
+        shop.begin_with()
+        with shop.tm.begin() as tx:
+            come(Here(shop, tx))
+            _also_elsewhere(tx, turn)
+            after = work(tx["shop"].orm)
+        assert shop.rows() == after, told
 
 
 def test_every_way_sees_the_session_that_is_flushed(shop: Shop) -> None:
@@ -365,15 +373,13 @@ def test_every_way_sees_the_session_that_is_flushed(shop: Shop) -> None:
 
 
 def test_an_error_in_the_flush_rolls_everything_back(shop: Shop) -> None:
-    turn = 0
-    for way, come in first(shop).items():
-        for work in FAILING:
-            shop.begin_with()
-            with pytest.raises(RolledBack), shop.tm.begin() as tx:
-                come(Here(shop, tx))
-                _also_elsewhere(tx, turn := turn + 1)
-                work(tx["shop"].orm)
-            assert shop.rows() == BEFORE, way
+    shop.begin_with()
+    for turn, (told, come, work) in enumerate(some(shop, first(shop), FAILING)):
+        with case(told), pytest.raises(RolledBack), shop.tm.begin() as tx:
+            come(Here(shop, tx))
+            _also_elsewhere(tx, turn)
+            work(tx["shop"].orm)
+        assert shop.rows() == BEFORE, told
 
 
 def test_a_block_that_raises_writes_nothing(shop: Shop) -> None:
@@ -389,7 +395,7 @@ def test_a_block_that_raises_writes_nothing(shop: Shop) -> None:
 
 def test_what_the_orm_did_is_committed_in_a_transaction_of_zopes(shop: Shop) -> None:
     transaction = pytest.importorskip("transaction")
-    for told, come, work in some(first(shop)):
+    for told, come, work in some(shop, first(shop), WORK):
         shop.begin_with()
         transaction.begin()
         tx = join(shop.tm)
@@ -414,7 +420,7 @@ def test_what_the_orm_did_is_committed_by_decorated_functions(shop: Shop) -> Non
         apart()
         return after
 
-    for told, come, work in some(first(shop)):
+    for told, come, work in some(shop, first(shop), WORK):
         shop.begin_with()
         after = whole(come, work)
         assert shop.rows() == after, told
@@ -469,57 +475,52 @@ def awaited(shop: Shop) -> dict[str, Callable[[Here], Any]]:
     return AWAITED | (AWAITED_POSTGRES if shop.driver == "psycopg" else AWAITED_MARIADB)
 
 
-def _needs_asyncio(shop: Shop) -> None:
-    if shop.driver is None:
-        pytest.skip("its sessions can't be awaited")
+over_asyncio = pytest.mark.parametrize("shop", DATABASES[:3], indirect=True)
+"""The sessions of the others can't be awaited."""
 
 
+@over_asyncio
 def test_what_the_orm_did_is_committed_whichever_way_tasks_came_first(shop: Shop) -> None:
-    _needs_asyncio(shop)
-
     async def main() -> None:
-        turn = 0
-        for told, come, work in some(first(shop) | awaited(shop)):
+        for turn, (told, come, work) in enumerate(some(shop, first(shop) | awaited(shop), WORK)):
             shop.begin_with()
             async with shop.tm.begin() as tx:
                 come_in = come(Here(shop, tx))
                 if come in awaited(shop).values():
                     await come_in
-                _also_elsewhere(tx, turn := turn + 1)
+                _also_elsewhere(tx, turn)
                 after = await tx["shop"].asyncio.orm.run_sync(work)
             assert shop.rows() == after, told
 
     asyncio.run(main())
 
 
+@over_asyncio
 def test_an_error_in_the_flush_of_a_task_rolls_everything_back(shop: Shop) -> None:
-    _needs_asyncio(shop)
-
     async def main() -> None:
-        for way, come in (first(shop) | awaited(shop)).items():
-            for work in FAILING:
-                shop.begin_with()
-                with pytest.raises(RolledBack):
-                    async with shop.tm.begin() as tx:
-                        come_in = come(Here(shop, tx))
-                        if way in awaited(shop):
-                            await come_in
-                        await tx["shop"].asyncio.orm.run_sync(work)
-                assert shop.rows() == BEFORE, way
+        shop.begin_with()
+        for told, come, work in some(shop, first(shop) | awaited(shop), FAILING):
+            with case(told), pytest.raises(RolledBack):
+                async with shop.tm.begin() as tx:
+                    come_in = come(Here(shop, tx))
+                    if come in awaited(shop).values():
+                        await come_in
+                    await tx["shop"].asyncio.orm.run_sync(work)
+            assert shop.rows() == BEFORE, told
 
     asyncio.run(main())
 
 
+@over_asyncio
 def test_what_tasks_left_to_the_flush_survives_a_suspension(shop: Shop) -> None:
     """Suspending flushes on the event loop's own thread, where nothing can be awaited."""
-    _needs_asyncio(shop)
 
     @shop.tm.transactional(propagation=Propagation.REQUIRES_NEW)
     async def apart() -> None:
         await shop.tm["other"].asyncio.psycopg.execute("INSERT INTO made VALUES ('apart')")
 
     async def main() -> None:
-        for told, come, work in some(first(shop) | awaited(shop)):
+        for told, come, work in some(shop, first(shop) | awaited(shop), WORK):
             shop.begin_with()
             async with shop.tm.begin() as tx:
                 come_in = come(Here(shop, tx))
@@ -532,10 +533,9 @@ def test_what_tasks_left_to_the_flush_survives_a_suspension(shop: Shop) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("shop", ["sqlite decider"], indirect=True)
 def test_a_file_of_sqlite_is_what_the_matrix_says_it_is(shop: Shop) -> None:
     """The checker looks at the file itself, not at what an engine of ours makes of it."""
-    if shop.url.get_backend_name() != "sqlite":
-        pytest.skip("SQLite's")
     shop.begin_with()
     with shop.tm.begin() as tx:
         _change(tx["shop"].orm)

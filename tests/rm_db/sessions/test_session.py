@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from rm_db.sessions.executemany import GATHERED
 from xa import TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUCCESS, TMSUSPEND, BranchRolledBack, Code, XaMisuse, Xid
-from xabridge.testing.contract.client import RMID, Client, elsewhere, new_xid, refused
+from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_xid, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,26 +103,22 @@ def test_the_same_session_for_one_association(client: Client) -> None:
     xid, shop = begin(client)
     assert client.rm.session(RMID) is shop
     client.end(xid, TMSUSPEND)
+    with pytest.raises(XaMisuse):
+        shop.execute(sa.text("SELECT 1"))
     client.start(xid, TMRESUME)
     assert client.rm.session(RMID) is not shop
     client.end(xid)
     client.rollback(xid)
 
 
-def test_end_flushes_the_orm_session(client: Client) -> None:
+def test_end_and_suspend_flush_the_orm_session(client: Client) -> None:
     xid, shop = begin(client)
-    shop.orm.add(Item(name="pending"))
-    commit(client, xid)
-    assert names(client) == ["pending"]
-
-
-def test_suspend_flushes_the_orm_session(client: Client) -> None:
-    xid, shop = begin(client)
-    shop.orm.add(Item(name="pending"))
+    shop.orm.add(Item(name="suspended"))
     client.end(xid, TMSUSPEND)
     client.start(xid, TMRESUME)
+    client.rm.session(RMID).orm.add(Item(name="ended"))
     commit(client, xid)
-    assert names(client) == ["pending"]
+    assert names(client) == ["ended", "suspended"]
 
 
 def test_end_with_failure_does_not_flush(client: Client) -> None:
@@ -264,15 +261,17 @@ FORBIDDEN: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("count", [0, 1, GATHERED - 1, GATHERED, GATHERED + 1, 3 * GATHERED + 5])
-def test_every_row_of_executemany_arrives_in_its_order(client: Client, count: int) -> None:
-    xid, shop = begin(client)
-    with shop.psycopg.cursor() as cursor:
-        cursor.executemany("INSERT INTO item (name) VALUES (%s)", [(f"{n:04}",) for n in range(count)])
-        assert cursor.rowcount == count
-        assert cursor.execute("SELECT count(*) FROM item").fetchone() == (count,)
-    commit(client, xid) if count else client.end(xid, TMFAIL)
-    assert names(client) == [f"{n:04}" for n in range(count)]
+def test_every_row_of_executemany_arrives_in_its_order(client: Client) -> None:
+    for count in (1, 0, GATHERED - 1, GATHERED, GATHERED + 1, 3 * GATHERED + 5):
+        with case(count):
+            xid, shop = begin(client)
+            shop.psycopg.execute("DELETE FROM item")
+            with shop.psycopg.cursor() as cursor:
+                cursor.executemany("INSERT INTO item (name) VALUES (%s)", [(f"{n:04}",) for n in range(count)])
+                assert cursor.rowcount == count
+                assert cursor.execute("SELECT count(*) FROM item").fetchone() == (count,)
+            commit(client, xid)
+            assert names(client) == [f"{n:04}" for n in range(count)]
 
 
 def test_executemany_in_a_pipeline_and_with_results(client: Client) -> None:
@@ -292,47 +291,52 @@ def test_executemany_in_a_pipeline_and_with_results(client: Client) -> None:
     assert len(names(client)) == GATHERED + 4 + 2 * GATHERED
 
 
-@pytest.mark.parametrize("at", [0, 3, GATHERED, 2 * GATHERED + 1])
-def test_a_row_that_the_server_refuses_in_executemany(client: Client, at: int) -> None:
-    xid, shop = begin(client)
-    rows = [("much too long" if n == at else "x",) for n in range(3 * GATHERED)]
-    with shop.psycopg.cursor() as cursor, pytest.raises(psycopg.errors.StringDataRightTruncation):
-        cursor.executemany("INSERT INTO item (name) VALUES (%s)", rows)
-    with pytest.raises(BranchRolledBack):
-        client.rm.end(xid, RMID, TMSUCCESS)
-    client.rollback(xid)
-    assert names(client) == []
+ROWS = (0, 3, GATHERED, 2 * GATHERED + 1)
 
 
-@pytest.mark.parametrize("at", [0, 3, GATHERED, 2 * GATHERED + 1])
-def test_a_row_that_can_t_be_sent_in_executemany(client: Client, at: int) -> None:
+def test_a_row_that_the_server_refuses_in_executemany(client: Client) -> None:
+    for at in ROWS:
+        with case(at):
+            xid, shop = begin(client)
+            rows = [("much too long" if n == at else "x",) for n in range(3 * GATHERED)]
+            with shop.psycopg.cursor() as cursor, pytest.raises(psycopg.errors.StringDataRightTruncation):
+                cursor.executemany("INSERT INTO item (name) VALUES (%s)", rows)
+            with pytest.raises(BranchRolledBack):
+                client.rm.end(xid, RMID, TMSUCCESS)
+            client.rollback(xid)
+            assert names(client) == []
+
+
+def test_a_row_that_can_t_be_sent_in_executemany(client: Client) -> None:
     """Those before it have arrived, as they do with psycopg by itself; the savepoint takes them back."""
     xid, shop = begin(client)
-    rows = [(object() if n == at else "x",) for n in range(3 * GATHERED)]
     with shop.psycopg.cursor() as cursor:
-        with pytest.raises(psycopg.ProgrammingError), shop.psycopg.transaction():
-            cursor.executemany("INSERT INTO item (name) VALUES (%s)", rows)
-        cursor.executemany("INSERT INTO item (name) VALUES (%s)", [("a",), ("b",)])
+        for at in ROWS:
+            rows = [(object() if n == at else "x",) for n in range(3 * GATHERED)]
+            with case(at), pytest.raises(psycopg.ProgrammingError), shop.psycopg.transaction():
+                cursor.executemany("INSERT INTO item (name) VALUES (%s)", rows)
+            cursor.executemany("INSERT INTO item (name) VALUES (%s)", [(f"{at} a",), (f"{at} b",)])
     commit(client, xid)
-    assert names(client) == ["a", "b"]
+    assert names(client) == sorted(f"{at} {name}" for at in ROWS for name in "ab")
 
 
-@pytest.mark.parametrize("attempt", FORBIDDEN.values(), ids=FORBIDDEN)
-def test_the_end_of_the_transaction_is_the_managers(client: Client, attempt: Callable[[Any], object]) -> None:
+def test_the_end_of_the_transaction_is_the_managers(client: Client) -> None:
     """Refused with its name; and the branch says no, because the error may be hidden."""
-    xid, shop = begin(client)
-    shop.psycopg.execute("INSERT INTO item (name) VALUES ('before')")
-    with pytest.raises(XaMisuse) as raised:
-        attempt(shop)
-    assert raised.value.code is Code.XAER_PROTO
-    assert "transaction" in raised.value.message
-    assert names(client) == []
-    shop.execute(sa.insert(ITEMS).values(name="after"))
-    with refused(Code.XA_RBPROTO) as told:
-        client.end(xid)
-    assert "was refused, which is the transaction manager's" in told.value.message
-    client.rollback(xid)
-    assert names(client) == []
+    for way, attempt in FORBIDDEN.items():
+        with case(way):
+            xid, shop = begin(client)
+            shop.psycopg.execute("INSERT INTO item (name) VALUES ('before')")
+            with pytest.raises(XaMisuse) as raised:
+                attempt(shop)
+            assert raised.value.code is Code.XAER_PROTO
+            assert "transaction manager" in raised.value.message
+            assert names(client) == []
+            shop.execute(sa.insert(ITEMS).values(name="after"))
+            with refused(Code.XA_RBPROTO) as told:
+                client.end(xid)
+            assert "was refused, which is the transaction manager's" in told.value.message
+            client.rollback(xid)
+            assert names(client) == []
 
 
 def test_the_engine_of_a_session_connects_nobody_else(client: Client) -> None:
@@ -345,15 +349,6 @@ def test_the_engine_of_a_session_connects_nobody_else(client: Client) -> None:
     assert names(client) == ["kept"]
 
 
-def test_the_message_names_the_transaction_manager(client: Client) -> None:
-    xid, shop = begin(client)
-    with pytest.raises(XaMisuse, match="transaction manager"):
-        shop.commit()
-    with refused(Code.XA_RBPROTO):
-        client.end(xid)
-    client.rollback(xid)
-
-
 RAW: list[Callable[[PostgresBranchConnection], object]] = [
     lambda shop: psycopg.ClientCursor(shop.psycopg).execute("COMMIT"),
     lambda shop: shop.psycopg.pgconn.exec_(b"commit"),
@@ -362,26 +357,26 @@ RAW: list[Callable[[PostgresBranchConnection], object]] = [
 ]
 
 
-@pytest.mark.parametrize("end", RAW)
-@pytest.mark.parametrize("goes_on", [True, False])
-def test_a_raw_end_that_no_guard_sees_is_not_voted_for(
-    client: Client, end: Callable[[PostgresBranchConnection], object], *, goes_on: bool
-) -> None:
+def test_a_raw_end_that_no_guard_sees_is_not_voted_for(client: Client) -> None:
     """psycopg's client-side cursors and libpq itself are not ours: the transaction's end is noticed afterwards."""
-    xid, shop = begin(client)
-    shop.psycopg.execute("SELECT 1")
-    end(shop)
-    if not goes_on:
-        with refused(Code.XA_RBPROTO) as raised:
-            client.end(xid)
-        assert "may be committed already" in raised.value.message
-        client.retrying("rollback", xid)
-        return
-    with pytest.raises(XaMisuse, match="ended the transaction"):
-        shop.psycopg.execute("SELECT 1")
-    with refused(Code.XA_RBPROTO):
-        client.end(xid)
-    client.retrying("rollback", xid)
+    for way, end in enumerate(RAW):
+        with case(way):
+            xid, shop = begin(client)
+            shop.psycopg.execute("SELECT 1")
+            end(shop)
+            with refused(Code.XA_RBPROTO) as raised:
+                client.end(xid)
+            assert "may be committed already" in raised.value.message
+            client.retrying("rollback", xid)
+
+            xid, shop = begin(client)
+            shop.psycopg.execute("SELECT 1")
+            end(shop)
+            with pytest.raises(XaMisuse, match="ended the transaction"):
+                shop.psycopg.execute("SELECT 1")
+            with refused(Code.XA_RBPROTO):
+                client.end(xid)
+            client.retrying("rollback", xid)
 
 
 # --- after the association ------------------------------------------------------------------------------------
@@ -413,15 +408,6 @@ def test_a_session_that_is_over_is_refused(client: Client) -> None:
     client.commit(xid)
     client.commit(other, TMONEPHASE)
     assert names(client) == ["new", "old"]
-
-
-def test_a_suspended_session_is_refused(client: Client) -> None:
-    xid, shop = begin(client)
-    client.end(xid, TMSUSPEND)
-    with pytest.raises(XaMisuse):
-        shop.execute(sa.text("SELECT 1"))
-    client.end(xid)
-    client.rollback(xid)
 
 
 def test_a_joined_session_is_another(client: Client) -> None:
@@ -478,40 +464,30 @@ STATE: dict[str, tuple[str, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
-@pytest.mark.parametrize(("leave", "look", "clean"), STATE.values(), ids=STATE)
-def test_session_state_does_not_leak(
-    client: Client, ending: Callable[[Client, Xid], object], leave: str, look: str, clean: Any
-) -> None:
-    xid, shop = begin(client)
-    shop.psycopg.execute("INSERT INTO item (name) VALUES ('x')")
-    shop.psycopg.execute(leave.encode())
-    ending(client, xid)
-    xid, shop = begin(client)
-    assert shop.psycopg.execute(look.encode(), prepare=False).fetchone() == (clean,)
-    client.end(xid)
-    client.rollback(xid)
+ONE_PHASE_ONLY: dict[str, tuple[str, str, Any]] = {
+    "temporary tables": ("CREATE TEMPORARY TABLE scratch (a int)", "SELECT to_regclass('scratch') IS NULL", True),
+    "held cursors": ("DECLARE held CURSOR WITH HOLD FOR SELECT 1", "SELECT count(*) FROM pg_cursors", 0),
+    "channels": ("LISTEN somebody", "SELECT count(*) FROM pg_listening_channels()", 0),
+}
+"""What can't be prepared."""
 
 
-@pytest.mark.parametrize(
-    ("leave", "look"),
-    [
-        ("CREATE TEMPORARY TABLE scratch (a int)", "SELECT to_regclass('scratch') IS NULL"),
-        ("DECLARE held CURSOR WITH HOLD FOR SELECT 1", "SELECT count(*) = 0 FROM pg_cursors"),
-        ("LISTEN somebody", "SELECT count(*) = 0 FROM pg_listening_channels()"),
-    ],
-)
-def test_what_only_one_phase_can_commit_does_not_leak_either(client: Client, leave: str, look: str) -> None:
-    xid, shop = begin(client)
-    shop.psycopg.execute(leave.encode())
-    before = pid(shop)
-    client.end(xid)
-    assert client.commit(xid, TMONEPHASE) is Code.XA_OK
-    xid, shop = begin(client)
-    assert pid(shop) == before
-    assert shop.psycopg.execute(look.encode()).fetchone() == (True,)
-    client.end(xid)
-    client.rollback(xid)
+def test_session_state_does_not_leak(client: Client) -> None:
+    for (ended, ending), (what, (leave, look, clean)) in itertools.chain(
+        itertools.product(ENDINGS.items(), STATE.items()),
+        itertools.product([("one phase", ENDINGS["one phase"])], ONE_PHASE_ONLY.items()),
+    ):
+        with case(ended, what):
+            xid, shop = begin(client)
+            before = pid(shop)
+            shop.psycopg.execute("INSERT INTO item (name) VALUES ('x')")
+            shop.psycopg.execute(leave.encode())
+            ending(client, xid)
+            xid, shop = begin(client)
+            assert pid(shop) == before or what not in ONE_PHASE_ONLY
+            assert shop.psycopg.execute(look.encode(), prepare=False).fetchone() == (clean,)
+            client.end(xid)
+            client.rollback(xid)
 
 
 def test_settings_on_python_objects_do_not_leak(client: Client) -> None:

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A name, and what it puts in the place of the right thing."""
+    """A name, and what it puts in the place of the right thing; `seed` is a schedule that shows it soon."""
 
     name: str
     cores: Cores
+    seed: int = 0
 
 
 class BentPort:
@@ -215,16 +216,19 @@ MUTANTS = (
             commit=bent(batch_decision.commit, _without({"fence": None})),
             abort=bent(batch_decision.abort, _without({"fence": None})),
         ),
+        seed=114,
     ),
-    Mutant("sources finished with the decision", Cores(commit=bent(batch_decision.commit, lambda: _as_if_logged))),
-    Mutant("outages are the messages' fault", Cores(abort=bent(batch_decision.abort, lambda: _blaming))),
+    Mutant(
+        "sources finished with the decision", Cores(commit=bent(batch_decision.commit, lambda: _as_if_logged)), seed=11
+    ),
+    Mutant("outages are the messages' fault", Cores(abort=bent(batch_decision.abort, lambda: _blaming)), seed=214),
     Mutant("no isolation", Cores(abort=bent(batch_decision.abort, _without({"note_failure": None})))),
     Mutant("what can't be read is taken", Cores(judge=_taken_all)),
     Mutant("rows by key of one task", Cores(commit=bent(batch_decision.commit, lambda: _one_attempt))),
     Mutant(
         "rows by key that are not decided", Cores(commit=bent(batch_decision.commit, _without({"write_staged": ()})))
     ),
-    Mutant("rows behind the decision", Cores(commit=bent(batch_decision.commit, lambda: _decided_twice))),
+    Mutant("rows behind the decision", Cores(commit=bent(batch_decision.commit, lambda: _decided_twice)), seed=9),
     Mutant(
         '"no room" counts as rolled back', Cores(commit=bent(batch_decision.commit, lambda: _not_now_is_rolled_back))
     ),

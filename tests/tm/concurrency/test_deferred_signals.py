@@ -131,18 +131,16 @@ def left() -> DeferredSignals:
     return signals
 
 
-def test_handlers_that_were_not_put_back_put_themselves_back() -> None:
+@pytest.mark.parametrize("again", [False, True], ids=["at a signal", "by the work after it"])
+def test_handlers_that_were_not_put_back_are_put_back(*, again: bool) -> None:
     signals = left()
     with pytest.raises(KeyboardInterrupt):
-        send(signal.SIGINT)
+        if again:
+            deferred(lambda: send(signal.SIGINT))
+        else:
+            send(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signals.end()
-
-
-def test_work_after_such_work_puts_the_right_ones_back() -> None:
-    left()
-    with pytest.raises(KeyboardInterrupt):
-        deferred(lambda: send(signal.SIGINT))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.tm.wrapped import hooked
-from tm import GlobalState, OutcomeUnknown, RolledBack
+from tm import GlobalState, RolledBack
 from xa import Code
 from xabridge.testing.reference import Fate
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 def begun(shop: Shop, timeout_s: float = 10) -> Transaction:
     tx = shop.tm.begin(timeout_s)
-    for name in "ab":
-        tx[name].write("k", 1)
+    shop.write(tx)
     return tx
 
 
@@ -37,16 +36,21 @@ def test_nothing_is_reaped_before_its_time(shop: Shop) -> None:
     assert shop.values() == {"a": 1, "b": 1}
 
 
-def test_what_takes_too_long_is_rolled_back_and_its_block_hears_it(shop: Shop) -> None:
-    with pytest.raises(RolledBack, match="longer than its 10 s"), shop.tm.begin(10) as tx:
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_takes_too_long_is_rolled_back_and_its_block_hears_it(shop: Shop, *, fails: bool) -> None:
+    """A block that rolls back anyway keeps its own exception."""
+    error, match = (ValueError, "mine") if fails else (RolledBack, "longer than its 10 s")
+    with pytest.raises(error, match=match), shop.tm.begin(10) as tx:
         tx["a"].write("k", 1)
         reap(shop, 10)
         assert tx.status is GlobalState.ROLLED_BACK
         shop.assert_nothing_left()
+        if fails:
+            raise ValueError("mine")
         with pytest.raises(RolledBack, match="longer than its 10 s"):
             tx["b"]
     assert shop.tm.current_or_none() is None
-    assert shop.values() == {"a": None, "b": None}
+    shop.assert_ended(None)
 
 
 def test_the_default_timeout_is_the_managers(shop: Shop) -> None:
@@ -56,41 +60,25 @@ def test_the_default_timeout_is_the_managers(shop: Shop) -> None:
     assert tx.expired
 
 
-def test_a_block_that_rolls_back_anyway_keeps_its_own_exception(shop: Shop) -> None:
-    with pytest.raises(ValueError, match="mine"), shop.tm.begin(10) as tx:
-        tx["a"].write("k", 1)
-        reap(shop, 10)
-        raise ValueError("mine")
-
-
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_an_explicit_end_of_a_reaped_transaction(shop: Shop, end: str) -> None:
+@pytest.mark.parametrize("how", ["", "suspended", "marked"])
+def test_an_explicit_end_of_a_reaped_transaction(shop: Shop, how: str, end: str) -> None:
     tx = begun(shop)
+    if how == "suspended":
+        shop.tm.suspend()
+    elif how == "marked":
+        tx.set_rollback_only()
     reap(shop, 10)
+    shop.assert_nothing_left()
+    if how == "suspended":
+        shop.tm.resume(tx)
     if end == "commit":
         with pytest.raises(RolledBack, match="longer than its 10 s"):
             tx.commit()
     else:
         tx.rollback()  # as asked
     assert shop.tm.current_or_none() is None
-    shop.assert_nothing_left()
-
-
-def test_a_suspended_transaction_is_reaped_too(shop: Shop) -> None:
-    tx = begun(shop)
-    shop.tm.suspend()
-    reap(shop, 10)
-    shop.assert_nothing_left()
-    shop.tm.resume(tx)
-    with pytest.raises(RolledBack):
-        tx.commit()
-
-
-def test_a_marked_transaction_is_reaped_too(shop: Shop) -> None:
-    tx = begun(shop)
-    tx.set_rollback_only()
-    reap(shop, 10)
-    shop.assert_nothing_left()
+    shop.assert_ended(None)
 
 
 def test_others_are_not_touched(shop: Shop) -> None:
@@ -117,19 +105,14 @@ def test_what_is_on_its_way_is_never_touched(shop: Shop, verb: str) -> None:
 
     shop.wrap["a"] = shop.wrap["b"] = hooked(late)
     with shop.tm.begin(10) as tx:
-        for name in "ab":
-            tx[name].write("k", 1)
+        shop.write(tx)
     assert calls
     assert not tx.expired
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_what_is_in_doubt_is_never_touched(shop: Shop) -> None:
-    shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    tx = begun(shop)
-    with pytest.raises(OutcomeUnknown):
-        tx.commit()
+    tx = shop.in_doubt("b")
     reap(shop, 1000)
     assert shop["b"].in_doubt == [tx.xid("b")]
     shop.tm.recover()
@@ -178,8 +161,7 @@ def test_the_branch_may_have_its_own_timeout_too(shop: Shop) -> None:
     shop["a"].expire(tx.xid("a"))
     with pytest.raises(RolledBack, match="a: "):
         tx.commit()
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
+    shop.assert_ended(None)
 
 
 def test_the_thread_reaps_by_itself(shop: Shop) -> None:
@@ -198,5 +180,4 @@ def test_a_heuristic_of_a_reaped_branch_is_noted(shop: Shop) -> None:
     tx = begun(shop)
     reap(shop, 10)
     assert tx.status is GlobalState.HEURISTIC
-    assert shop.tm.log is not None
-    assert len(shop.tm.log.heuristics()) == 1
+    assert len(shop.log.heuristics()) == 1

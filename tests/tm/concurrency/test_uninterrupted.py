@@ -8,14 +8,14 @@ import asyncio
 import gc
 import os
 import signal
-import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tm.log.waiting import until
+from tests.tm.shop import outcome_of
 from tests.tm.wrapped import VERBS, hooked
 from tm import ProtocolMisuse, RolledBack, Verdict
 from tm.concurrency.uninterrupted import StillGoingOn, UninterruptedCalls
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from tests.tm.shop import Shop
-    from tm import Outcome, Transaction
+    from tm import Outcome
 
 
 class Held:
@@ -62,20 +62,13 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def write(shop: Shop, tx: Transaction) -> None:
-    for name in shop.stores:
-        tx[name].write("k", 1)
-
-
 @pytest.mark.parametrize("verb", ["end", "prepare", "commit"])
 def test_one_interruption_is_raised_when_the_commit_is_done(shop: Shop, verb: str) -> None:
     Held(shop, verb, times=1)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
-        write(shop, tx)
-    assert tx.outcome is not None
-    assert tx.outcome.verdict is Verdict.COMMITTED
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
+        shop.write(tx)
+    assert outcome_of(tx).verdict is Verdict.COMMITTED
+    shop.assert_ended(1)
     assert shop.tm.current_or_none() is None
 
 
@@ -83,7 +76,7 @@ def test_one_interruption_is_raised_when_the_commit_is_done(shop: Shop, verb: st
 def test_two_interruptions_break_the_connections(shop: Shop, *, fails: bool) -> None:
     held = Held(shop, "rollback" if fails else "prepare", times=2, waits=True)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
-        write(shop, tx)
+        shop.write(tx)
         if fails:
             raise ValueError
     assert held.go_on.is_set()
@@ -101,7 +94,7 @@ def test_other_signals_break_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch
     try:
         held = Held(shop, "prepare", times=3)
         with shop.tm.begin() as tx:
-            write(shop, tx)
+            shop.write(tx)
     finally:
         signal.signal(signal.SIGUSR1, before)
         monkeypatch.undo()
@@ -113,8 +106,7 @@ def test_an_interrupted_enlistment_is_rolled_back(shop: Shop) -> None:
     Held(shop, "start", times=2)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
         tx.enlist("a")
-    assert tx.outcome is not None
-    assert tx.outcome.verdict is Verdict.ROLLED_BACK
+    assert outcome_of(tx).verdict is Verdict.ROLLED_BACK
     shop.assert_nothing_left()
 
 
@@ -138,14 +130,14 @@ def test_the_main_thread_calls_its_callbacks_itself(shop: Shop) -> None:
 
     with lock, shop.tm.begin() as tx:
         tx.register_synchronization(after=callback)
-        write(shop, tx)
+        shop.write(tx)
     assert [outcome.verdict for outcome in called] == [Verdict.COMMITTED]
 
 
 def test_verbs_are_carried_out_by_the_caller(shop: Shop) -> None:
     held = Held(shop, "prepare")
     with shop.tm.begin() as tx:
-        write(shop, tx)
+        shop.write(tx)
     assert held.thread is threading.main_thread()
     with ThreadPoolExecutor(1, thread_name_prefix="own") as executor:
         executor.submit(lambda: committed(shop)).result()
@@ -155,65 +147,36 @@ def test_verbs_are_carried_out_by_the_caller(shop: Shop) -> None:
 
 def committed(shop: Shop) -> None:
     with shop.tm.begin() as tx:
-        write(shop, tx)
+        shop.write(tx)
 
 
-def test_an_interruption_in_a_callback_before_commit_rolls_back(shop: Shop) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
-        tx.register_synchronization(before=interrupted)
-        write(shop, tx)
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
+def rows(shop: Shop) -> Iterator[int]:
+    with shop.tm.begin(5) as tx:
+        shop.write(tx)
+        yield 1
 
 
-def test_sys_exit_in_a_block_rolls_back(shop: Shop) -> None:
-    with pytest.raises(SystemExit), shop.tm.begin() as tx:
-        write(shop, tx)
-        sys.exit(1)
-    assert shop.values() == {"a": None, "b": None}
-    shop.assert_nothing_left()
-    committed(shop)
-
-
-def test_a_generator_that_is_dropped_rolls_back(shop: Shop) -> None:
-    def rows() -> Iterator[int]:
-        with shop.tm.begin() as tx:
-            write(shop, tx)
-            yield 1
-
-    running = rows()
-    assert next(running) == 1
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "in another thread"])
+def test_a_generator_that_is_dropped_rolls_back(shop: Shop, *, elsewhere: bool) -> None:
+    running = [rows(shop)]
+    assert next(running[0]) == 1
     with pytest.raises(ProtocolMisuse):  # it is not closed yet, and may go on
         shop.tm.begin()
-    del running
-    shop.assert_nothing_left()
+    if elsewhere:
+        thread = threading.Thread(target=running.clear)
+        thread.start()
+        thread.join()
+    else:
+        running.clear()
+    shop.assert_ended(None)
     committed(shop)
-    assert shop.values() == {"a": 1, "b": 1}
-
-
-def test_a_generator_that_another_thread_drops_rolls_back(shop: Shop) -> None:
-    def rows() -> Iterator[int]:
-        with shop.tm.begin() as tx:
-            write(shop, tx)
-            yield 1
-
-    dropped = [rows()]
-    next(dropped[0])
-    thread = threading.Thread(target=dropped.clear)
-    thread.start()
-    thread.join()
-    shop.assert_nothing_left()
-    committed(shop)
-    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_ended(1)
 
 
 def test_a_generator_that_is_never_closed_ends_with_its_timeout(shop: Shop) -> None:
     def rows() -> Iterator[int]:
         with shop.tm.begin(5) as tx:
-            write(shop, tx)
+            shop.write(tx)
             yield 1
 
     running = rows()
@@ -234,7 +197,7 @@ def test_a_generator_that_is_dropped_where_a_lock_of_a_resource_is_held_does_not
 
     def rows() -> Iterator[int]:
         with shop.tm.begin() as tx:
-            write(shop, tx)
+            shop.write(tx)
             yield 1
 
     running = [rows()]
@@ -326,16 +289,9 @@ def test_interrupted_twice_in_an_event_loop(shop: Shop) -> None:
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(main())
     timer.join()
-    deadline = time.monotonic() + 10
-    while shop.tm._live and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
+    until(lambda: not shop.tm._live)
     shop.tm.recover()
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.assert_nothing_left()
-    committed_again(shop)
-
-
-def committed_again(shop: Shop) -> None:
+    shop.assert_ended(1)
     with shop.tm.begin() as tx:
         tx["b"].write("again", 1)
 

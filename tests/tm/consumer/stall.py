@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from rm_amqp import Message
+from tests.tm.log.waiting import until
 from tm import Consumer, ResourceConfig, TransactionManager
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
@@ -73,4 +74,10 @@ class Stall:
         settings = {"idle_s": 0.05, "retry_first_s": 0.01, "retry_most_s": 0.05, **settings}
         consumer = Consumer(self.manager, self.queue, handler, **settings)
         self.consumers.append(consumer)
+        return consumer
+
+    def consume(self, handler: Callable[..., Any], many: int = 1, **settings: Any) -> Consumer:
+        """A consumer that ran until so many messages were handled or dead-lettered, and is stopped."""
+        with self.consumer(handler, **settings) as consumer:
+            until(lambda: consumer.counts.handled + consumer.counts.dead_lettered >= many)
         return consumer

@@ -10,8 +10,6 @@ import sys
 import sysconfig
 import threading
 import time
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import psycopg
@@ -28,6 +26,8 @@ from rm_amqp import Message
 from rm_amqp.driver import PendingOutcome
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import PATIENCE_S, Stall
+from tests.tm.log.waiting import until
+from tests.tm.telemetry.asking import said
 from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
 from tm.consumer.failures import name_of, place_of
 from tm.consumer.history import BREAKS, UNTOLD
@@ -89,7 +89,7 @@ def test_an_empty_poll_is_no_transaction(
     with stall.manager, stall.consumer(handle if kind == "threads" else ahandle, workers=2, idle_s=0.01):
         caplog.clear()
         while polls() < 20:
-            threading.Event().wait(0.001)
+            threading.Event().wait(0.02)
         assert caplog.messages == []
         assert spans.get_finished_spans() == ()
         told = instruments(reader)
@@ -226,9 +226,7 @@ def test_a_handler_can_take_the_batch(stall: Stall) -> None:
 
 def test_poison_is_dead_lettered_and_what_was_received_with_it_is_handled(stall: Stall) -> None:
     stall.put(*range(30))
-    with stall.consumer(Work(stall, 7, 21), batch=10, workers=2, max_deliveries=3) as consumer:
-        while consumer.counts.handled + consumer.counts.dead_lettered < 30:
-            stall.until.count(len(stall.until.told))
+    consumer = stall.consume(Work(stall, 7, 21), 30, batch=10, workers=2, max_deliveries=3)
     assert consumer.counts.handled == 28
     assert consumer.counts.dead_lettered == 2
     for number in (7, 21):  # three attempts of its own, and in a batch at most one
@@ -256,9 +254,7 @@ def test_a_handler_that_recovers_is_tried_again(stall: Stall) -> None:
 def test_a_resource_that_is_down_costs_a_message_no_delivery(stall: Stall) -> None:
     stall.put("a")
     stall.store.script.plan("start", fate=Fate.REQUEST_LOST, times=20)
-    with stall.consumer(Work(stall), max_deliveries=1, workers=4) as consumer:
-        while not consumer.counts.handled:
-            threading.Event().wait(0.001)
+    consumer = stall.consume(Work(stall), max_deliveries=1, workers=4)
     assert consumer.counts.dead_lettered == 0
     assert stall.store.data == {"a": 0}
     assert stall.store.script.pending() == []
@@ -282,8 +278,7 @@ def test_what_cannot_be_read_is_dead_lettered(tmp_path: Path, batch: int) -> Non
         return broker.inside(lambda broker: broker.container.resource.queues[queue].depth)
 
     with stall.manager, stall.consumer(Work(stall), batch=batch):
-        while depth(stall.queue):
-            threading.Event().wait(0.001)
+        until(lambda: not depth(stall.queue))
     assert sorted(stall.until.told) == ["a", "b"]
     assert depth("orders.dead") == 1
     assert broker.left() == []
@@ -318,8 +313,7 @@ def test_what_runs_is_finished_and_nothing_is_begun(stall: Stall) -> None:
     stopped: list[bool] = []
     stopping = threading.Thread(target=lambda: stopped.append(consumer.stop()))
     stopping.start()
-    while consumer.state is ConsumerState.RUNNING:
-        threading.Event().wait(0.001)
+    until(lambda: consumer.state is not ConsumerState.RUNNING)
     gate.set()
     stopping.join()
     assert stopped == [True]
@@ -341,13 +335,12 @@ def test_shutdown_is_bounded_and_what_hangs_is_never_committed(stall: Stall) -> 
     stall.until.count(1)
     assert not consumer.stop(0.05)
     gate.set()
-    while consumer.health().workers:
-        threading.Event().wait(0.001)
+    until(lambda: not consumer.health().workers)
     assert consumer.counts == Counts(failed=1)
     assert stall.look(stall.queue) == ["a"]
 
 
-def test_a_closed_manager_stops_its_consumers(stall: Stall) -> None:
+def test_a_closed_manager_stops_its_consumers_for_good(stall: Stall) -> None:
     consumer = stall.consumer(Work(stall))
     consumer.start()
     stall.put("a")
@@ -355,12 +348,6 @@ def test_a_closed_manager_stops_its_consumers(stall: Stall) -> None:
     stall.manager.close()
     assert consumer.state is ConsumerState.STOPPED
     assert consumer.health().workers == 0
-
-
-def test_one_that_has_stopped_is_not_started_again(stall: Stall) -> None:
-    consumer = stall.consumer(Work(stall))
-    with consumer:
-        pass
     with pytest.raises(ProtocolMisuse, match="is stopped"):
         consumer.start()
 
@@ -397,9 +384,7 @@ class AsyncWork:
 @pytest.mark.parametrize("settings", [{}, {"workers": 4, "batch": 5}])
 def test_coroutine_functions_run_in_tasks(stall: Stall, settings: dict[str, Any]) -> None:
     stall.put(*range(20))
-    with stall.consumer(AsyncWork(stall, 3).handle, max_deliveries=2, **settings) as consumer:
-        while consumer.counts.handled + consumer.counts.dead_lettered < 20:
-            stall.until.count(len(stall.until.told))
+    consumer = stall.consume(AsyncWork(stall, 3).handle, 20, max_deliveries=2, **settings)
     assert consumer.counts.dead_lettered == 1
     assert sorted(stall.look(stall.out)) == [number for number in range(20) if number != 3]
 
@@ -438,42 +423,29 @@ def test_a_task_that_does_not_finish_is_cancelled_and_rolled_back(stall: Stall) 
 
 
 # --- health, metrics, lines ------------------------------------------------------------------------------------
-def asked(server: HealthServer) -> tuple[int, dict[str, Any]]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=PATIENCE_S) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
-
-
 def test_health_is_told_over_http_and_names_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     broker = EmbeddedBroker(tmp_path / "other")
     other = Stall(broker, "orders", tmp_path / "other")
     consumer = other.consumer(Work(other), workers=2)
     with other.manager, HealthServer(consumer, port=0) as server:
-        assert asked(server)[0] == 503  # not started
+        assert said(server.port)[0] == 503  # not started
         with consumer:
             other.put("a")
-            while consumer.counts.handled < 1:
-                threading.Event().wait(0.001)
-            assert asked(server)[0] == 200
+            until(lambda: consumer.counts.handled)
+            assert said(server.port)[0] == 200
             broker.stop()
-            while consumer.health().ok:
-                threading.Event().wait(0.001)
-            status, told = asked(server)
+            until(lambda: not consumer.health().ok)
+            status, told = said(server.port)
             assert status == 503
             assert told["state"] == "running"
             assert told["workers"] == 2
             assert told["trouble"]
             broker.start()
-            while not consumer.health().ok:
-                threading.Event().wait(0.001)
+            until(lambda: consumer.health().ok)
             other.put("b")
-            while consumer.counts.handled < 2:
-                threading.Event().wait(0.001)
-        assert asked(server)[1]["counts"]["handled"] == 2
+            until(lambda: consumer.counts.handled >= 2)
+        assert said(server.port)[1]["counts"]["handled"] == 2
     broker.stop()
 
 
@@ -485,8 +457,7 @@ def test_metrics(stall: Stall, broker: EmbeddedBroker, tmp_path: Path) -> None:
     with metered.manager:
         metered.put("a", "b")
         with metered.consumer(Work(metered, "b"), max_deliveries=2) as consumer:
-            while not consumer.counts.dead_lettered:
-                metered.until.count(len(metered.until.told))
+            until(lambda: consumer.counts.dead_lettered)
         data = reader.get_metrics_data()
     provider.shutdown()
     assert data is not None
@@ -508,8 +479,7 @@ def test_lines_about_a_transaction_name_it(stall: Stall, caplog: pytest.LogCaptu
         caplog.at_level(logging.INFO, "xabridge.tm.consumer"),
         stall.consumer(Work(stall, "a"), max_deliveries=1) as it,
     ):
-        while not it.counts.dead_lettered:
-            stall.until.count(1)
+        until(lambda: it.counts.dead_lettered)
     lines = [record.getMessage() for record in caplog.records if record.name == "xabridge.tm.consumer"]
     assert len(lines) == 2
     assert all(line.startswith("stall-1·") for line in lines)
@@ -546,9 +516,7 @@ def test_a_dead_letter_says_why_where_when_and_how_often(stall: Stall, kind: str
     message.durable = True
     with stall.manager.begin() as tx:
         tx["broker"].send(stall.queue, message)
-    with stall.consumer(handle if kind == "threads" else ahandle, max_deliveries=3) as consumer:
-        while not consumer.counts.dead_lettered:
-            threading.Event().wait(0.001)
+    consumer = stall.consume(handle if kind == "threads" else ahandle, max_deliveries=3)
     assert consumer.counts == Counts(failed=3, dead_lettered=1)
     ((body, why),) = letters(stall)
     assert body == "a"
@@ -575,9 +543,7 @@ def test_what_failed_elsewhere_is_a_dead_letter_that_says_so(stall: Stall, monke
         tx = stall.manager.begin()
         tx["broker"].receive(stall.queue, 5)
         tx.rollback()
-    with stall.consumer(Work(stall), max_deliveries=2) as consumer:
-        while not consumer.counts.dead_lettered:
-            threading.Event().wait(0.001)
+    stall.consume(Work(stall), max_deliveries=2)
     ((_, why),) = letters(stall)
     assert why["reason"] == "not known: it failed in another process, or its process ended"
     assert (why["place"], why["queue"], why["deliveries"]) == ("", stall.queue, 3)
@@ -599,9 +565,7 @@ def test_what_breaks_its_connection_each_time_is_a_dead_letter(
     with stall.manager.begin() as tx:
         tx["broker"].send(stall.queue, Message("a", id=identity))
     stall.put("b")
-    with stall.consumer(handle, max_deliveries=1) as consumer:
-        while consumer.counts.handled + consumer.counts.dead_lettered < 2:
-            threading.Event().wait(0.001)
+    consumer = stall.consume(handle, 2, max_deliveries=1)
     assert consumer.counts == Counts(handled=1, failed=3, dead_lettered=1)
     ((body, why),) = letters(stall)
     assert (body, why["reason"]) == ("a", "OperationalError: server closed the connection unexpectedly")
@@ -626,9 +590,7 @@ def test_an_outage_that_was_seen_between_breaks_begins_the_count_anew(stall: Sta
 
 def test_a_limit_as_high_as_the_brokers_keeps_the_reason(stall: Stall) -> None:
     stall.put("a")
-    with stall.consumer(Work(stall, "a"), max_deliveries=10, retry_most_s=0.01) as consumer:
-        while not consumer.counts.dead_lettered:
-            threading.Event().wait(0.001)
+    consumer = stall.consume(Work(stall, "a"), max_deliveries=10, retry_most_s=0.01)
     assert consumer.counts == Counts(failed=10, dead_lettered=1)
     ((_, why),) = letters(stall)
     assert (why["reason"], why["deliveries"]) == ("LookupError: a", 10)
@@ -643,9 +605,7 @@ def test_what_can_never_be_committed_is_a_dead_letter_that_says_so(stall: Stall)
         tx["shop"].write("never", 1)
         tx["broker"].send(stall.out, Message("b"))
 
-    with stall.consumer(handle, max_deliveries=2, retry_most_s=0.01) as consumer:
-        while not consumer.counts.dead_lettered:
-            threading.Event().wait(0.001)
+    consumer = stall.consume(handle, max_deliveries=2, retry_most_s=0.01)
     assert consumer.counts.dead_lettered == 1
     ((_, why),) = letters(stall)
     assert why["reason"].startswith("RolledBack: ")
@@ -661,9 +621,7 @@ def test_a_reason_that_no_message_can_carry_is_told_as_well_as_it_can_be(
         raise ValueError("half a surrogate: \ud800")
 
     stall.put("a")
-    with stall.consumer(handle, max_deliveries=1) as consumer:
-        while not consumer.counts.dead_lettered:
-            threading.Event().wait(0.001)
+    consumer = stall.consume(handle, max_deliveries=1)
     assert consumer.counts == Counts(failed=1, dead_lettered=1)
     ((_, why),) = letters(stall)
     assert why["reason"] == "ValueError: half a surrogate: \\ud800"
@@ -677,9 +635,7 @@ def test_a_handler_that_exits_has_said_why(stall: Stall) -> None:
     consumer = stall.consumer(handle, max_deliveries=1)
     with pytest.raises(SystemExit):
         consumer.run()
-    with stall.consumer(handle, max_deliveries=1) as consumer:  # of the next process
-        while not consumer.counts.dead_lettered:
-            threading.Event().wait(0.001)
+    consumer = stall.consume(handle, max_deliveries=1)
     ((_, why),) = letters(stall)
     assert (why["reason"], why["deliveries"]) == ("SystemExit: 3", 1)
 
@@ -689,9 +645,7 @@ def test_where_nobody_may_send_it_the_broker_puts_it_away(
     stall: Stall, dead_letter: str, failed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     stall.put("a")
-    with stall.consumer(Work(stall, "a"), max_deliveries=1, dead_letter=dead_letter) as consumer:
-        while not consumer.counts.dead_lettered:
-            threading.Event().wait(0.001)
+    consumer = stall.consume(Work(stall, "a"), max_deliveries=1, dead_letter=dead_letter)
     assert consumer.counts == Counts(failed=failed, dead_lettered=1)
     assert stall.look(stall.queue) == []
     assert stall.look(f"{stall.queue}.dead") == ["a"], "the broker's own rule"
@@ -709,9 +663,7 @@ def test_a_traceback_is_logged_once_for_each_place(stall: Stall, caplog: pytest.
             raise ValueError(number)
         raise LookupError(number)
 
-    with stall.consumer(handle, workers=2, max_deliveries=2) as consumer:
-        while consumer.counts.dead_lettered < 6:
-            threading.Event().wait(0.001)
+    stall.consume(handle, 6, workers=2, max_deliveries=2)
     failed = [record for record in caplog.records if ": failed: " in record.getMessage()]
     assert len(failed) == 12
     traced = [record.exc_info[1] for record in failed if record.exc_info]
@@ -734,14 +686,12 @@ def test_a_handler_that_hangs_is_not_healthy(stall: Stall, kind: str) -> None:
     with stall.consumer(handle if kind == "threads" else ahandle, timeout_s=0.3, retry_first_s=0.01) as consumer:
         stall.until.count(1)
         assert consumer.health().ok
-        while consumer.health().ok:
-            threading.Event().wait(0.001)
+        until(lambda: not consumer.health().ok)
         (trouble,) = consumer.health().trouble
         assert "a handler is at work for " in trouble
         assert "longer than the 0.3 s of its transaction stall-1·" in trouble
         released.set()
-        while not consumer.health().ok:
-            threading.Event().wait(0.001)
+        until(lambda: consumer.health().ok)
 
 
 def test_the_place_of_a_failure_is_never_in_compiled_code_of_a_library() -> None:
@@ -768,8 +718,7 @@ def test_lines_have_the_transaction_the_message_and_the_queue_as_fields(
 ) -> None:
     stall.put("a")
     with stall.manager, stall.consumer(Work(stall, "a"), max_deliveries=2) as consumer:
-        while not consumer.counts.dead_lettered:
-            stall.until.count(len(stall.until.told))
+        until(lambda: consumer.counts.dead_lettered)
     found = [fields_of(record) for record in caplog.records if record.name == "xabridge.tm.consumer"]
     assert len(found) == 3  # it failed twice, and was dead-lettered
     for fields, record in zip(found, caplog.records, strict=False):

@@ -3,8 +3,6 @@ made a dead letter for it, at the lowest limit of deliveries."""
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +11,7 @@ from sqlalchemy import NullPool, create_engine, text
 from rm_amqp import Message
 from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.tm.log.waiting import until
 from tm import TransactionManager
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tm import Consumer, Transaction
-
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +55,13 @@ class Shop:
             tx["broker"].send_batch("orders", [Message({"number": number}) for number in range(count)])
 
     def wait(self, consumers: list[Consumer], count: int) -> tuple[int, int]:
-        until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until:
-            handled, dead = (sum(getattr(c.counts, name) for c in consumers) for name in ("handled", "dead_lettered"))
-            if handled + dead >= count:
-                break
-            threading.Event().wait(0.01)
-        return handled, dead
+        """How many messages were handled, and are dead, when these are so many."""
+
+        def told() -> tuple[int, int]:
+            return sum(c.counts.handled for c in consumers), sum(c.counts.dead_lettered for c in consumers)
+
+        until(lambda: sum(told()) >= count)
+        return told()
 
     def numbers(self) -> list[int]:
         with self.engine.connect() as connection:
@@ -121,8 +118,7 @@ def test_an_outage_makes_no_dead_letter(shop: Shop, database: Postgres) -> None:
     assert shop.wait(consumers, 1) == (1, 0)
     database.kill()
     shop.put(5)
-    while not all(consumer.health().trouble for consumer in consumers):
-        threading.Event().wait(0.01)
+    until(lambda: all(consumer.health().trouble for consumer in consumers))
     database.start()
     assert shop.wait(consumers, 6) == (6, 0)
     for consumer in consumers:
@@ -142,9 +138,7 @@ def test_a_statement_that_waits_for_longer_than_its_transaction_may_take_makes_n
     with shop.engine.begin() as blocker:
         blocker.execute(text("UPDATE stock SET left_over = 0"))
         consumer.start()
-        until = time.monotonic() + PATIENCE_S
-        while consumer.counts.failed < 2 and not consumer.counts.dead_lettered and time.monotonic() < until:
-            threading.Event().wait(0.01)
+        until(lambda: consumer.counts.failed >= 2 or consumer.counts.dead_lettered)
     assert shop.wait([consumer], 1) == (1, 0)
     consumer.stop()
     assert shop.numbers() == [0]

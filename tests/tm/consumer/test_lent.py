@@ -4,23 +4,20 @@ a worker whose handler ends in an unusual way."""
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import transaction as zope  # type: ignore[import-untyped]
 
 from rm_amqp import Message
-from tests.tm.consumer.stall import PATIENCE_S
+from tests.tm.log.waiting import until
+from tests.tm.telemetry.asking import said
 from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
 from tm.tx import TxInterface
 from tm.zope import DataManager
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.tm.consumer.stall import Stall
     from tm import Transaction
 
@@ -92,8 +89,7 @@ def _suspend_and_raise(stall: Stall, _: Transaction) -> None:
 
 
 def _with_zope(stall: Stall, tx: Transaction) -> None:
-    transaction = pytest.importorskip("transaction")
-    zope_manager = transaction.TransactionManager()
+    zope_manager = zope.TransactionManager()
     zope_manager.get().join(DataManager(zope_manager, stall.manager, tx))
     zope_manager.commit()
 
@@ -105,29 +101,27 @@ WAYS = [
 ]  # fmt: skip
 
 
-def _is_handled_but(stall: Stall, consumer: Any, wrong: int) -> None:
-    with consumer:
-        while consumer.counts.handled + consumer.counts.dead_lettered < 5:
-            threading.Event().wait(0.001)
-    assert consumer.counts.handled == 4
-    assert sorted(stall.look(stall.out)) == [number for number in range(5) if number != wrong]
-    assert stall.look(f"{stall.queue}.dead") == [wrong]
-    assert sorted(stall.store.data) == [str(number) for number in range(5) if number != wrong]
+def handled_but_the_odd(stall: Stall, handler: Any, ways: int) -> None:
+    """Of two messages for each way, the second goes that way."""
+    numbers = range(2 * ways)
+    stall.put(*numbers)
+    consumer = stall.consume(handler, len(numbers), batch=5, max_deliveries=2)
+    assert consumer.counts.handled == ways
+    assert sorted(stall.look(stall.out)) == list(numbers[::2])
+    assert sorted(stall.look(f"{stall.queue}.dead")) == list(numbers[1::2])
+    assert set(stall.store.data) == {str(number) for number in numbers[::2]}
     assert stall.manager.live == ()
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.strip("_"))
-def test_a_handler_that_completes_its_transaction_fails_and_loses_nothing(
-    stall: Stall, way: Callable[[Stall, Transaction], None]
-) -> None:
+def test_a_handler_that_completes_its_transaction_fails_and_loses_nothing(stall: Stall) -> None:
     def handle(message: Message, tx: Transaction) -> None:
-        tx["shop"].write(str(message.body), 1)
-        tx["broker"].send(stall.out, Message(message.body))
-        if message.body == 1:
-            way(stall, tx)
+        number: Any = message.body
+        tx["shop"].write(str(number), 1)
+        tx["broker"].send(stall.out, Message(number))
+        if number % 2:
+            WAYS[number // 2](stall, tx)
 
-    stall.put(*range(5))
-    _is_handled_but(stall, stall.consumer(handle, batch=5, max_deliveries=2), 1)
+    handled_but_the_odd(stall, handle, len(WAYS))
 
 
 async def _acommit(_: Stall, tx: Transaction) -> None:
@@ -167,18 +161,15 @@ async def _cancelled_task(_: Stall, __: Transaction) -> None:
 AWAYS = [_acommit, _arollback, _in_an_async_block, _in_another_task, _asuspend, _cancelled_future, _cancelled_task]
 
 
-@pytest.mark.parametrize("way", AWAYS, ids=lambda way: way.__name__.strip("_"))
-def test_a_coroutine_that_completes_its_transaction_or_is_cancelled_fails_and_loses_nothing(
-    stall: Stall, way: Callable[[Stall, Transaction], Any]
-) -> None:
+def test_a_coroutine_that_completes_its_transaction_or_is_cancelled_fails_and_loses_nothing(stall: Stall) -> None:
     async def handle(message: Message, tx: Transaction) -> None:
-        (await tx.aenlist("shop")).write(str(message.body), 1)
-        await (await tx.aenlist("broker")).aio.send(stall.out, Message(message.body))
-        if message.body == 1:
-            await way(stall, tx)
+        number: Any = message.body
+        (await tx.aenlist("shop")).write(str(number), 1)
+        await (await tx.aenlist("broker")).aio.send(stall.out, Message(number))
+        if number % 2:
+            await AWAYS[number // 2](stall, tx)
 
-    stall.put(*range(5))
-    _is_handled_but(stall, stall.consumer(handle, batch=5, max_deliveries=2), 1)
+    handled_but_the_odd(stall, handle, len(AWAYS))
 
 
 def test_what_a_handler_may_do_with_its_transaction(stall: Stall) -> None:
@@ -194,9 +185,7 @@ def test_what_a_handler_may_do_with_its_transaction(stall: Stall) -> None:
             tx.set_rollback_only("no")
 
     stall.put("a", "b")
-    with stall.consumer(handle, max_deliveries=1) as consumer:
-        while consumer.counts.handled + consumer.counts.dead_lettered < 2:
-            threading.Event().wait(0.001)
+    consumer = stall.consume(handle, 2, max_deliveries=1)
     assert consumer.counts == Counts(handled=1, failed=1, dead_lettered=1)
     assert stall.look(stall.out) == ["a", "b"]
     assert stall.store.data == {"a": 1}
@@ -210,22 +199,11 @@ def test_the_tx_interface_completes_no_transaction_of_a_consumer(stall: Stall) -
         codes.extend((interface.tx_open(), interface.tx_begin(), interface.tx_commit(), interface.tx_rollback()))
 
     stall.put("a")
-    with stall.consumer(handle) as consumer:
-        while not consumer.counts.handled:
-            threading.Event().wait(0.001)
+    stall.consume(handle)
     assert [code.name for code in codes] == ["TX_OK", *["TX_PROTOCOL_ERROR"] * 3]
 
 
 # --- workers that end -------------------------------------------------------------------------------------------
-def _page(server: HealthServer, path: str) -> tuple[int, Any]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=PATIENCE_S) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
-
-
 @pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError])
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_no_worker_ends_in_silence(stall: Stall, kind: str, raised: type[BaseException]) -> None:
@@ -242,8 +220,7 @@ def test_no_worker_ends_in_silence(stall: Stall, kind: str, raised: type[BaseExc
     consumer = stall.consumer(handle if kind == "threads" else ahandle, max_deliveries=3, workers=2)
     consumer.when_failed = stopped.set
     consumer.start()
-    while not (stopped.is_set() or consumer.counts.dead_lettered):
-        threading.Event().wait(0.001)
+    until(lambda: stopped.is_set() or consumer.counts.dead_lettered)
     consumer.stop()
     if raised is asyncio.CancelledError:
         assert consumer.failure is None
@@ -265,10 +242,9 @@ def test_a_cancelled_worker_stops_the_consumer_and_the_probes_say_so(stall: Stal
     consumer = stall.consumer(handle)
     with HealthServer(consumer, port=0) as server:
         consumer.start()
-        while consumer.failure is None or consumer.state is ConsumerState.RUNNING:
-            threading.Event().wait(0.001)
+        until(lambda: consumer.failure is not None and consumer.state is not ConsumerState.RUNNING)
         assert "cancelled, and not by its consumer" in str(consumer.failure)
-        assert [_page(server, path)[0] for path in ("/", "/ready", "/live")] == [503, 503, 503]
+        assert [said(server.port, page)[0] for page in ("", "ready", "live")] == [503, 503, 503]
         consumer.stop()
     assert stall.look(stall.queue) == ["a"]
 
@@ -282,8 +258,8 @@ def test_health_counts_the_workers_that_are_alive(stall: Stall, monkeypatch: pyt
         assert consumer.health().ok
         monkeypatch.setattr("tm.consumer.pools.TaskPool.alive", property(lambda _: 0))
         assert consumer.health().trouble == ("3 of 3 workers have ended",)
-        assert _page(server, "/live") == (
+        assert said(server.port, "live") == (
             503, {"live": False, "trouble": [f"the consumer of {stall.queue} has no workers any more"]},
         )  # fmt: skip
-        assert _page(server, "/ready")[0] == 503
+        assert said(server.port, "ready")[0] == 503
         monkeypatch.undo()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.tm.log.samples import decision, heuristic
-from tm.log import Branch, Decision, LogLocked, LogStopped
+from tm.log import Branch, Decision, LogStopped
 from tm.log.factory import look_at_log, open_log
 from tm.log.incarnations import Standing
 from xa import NULL_XID, Code
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_decisions_are_there_when_the_log_is_opened_again(log_url: str, node: str) -> None:
@@ -20,7 +24,11 @@ def test_decisions_are_there_when_the_log_is_opened_again(log_url: str, node: st
     for made in first:
         log.decide(made)
     assert list(log.decisions()) == first
-    log.end(first[1].gtrid)
+    for _ in range(2):
+        log.end(first[1].gtrid)
+        assert list(log.decisions()) == [first[0], *first[2:]]
+        assert log.decision(first[1].gtrid) is None
+    log.end(decision(99, node=node).gtrid)
     log.close()
     log = open_log(log_url, node)
     assert list(log.decisions()) == [first[0], *first[2:]]
@@ -30,22 +38,12 @@ def test_decisions_are_there_when_the_log_is_opened_again(log_url: str, node: st
     log.close()
 
 
-def test_a_decision_that_ended_is_told_no_more(log_url: str, node: str) -> None:
-    log = open_log(log_url, node)
-    log.decide(decision(1, node=node))
-    log.end(decision(1, node=node).gtrid)
-    assert list(log.decisions()) == []
-    assert log.decision(decision(1, node=node).gtrid) is None
-    log.end(decision(1, node=node).gtrid)
-    log.end(decision(2, node=node).gtrid)
-    log.close()
-
-
-def test_many_ends_are_written_before_the_log_is_closed(log_url: str, node: str) -> None:
+def test_many_threads_decide_and_many_ends_are_written_before_the_log_is_closed(log_url: str, node: str) -> None:
     log = open_log(log_url, node)
     many = [decision(sequence, node=node) for sequence in range(700)]
     with ThreadPoolExecutor(8) as executor:
         list(executor.map(log.decide, many))
+    assert {each.gtrid: each for each in log.decisions()} == {each.gtrid: each for each in many}
     for made in many:
         log.end(made.gtrid)
     assert len(look_at_log(log_url, node).decisions) < 650
@@ -101,13 +99,6 @@ def test_it_presumes_about_what_it_has_noted_and_about_nothing_else(log_url: str
     assert (why_not(first.incarnation), why_not(log.incarnation)) == (None, None)
     assert "ffffffffffffffff, which is not noted" in str(why_not(b"\xff" * 8))
     assert "opening 1, and this log knows openings up to 0" in str(why_not(1)), "no version that counts has had it"
-    log.close()
-
-
-def test_only_a_copy_can_be_trusted(log_url: str, node: str) -> None:
-    first = open_log(log_url, node)
-    first.close()
-    log = open_log(log_url, node)
     for incarnation in (first.incarnation, log.incarnation, b"\xff" * 8):
         with pytest.raises(ValueError, match="was not at work when this copy of the log was made"):
             log.trust(incarnation)
@@ -134,11 +125,13 @@ def test_a_closed_log_writes_and_tells_nothing(log_url: str, node: str, caplog: 
     assert look_at_log(log_url, node).decisions == (decision(1, node=node),)
 
 
-def test_a_look_disturbs_nobody(log_url: str, node: str) -> None:
+def test_a_look_disturbs_nobody_and_changes_nothing(log_url: str, node: str, tmp_path: Path) -> None:
     log = open_log(log_url, node)
     log.decide(decision(1, node=node))
     log.note_heuristic(heuristic(2, node=node))
+    written = {path: path.read_bytes() for path in tmp_path.rglob("segment*")}
     image = look_at_log(log_url, node)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("segment*")} == written
     assert (image.node, image.log_id, image.incarnations) == (node, log.log_id, log.incarnations)
     assert image.decisions == (decision(1, node=node),)
     assert image.heuristics == (heuristic(2, node=node),)
@@ -164,25 +157,10 @@ def test_what_can_be_no_decision_is_refused_and_harms_nobody(log_url: str, node:
     log.close()
 
 
-def test_a_node_id_that_can_be_none_opens_no_log(log_url: str) -> None:
+def test_a_node_id_that_can_be_none_makes_no_log(log_url: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="node id"):
         open_log(log_url, "not a node")
-
-
-def test_many_threads_decide_at_once(log_url: str, node: str) -> None:
-    log = open_log(log_url, node)
-    made = [decision(sequence, node=node) for sequence in range(200)]
-    with ThreadPoolExecutor(16) as executor:
-        list(executor.map(log.decide, made))
-    assert {each.gtrid: each for each in log.decisions()} == {each.gtrid: each for each in made}
-    log.close()
-
-
-def test_a_file_log_is_one_process_s(tmp_path: object, node: str) -> None:
-    log = open_log(f"file://{tmp_path}/log", node)
-    with pytest.raises(LogLocked):
-        open_log(f"file://{tmp_path}/log", node)
-    log.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_closing_waits_for_those_under_way_and_refuses_the_rest(pool: ThreadPool
     assert len(read_log("", files=bottleneck.disk).decisions) == FOLLOWERS
 
 
-@pytest.mark.parametrize("rounds", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=pytest.mark.slow)])
 def test_64_threads_of_everything(tmp_path: Path, rounds: int) -> None:
     """With small segments, so that the log moves on all the time, and with looks from inside and outside."""
     log = FileLog(tmp_path / "log", NODE, segment_size=1 << 16)

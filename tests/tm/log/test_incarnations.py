@@ -94,16 +94,6 @@ def test_every_node_of_a_former_database_moves_on(tmp_path: Path) -> None:
     other.close()
 
 
-def test_tables_of_a_version_that_is_not_known_are_refused(tmp_path: Path) -> None:
-    url = former_database(tmp_path / "log.db")
-    connection = sqlite3.connect(tmp_path / "log.db")
-    connection.execute("UPDATE xabridge_schema SET version = 3")
-    connection.commit()
-    connection.close()
-    with pytest.raises(LogError, match="have version 3, this program knows version 2"):
-        SqlLog(url, NODE)
-
-
 # --- copies -----------------------------------------------------------------------------------------------------------
 def copied_on_disk(disk: Disk) -> Disk:
     return disk.copied()

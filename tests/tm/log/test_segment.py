@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 
 from tm.log.segment import (
-    FRAME_OVERHEAD,
     HEADER_SIZE,
     Header,
     SegmentDamaged,
@@ -45,12 +43,6 @@ def test_it_is_read_back() -> None:
     assert contents.header == HEADER
     assert contents.payloads == PAYLOADS
     assert contents.end == STARTS[-1]
-
-
-def test_a_frame_takes_its_overhead_and_its_payload() -> None:
-    assert [after - before for before, after in pairwise(STARTS)] == [
-        FRAME_OVERHEAD + len(payload) for payload in PAYLOADS
-    ]
 
 
 def test_a_file_cut_off_anywhere_is_damaged() -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], object]) -> None:
     """Returns when `condition` holds; fails when it never does."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tm import Action, OutcomeUnknown, ProtocolMisuse
+from tm import Action, ProtocolMisuse
 from tm.outcome import named
-from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from tests.tm.shop import Shop
@@ -21,16 +20,8 @@ GTRID = b"no gtrid of anybody"
 @pytest.fixture
 def decided(shop: Shop) -> Transaction:
     """A transaction that is decided, and neither `a` nor `b` was told; `b` is not configured any more."""
-    for name in "ab":
-        shop[name].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
-    transaction = shop.tm.begin()
-    for name in "ab":
-        transaction[name].write("k", 1)
-    with pytest.raises(OutcomeUnknown):
-        transaction.commit()
+    transaction = shop.in_doubt("a", "b")
     shop.kill()
-    for name in "ab":
-        shop[name].script.clear()
     return transaction
 
 

@@ -37,11 +37,6 @@ def store(shop: Shop) -> DecidingStore:
     return made
 
 
-def write(tx: Transaction, names: str = "abd", key: str = "k") -> None:
-    for name in names:
-        tx[name].write(key, 1)
-
-
 def sibling_of(shop: Shop) -> TransactionManager:
     """Another process of the same node."""
     first = shop.tm
@@ -68,7 +63,7 @@ def test_nothing_begins_without_it(shop: Shop, store: DecidingStore) -> None:
     with pytest.raises(ManagerUnusable, match="d decides, and can't be used"):
         manager.begin()
     with manager.begin() as tx:
-        write(tx)
+        shop.write(tx)
     assert len(store.owners()) == 1
 
 
@@ -142,18 +137,14 @@ def test_a_decider_that_is_away_at_the_end_is_not_waited_for(
 
 # --- who else is at work ----------------------------------------------------------------------------------------
 def test_siblings_leave_each_others_transactions_alone(shop: Shop, store: DecidingStore) -> None:
-    tx = shop.tm.begin()
-    write(tx)
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown):
-        tx.commit()
+    tx = shop.in_doubt("a")
     sibling = sibling_of(shop)
     report = sibling.recover()
     assert [finding.action for finding in report.findings] == [Action.LEFT_ALONE]
     assert (report.ended, report.undone) == ([], [])
     assert tx.gtrid in store.decided
     with sibling.begin() as other:
-        write(other, key="other")
+        shop.write(other, key="other")
     assert shop.tm.recover().ended == [tx.gtrid]
     assert shop.values() == {"a": 1, "b": 1, "d": 1}
     sibling.close()
@@ -161,15 +152,11 @@ def test_siblings_leave_each_others_transactions_alone(shop: Shop, store: Decidi
 
 
 def test_a_sibling_whose_lease_has_run_out_is_recovered(shop: Shop, store: DecidingStore) -> None:
-    decided = shop.tm.begin()
-    write(decided)
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown):
-        decided.commit()
+    decided = shop.in_doubt("a")
     shop["a"].script.clear()
     store.script.plan("decide", None, Fate.REQUEST_LOST)
     undecided = shop.tm.begin()
-    write(undecided, key="other")
+    shop.write(undecided, key="other")
     with pytest.raises(OutcomeUnknown):
         undecided.commit()
     sibling = sibling_of(shop)
@@ -183,11 +170,7 @@ def test_a_sibling_whose_lease_has_run_out_is_recovered(shop: Shop, store: Decid
 
 
 def test_a_sibling_that_is_known_to_be_gone_is_recovered_at_once(shop: Shop, store: DecidingStore) -> None:
-    tx = shop.tm.begin()
-    write(tx)
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
-    with pytest.raises(OutcomeUnknown):
-        tx.commit()
+    shop.in_doubt("a")
     shop["a"].script.clear()
     ((owner, until),) = store.leases.items()
     where, pid, started = owner.process.rsplit("/", 2)
@@ -200,7 +183,7 @@ def test_a_sibling_that_is_known_to_be_gone_is_recovered_at_once(shop: Shop, sto
 
 def test_while_nobody_can_tell_who_is_at_work_nothing_is_settled(shop: Shop, store: DecidingStore) -> None:
     tx = shop.tm.begin()
-    write(tx)
+    shop.write(tx)
     store.script.plan("decide", None, Fate.REQUEST_LOST)
     with pytest.raises(OutcomeUnknown):
         tx.commit()
@@ -229,7 +212,7 @@ def commit_and_stand_still(
     shop.wrap["d"] = hooked(stand_still, ("decide",))
     before()
     under_way.append(tx := shop.tm.begin())
-    write(tx)
+    shop.write(tx)
     tx.commit()
 
 
@@ -243,8 +226,7 @@ def test_what_a_sibling_finished_while_this_process_stood_still_is_committed(sho
         sibling.close()
 
     commit_and_stand_still(shop, recovered)
-    assert shop.values() == {"a": 1, "b": 1, "d": 1}
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
     assert not store.decided
 
 
@@ -277,7 +259,7 @@ def test_a_branch_that_vanishes_while_the_lease_stands_is_a_hazard(shop: Shop) -
 def test_a_gap_long_ago_excuses_nothing(shop: Shop) -> None:
     def gap() -> None:
         with shop.tm.begin() as tx:
-            write(tx, key="before")
+            shop.write(tx, key="before")
         shop.clock.pass_by(LEASE_S)
         assert shop.tm._lease is not None
         shop.tm._lease.take()
@@ -298,7 +280,7 @@ def test_what_was_finished_by_who_took_over_a_log_in_a_database_is_committed(sho
     log.decide = stand_still  # type: ignore[method-assign]
     first = shop.open(log=log)
     with first.begin() as tx:
-        write(tx, "ab")
+        shop.write(tx, names="ab")
     assert taken[0].last_report is not None
     assert taken[0].last_report.ended == [tx.gtrid]
     assert shop.values() == {"a": 1, "b": 1}

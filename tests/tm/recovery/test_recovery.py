@@ -210,17 +210,13 @@ def in_decider(of: bytes, *, scanned: bool = True) -> Pass:
 
 
 @pytest.mark.parametrize("scanned", [True, False])
-def test_another_nodes_decision_is_neither_carried_out_nor_ended_nor_counted(*, scanned: bool) -> None:
-    one = in_decider(gtrid(node="orders-2", log=DECIDER), scanned=scanned)
-    report = one.run()
-    assert one.asked == ORDER
-    assert (report.ended, report.undone) == ([], [])
-
-
-@pytest.mark.parametrize("scanned", [True, False])
-def test_the_decision_of_a_process_at_work_is_left_to_it(*, scanned: bool) -> None:
-    one = in_decider(gtrid(log=DECIDER, incarnation=SIBLING), scanned=scanned)
-    one.at_work = {"d": frozenset({SIBLING})}
+@pytest.mark.parametrize("sibling", [True, False], ids=["a process at work", "another node"])
+def test_the_decision_of_another_node_or_of_a_process_at_work_is_left_to_it(*, sibling: bool, scanned: bool) -> None:
+    """It is neither carried out, nor ended, nor counted."""
+    of = gtrid(log=DECIDER, incarnation=SIBLING) if sibling else gtrid(node="orders-2", log=DECIDER)
+    one = in_decider(of, scanned=scanned)
+    if sibling:
+        one.at_work = {"d": frozenset({SIBLING})}
     report = one.run()
     assert one.asked == ORDER
     assert (report.ended, report.undone) == ([], [])
@@ -260,38 +256,28 @@ def test_an_undecided_sibling_at_work_is_not_settled() -> None:
     assert "another process of this node is working on it" in reason(report)
 
 
-def test_what_lives_is_not_touched() -> None:
-    one = Pass(a=[A], b=[B]).logged(DECISION)
+def test_what_lives_is_not_touched_and_does_not_protect_its_neighbours() -> None:
+    one = Pass(a=[A, branch("a", gtrid(2))], b=[B]).logged(DECISION)
     one.live = frozenset({gtrid()})
     report = one.run()
-    assert one.asked == ORDER
-    assert not report.findings
-    assert not report.ended
-
-
-def test_a_live_transaction_does_not_protect_its_neighbours() -> None:
-    one = Pass(a=[A, branch("a", gtrid(2))])
-    one.live = frozenset({gtrid()})
-    one.run()
     assert one.asked == [*ORDER, "rollback: a2"]
+    assert [finding.branch.xid.gtrid for finding in report.findings] == [gtrid(2)]
+    assert not report.ended
 
 
 # --- who could not be reached ---------------------------------------------------------------------------------
-def test_the_unreachable_are_named_and_keep_their_decisions() -> None:
-    one = Pass(a=[A], b=xa_error(Code.XAER_RMFAIL, "connection refused, 127.0.0.1:5433")).logged(DECISION)
+LOST = xa_error(Code.XAER_RMFAIL, "connection refused, 127.0.0.1:5433")
+
+
+@each(("b", "why"), [(LOST, "connection refused, 127.0.0.1:5433"), (None, "not configured")])
+def test_the_unreachable_and_the_unconfigured_are_named_and_keep_their_decisions(b: XaError | None, why: str) -> None:
+    one = Pass(a=[A], **({} if b is None else {"b": b})).logged(DECISION)
     report = one.run()
     assert one.asked == [*ORDER, "commit, again: a1"]
-    assert report.unreachable == {"b": "connection refused, 127.0.0.1:5433"}
+    assert list(report.unreachable) == ["b"]
+    assert why in report.unreachable["b"]
     assert not report.clean
     assert not report.ended
-
-
-def test_a_decision_that_names_an_unconfigured_resource_stays_and_is_told() -> None:
-    one = Pass(a=[A]).logged(DECISION)
-    report = one.run()
-    assert one.asked == [*ORDER, "commit, again: a1"]
-    assert "not configured" in report.unreachable["b"]
-    assert not report.clean
 
 
 def test_a_decision_is_ended_without_what_is_gone() -> None:
@@ -313,16 +299,28 @@ def test_what_is_gone_is_committed_where_it_is_found_after_all() -> None:
     assert report.clean
 
 
-@pytest.mark.parametrize("trouble", ["other", "renamed pending", "own pending", "live", "not all are gone"])
-def test_a_decision_is_not_ended_while_a_branch_may_be_left(trouble: str) -> None:
-    lost = xa_error(Code.XAER_RMFAIL, "connection refused")
-    elsewhere: list[Branch] | XaError = lost if trouble == "other" else [Branch("other", B.xid)]
-    one = Pass(a=[A], other=elsewhere).logged(
-        Decision(gtrid(), (A, B, branch("c", gtrid()))) if trouble == "not all are gone" else DECISION
-    )
-    one.gone = {gtrid(): frozenset("b")}
+TROUBLES = ["renamed pending", "own pending", "own unreachable", "old name unreachable", "another one", "live", "other"]
+
+
+@each("gone", [frozenset(), frozenset("b")])
+@each("trouble", TROUBLES)
+def test_a_decision_is_not_ended_while_a_branch_may_be_left(trouble: str, gone: frozenset[str]) -> None:
+    """Beside one that is found under a new name, or that is said to be gone."""
+    renamed = Branch("renamed", B.xid)
+    scanned: dict[str, list[Branch] | XaError] = {"a": [A], "renamed": [renamed]}
+    decision = DECISION
+    if trouble == "own unreachable":
+        scanned["a"] = LOST
+    elif trouble == "old name unreachable":
+        scanned["b"] = LOST
+    elif trouble == "other":
+        scanned["renamed"] = LOST
+    elif trouble == "another one":
+        decision = Decision(gtrid(), (A, B, branch("c", gtrid())))
+    one = Pass(**scanned).logged(decision)
+    one.gone = {gtrid(): gone}
     if trouble == "renamed pending":
-        one.answers[Verb.COMMIT_AGAIN, Branch("other", B.xid)] = Code.XA_RETRY
+        one.answers[Verb.COMMIT_AGAIN, renamed] = Code.XA_RETRY
     elif trouble == "own pending":
         one.answers[Verb.COMMIT_AGAIN, A] = Code.XA_RETRY
     elif trouble == "live":
@@ -344,21 +342,14 @@ def test_a_resource_with_a_new_name_has_its_branches_committed(code: Code) -> No
     assert not report.not_configured
 
 
-def test_a_noted_branch_under_a_new_name_keeps_no_decision() -> None:
-    one = Pass(a=[A], renamed=[Branch("renamed", B.xid)])
+@pytest.mark.parametrize("found", [True, False])
+def test_a_noted_branch_keeps_no_decision_where_it_is_found_under_a_new_name(*, found: bool) -> None:
+    """Found nowhere, it may be left where nobody looks: the note of a command is written before the branch is told."""
+    one = Pass(a=[A], renamed=[Branch("renamed", B.xid)] if found else [])
     one.before = one.now = Decisions({gtrid(): DECISION}, {}, frozenset({B.xid}))
     report = one.run()
-    assert report.ended == [gtrid()]
-    assert not report.not_configured
-
-
-def test_what_is_noted_and_not_found_anywhere_may_be_left_where_nobody_looks() -> None:
-    """The note of a command is written before the branch is told."""
-    one = Pass(a=[A])
-    one.before = one.now = Decisions({gtrid(): DECISION}, {}, frozenset({B.xid}))
-    report = one.run()
-    assert report.ended == []
-    assert report.not_configured == {gtrid(): ("b",)}
+    assert report.ended == ([gtrid()] if found else [])
+    assert report.not_configured == ({} if found else {gtrid(): ("b",)})
 
 
 def test_a_name_is_told_for_those_branches_only_that_were_not_found() -> None:
@@ -369,31 +360,6 @@ def test_a_name_is_told_for_those_branches_only_that_were_not_found() -> None:
     assert report.undone == [gtrid(2)]
     assert report.not_configured == {gtrid(2): ("b",)}
     assert list(report.unreachable) == ["b"]
-
-
-RENAMED_TROUBLES = ["renamed pending", "own pending", "own unreachable", "old name unreachable", "another one", "live"]
-
-
-@pytest.mark.parametrize("trouble", RENAMED_TROUBLES)
-def test_a_decision_stays_while_one_branch_beside_a_renamed_one_may_be_left(trouble: str) -> None:
-    renamed = Branch("renamed", B.xid)
-    lost = xa_error(Code.XAER_RMFAIL, "connection refused")
-    scanned: dict[str, list[Branch] | XaError] = {"a": [A], "renamed": [renamed]}
-    decision = DECISION
-    if trouble == "own unreachable":
-        scanned["a"] = lost
-    elif trouble == "old name unreachable":
-        scanned["b"] = lost
-    elif trouble == "another one":
-        decision = Decision(gtrid(), (A, B, branch("c", gtrid())))
-    one = Pass(**scanned).logged(decision)
-    if trouble == "renamed pending":
-        one.answers[Verb.COMMIT_AGAIN, renamed] = Code.XA_RETRY
-    elif trouble == "own pending":
-        one.answers[Verb.COMMIT_AGAIN, A] = Code.XA_RETRY
-    elif trouble == "live":
-        one.live = frozenset({gtrid()})
-    assert one.run().ended == []
 
 
 def test_a_branch_that_can_not_be_told_stays_pending_with_its_decision() -> None:
@@ -483,28 +449,23 @@ def with_decider(**scanned: list[Branch] | XaError) -> Pass:
     return one
 
 
-def test_the_decider_is_asked_once_per_transaction_before_anything_is_presumed() -> None:
+@each(
+    ("word", "asked", "action", "why"),
+    [
+        (None, ["rollback: a1 b1"], Action.ROLLED_BACK, "will take none"),
+        (IN_DECIDER, ["commit, again: a1 b1"], Action.COMMITTED, "in d"),
+        (xa_error(Code.XA_RETRY, "it decides at this moment"), [], Action.PENDING, "decides at this moment"),
+    ],
+)
+def test_the_decider_is_asked_once_per_transaction_before_anything_is_presumed(
+    word: Decision | XaError | None, asked: list[str], action: Action, why: str
+) -> None:
     one = with_decider(a=[DA], b=[DB])
+    one.words[D1] = word
     report = one.run()
-    assert one.asked == [*ORDER, "settle 1 in d", "rollback: a1 b1"]
-    assert "will take none" in report.findings[0].why
-
-
-def test_what_the_decider_has_decided_after_all_is_committed() -> None:
-    one = with_decider(a=[DA], b=[DB])
-    one.words[D1] = IN_DECIDER
-    report = one.run()
-    assert one.asked == [*ORDER, "settle 1 in d", "commit, again: a1 b1"]
-    assert "in d" in report.findings[0].why
-
-
-def test_a_decider_that_can_not_tell_keeps_the_branches_pending() -> None:
-    one = with_decider(a=[DA], b=[DB])
-    one.words[D1] = xa_error(Code.XA_RETRY, "it decides at this moment")
-    report = one.run()
-    assert one.asked == [*ORDER, "settle 1 in d"]
-    assert set(actions(report).values()) == {Action.PENDING}
-    assert "decides at this moment" in report.findings[0].why
+    assert one.asked == [*ORDER, "settle 1 in d", *asked]
+    assert actions(report) == {"a": action, "b": action}
+    assert why in report.findings[0].why
 
 
 def test_a_decision_in_the_decider_is_ended_there() -> None:

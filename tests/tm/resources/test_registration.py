@@ -43,16 +43,13 @@ def test_it_takes_part_with_its_first_work_only(dynamic: Shop) -> None:
     dynamic.assert_nothing_left()
 
 
-def test_without_work_it_is_asked_nothing(dynamic: Shop) -> None:
+def test_without_work_it_is_asked_nothing_and_with_work_it_is_rolled_back_with_the_rest(dynamic: Shop) -> None:
     dynamic["a"].script.plan("prepare", None, Fate.REQUEST_LOST)
     with dynamic.tm.begin() as tx:
         assert tx["a"] is not None
         tx["b"].write("k", 1)
     assert dynamic["a"].script.pending()
     dynamic["a"].script.clear()
-
-
-def test_it_is_rolled_back_with_the_rest(dynamic: Shop) -> None:
     with pytest.raises(ValueError, match="no"), dynamic.tm.begin() as tx:
         tx["a"].write("k", 1)
         raise ValueError("no")
@@ -60,22 +57,17 @@ def test_it_is_rolled_back_with_the_rest(dynamic: Shop) -> None:
     dynamic.assert_nothing_left()
 
 
-def test_after_delisting_its_next_work_joins_its_branch(dynamic: Shop) -> None:
+@pytest.mark.parametrize("how", ["delisted", "suspended"])
+def test_its_next_work_joins_or_resumes_its_branch(dynamic: Shop, how: str) -> None:
     with dynamic.tm.begin() as tx:
         tx["a"].write("k", 1)
-        tx.delist("a")
-        assert dynamic["a"].associations == 0
-        assert tx["a"].read("k") == 1
-        assert len(dynamic["a"].branches) == 1
-    dynamic.assert_nothing_left()
-
-
-def test_after_suspending_its_next_work_resumes(dynamic: Shop) -> None:
-    with dynamic.tm.begin() as tx:
-        tx["a"].write("k", 1)
-        dynamic.tm.suspend()
-        dynamic.tm.resume(tx)
-        assert list(dynamic["a"].branches.values()) == [BranchState.S2]
+        if how == "delisted":
+            tx.delist("a")
+            assert dynamic["a"].associations == 0
+        else:
+            dynamic.tm.suspend()
+            dynamic.tm.resume(tx)
+            assert list(dynamic["a"].branches.values()) == [BranchState.S2]
         assert tx["a"].read("k") == 1
         assert list(dynamic["a"].branches.values()) == [BranchState.S1]
     assert dynamic["a"].data == {"k": 1}
@@ -83,31 +75,22 @@ def test_after_suspending_its_next_work_resumes(dynamic: Shop) -> None:
 
 
 def test_work_outside_any_transaction_is_its_own(dynamic: Shop) -> None:
+    """Before one, after one, and beside a suspended one."""
     session = dynamic.tm.resource("a").rm.session(rmid(dynamic))
     session.write("k", 1)
-    session.write("k", 2)
-    assert dynamic["a"].data == {"k": 2}
-    dynamic.assert_nothing_left()
-
-
-def test_work_after_a_transaction_is_outside_again(dynamic: Shop) -> None:
     with dynamic.tm.begin() as tx:
-        tx["a"].write("k", 1)
-    dynamic.tm.resource("a").rm.session(rmid(dynamic)).write("k", 2)
-    assert dynamic["a"].data == {"k": 2}
-
-
-def test_work_beside_a_suspended_transaction_is_outside(dynamic: Shop) -> None:
+        tx["a"].write("k", 2)
+    session.write("k", 3)
+    assert dynamic["a"].data == {"k": 3}
     tx = dynamic.tm.begin()
-    tx["a"].write("k", 1)
+    tx["a"].write("k", 4)
     dynamic.tm.suspend()
-    session = dynamic.tm.resource("a").rm.session(rmid(dynamic))
     session.write("j", 2)
     with pytest.raises(KeyLocked):
         session.write("k", 2)
     dynamic.tm.resume(tx)
     tx.rollback()
-    assert dynamic["a"].data == {"j": 2}
+    assert dynamic["a"].data == {"k": 3, "j": 2}
     dynamic.assert_nothing_left()
 
 
@@ -139,16 +122,18 @@ def test_two_instances_join(dynamic: Shop) -> None:
 
 
 # --- what is asked wrongly ----------------------------------------------------------------------------------------
-def test_an_unknown_rmid_and_flags_are_invalid(dynamic: Shop) -> None:
+def test_what_is_wrong_is_refused(dynamic: Shop) -> None:
     registrar = dynamic.tm._registrar
     assert registrar.ax_reg(4711) == (AxCode.TMER_INVAL, NULL_XID)
     assert registrar.ax_reg(rmid(dynamic), TMJOIN) == (AxCode.TMER_INVAL, NULL_XID)
     assert registrar.ax_unreg(4711) is AxCode.TMER_INVAL
     assert registrar.ax_unreg(rmid(dynamic), TMJOIN) is AxCode.TMER_INVAL
-
-
-def test_a_switch_without_tmregister_may_not_register(dynamic: Shop) -> None:
-    assert dynamic.tm._registrar.ax_reg(dynamic.tm.resource("b").rmid) == (AxCode.TMER_PROTO, NULL_XID)
+    without_tmregister = dynamic.tm.resource("b").rmid
+    assert registrar.ax_reg(without_tmregister) == (AxCode.TMER_PROTO, NULL_XID)
+    with dynamic.tm.begin() as tx:
+        assert tx["a"] is not None
+        with pytest.raises(ProtocolMisuse, match="not enlisted"):  # it has not worked yet
+            tx.delist("a")
 
 
 def test_registering_twice_outside_and_unregistering_twice(dynamic: Shop) -> None:
@@ -194,10 +179,3 @@ def test_one_that_can_not_be_reached(dynamic: Shop) -> None:
     with dynamic.tm.begin() as tx:
         tx["a"].write("k", 1)
     assert dynamic["a"].data == {"k": 1}
-
-
-def test_delisting_one_that_has_not_worked_yet(dynamic: Shop) -> None:
-    with dynamic.tm.begin() as tx:
-        assert tx["a"] is not None
-        with pytest.raises(ProtocolMisuse, match="not enlisted"):
-            tx.delist("a")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import urllib.error
-import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.tm.telemetry.asking import asked, said
 from tests.tm.two_resources import TwoResources
 from tm import ConfigurationError, TransactionManager, configuration_from
 from tm.telemetry.metrics import METRICS
@@ -18,22 +17,6 @@ from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-WAIT_S = 30
-
-
-def asked(port: int, page: str) -> tuple[int, bytes]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}", timeout=WAIT_S) as response:
-            return response.status, response.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
-
-
-def said(port: int, page: str) -> tuple[int, Any]:
-    status, body = asked(port, page)
-    return status, json.loads(body)
 
 
 def test_a_manager_is_ready_while_its_resources_can_be_reached() -> None:
@@ -58,7 +41,7 @@ def test_the_metrics_are_those_of_the_table() -> None:
         with both.manager.begin():
             both.write("key")
         both.manager.recover()
-        status, text = asked(port, "metrics")
+        status, _, text = asked(port, "metrics")
     assert status == 200
     known = {series: metric for metric in METRICS for series in metric.series}
     found = set()
@@ -120,11 +103,11 @@ def test_pools_and_the_log_are_shown(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     with TransactionManager.from_config(config):
-        text = asked(port, "metrics")[1].decode()
+        text = asked(port, "metrics")[2].decode()
     assert 'db_client_connection_max{db_client_connection_pool_name="shop",xabridge_node="n-1"} 3.0' in text
     assert 'db_client_connection_state="idle"' in text
     with TransactionManager("n-1", f"file://{tmp_path}/log", {}, http=f"127.0.0.1:{port}"):
-        text = asked(port, "metrics")[1].decode()
+        text = asked(port, "metrics")[2].decode()
     assert 'xabridge_log_decisions{xabridge_node="n-1"} 0.0' in text
     assert 'xabridge_log_size_bytes{xabridge_node="n-1"} 0.0' not in text
 
@@ -132,26 +115,16 @@ def test_pools_and_the_log_are_shown(tmp_path: Path) -> None:
 TOKEN = "a token of 24 characters"  # noqa: S105 — of these tests
 
 
-def asked_with(port: int, authorization: str) -> tuple[int, Any]:
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/node", headers={"Authorization": authorization})
-    try:
-        with urllib.request.urlopen(request, timeout=WAIT_S) as response:  # noqa: S310 — of this machine
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, dict(error.headers)
-
-
 def test_the_page_of_the_node_is_for_who_has_the_token() -> None:
     port = free_port()
     with TwoResources(http=f"127.0.0.1:{port}"):
-        assert asked_with(port, f"Bearer {TOKEN}")[0] == 404
+        assert asked(port, "node", f"Bearer {TOKEN}")[0] == 404
     with TwoResources(http=f"127.0.0.1:{port}", http_token=TOKEN):
         assert asked(port, "node")[0] == 401
         for wrong in ("", "Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer \xe4"):
-            status, headers = asked_with(port, wrong)
+            status, headers, _ = asked(port, "node", wrong)
             assert (status, headers["WWW-Authenticate"]) == (401, "Bearer"), wrong
-        assert asked_with(port, f"bearer {TOKEN}")[0] == 200
+        assert said(port, "node", f"bearer {TOKEN}")[0] == 200
         assert said(port, "live")[0] == 200  # which nobody has to authenticate for
 
 
@@ -167,11 +140,11 @@ def test_the_page_of_the_node_has_live_and_completed_transactions() -> None:
         with both.manager.begin() as third:
             both.manager["one"].write("third", "value")
             both.clock.now += 7
-            _, told = asked_with(port, f"Bearer {TOKEN}")
+            _, told = said(port, "node", f"Bearer {TOKEN}")
             (live,) = told["live"]
             assert (live["name"], live["age_s"], live["resources"]) == (str(third), 7.0, ["one"])
             assert live["steps"][0][:2] == ["one", "start"]
-        _, told = asked_with(port, f"Bearer {TOKEN}")
+        _, told = said(port, "node", f"Bearer {TOKEN}")
     assert told["node"] == "node-1"
     assert told["live"] == []
     one_phase, rolled_back, committed = told["last"]
@@ -209,7 +182,7 @@ def test_the_configuration_names_the_variable_of_the_token(tmp_path: Path, monke
         TransactionManager.from_config(file)
     monkeypatch.setenv("NODE_TOKEN", TOKEN)
     with TransactionManager.from_config(file):
-        assert asked_with(port, f"Bearer {TOKEN}")[1]["node"] == "n-1"
+        assert said(port, "node", f"Bearer {TOKEN}")[1]["node"] == "n-1"
     file.write_text(f'http = "{port}"\n{text}http_act_token_env = "NODE_ACT_TOKEN"\n', encoding="utf-8")
     with pytest.raises(ConfigurationError, match="http_act_token_env: the environment variable NODE_ACT_TOKEN is not"):
         TransactionManager.from_config(file)

@@ -35,7 +35,7 @@ from xa import TMREGISTER, TMUSEASYNC, Code
 from xabridge.testing.reference import DecidingStore, Fate, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[3]
 
@@ -139,23 +139,38 @@ def test_every_point_has_the_attributes_of_the_table(both: TwoResources, exporte
     assert exported.value("resource.verb.failures", resource="two", verb="commit", code="XA_HEURRB") == 1
 
 
-def test_a_refusal(both: TwoResources, exported: Exported) -> None:
-    both.two.script.plan("prepare", Code.XA_RBDEADLOCK)
+def full(both: TwoResources) -> None:
+    both.log.fault = "full"
+
+
+def votes(code: Code) -> Callable[[TwoResources], None]:
+    return lambda both: both.two.script.plan("prepare", code)
+
+
+@pytest.mark.parametrize(
+    ("fails", "failures", "forces"),
+    [
+        (
+            lambda both: both.two.script.plan("prepare", Code.XA_RBDEADLOCK),
+            {"verb": "prepare", "code": "XA_RBDEADLOCK"},
+            0,
+        ),
+        # with writes pending, which the reference refuses with ValueError: it raises what its contract does not name
+        (votes(Code.XA_RDONLY), {"verb": "prepare", "code": "RAISED"}, 0),
+        (full, {}, 1),
+    ],
+    ids=["refused", "broken promise", "force fails"],
+)
+def test_what_is_rolled_back(both: TwoResources, exported: Exported, fails: Any, failures: Any, forces: int) -> None:
+    fails(both)
     with pytest.raises(RolledBack):
         transact(both)
     assert exported.value("transactions.completed", outcome="rolled_back") == 1
     assert exported.value("phase.duration", phase="rollback") == 1
-    assert exported.value("log.force.duration") == 0
-    assert exported.value("resource.verb.failures") == 1
-    assert exported.value("resource.verb.failures", resource="two", verb="prepare", code="XA_RBDEADLOCK") == 1
-
-
-def test_a_force_that_fails(both: TwoResources, exported: Exported) -> None:
-    both.log.fault = "full"
-    with pytest.raises(RolledBack):
-        transact(both)
-    assert exported.value("log.force.duration", record="decision", failed=True) == 1
+    assert exported.value("log.force.duration", record="decision", failed=True) == forces
     assert exported.value("log.force.duration", failed=False) == 0
+    assert exported.value("resource.verb.failures") == bool(failures)
+    assert exported.value("resource.verb.failures", resource="two", **failures) == bool(failures)
 
 
 def test_in_doubt_until_recovery_has_finished_it(both: TwoResources, exported: Exported) -> None:
@@ -336,14 +351,6 @@ def test_a_branch_that_only_read(both: TwoResources, exported: Exported) -> None
     outcomes = [attributes(branch)["xabridge.outcome"] for branch in exported.spans("branch")]
     assert outcomes == ["committed", "read_only"]
     assert exported.value("resource.verb.failures") == 0
-
-
-def test_a_broken_promise(both: TwoResources, exported: Exported) -> None:
-    """A resource manager raises what its contract does not name."""
-    both.two.script.plan("prepare", Code.XA_RDONLY)  # with writes pending, which the reference refuses with ValueError
-    with pytest.raises(RolledBack):
-        transact(both)
-    assert exported.value("resource.verb.failures", resource="two", verb="prepare", code="RAISED") == 1
 
 
 def test_a_branch_that_registers_itself(exported: Exported) -> None:

@@ -66,7 +66,13 @@ class Stage:
         self._held = held
         self.asked: list[str] = []
         self.states = [state]
-        self.outcome: Outcome | None = None
+        self._outcome: Outcome | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """What became of it, when it is over."""
+        assert self._outcome is not None
+        return self._outcome
 
     def commit(self) -> Outcome:
         return self._run(self.completion.commit())
@@ -86,9 +92,9 @@ class Stage:
         return self._run(self.completion.rollback())
 
     def _run(self, steps: Coroutine[None, None, Outcome]) -> Outcome:
-        self.outcome = drive(steps)
+        self._outcome = drive(steps)
         self._see()
-        return self.outcome
+        return self._outcome
 
     def _see(self) -> None:
         """The state moved along the table's rows. Between two port calls it may take two of them."""

@@ -5,7 +5,7 @@ outcome.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -44,20 +44,17 @@ GOOD_DECIDED = ["end: a b d", "prepare: a b", "decide: a b", "commit: a b", "end
 
 def check(stage: Stage, asked: list[str], verdict: Verdict, *, decided: bool | None, state: GlobalState) -> None:
     outcome = stage.outcome
-    assert outcome is not None
     assert stage.asked == asked
     assert (outcome.verdict, outcome.decided, stage.completion.state) == (verdict, decided, state)
 
 
 def rolled_back(stage: Stage, asked: list[str]) -> None:
     check(stage, asked, ROLLED_BACK, decided=False, state=GlobalState.ROLLED_BACK)
-    assert stage.outcome is not None
     assert isinstance(error_of(stage.outcome), RolledBack)
 
 
 def committed(stage: Stage, asked: list[str]) -> None:
     check(stage, asked, COMMITTED, decided=True, state=GlobalState.COMMITTED)
-    assert stage.outcome is not None
     assert error_of(stage.outcome) is None
     assert not stage.outcome.pending
 
@@ -75,48 +72,34 @@ def test_two_branches_are_prepared_decided_and_committed() -> None:
     ]
 
 
-def test_with_a_decider_it_decides_and_nothing_is_forced_here() -> None:
-    stage = Stage("abd")
+@each(
+    ("names", "settings", "asked"),
+    [
+        ("abd", {}, GOOD_DECIDED),  # nothing is forced here
+        ("a", {}, ["end: a", "commit, one phase: a"]),
+        ("d", {}, ["end: d", "commit, one phase: d"]),
+        ("", {}, []),
+        ("ab", {"associated": ""}, GOOD[1:]),
+        ("a", {"late": True}, ["end: a", "commit, one phase: a"]),
+        ("d", {"late": True}, ["end: d", "commit, one phase: d"]),
+        ("ab", {"late": True}, ["end, with prepare: a b", *GOOD[1:]]),
+        ("abd", {"late": True}, ["end, with prepare: a b d", *GOOD_DECIDED[1:]]),
+    ],
+)
+def test_who_takes_part_says_what_is_asked(names: str, settings: Any, asked: list[str]) -> None:
+    stage = Stage(names, **settings)
     stage.commit()
-    committed(stage, GOOD_DECIDED)
+    committed(stage, asked)
 
 
-def test_one_branch_is_committed_in_one_phase() -> None:
-    stage = Stage("a")
-    stage.commit()
-    committed(stage, ["end: a", "commit, one phase: a"])
-
-
-def test_the_decider_alone_is_committed_in_one_phase() -> None:
-    stage = Stage("d")
-    stage.commit()
-    committed(stage, ["end: d", "commit, one phase: d"])
-
-
-def test_nothing_is_committed_without_a_word() -> None:
-    stage = Stage("")
-    stage.commit()
-    committed(stage, [])
-
-
-def test_nothing_associated_ends_nothing() -> None:
-    stage = Stage("ab", associated="")
-    stage.commit()
-    committed(stage, GOOD[1:])
-
-
-@pytest.mark.parametrize("names", ["", "a", "ab", "abc", "d", "ad", "abd"])
-def test_a_marked_transaction_is_rolled_back_whoever_takes_part(names: str) -> None:
-    stage = Stage(names, state=GlobalState.MARKED)
-    stage.commit()
-    who = " ".join(names)
-    rolled_back(stage, [f"end: {who}", f"rollback: {who}"] if names else [])
-
-
-@pytest.mark.parametrize("names", ["", "a", "ab", "abc", "d", "ad", "abd"])
-def test_a_rollback_ends_and_rolls_back_everybody(names: str) -> None:
-    stage = Stage(names)
-    stage.rollback()
+@each("state", [GlobalState.ACTIVE, GlobalState.MARKED])
+@each("names", ["", "a", "ab", "abc", "d", "ad", "abd"])
+def test_a_rollback_and_the_commit_of_a_marked_one_end_and_roll_back_everybody(names: str, state: GlobalState) -> None:
+    stage = Stage(names, state=state)
+    if state is GlobalState.MARKED:
+        stage.commit()
+    else:
+        stage.rollback()
     who = " ".join(names)
     rolled_back(stage, [f"end: {who}", f"rollback: {who}"] if names else [])
 
@@ -135,7 +118,6 @@ def test_a_branch_that_can_not_be_ended_refuses(names: str, who: str, code: Code
         committed(stage, {"a": ["end: a", "commit, one phase: a"], "ab": GOOD, "abd": GOOD_DECIDED}[names])
     else:
         rolled_back(stage, [f"end: {everybody}", f"rollback: {everybody}"])
-        assert stage.outcome is not None
         assert [reason.branch and reason.branch.resource for reason in stage.outcome.reasons] == [who]
 
 
@@ -144,21 +126,6 @@ def test_a_rollback_does_not_mind_how_the_ends_went(code: Code) -> None:
     stage = Stage("ab", {(Verb.END, "a"): code})
     stage.rollback()
     rolled_back(stage, ["end: a b", "rollback: a b"])
-
-
-@pytest.mark.parametrize(
-    ("names", "asked"),
-    [
-        ("a", ["end: a", "commit, one phase: a"]),
-        ("d", ["end: d", "commit, one phase: d"]),
-        ("ab", ["end, with prepare: a b", *GOOD[1:]]),
-        ("abd", ["end, with prepare: a b d", *GOOD_DECIDED[1:]]),
-    ],
-)
-def test_an_end_may_be_told_with_prepare_where_there_is_one(names: str, asked: list[str]) -> None:
-    stage = Stage(names, late=True)
-    stage.commit()
-    committed(stage, asked)
 
 
 def test_a_late_end_that_is_refused_refuses() -> None:
@@ -228,7 +195,6 @@ def test_a_force_that_failed_touches_nothing_and_says_unknown() -> None:
     stage = Stage("ab", force=LogStopped("force failed"))
     stage.commit()
     check(stage, ["end: a b", "prepare: a b", "force: a b"], UNKNOWN, decided=None, state=GlobalState.IN_DOUBT)
-    assert stage.outcome is not None
     assert [b.resource for b in stage.outcome.pending] == ["a", "b"]
     assert isinstance(error_of(stage.outcome), OutcomeUnknown)
 
@@ -248,7 +214,6 @@ def test_what_the_decider_answers(code: Code) -> None:
         rolled_back(stage, [*DECIDER_ASKED, "rollback: a b d"])
     else:
         check(stage, DECIDER_ASKED, UNKNOWN, decided=None, state=GlobalState.IN_DOUBT)
-        assert stage.outcome is not None
         assert [b.resource for b in stage.outcome.pending] == ["a", "b"]
 
 
@@ -275,11 +240,9 @@ def test_the_only_branch(names: str, script: Script, code: Code) -> None:
         rolled_back(stage, asked)
     elif code in ALONE:
         check(stage, [*asked, f"note: {who} {code.name}"], ALONE[code][0], decided=True, state=GlobalState.HEURISTIC)
-        assert stage.outcome is not None
         assert type(error_of(stage.outcome)) is ALONE[code][1]
     elif code is RMFAIL:
         check(stage, asked, UNKNOWN, decided=None, state=GlobalState.IN_DOUBT)
-        assert stage.outcome is not None
         assert not stage.outcome.pending
     else:
         rolled_back(stage, [*asked, f"rollback: {who}"])
@@ -323,7 +286,6 @@ def test_a_lone_commit_that_was_carried_out_unheard_is_committed() -> None:
 def test_a_lone_commit_unheard_that_can_not_be_logged_is_unknown(error: LogError) -> None:
     stage = solo(RMFAIL, force=error)
     check(stage, [*SOLO, "force: a"], UNKNOWN, decided=None, state=GlobalState.IN_DOUBT)
-    assert stage.outcome is not None
     assert [b.resource for b in stage.outcome.pending] == ["a"]
 
 
@@ -399,7 +361,6 @@ def test_one_commit_asked_again(first: Code, code: Code) -> None:
         committed(stage, [*asked, "forget: b", "ended"])
     elif code in AGAIN:
         check(stage, [*asked, "pause", "commit, again: b"], UNKNOWN, decided=True, state=GlobalState.IN_DOUBT)
-        assert stage.outcome is not None
         assert [b.resource for b in stage.outcome.pending] == ["b"]
         assert isinstance(error_of(stage.outcome), OutcomeUnknown)
     else:

@@ -231,7 +231,7 @@ def test_a_log_that_stops_is_fatal(both: TwoResources, tx: TxInterface, state: T
     assert len(both.one.in_doubt) == len(both.two.in_doubt) == 1  # nobody guessed
 
 
-def test_a_log_that_stops_before_the_next_begin(both: TwoResources, tx: TxInterface) -> None:
+def test_a_manager_that_is_closed_before_the_next_begin_is_fatal(both: TwoResources, tx: TxInterface) -> None:
     bring_to(tx, TxState.S1)
     both.manager.close(timeout_s=0)
     assert tx.tx_begin() is TxCode.TX_FAIL
@@ -308,35 +308,24 @@ def test_a_timeout_that_is_under_way() -> None:
 
 
 @pytest.mark.parametrize(("end", "code"), [(TxInterface.tx_commit, OK), (TxInterface.tx_rollback, TxCode.TX_COMMITTED)])
-def test_committed_through_the_manager(
+def test_suspended_it_is_not_completed_and_committed_through_the_manager_it_is_over(
     both: TwoResources, tx: TxInterface, end: Callable[[TxInterface], TxCode], code: TxCode
 ) -> None:
     bring_to(tx, TxState.S3)
     both.write()
-    both.manager.get_transaction().commit()
+    transaction = both.manager.suspend()
+    assert end(tx) is REFUSED
+    both.manager.resume(transaction)
+    transaction.commit()
     assert end(tx) is code
     assert state_of(tx) is TxState.S1
-
-
-def test_suspended_it_is_not_completed(both: TwoResources, tx: TxInterface) -> None:
-    bring_to(tx, TxState.S3)
-    both.write()
-    transaction = both.manager.suspend()
-    assert tx.tx_commit() is REFUSED
-    assert tx.tx_rollback() is REFUSED
-    both.manager.resume(transaction)
-    assert tx.tx_commit() is OK
     assert both.one.data == {"key": "value"}
-
-
-def test_no_transaction_inside_another_of_the_manager(both: TwoResources, tx: TxInterface) -> None:
-    bring_to(tx, TxState.S1)
     with both.manager.begin():
-        assert tx.tx_begin() is REFUSED
-        both.write()
+        assert tx.tx_begin() is REFUSED, "inside of another one"
+        both.write("second")
     assert tx.tx_begin() is OK
     assert tx.tx_rollback() is OK
-    assert both.one.data == {"key": "value"}
+    assert both.one.data == {"key": "value", "second": "value"}
 
 
 # --- when commit returns ------------------------------------------------------------------------------------

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import text
 
+from tests.xabridge.app.shop import NOWHERE, Invoice, Shop, rows, set_up
 from xabridge import App, Broker, Configuration, ConfigurationError, Database, Message, ProtocolMisuse, Transaction, Tx
 from xabridge.testing import TestApp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-NOWHERE = Configuration(
-    "shop-1", None, {"broker": "amqp://nowhere.invalid", "shop": "postgresql://nowhere.invalid/shop"}
-)
 
 
 @dataclass
@@ -29,30 +26,6 @@ class Order:
 
     number: int
     customer: str
-
-
-@dataclass
-class Invoice:
-    """What goes."""
-
-    order: int
-
-
-class Shop(Tx):
-    """The transaction of the tests."""
-
-    shop: Database
-    broker: Broker
-
-
-def set_up(test: TestApp) -> None:
-    with test.engine("shop").begin() as connection:
-        connection.execute(text("CREATE TABLE orders (number integer PRIMARY KEY)"))
-
-
-def rows(test: TestApp) -> list[int]:
-    with test.engine("shop").begin() as connection:
-        return list(connection.execute(text("SELECT number FROM orders ORDER BY number")).scalars())
 
 
 def shop() -> App:

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.xabridge.app.shop import NOWHERE
 from tm.consumer.failures import Failures
 from xa import Code, xa_error
-from xabridge import App, Configuration, Message, ResourceConfig, Tx
+from xabridge import App, Message, Tx
 from xabridge.testing import Killed, TestApp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-NOWHERE = Configuration("app-1", None, {"broker": "amqp://nowhere.invalid", "shop": ResourceConfig("sqlite:///x")})
 
 
 class Handler:
@@ -37,6 +36,12 @@ class Handler:
                 raise error
 
 
+def fails(test: TestApp, error: type[BaseException], *bodies: Any, match: str = ".*") -> None:
+    """What waits, and these, is delivered, and a handler fails."""
+    with pytest.raises(error, match=match):
+        test.deliver("orders", *bodies)
+
+
 def told_with(test: TestApp) -> dict[Any, Any]:
     (message,) = test.messages("orders")
     return dict(message.annotations or {})
@@ -46,13 +51,11 @@ def test_an_error_that_is_final_is_not_tried_again() -> None:
     handler = Handler(dead_on=ValueError)
     handler.raises = [ValueError("no such product"), KeyError("x"), None]
     with TestApp(handler.app) as test:
-        with pytest.raises(ValueError, match="no such product"):
-            test.deliver("orders", 1)
+        fails(test, ValueError, 1, match="no such product")
         assert (test.waiting("orders"), test.sent("done")) == (1, [])
         test.deliver("orders")
         assert (handler.calls, test.dead("orders"), test.sent("done")) == (1, ["ValueError: no such product"], [])
-        with pytest.raises(KeyError):
-            test.deliver("orders", 2)
+        fails(test, KeyError, 2)
         test.deliver("orders")
         assert test.sent("done") == [2]
 
@@ -61,12 +64,10 @@ def test_only_what_is_named_is_tried_again() -> None:
     handler = Handler(retry_on=TimeoutError)
     handler.raises = [TimeoutError(), None, LookupError("x")]
     with TestApp(handler.app) as test:
-        with pytest.raises(TimeoutError):
-            test.deliver("orders", 1)
+        fails(test, TimeoutError, 1)
         test.deliver("orders")
         assert test.sent("done") == [1]
-        with pytest.raises(LookupError):
-            test.deliver("orders", 2)
+        fails(test, LookupError, 2)
         test.deliver("orders")
         assert (handler.calls, len(test.dead("orders"))) == (3, 1)
 
@@ -75,8 +76,7 @@ def test_a_resource_that_is_away_makes_no_dead_letter() -> None:
     handler = Handler(retry_on=TimeoutError)
     with TestApp(handler.app) as test:
         test.fail("broker", at="prepare")
-        with pytest.raises(Exception, match="votes no"):
-            test.deliver("orders", 1)
+        fails(test, Exception, 1, match="votes no")
         test.deliver("orders")
         assert test.sent("done") == [1]
 
@@ -112,8 +112,7 @@ def test_a_message_that_is_put_off_keeps_its_count() -> None:
             (message,) = test.messages("orders")
             assert (message.id, message.body, message.delivery_count) == ("o-7", b"7", 0)
             test.advance(3601)
-        with pytest.raises(LookupError, match="third"):
-            test.deliver("orders")
+        fails(test, LookupError, match="third")
         test.deliver("orders")
         assert test.dead("orders") == ["LookupError: third"]
         (letter,) = test.messages("orders.dead")
@@ -132,11 +131,9 @@ def test_a_process_that_dies_while_it_puts_off_loses_and_doubles_nothing(at: Any
     handler = Handler(retry_waits="broker", retry_first_s=30.0)
     handler.raises = [LookupError("no")]
     with TestApp(handler.app) as test:
-        with pytest.raises(LookupError):
-            test.deliver("orders", 7)
+        fails(test, LookupError, 7)
         test.kill(at)
-        with pytest.raises(Killed):
-            test.deliver("orders")
+        fails(test, Killed)
         assert test.waiting("orders") == 1
         test.deliver("orders")  # where it was rolled back, it is put off now
         assert (test.sent("done"), len(test.later("orders"))) == ([], 1)
@@ -150,8 +147,7 @@ def test_a_process_that_dies_while_it_puts_away_loses_and_doubles_nothing(at: An
     handler = Handler(batch=5)
     with TestApp(handler.app) as test:
         test.kill(at)
-        with pytest.raises(Killed):
-            test.deliver("orders", 1, "two", 3)
+        fails(test, Killed, 1, "two", 3)
         test.deliver("orders")
         assert test.sent("done") == [1, 3]
         assert len(test.dead("orders")) == 1
@@ -179,8 +175,7 @@ def test_what_failed_once_is_not_held_against_a_message_that_comes_later() -> No
     handler = Handler(dead_on=ValueError)
     handler.raises = [ValueError("no such product"), None]
     with TestApp(handler.app) as test:
-        with pytest.raises(ValueError, match="no such product"):
-            test.deliver("orders", 1)
+        fails(test, ValueError, 1, match="no such product")
         take_away(test)
         test.deliver("orders", 1)  # an operator has sent the dead letter again
         assert (test.sent("done"), test.dead("orders")) == ([1], [])
@@ -190,12 +185,10 @@ def test_the_time_for_attempts_of_a_message_begins_with_its_own_failure() -> Non
     handler = Handler(retry_for_s=3600.0)
     handler.raises = [LookupError("no"), LookupError("no"), None]
     with TestApp(handler.app) as test:
-        with pytest.raises(LookupError):
-            test.deliver("orders", 1)
+        fails(test, LookupError, 1)
         take_away(test)
         test.advance(4000)
-        with pytest.raises(LookupError):
-            test.deliver("orders", 1)
+        fails(test, LookupError, 1)
         test.deliver("orders")
         assert (test.sent("done"), test.dead("orders")) == ([1], [])
 
@@ -204,12 +197,10 @@ def test_a_dead_letter_that_is_sent_again_has_all_its_attempts() -> None:
     handler = Handler(retry_waits="broker", max_deliveries=2, retry_for_s=3600.0, retry_jitter=0)
     handler.raises = [LookupError("first"), LookupError("second")]
     with TestApp(handler.app) as test:
-        with pytest.raises(LookupError):
-            test.deliver("orders", 7)
+        fails(test, LookupError, 7)
         test.deliver("orders")
         test.advance(60)
-        with pytest.raises(LookupError):
-            test.deliver("orders")
+        fails(test, LookupError)
         test.deliver("orders")
         (letter,) = test.messages("orders.dead")
         assert (letter.annotations or {})["x-opt-dead-deliveries"] == 2
@@ -225,12 +216,10 @@ def test_the_log_counts_the_deliveries_before_a_message_was_put_off(caplog: pyte
     handler = Handler(retry_waits="broker", max_deliveries=2)
     handler.raises = [LookupError("first"), LookupError("second")]
     with TestApp(handler.app) as test:
-        with pytest.raises(LookupError):
-            test.deliver("orders", 7)
+        fails(test, LookupError, 7)
         test.deliver("orders")
         test.advance(60)
-        with pytest.raises(LookupError):
-            test.deliver("orders")
+        fails(test, LookupError)
         test.deliver("orders")
     assert "dead-lettered to orders.dead after 2 deliveries: LookupError: second" in caplog.text
 
@@ -240,8 +229,7 @@ def test_a_message_is_not_put_away_besides_being_handled(batch: int) -> None:
     handler = Handler(dead_on=ValueError, batch=batch)
     handler.raises = [ValueError("no such product")]
     with TestApp(handler.app) as test:
-        with pytest.raises(ValueError, match="no such product"):
-            test.deliver("orders", 1)
+        fails(test, ValueError, 1, match="no such product")
         take_away(test)
         test.deliver("orders", 1, 2)  # the same content again
         assert (test.sent("done"), test.dead("orders")) == ([1, 2], [])
@@ -250,12 +238,12 @@ def test_a_message_is_not_put_away_besides_being_handled(batch: int) -> None:
 def test_a_message_that_is_sent_on_as_it_came_has_all_its_attempts() -> None:
     handler = Handler(retry_waits="broker", retry_jitter=0)
     handler.raises = [LookupError("first")]
-    fails: list[Exception] = [LookupError("there")]
+    errors: list[Exception] = [LookupError("there")]
 
     @handler.app.consumer("onward", max_deliveries=2)
     def onward(number: int, tx: Tx) -> None:
-        if fails:
-            raise fails.pop()
+        if errors:
+            raise errors.pop()
         tx.send("arrived", number)
 
     @handler.app.middleware
@@ -265,8 +253,7 @@ def test_a_message_that_is_sent_on_as_it_came_has_all_its_attempts() -> None:
             tx.send("onward", message)
 
     with TestApp(handler.app) as test:
-        with pytest.raises(LookupError, match="first"):
-            test.deliver("orders", 7)
+        fails(test, LookupError, 7, match="first")
         test.deliver("orders")
         test.advance(60)
         test.deliver("orders")
@@ -303,8 +290,7 @@ def test_a_message_that_was_put_off_and_is_sent_on_does_not_wait_again() -> None
         tx.send("onward", message)
 
     with TestApp(handler.app) as test:
-        with pytest.raises(LookupError):
-            test.deliver("orders", 7)
+        fails(test, LookupError, 7)
         test.deliver("orders")
         test.advance(60)
         test.deliver("orders")
@@ -335,8 +321,7 @@ def test_the_reason_goes_with_the_message_to_another_process(is_async: bool) -> 
             assert told_with(test)["x-opt-retry-reason"] == expected
             test.advance(31)
             test.restart()
-        with pytest.raises(KeyError):
-            test.deliver("orders")
+        fails(test, KeyError)
         test.restart()
         test.deliver("orders")
         assert test.dead("orders") == ["KeyError: 'third'"]
@@ -352,11 +337,9 @@ def test_a_batch_that_fails_is_no_attempt_of_its_messages() -> None:
             raise LookupError(numbers)
 
     with TestApp(app) as test:
-        with pytest.raises(LookupError):
-            test.deliver("orders", 1, 2, 3)
+        fails(test, LookupError, 1, 2, 3)
         test.restart()
-        with pytest.raises(LookupError):
-            test.deliver("orders")
+        fails(test, LookupError)
         test.restart()
         test.deliver("orders")
         assert (test.dead("orders"), test.waiting("orders")) == (["LookupError: [2]"], 0)

@@ -11,8 +11,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from sqlalchemy import text
 
+from tests.xabridge.app.shop import NOWHERE, Shop
 from tm import Configuration, ResourceConfig, TransactionManager
-from xabridge import App, Broker, ConfigurationError, Database, Depends, Message, Tx
+from xabridge import App, ConfigurationError, Depends, Message, Tx
 from xabridge.app.scheduler import Scheduler
 from xabridge.testing import Killed, TestApp, TestBroker
 
@@ -22,18 +23,8 @@ if TYPE_CHECKING:
 
     from tests.postgres import Postgres
 
-NOWHERE = Configuration(
-    "app-1", None, {"broker": "amqp://nowhere.invalid", "shop": "postgresql://nowhere.invalid/shop"}
-)
 NOON = datetime(2026, 11, 23, 12, 0, 30, tzinfo=UTC)
 FIVE = datetime(2026, 11, 23, 12, 5, tzinfo=UTC)
-
-
-class Shop(Tx):
-    """What the application works with."""
-
-    shop: Database
-    broker: Broker
 
 
 def announcing(*fails: Exception) -> tuple[App, Any]:

@@ -12,17 +12,16 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from tests.xabridge.app.shop import NOWHERE
 from tm.consumer import settings as consumer_settings
 from tm.propagation import call as transactional_settings
-from xabridge import App, Configuration, ConfigurationError, Propagation, ProtocolMisuse, TransactionManager
+from xabridge import App, ConfigurationError, Propagation, ProtocolMisuse, TransactionManager
 from xabridge.app import app as app_settings
 from xabridge.app import schedule as schedule_settings
 from xabridge.testing import TestApp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-NOWHERE = Configuration("app-1", None, {"broker": "amqp://nowhere.invalid", "shop": "postgresql://nowhere.invalid/x"})
 
 
 def handle(number: int) -> None:

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.xabridge.app.shop import NOWHERE
 from tm import ConfigurationError, ProtocolMisuse
 from tm.consumer.handler import Handler
-from xabridge import App, Configuration, ResourceConfig, RolledBack, Tx
+from xabridge import App, RolledBack, Tx
 from xabridge.app.sends import Sends
 from xabridge.testing import TestApp
-
-NOWHERE = Configuration("app-1", None, {"broker": "amqp://nowhere.invalid", "shop": ResourceConfig("sqlite:///x")})
 
 
 def generates(number: int, tx: Tx) -> Any:

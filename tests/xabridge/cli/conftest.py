@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.xabridge.cli.field import Field, Said
+from tests.xabridge.cli.field import Field, Said, Typed
 from xabridge.cli import main
 
 if TYPE_CHECKING:
@@ -26,10 +27,12 @@ def field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
 
 
 @pytest.fixture
-def xabridge(field: Field, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    """Runs a command in this process, with the node's configuration."""
+def xabridge(field: Field, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+    """Runs a command in this process, with the node's configuration. `typed` is typed when it asks; not at a terminal
+    without it."""
 
-    def run(*arguments: str) -> Said:
+    def run(*arguments: str, typed: str | None = None, meanwhile: Callable[[], None] = lambda: None) -> Said:
+        monkeypatch.setattr("sys.stdin", io.StringIO("yes\n") if typed is None else Typed(typed, meanwhile))
         capsys.readouterr()
         code = main([*arguments, "--config", str(field.config)])
         out, err = capsys.readouterr()

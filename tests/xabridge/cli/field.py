@@ -46,6 +46,23 @@ class Said:
     err: str
 
 
+class Typed:
+    """A terminal on which somebody types a line. Before that, `meanwhile` is called."""
+
+    def __init__(self, line: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self._line = line
+        self._meanwhile = meanwhile
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+    def readline(self) -> str:
+        """What is typed."""
+        self._meanwhile()
+        return self._line
+
+
 class Field:
     """`now` is the time of its stores' clocks; `socket` of a store may be made to lead nowhere."""
 
@@ -133,10 +150,9 @@ class Field:
         *,
         until: str,
         typed: str = "",
-        meanwhile: Callable[[], None] = lambda: None,
     ) -> str:
-        """What a command writes to a terminal of 80 columns until it has written `until`. Then `meanwhile` is called,
-        `typed` is typed and the rest is read; a command for which nothing is typed is killed."""
+        """What a command writes to a terminal of 80 columns until it has written `until`. Then `typed` is typed and the
+        rest is read; a command for which nothing is typed is killed."""
         master, slave = pty.openpty()
         tty.setraw(slave)
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
@@ -147,7 +163,6 @@ class Field:
             os.close(slave)
             try:
                 screen = _read_until(master, until.encode())
-                meanwhile()
                 if typed:
                     os.write(master, typed.encode())
                     screen += _read_until(master, None)

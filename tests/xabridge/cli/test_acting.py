@@ -244,55 +244,57 @@ def test_a_dry_run_changes_nothing(field: Field, xabridge: Xabridge) -> None:
     assert sorted((path.name, path.read_bytes()) for path in field.log_folder.iterdir()) == before
 
 
-def test_nobody_to_ask(field: Field) -> None:
+def test_nobody_to_ask(field: Field, xabridge: Xabridge) -> None:
     decided(field)
-    said = field.run("recover", "commit", NAME, stdin="yes\n")
-    assert said.returncode == 5
-    assert "not a terminal: pass --yes" in said.stderr
-    assert branches(field) == 2
+    said = xabridge("recover", "commit", NAME)
+    assert (said.code, branches(field)) == (5, 2)
+    assert "not a terminal: pass --yes" in said.err
 
 
-@pytest.mark.parametrize(("typed", "code", "left"), [("yes\n", 0, 0), ("y\n", 5, 2), ("no\n", 5, 2)])
-def test_asking(field: Field, typed: str, code: int, left: int) -> None:
+@pytest.mark.parametrize(("typed", "code", "left"), [("yes\n", 0, 0), ("y\n", 5, 2), ("no\n", 5, 2), ("", 5, 2)])
+def test_asking(field: Field, xabridge: Xabridge, typed: str, code: int, left: int) -> None:
     decided(field)
-    screen = field.on_a_terminal(["recover", "commit", NAME], until="Type yes: ", typed=typed)
+    said = xabridge("recover", "commit", NAME, typed=typed)
+    assert "commit 2 branches? This can't be undone." in said.err
+    assert (said.code, branches(field)) == (code, left)
+
+
+def test_asking_on_a_terminal(field: Field) -> None:
+    decided(field)
+    screen = field.on_a_terminal(["recover", "commit", NAME], until="Type yes: ", typed="yes\n")
     assert "commit 2 branches? This can't be undone." in screen
-    assert field.last_code == code
-    assert branches(field) == left
+    assert (field.last_code, branches(field)) == (0, 0)
 
 
-def test_a_log_that_is_held_says_by_whom(field: Field) -> None:
+def test_a_log_that_is_held_says_by_whom(field: Field, xabridge: Xabridge) -> None:
     decided(field)
     with field.popen("recover", "watch", "--interval", "1h") as other:  # looking holds nothing
         assert other.stdout is not None
         other.stdout.readline()
         held = FileLog(field.log_folder, NODE)
         try:
-            for command in (["commit", NAME, "--yes"], ["run"]):
-                said = field.run("recover", *command)
-                assert said.returncode == 6, said
-                assert "is in use by process " in said.stderr
-                assert "recovers by itself" in said.stderr
+            for command in (["commit", NAME, "--yes"], ["run"], ["end", NAME, "--gone", "shop", "--yes"]):
+                field.configure("broker", *(["shop"] if command[0] != "end" else []))
+                said = xabridge("recover", *command)
+                assert said.code == 6, said
+                assert "is in use by process " in said.err
+                assert "recovers by itself" in said.err
         finally:
             held.close()
             other.send_signal(signal.SIGINT)
     assert branches(field) == 2
 
 
-def test_a_decision_that_was_taken_since_it_was_shown(field: Field) -> None:
+def test_a_decision_that_was_taken_since_it_was_shown(field: Field, xabridge: Xabridge) -> None:
     """The manager decides and stops while the operator is asked."""
     gtrid = undecided(field)
-    screen = field.on_a_terminal(
-        ["recover", "rollback", NAME], until="Type yes: ", typed="yes\n",
-        meanwhile=lambda: field.decide(gtrid, "broker", "shop"),
-    )  # fmt: skip
-    assert "the decision was none when it was shown, and is commit now" in " ".join(screen.split())
-    assert field.last_code == 1
-    assert branches(field) == 2
+    said = xabridge("recover", "rollback", NAME, typed="yes\n", meanwhile=lambda: field.decide(gtrid, "broker", "shop"))
+    assert "the decision was none when it was shown, and is commit now" in " ".join(said.err.split())
+    assert (said.code, branches(field)) == (1, 2)
 
 
 @pytest.mark.parametrize(("act", "code"), [("commit", 0), ("rollback --heuristic", 1)])
-def test_a_branch_that_was_completed_since_it_was_shown(field: Field, act: str, code: int) -> None:
+def test_a_branch_that_was_completed_since_it_was_shown(field: Field, xabridge: Xabridge, act: str, code: int) -> None:
     gtrid = decided(field)
     store = field.stores["shop"]
 
@@ -300,11 +302,9 @@ def test_a_branch_that_was_completed_since_it_was_shown(field: Field, act: str, 
         with store.lock:
             store.commit(store.known[xid_of(gtrid, "shop")])
 
-    screen = field.on_a_terminal(
-        ["recover", *act.split(), NAME, "--on", "shop"], until="Type yes: ", typed="yes\n", meanwhile=somebody_else
-    )
-    assert "the resource no longer knows it" in screen
-    assert field.last_code == code
+    said = xabridge("recover", *act.split(), NAME, "--on", "shop", typed="yes\n", meanwhile=somebody_else)
+    assert "the resource no longer knows it" in said.out + said.err
+    assert said.code == code
     notes = [note.code for note in read_log(field.log_folder).heuristics]
     assert notes == ([] if code == 0 else [Code.XA_HEURHAZ])
 

@@ -5,25 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import pytest
-
 from rm_amqp import AmqpResource, Message
-from tests.rm_amqp.embedded import EmbeddedBroker
 from tm import TransactionManager
 from xa import FORMAT_ID, TMSUCCESS, Gtrid, Xid
 from xabridge.cli import main
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    import pytest
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker of this test's."""
-    made = EmbeddedBroker(tmp_path)
-    yield made
-    made.stop()
+    from tests.rm_amqp.embedded import EmbeddedBroker
 
 
 def run(config: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

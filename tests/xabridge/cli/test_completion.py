@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.xabridge.cli.field import ROOT
 from xabridge.cli import main
 
 if TYPE_CHECKING:
@@ -30,19 +28,13 @@ def test_the_script_is_one_the_shell_takes(shell: str, capsys: pytest.CaptureFix
     assert subprocess.run([program, "-n", path], check=False).returncode == 0
 
 
-def test_bash_completes(tmp_path: Path) -> None:
+def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bash = shutil.which("bash")
     assert bash is not None
-    script = subprocess.run(
-        [sys.executable, "-m", "xabridge.cli", "completion", "bash"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-    ).stdout
+    assert main(["completion", "bash"]) == 0
     path = tmp_path / "completion"
     path.write_text(
-        script
+        capsys.readouterr().out
         + "\nxabridge() { echo orders-1·3fa91c·8231; }\n"
         + 'ask() { COMP_WORDS=(xabridge "$@"); COMP_CWORD=$#; COMPREPLY=(); '
         + '$(complete -p xabridge | sed \'s/.*-F \\([^ ]*\\) .*/\\1/\') xabridge "${@: -1}" "${@: -2:1}"; '

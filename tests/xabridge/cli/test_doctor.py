@@ -117,27 +117,36 @@ def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
 
 
-def test_a_folder_that_is_not_there(field: Field, xabridge: Xabridge) -> None:
-    text = field.config.read_text().replace("/log", "/missing/log")
-    field.config.write_text(text)
-    check = checks(xabridge)["log", "folder"]
-    assert check["health"] == "fail"
-    assert check["mend"].startswith("make it: mkdir -p /")
+def missing(field: Field) -> None:
+    field.config.write_text(field.config.read_text().replace("/log", "/missing/log"))
 
 
-def test_a_log_of_another_node(field: Field, xabridge: Xabridge) -> None:
+def of_another_node(field: Field) -> None:
     field.open_log().close()
     field.config.write_text(field.config.read_text().replace("orders-1", "orders-9"))
-    assert checks(xabridge)["log", "content"]["found"] == "another node's: orders-1"
 
 
-def test_a_log_that_is_damaged(field: Field, xabridge: Xabridge) -> None:
+def damaged(field: Field) -> None:
     field.open_log().close()
     (segment,) = field.log_folder.glob("segment-*")
     segment.write_bytes(b"?" + segment.read_bytes()[1:])
-    check = checks(xabridge)["log", "content"]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "of", "told"),
+    [
+        (missing, "folder", "make it: mkdir -p /"),
+        (of_another_node, "content", "another node's: orders-1"),
+        (damaged, "content", "is damaged at octet 0"),
+    ],
+)
+def test_a_log_that_can_not_be_used(
+    field: Field, xabridge: Xabridge, trouble: Callable[[Field], None], of: str, told: str
+) -> None:
+    trouble(field)
+    check = checks(xabridge)["log", of]
     assert check["health"] == "fail"
-    assert "is damaged at octet 0" in check["found"]
+    assert told in f"{check['found']}; {check['mend']}"
 
 
 def test_orphans(field: Field, xabridge: Xabridge) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.xabridge.cli.field import NODE, xid_of
 from tests.xabridge.cli.served import DECIDER
 from tests.xabridge.cli.test_recovering import decide, deciding, its_gtrid
-from tm.log import FileLog, read_log
+from tm.log import read_log
 from xa import Code, Gtrid, Owner
 from xa.tables import BranchState
 
@@ -153,15 +153,14 @@ def test_a_dry_run(field: Field, xabridge: Xabridge) -> None:
 
 
 @pytest.mark.parametrize(("typed", "code", "left"), [("yes\n", 0, 0), ("no\n", 5, 1)])
-def test_asking(field: Field, typed: str, code: int, left: int) -> None:
+def test_asking(field: Field, xabridge: Xabridge, typed: str, code: int, left: int) -> None:
     lost(field)
-    screen = field.on_a_terminal(END, until="Type yes: ", typed=typed)
-    assert "end orders-1·3fa91c·1 without shop? This can't be undone." in screen
-    assert field.last_code == code
-    assert len(decisions(field)) == left
+    said = xabridge(*END, typed=typed)
+    assert "end orders-1·3fa91c·1 without shop? This can't be undone." in said.err
+    assert (said.code, len(decisions(field))) == (code, left)
 
 
-def test_a_decision_that_has_ended_since_it_was_shown(field: Field) -> None:
+def test_a_decision_that_has_ended_since_it_was_shown(field: Field, xabridge: Xabridge) -> None:
     gtrid = lost(field)
 
     def somebody_else() -> None:
@@ -169,21 +168,10 @@ def test_a_decision_that_has_ended_since_it_was_shown(field: Field) -> None:
         log.end(gtrid)
         log.close()
 
-    screen = field.on_a_terminal(END, until="Type yes: ", typed="yes\n", meanwhile=somebody_else)
-    assert "has no decision that has not ended" in flat(screen)
-    assert field.last_code == 1
+    said = xabridge(*END, typed="yes\n", meanwhile=somebody_else)
+    assert "has no decision that has not ended" in flat(said.err)
+    assert said.code == 1
     assert field.stores["broker"].in_doubt, "no pass was made"
-
-
-def test_a_log_that_is_held_says_by_whom(field: Field) -> None:
-    lost(field)
-    held = FileLog(field.log_folder, NODE)
-    try:
-        said = field.run(*END, "--yes")
-    finally:
-        held.close()
-    assert said.returncode == 6
-    assert "is in use by process " in said.stderr
 
 
 def test_json(field: Field, xabridge: Xabridge) -> None:

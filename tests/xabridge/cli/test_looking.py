@@ -132,15 +132,6 @@ def test_what_others_have_in_doubt_is_shown_and_no_trouble_of_ours(field: Field,
     assert xabridge("recover", "list").code == 3
 
 
-def test_looking_needs_no_lock_and_takes_none(field: Field, xabridge: Xabridge) -> None:
-    fill(field)
-    log = field.open_log()
-    try:
-        assert "orders-1·3fa91c·8231          5 m    prepared     commit    broker" in xabridge("recover", "list").out
-    finally:
-        log.close()
-
-
 def test_beside_a_manager_at_work(field: Field, xabridge: Xabridge) -> None:
     field.configure("broker", "shop")
     with TransactionManager.from_config(field.config) as tm:

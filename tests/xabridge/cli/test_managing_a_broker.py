@@ -14,6 +14,7 @@ from dtx.broker.access.credentials import set_password
 from dtx.broker.access.permissions import EVERYTHING, Permissions
 from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.xabridge.cli.field import Typed
 from xa import TMONEPHASE, TMREGISTER, TMSUCCESS, XaError, Xid
 from xabridge.cli import main
 from xabridge.cli.broker import tables, views
@@ -21,19 +22,10 @@ from xabridge.testing.no_transaction import NoTransaction
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 XID = Xid(1, b"gtrid", b"b")
 LONG = "a-queue-with-a-name-that-takes-a-line-of-its-own." + "x" * 30
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker of this test's."""
-    made = EmbeddedBroker(tmp_path)
-    yield made
-    made.stop()
 
 
 class Shell:
@@ -226,19 +218,6 @@ def test_what_is_lost_is_confirmed(broker: EmbeddedBroker, shell: Shell, monkeyp
     ]
     assert depths(shell) == {}
     assert shell.run("purge", "orders", "--yes") == (5, "")
-
-
-class Typed:
-    """A terminal on which somebody types a line."""
-
-    def __init__(self, line: str) -> None:
-        self._line = line
-
-    def isatty(self) -> bool:
-        return True
-
-    def readline(self) -> str:
-        return self._line
 
 
 @pytest.mark.parametrize(

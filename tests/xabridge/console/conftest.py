@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from tests.rm_amqp.embedded import EmbeddedBroker
 
 HOST = "http://127.0.0.1:8161"
+WAIT_S = 60.0
 
 
 class Clock:
@@ -75,14 +78,32 @@ class Visitor:
 
     def change(self, path: str, fields: dict[str, Any] | None = None, *, status: int = 200) -> str:
         """Looks at a preview and confirms it."""
-        preview = self.get(path)
-        told = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', preview.partition("<main")[2]))
+        told = fields_of(self.get(path))
         return self.post(path.partition("?")[0], {**told, **(fields or {})}, status=status)
 
+    def until(self, path: str, wanted: str) -> str:
+        """The page, as soon as it has what this pattern tells."""
+        deadline = time.monotonic() + WAIT_S
+        while not re.search(wanted, page := self.get(path)):
+            assert time.monotonic() < deadline, page[-1500:]
+            time.sleep(0.1)
+        return page
 
-def _hidden(html: str, name: str) -> str:
-    found = re.search(rf'name="{name}" value="([^"]+)"', html)
-    assert found is not None, html[-1500:]
+    def outcome(self) -> str:
+        """What has come of the change that was asked for last, as soon as it is over."""
+        assert self.latest is not None
+        return self.until(self.latest.url.path, r"<h1>(?!Under way)")
+
+
+def fields_of(page: str) -> dict[str, str]:
+    """The fields of a form that are not shown."""
+    found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page.partition("<main")[2])
+    return {name: html.unescape(value) for name, value in found}
+
+
+def _hidden(page: str, name: str) -> str:
+    found = re.search(rf'name="{name}" value="([^"]+)"', page)
+    assert found is not None, page[-1500:]
     return found[1]
 
 
@@ -99,6 +120,15 @@ def filled(broker: EmbeddedBroker) -> EmbeddedBroker:
     """The same with queues, dead letters and a branch in doubt."""
     fill(broker)
     return broker
+
+
+@pytest.fixture(scope="module")
+def settled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """The same for all tests of a module that change nothing at it."""
+    made = broker_with_users(tmp_path_factory.mktemp("settled"))
+    fill(made)
+    yield made
+    made.stop()
 
 
 @pytest.fixture
@@ -144,4 +174,32 @@ def visit(clock: Clock) -> Iterator[Callable[..., Visitor]]:
 @pytest.fixture
 def visitor(broker: EmbeddedBroker, visit: Callable[..., Visitor]) -> Visitor:
     """Somebody who visits a console for the broker."""
-    return visit(f"amqp://{broker.address}/?connect_timeout=5&timeout=20")
+    return visit(place_of(broker))
+
+
+@pytest.fixture
+def operator(visitor: Visitor) -> Visitor:
+    """The same, who has signed in."""
+    visitor.sign_in()
+    return visitor
+
+
+@pytest.fixture
+def onlooker(settled: EmbeddedBroker, visit: Callable[..., Visitor]) -> Visitor:
+    """An operator who only looks."""
+    visitor = visit(place_of(settled))
+    visitor.sign_in()
+    return visitor
+
+
+@pytest.fixture
+def of_a_node(settled: EmbeddedBroker, field: Field, visit: Callable[..., Visitor]) -> Visitor:
+    """An operator whose console has a node with transactions in doubt."""
+    visitor = visit(place_of(settled), field=field)
+    visitor.sign_in()
+    return visitor
+
+
+def place_of(broker: EmbeddedBroker) -> str:
+    """The broker, for a console."""
+    return f"amqp://{broker.address}/?connect_timeout=5&timeout=20"

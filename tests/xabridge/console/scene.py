@@ -7,6 +7,7 @@ import contextlib
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.sasl.scram import MIN_ITERATIONS
 from dtx.broker.access.credentials import set_password
 from dtx.broker.access.permissions import Permissions
 from rm_amqp import AmqpResource, Message
@@ -91,11 +92,20 @@ def broker_with_users(folder: Path, rules: dict[str, dict[str, Any]] | None = No
     """A broker with these users, who all have PASSWORD."""
     folder.mkdir(parents=True, exist_ok=True)
     rules = RULES if rules is None else rules
-    for user in rules:
-        set_password(folder / "users", user, PASSWORD)
+    users = folder / "users"
+    if tuple(rules) in _USERS:
+        users.write_bytes(_USERS[tuple(rules)])
+    else:
+        for user in rules:
+            set_password(users, user, PASSWORD, iterations=MIN_ITERATIONS)
+        _USERS[tuple(rules)] = users.read_bytes()
     return EmbeddedBroker(
-        folder, users=folder / "users", permissions=Permissions.from_section(rules), plain_without_tls=True, **config
+        folder, users=users, permissions=Permissions.from_section(rules), plain_without_tls=True, **config
     )
+
+
+_USERS: dict[tuple[str, ...], bytes] = {}
+"""The file of these users, which takes long to make."""
 
 
 def fill(broker: EmbeddedBroker) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.xabridge.cli.field import ROOT, xid_of
+from tests.xabridge.console.conftest import fields_of, place_of
 from tests.xabridge.console.test_pages import choice, text_of
 from tests.xabridge.node.conftest import ACT_TOKEN, TOKEN, field, running
 from tm.log import read_log
@@ -71,7 +71,7 @@ def see(broker: EmbeddedBroker, visit: Callable[..., Visitor]) -> Callable[..., 
     """Somebody who has signed in to a console that knows these nodes."""
 
     def seen(*known: WatchedNode, user: str = "operator") -> Visitor:
-        visitor = visit(f"amqp://{broker.address}/?connect_timeout=5&timeout=20", nodes=known)
+        visitor = visit(place_of(broker), nodes=known)
         visitor.sign_in(user)
         return visitor
 
@@ -185,8 +185,7 @@ def test_a_pass_is_made_at_the_node(field: Field, running: Running, see: Callabl
     assert f"Recovery pass at {AT}…" in text_of(visitor.get("/transactions"))
     page = visitor.get(f"/transactions/recover?at={AT}")
     assert "would be rolled back on broker and shop" in text_of(page)
-    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page.partition("<main")[2]))
-    said = text_of(visitor.post("/transactions/recover", fields))
+    said = text_of(visitor.post("/transactions/recover", fields_of(page)))
     assert "rolled back on broker, shop" in said
 
 

@@ -137,23 +137,21 @@ def test_every_page_in_every_look(browser: Browser, shown: Scene) -> None:
     wide: list[tuple[str, int]] = []
     broken: list[tuple[str, str, str]] = []
 
-    def check(path: str, *rules: str) -> None:
+    def check(path: str, width: int, *rules: str) -> None:
+        if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
+            wide.append((path, width))
         options = {"runOnly": {"type": "rule", "values": list(rules)}} if rules else {}
         found = axe.run(page, options=options).response["violations"]
         broken.extend((path, one["id"], one["nodes"][0]["html"][:200]) for one in found)
 
     def look(path: str) -> None:
-        window.go(path)
-        for width in (1440, 390):
-            page.set_viewport_size({"width": width, "height": 900})
-            if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
-                wide.append((path, width))
-        check(path, "target-size", "scrollable-region-focusable")
         page.set_viewport_size({"width": 1440, "height": 900})
-        check(path)
-        page.emulate_media(color_scheme="dark")
-        check(path, "color-contrast")
         page.emulate_media(color_scheme="light")
+        window.go(path)
+        check(path, 1440)
+        page.set_viewport_size({"width": 390, "height": 900})
+        page.emulate_media(color_scheme="dark")
+        check(path, 390, "target-size", "scrollable-region-focusable", "color-contrast")
 
     look("/login")
     window.sign_in()

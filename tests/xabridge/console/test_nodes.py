@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.lying_server import Lie, LyingServer, Protocol
+from tests.xabridge.console.conftest import place_of
 from tests.xabridge.console.scene import TOKEN, node
 from tests.xabridge.console.test_pages import text_of
 from xa.telemetry.endpoint import Answer, EndpointThread
@@ -35,7 +36,7 @@ def away() -> WatchedNode:
 def test_the_page_shows_consumers_and_timelines(broker: EmbeddedBroker, visit: Callable[..., Visitor]) -> None:
     with node() as one:
         wrong = WatchedNode("stranger", one.url, "another token, which is wrong")
-        visitor = visit(f"amqp://{broker.address}/?connect_timeout=5&timeout=20", nodes=(one, wrong, away()))
+        visitor = visit(place_of(broker), nodes=(one, wrong, away()))
         visitor.sign_in("viewer")
         page = visitor.get("/nodes")
         said = text_of(page)
@@ -68,7 +69,7 @@ def test_the_overview_tells_of_nodes_what_does_not_work(broker: EmbeddedBroker, 
 
     with EndpointThread({"/node": page}, "127.0.0.1", 0) as server:
         one = WatchedNode("orders-1", f"http://127.0.0.1:{server.port}", TOKEN)
-        visitor = visit(f"amqp://{broker.address}/?connect_timeout=2&timeout=5", nodes=(one, away()))
+        visitor = visit(place_of(broker), nodes=(one, away()))
         visitor.sign_in("viewer")
         page_ = visitor.get("/")
         said = text_of(page_)
@@ -89,7 +90,7 @@ def test_the_overview_tells_of_nodes_what_does_not_work(broker: EmbeddedBroker, 
 
 def test_who_may_not_look_at_the_broker_sees_no_node(broker: EmbeddedBroker, visit: Callable[..., Visitor]) -> None:
     with node() as one:
-        visitor = visit(f"amqp://{broker.address}/?connect_timeout=5&timeout=20", nodes=(one,))
+        visitor = visit(place_of(broker), nodes=(one,))
         visitor.sign_in("orders-svc")
         page = visitor.get("/nodes", status=403)
     assert "node-1" not in page

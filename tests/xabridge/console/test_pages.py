@@ -18,7 +18,7 @@ from dtx.protocol.conditions import refused
 from rm_amqp import Message
 from rm_amqp.errors import Cause, ConnectionLost, lost_error
 from rm_amqp.management import ManagementClient
-from tests.xabridge.console.conftest import HOST
+from tests.xabridge.console.conftest import HOST, fields_of, place_of
 from tests.xabridge.console.scene import Traffic, broker_with_users, url
 from xa import TMSUCCESS, Code, Xid
 from xabridge.console.app import Console
@@ -59,36 +59,32 @@ def depths(broker: EmbeddedBroker) -> dict[str, int]:
 
 
 # -- looking
-def test_the_first_page_answers_three_questions(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    assert filled
-    visitor.sign_in()
-    said = text_of(visitor.get("/"))
+def test_the_first_page_answers_three_questions(onlooker: Visitor) -> None:
+    said = text_of(onlooker.get("/"))
     assert "Does work flow?" in said
     assert "Waiting 67 in 5 queues" in said
     assert "Is anything stuck? 1 transaction in doubt 1 can’t be decided from here" in said
-    assert 'class="answer good" href="#stuck"' in visitor.get("/")  # it is not old enough to be called stuck
+    assert 'class="answer good" href="#stuck"' in onlooker.get("/")  # it is not old enough to be called stuck
     assert "Is anything failing? 7 dead letters" in said
     assert "rejected from orders, in orders.dead 5" in said
 
 
-def test_every_page_shows_what_is_there(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    assert filled
-    visitor.sign_in()
-    assert "orders.dead" in visitor.get("/queues")
-    page = text_of(visitor.get("/b/main/queue?name=orders"))
+def test_every_page_shows_what_is_there(onlooker: Visitor) -> None:
+    assert "orders.dead" in onlooker.get("/queues")
+    page = text_of(onlooker.get("/b/main/queue?name=orders"))
     assert "Waiting 55" in page
     assert "1 held by branch 7_" in page
-    assert "Nothing found" in visitor.get("/b/main/queue?name=orders&q=nothing")
-    assert "rejected" in visitor.get("/b/main/queue?name=orders.dead&q=reject")
-    assert "sent there by a consumer" in visitor.get("/dead")
-    assert "xabridge-operator-" in visitor.get("/connections")
-    assert "consume orders; produce invoices; coordinate own" in text_of(visitor.get("/users"))
-    assert "There is no such page" in visitor.get("/nothing", status=404)
-    assert "There is no broker of this name" in visitor.get("/b/none/queue?name=orders", status=404)
-    assert "there is no queue &#39;none&#39;" in visitor.get("/b/main/queue?name=none", status=409)
-    number = re.search(r"connection\?number=(\w+)", visitor.get("/connections"))
+    assert "Nothing found" in onlooker.get("/b/main/queue?name=orders&q=nothing")
+    assert "rejected" in onlooker.get("/b/main/queue?name=orders.dead&q=reject")
+    assert "sent there by a consumer" in onlooker.get("/dead")
+    assert "xabridge-operator-" in onlooker.get("/connections")
+    assert "consume orders; produce invoices; coordinate own" in text_of(onlooker.get("/users"))
+    assert "There is no such page" in onlooker.get("/nothing", status=404)
+    assert "There is no broker of this name" in onlooker.get("/b/none/queue?name=orders", status=404)
+    assert "there is no queue &#39;none&#39;" in onlooker.get("/b/main/queue?name=none", status=409)
+    number = re.search(r"connection\?number=(\w+)", onlooker.get("/connections"))
     assert number is not None
-    assert "$management" in visitor.get(f"/b/main/connection?number={number[1]}")
+    assert "$management" in onlooker.get(f"/b/main/connection?number={number[1]}")
 
 
 def test_a_thousand_queues_are_searched_and_paged(tmp_path: Path, visit: Callable[..., Visitor]) -> None:
@@ -111,26 +107,20 @@ def test_a_thousand_queues_are_searched_and_paged(tmp_path: Path, visit: Callabl
         broker.stop()
 
 
-def test_nobody_has_no_permissions(broker: EmbeddedBroker, visitor: Visitor) -> None:
+def test_nobody_has_no_permissions(broker: EmbeddedBroker, operator: Visitor) -> None:
     assert broker
-    visitor.sign_in()
-    said = text_of(visitor.post("/b/main/user/permissions", {"user": "", "view": "yes"}, status=409))
+    said = text_of(operator.post("/b/main/user/permissions", {"user": "", "view": "yes"}, status=409))
     assert "expected a name" in said
 
 
-def test_nothing_to_tell_is_no_trouble(broker: EmbeddedBroker, visitor: Visitor) -> None:
+def test_nothing_to_tell_is_no_trouble(broker: EmbeddedBroker, operator: Visitor) -> None:
     assert broker
-    visitor.sign_in()
-    page = visitor.get("/audit")
+    page = operator.get("/audit")
     assert "Nothing was changed." in page
     assert 'class="trouble"' not in page
 
 
-def test_a_broker_that_hangs_holds_up_a_page_once(
-    filled: EmbeddedBroker, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert filled
-    visitor.sign_in()
+def test_a_broker_that_hangs_holds_up_a_page_once(onlooker: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xabridge.console.brokers.PATIENCE_S", 0.5)
     going = threading.Event()
 
@@ -143,32 +133,26 @@ def test_a_broker_that_hangs_holds_up_a_page_once(
     began = time.monotonic()
     try:
         for _ in range(20):
-            assert "it has not answered yet" in visitor.get("/")
+            assert "it has not answered yet" in onlooker.get("/")
         assert time.monotonic() - began < 8  # one wait, not three for each of twenty pages
     finally:
         going.set()
 
 
-def test_the_last_hour_is_drawn_and_gaps_are_gaps(filled: EmbeddedBroker, visitor: Visitor, clock: Clock) -> None:
-    assert filled
-    visitor.sign_in()
+def test_the_last_hour_is_drawn_and_gaps_are_gaps(onlooker: Visitor, clock: Clock) -> None:
     for _ in range(3):
         clock.now += SLOT_S
-        deadline = time.monotonic() + 30
-        page = visitor.get("/")  # until the console has looked
-        while "<figcaption>in per second, last" not in page and time.monotonic() < deadline:
-            time.sleep(0.2)
-            page = visitor.get("/")
+        page = onlooker.until("/", "<figcaption>in per second, last")  # until the console has looked
     assert re.search(r'<path class="line" d="M[\d.,L]+"', page)
     assert "last 2 minutes" in page
     clock.now += 600
-    assert "in per second, last hour" in visitor.get("/")
+    assert "in per second, last hour" in onlooker.get("/")
 
 
 def test_a_broker_that_is_away_is_shown_and_costs_the_others_nothing(
-    filled: EmbeddedBroker, away: str, visit: Callable[..., Visitor]
+    settled: EmbeddedBroker, away: str, visit: Callable[..., Visitor]
 ) -> None:
-    visitor = visit(f"amqp://{filled.address}/?timeout=20", away)
+    visitor = visit(f"amqp://{settled.address}/?timeout=20", away)
     visitor.sign_in()
     for path in ("/", "/queues", "/dead", "/transactions", "/connections", "/users", "/audit"):
         said = text_of(visitor.get(path))
@@ -183,11 +167,11 @@ def test_a_broker_that_is_away_is_shown_and_costs_the_others_nothing(
 
 
 def test_the_user_of_the_settings_watches_while_nobody_is_there(
-    filled: EmbeddedBroker, clock: Clock, caplog: pytest.LogCaptureFixture
+    settled: EmbeddedBroker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bare = f"amqp://{filled.address}/?timeout=20"
+    bare = f"amqp://{settled.address}/?timeout=20"
     brokers = (
-        WatchedBroker("main", bare, url(filled, "viewer")),
+        WatchedBroker("main", bare, url(settled, "viewer")),
         WatchedBroker("second", bare, bare.replace("//", "//nobody:x@")),
     )
     console = Console(ConsoleSettings(brokers=brokers), None, clock)
@@ -206,58 +190,56 @@ def test_if_every_broker_is_away_nobody_gets_in(away: str, visit: Callable[..., 
     assert "main is away" in visit(away).sign_in(status=503)
 
 
-def test_a_broker_that_comes_back_is_used_again(filled: EmbeddedBroker, visitor: Visitor, clock: Clock) -> None:
-    visitor.sign_in()
+def test_a_broker_that_comes_back_is_used_again(filled: EmbeddedBroker, operator: Visitor, clock: Clock) -> None:
     filled.stop()
     clock.now += 1
-    visitor.get("/b/main/queue?name=orders", status=503)
-    said = text_of(visitor.get("/"))
+    operator.get("/b/main/queue?name=orders", status=503)
+    said = text_of(operator.get("/"))
     assert "main is away or refuses" in said
     assert "Is anything failing? not known" in said
     assert "nothing found in doubt main could not be asked" in said
     filled.start()
     deadline = time.monotonic() + 30
-    while "Waiting 67" not in text_of(visitor.get("/")):
+    while "Waiting 67" not in text_of(operator.get("/")):
         assert time.monotonic() < deadline
         clock.now += 5
         time.sleep(0.1)
 
 
 # -- who may what
-def test_without_a_permission_nothing_is_shown(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    assert filled
-    visitor.sign_in("orders-svc")
+def test_without_a_permission_nothing_is_shown(onlooker: Visitor) -> None:
+    onlooker.sign_in("orders-svc")
     for path in ("/", "/queues", "/dead", "/connections", "/users", "/audit"):
-        page = visitor.get(path)
+        page = onlooker.get(path)
         assert "may not view this broker" in page
         assert "orders.dead" not in page
     for path in ("/b/main/queue?name=orders", "/b/main/change/purge?queue=orders", "/b/main/user?name=operator"):
-        assert "may not view this broker" in visitor.get(path, status=403)
+        assert "may not view this broker" in onlooker.get(path, status=403)
 
 
-def test_who_may_look_changes_nothing_and_opens_nothing(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    visitor.sign_in("viewer")
-    before = depths(filled)
-    page = visitor.get("/b/main/queue?name=orders.dead")
+def test_who_may_look_changes_nothing_and_opens_nothing(settled: EmbeddedBroker, onlooker: Visitor) -> None:
+    onlooker.sign_in("viewer")
+    before = depths(settled)
+    page = onlooker.get("/b/main/queue?name=orders.dead")
     assert "Purge" not in page
     message = re.search(r"message\?queue=orders.dead&amp;id=(\w+)", page)
     assert message is not None
-    assert "needs the permission read_payload" in visitor.get(f"/b/main/message?queue=orders.dead&id={message[1]}")
+    assert "needs the permission read_payload" in onlooker.get(f"/b/main/message?queue=orders.dead&id={message[1]}")
     fields = {"queue": "orders.dead", "id": message[1]}
-    assert "may not read" in visitor.post("/b/main/message", fields, status=403)
-    assert "may not read" in visitor.post("/b/main/reasons", {"queue": "orders.dead"}, status=403)
+    assert "may not read" in onlooker.post("/b/main/message", fields, status=403)
+    assert "may not read" in onlooker.post("/b/main/reasons", {"queue": "orders.dead"}, status=403)
     for operation in ("purge", "retry", "move", "pause-queue", "delete-queue"):
-        assert "may not manage" in visitor.get(f"/b/main/change/{operation}?queue=orders", status=403)
+        assert "may not manage" in onlooker.get(f"/b/main/change/{operation}?queue=orders", status=403)
     for operation in ("pause-queue", "delete-queue", "close-connection", "drop-branch", "remove-user"):
         fields = {"queue": "orders", "connection": "1", "xid": "7_YQ==_YQ==", "user": "viewer"}
-        assert "may not manage" in visitor.post(f"/b/main/change/{operation}", fields, status=403)
-    page = visitor.post("/b/main/change/purge", {"queue": "orders", "once": "x" * 16})
+        assert "may not manage" in onlooker.post(f"/b/main/change/{operation}", fields, status=403)
+    page = onlooker.post("/b/main/change/purge", {"queue": "orders", "once": "x" * 16})
     assert "may not manage" in page
     assert "Not finished" in page
     for path in ("user/password", "user/permissions", "queue/new"):
         fields = {"user": "viewer", "password": "x", "again": "x", "manage": "yes", "name": "x"}
-        assert "may not manage" in visitor.post(f"/b/main/{path}", fields, status=403)
-    assert depths(filled) == before
+        assert "may not manage" in onlooker.post(f"/b/main/{path}", fields, status=403)
+    assert depths(settled) == before
 
 
 # -- messages and queues
@@ -274,31 +256,25 @@ def test_who_may_look_changes_nothing_and_opens_nothing(filled: EmbeddedBroker, 
     ],
 )
 def test_messages_are_moved_with_a_preview(
-    filled: EmbeddedBroker, visitor: Visitor, path: str, fields: dict[str, str], left: dict[str, int]
+    filled: EmbeddedBroker, operator: Visitor, path: str, fields: dict[str, str], left: dict[str, int]
 ) -> None:
-    visitor.sign_in()
     before = depths(filled)
-    said = text_of(visitor.get(f"/b/main/change/{path}"))
+    said = text_of(operator.get(f"/b/main/change/{path}"))
     assert re.search(r"(purge|move|copy|retry) \d+ messages? of orders", said)
     assert depths(filled) == before
-    visitor.change(f"/b/main/change/{path}", fields)
-    deadline = time.monotonic() + 30
-    while not re.search(r"<h1>(Done|Not finished)", page := visitor.get(str(visitor.latest.url.path))):  # type: ignore[union-attr]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    operator.change(f"/b/main/change/{path}", fields)
+    page = operator.outcome()
     assert {name: depths(filled)[name] for name in left} == left, text_of(page)
 
 
-def test_what_is_held_stays_and_the_preview_says_so(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    assert filled
-    visitor.sign_in()
-    said = text_of(visitor.get("/b/main/change/purge?queue=orders"))
+def test_what_is_held_stays_and_the_preview_says_so(onlooker: Visitor) -> None:
+    said = text_of(onlooker.get("/b/main/change/purge?queue=orders"))
     assert "purge 54 messages of orders for good (1 more is held, and stay)" in said
     assert "can’t be undone" in said
 
 
 def test_more_messages_than_one_request_takes(
-    broker: EmbeddedBroker, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+    broker: EmbeddedBroker, operator: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("xabridge.console.changes.job.CHUNK", 30)
     monkeypatch.setattr("xabridge.console.changes.job.PAGE", 20)
@@ -307,13 +283,8 @@ def test_more_messages_than_one_request_takes(
     traffic.post("others")
     xid = Xid(7, b"holds the first", b"b")
     traffic.prepare(xid, "many", "others")
-    visitor.sign_in()
-    visitor.change("/b/main/change/move?queue=many", {"to": "others"})
-    assert visitor.latest is not None
-    deadline = time.monotonic() + 30
-    while "<h1>Done" not in visitor.get(visitor.latest.url.path):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    operator.change("/b/main/change/move?queue=many", {"to": "others"})
+    assert "<h1>Done" in operator.outcome()
     assert depths(broker) == {"many": 1, "others": 100}
     traffic.close()
 
@@ -432,7 +403,7 @@ def test_a_change_waits_for_so_long_and_can_be_stopped(clock: Clock, monkeypatch
 
 
 def test_a_change_goes_on_after_a_restart_of_the_broker(
-    broker: EmbeddedBroker, visitor: Visitor, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    broker: EmbeddedBroker, operator: Visitor, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("xabridge.console.changes.job.CHUNK", 10)
     monkeypatch.setattr("xabridge.console.changes.job.AGAIN_S", 0.05)
@@ -440,7 +411,6 @@ def test_a_change_goes_on_after_a_restart_of_the_broker(
     traffic.post("many", *(Message(number) for number in range(100)))
     traffic.post("others", Message("there before"))
     traffic.close()
-    visitor.sign_in()
     really = BrokerLink.change
     changes: list[str] = []
 
@@ -454,68 +424,57 @@ def test_a_change_goes_on_after_a_restart_of_the_broker(
         return await really(self, operation, **told)
 
     monkeypatch.setattr(BrokerLink, "change", restarts)
-    visitor.change("/b/main/change/move?queue=many", {"to": "others"})
-    assert visitor.latest is not None
-    deadline = time.monotonic() + 60
-    while "<h1>Under way" in (page := visitor.get(visitor.latest.url.path)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    operator.change("/b/main/change/move?queue=many", {"to": "others"})
+    page = operator.outcome()
     assert "100 messages done of 100" in page, text_of(page)
     assert depths(broker) == {"many": 0, "others": 101}
 
 
 def test_a_group_that_is_too_large_to_be_counted_is_changed_as_a_whole(
-    broker: EmbeddedBroker, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+    broker: EmbeddedBroker, operator: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("job.LOOKED_AT", "job.PAGE"):
         monkeypatch.setattr(f"xabridge.console.changes.{name}", 20)
     traffic = Traffic(broker)
     traffic.post("letters", *(Message(number) for number in range(100)))
     traffic.post("others", Message("there before"))
-    visitor.sign_in()
-    preview = visitor.get("/b/main/change/move?queue=letters&from=&why=")
+    preview = operator.get("/b/main/change/move?queue=letters&from=&why=")
     said = text_of(preview)
     assert "move 20 messages of letters" in said
     assert "of 100 messages. Those behind are gone through as well" in said
-    told = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', preview.partition("<main")[2]))
+    told = fields_of(preview)
     traffic.post("letters", Message("later"))
     traffic.close()
-    visitor.post("/b/main/change/move", {**told, "to": "others"})
-    assert visitor.latest is not None
-    deadline = time.monotonic() + 30
-    while "<h1>Done" not in (page := visitor.get(visitor.latest.url.path)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    operator.post("/b/main/change/move", {**told, "to": "others"})
+    page = operator.outcome()
+    assert "<h1>Done" in page
     assert "100 messages done" in text_of(page)
     assert "not there any more" not in page
     assert depths(broker) == {"letters": 1, "others": 101}
 
 
-def test_a_form_that_is_sent_twice_does_it_once(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    visitor.sign_in()
-    preview = visitor.get("/b/main/change/copy?queue=invoices")
-    told = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', preview.partition("<main")[2]))
+def test_a_form_that_is_sent_twice_does_it_once(filled: EmbeddedBroker, operator: Visitor) -> None:
+    preview = operator.get("/b/main/change/copy?queue=invoices")
+    told = fields_of(preview)
     for _ in range(2):
-        assert "4 messages done of 4" in visitor.post("/b/main/change/copy", {**told, "to": "parcels"})
+        assert "4 messages done of 4" in operator.post("/b/main/change/copy", {**told, "to": "parcels"})
     assert depths(filled)["parcels"] == 5
-    assert "look at what it would do first" in visitor.post("/b/main/change/purge", {"queue": "orders"}, status=409)
+    assert "look at what it would do first" in operator.post("/b/main/change/purge", {"queue": "orders"}, status=409)
 
 
-def test_what_came_since_the_preview_stays(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    visitor.sign_in()
-    preview = visitor.get("/b/main/change/purge?queue=invoices")
-    told = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', preview.partition("<main")[2]))
+def test_what_came_since_the_preview_stays(filled: EmbeddedBroker, operator: Visitor) -> None:
+    preview = operator.get("/b/main/change/purge?queue=invoices")
+    told = fields_of(preview)
     traffic = Traffic(filled)
     traffic.post("invoices", Message("later"), Message("still later"))
     traffic.close()
-    assert "4 messages done of 4" in visitor.post("/b/main/change/purge", told)
+    assert "4 messages done of 4" in operator.post("/b/main/change/purge", told)
     assert depths(filled)["invoices"] == 2
 
 
 def test_a_request_whose_answer_is_lost_is_not_repeated(
-    filled: EmbeddedBroker, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+    filled: EmbeddedBroker, operator: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    visitor.sign_in()
     asked: list[str] = []
     ask = ManagementClient.ask
 
@@ -527,95 +486,85 @@ def test_a_request_whose_answer_is_lost_is_not_repeated(
         return answer
 
     monkeypatch.setattr(ManagementClient, "ask", lost)
-    said = text_of(visitor.change("/b/main/change/copy?queue=invoices", {"to": "parcels"}))
+    said = text_of(operator.change("/b/main/change/copy?queue=invoices", {"to": "parcels"}))
     assert "Not known" in said
     assert "it is unknown whether this was done" in said
-    assert "it is unknown whether this was done" in visitor.change(
+    assert "it is unknown whether this was done" in operator.change(
         "/b/main/change/pause-queue?queue=orders", status=409
     )
     assert asked == ["copy", "pause-queue"]
     assert depths(filled)["parcels"] == 5
-    assert "paused by operator" in text_of(visitor.get("/b/main/queue?name=orders"))
+    assert "paused by operator" in text_of(operator.get("/b/main/queue?name=orders"))
 
 
-def test_a_job_can_be_stopped_and_is_only_its_users(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    assert filled
-    visitor.sign_in()
-    visitor.change("/b/main/change/purge?queue=invoices")
-    assert visitor.latest is not None
-    path = visitor.latest.url.path
-    visitor.post(f"{path}/stop")
-    assert "Done" in visitor.get(path)
-    visitor.sign_in("viewer")
-    assert "no such change of yours" in visitor.get(path, status=404)
-    visitor.post(f"{path}/stop", status=404)
+@pytest.mark.usefixtures("filled")
+def test_a_job_can_be_stopped_and_is_only_its_users(operator: Visitor) -> None:
+    operator.change("/b/main/change/purge?queue=invoices")
+    assert operator.latest is not None
+    path = operator.latest.url.path
+    operator.post(f"{path}/stop")
+    assert "Done" in operator.get(path)
+    operator.sign_in("viewer")
+    assert "no such change of yours" in operator.get(path, status=404)
+    operator.post(f"{path}/stop", status=404)
 
 
-def test_chosen_messages_only(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    visitor.sign_in()
-    ids = re.findall(r'name="ids" value="(\w+)"', visitor.get("/b/main/queue?name=orders.dead"))
+def test_chosen_messages_only(filled: EmbeddedBroker, operator: Visitor) -> None:
+    ids = re.findall(r'name="ids" value="(\w+)"', operator.get("/b/main/queue?name=orders.dead"))
     assert len(ids) == 6
-    refused = visitor.get("/b/main/change/retry?queue=orders.dead&selected=yes", status=409)
+    refused = operator.get("/b/main/change/retry?queue=orders.dead&selected=yes", status=409)
     assert "nothing is selected" in refused
     path = f"/b/main/change/retry?queue=orders.dead&selected=yes&ids={ids[0]}&ids={ids[1]}"
-    assert "retry 2 messages of orders.dead to where they came from" in text_of(visitor.get(path))
-    visitor.change(path)
+    assert "retry 2 messages of orders.dead to where they came from" in text_of(operator.get(path))
+    operator.change(path)
     assert depths(filled)["orders.dead"] == 4
-    assert "2 of the ids are not there" in text_of(visitor.get(path))
+    assert "2 of the ids are not there" in text_of(operator.get(path))
 
 
-def test_a_queue_comes_pauses_and_goes(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    visitor.sign_in()
-    assert "made/here is there" in text_of(visitor.post("/b/main/queue/new", {"name": "made/here"}))
-    assert "there is a queue" in visitor.post("/b/main/queue/new", {"name": "made/here"}, status=409)
+def test_a_queue_comes_pauses_and_goes(filled: EmbeddedBroker, operator: Visitor) -> None:
+    assert "made/here is there" in text_of(operator.post("/b/main/queue/new", {"name": "made/here"}))
+    assert "there is a queue" in operator.post("/b/main/queue/new", {"name": "made/here"}, status=409)
     path = f"queue={quote('made/here')}"
-    assert "also after a restart" in visitor.get(f"/b/main/change/pause-queue?{path}")
-    assert "paused by operator" in text_of(visitor.change(f"/b/main/change/pause-queue?{path}"))
-    assert "paused by" not in visitor.change(f"/b/main/change/resume-queue?{path}")
-    assert "delete queue made/here" in text_of(visitor.change(f"/b/main/change/delete-queue?{path}"))
-    assert "has 4 messages" in visitor.change("/b/main/change/delete-queue?queue=invoices", status=409)
-    assert "prepared branches hold" in visitor.change(
+    assert "also after a restart" in operator.get(f"/b/main/change/pause-queue?{path}")
+    assert "paused by operator" in text_of(operator.change(f"/b/main/change/pause-queue?{path}"))
+    assert "paused by" not in operator.change(f"/b/main/change/resume-queue?{path}")
+    assert "delete queue made/here" in text_of(operator.change(f"/b/main/change/delete-queue?{path}"))
+    assert "has 4 messages" in operator.change("/b/main/change/delete-queue?queue=invoices", status=409)
+    assert "prepared branches hold" in operator.change(
         "/b/main/change/delete-queue?queue=orders", {"force": "yes"}, status=409
     )
     assert "made/here" not in depths(filled)
-    assert "create-queue" in visitor.get("/audit")
+    assert "create-queue" in operator.get("/audit")
 
 
-def test_the_content_is_opened_by_a_form_only(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    assert filled
-    visitor.sign_in()
-    page = visitor.get("/b/main/queue?name=orders.dead")
+def test_the_content_is_opened_by_a_form_only(onlooker: Visitor) -> None:
+    page = onlooker.get("/b/main/queue?name=orders.dead")
     number = re.findall(r"message\?queue=orders.dead&amp;id=(\w+)", page)[-1]
-    assert "no such customer" not in visitor.get(f"/b/main/message?queue=orders.dead&id={number}")
-    said = text_of(visitor.post("/b/main/message", {"queue": "orders.dead", "id": number}))
+    assert "no such customer" not in onlooker.get(f"/b/main/message?queue=orders.dead&id={number}")
+    said = text_of(onlooker.post("/b/main/message", {"queue": "orders.dead", "id": number}))
     assert "x-opt-dead-reason ValueError: no such customer" in said
-    said = text_of(visitor.post("/b/main/reasons", {"queue": "orders.dead"}))
+    said = text_of(onlooker.post("/b/main/reasons", {"queue": "orders.dead"}))
     assert "ValueError: no such customer shop/orders.py, line 17, handle 1" in said
-    gone = visitor.get("/b/main/message?queue=orders.dead&id=abc", status=409)
+    gone = onlooker.get("/b/main/message?queue=orders.dead&id=abc", status=409)
     assert "somebody has taken it" in gone
 
 
-def test_what_is_too_large_to_be_opened_says_so_before(broker: EmbeddedBroker, visitor: Visitor) -> None:
+def test_what_is_too_large_to_be_opened_says_so_before(broker: EmbeddedBroker, operator: Visitor) -> None:
     traffic = Traffic(broker)
     traffic.post("large", Message("x" * 300_000))
     traffic.close()
-    visitor.sign_in()
-    number = re.search(r"id=(\w+)", visitor.get("/b/main/queue?name=large").partition("<tbody")[2])
+    number = re.search(r"id=(\w+)", operator.get("/b/main/queue?name=large").partition("<tbody")[2])
     assert number is not None
-    page = visitor.get(f"/b/main/message?queue=large&id={number[1]}")
+    page = operator.get(f"/b/main/message?queue=large&id={number[1]}")
     assert "too large to be opened here" in page
     assert "Open the content" not in page
 
 
-def test_groups_of_many_dead_letters_are_no_false_totals(
-    filled: EmbeddedBroker, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert filled
+def test_groups_of_many_dead_letters_are_no_false_totals(onlooker: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xabridge.console.pages.dead_letters.LOOKED_AT", 3)
-    visitor.sign_in()
     for path in ("/", "/dead"):
-        assert ">3+</td>" in visitor.get(path)
-        assert ">1</td>" in visitor.get(path)  # of a queue that was looked at to its end
+        assert ">3+</td>" in onlooker.get(path)
+        assert ">1</td>" in onlooker.get(path)  # of a queue that was looked at to its end
 
 
 def test_a_name_of_spaces_is_seen() -> None:
@@ -624,42 +573,40 @@ def test_a_name_of_spaces_is_seen() -> None:
     assert shown_as("a b") == "a b"
 
 
-def test_connections_and_branches(filled: EmbeddedBroker, visitor: Visitor) -> None:
+def test_connections_and_branches(filled: EmbeddedBroker, operator: Visitor) -> None:
     traffic = Traffic(filled, "orders-svc")
     xid = Xid(9, b"working", b"b")
     traffic._rm.start(xid, 1)
     traffic._rm.session(1).send("invoices", Message("later"))
     traffic._rm.end(xid, 1, TMSUCCESS)
-    visitor.sign_in()
-    assert "orders-svc" in visitor.get("/transactions")
-    visitor.change(f"/b/main/change/drop-branch?xid={quote(str(xid))}")
-    for number in re.findall(r"connection\?number=(\w+)", visitor.get("/connections?q=orders-svc")):
-        visitor.change(f"/b/main/change/close-connection?connection={number}")
-    assert "No connections" in visitor.get("/connections?q=orders-svc")
+    assert "orders-svc" in operator.get("/transactions")
+    operator.change(f"/b/main/change/drop-branch?xid={quote(str(xid))}")
+    for number in re.findall(r"connection\?number=(\w+)", operator.get("/connections?q=orders-svc")):
+        operator.change(f"/b/main/change/close-connection?connection={number}")
+    assert "No connections" in operator.get("/connections?q=orders-svc")
     traffic.close()
 
 
-def test_users_and_permissions(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    visitor.sign_in()
+def test_users_and_permissions(filled: EmbeddedBroker, operator: Visitor) -> None:
     fields = {"user": "ada", "password": "first", "again": "second"}
-    assert "the two passwords differ" in visitor.post("/b/main/user/password", fields, status=409)
-    visitor.post("/b/main/user/password", {**fields, "again": "first"})
+    assert "the two passwords differ" in operator.post("/b/main/user/password", fields, status=409)
+    operator.post("/b/main/user/password", {**fields, "again": "first"})
     rule = {"user": "ada", "consume": "orders\r\ninvoices", "coordinate": "own", "view": "yes"}
-    visitor.post("/b/main/user/permissions", rule)
-    assert "consume orders, invoices; coordinate own; view" in text_of(visitor.get("/users"))
+    operator.post("/b/main/user/permissions", rule)
+    assert "consume orders, invoices; coordinate own; view" in text_of(operator.get("/users"))
     with ManagementClient(f"amqp://ada:first@{filled.address}/?timeout=20") as management:
         assert management.ask("rights") == {
             "user": "ada", "manage": False, "read-payload": False, "coordinate-all": False,
         }  # fmt: skip
-    visitor.change("/b/main/change/remove-permissions?user=ada")
-    visitor.change("/b/main/change/remove-user?user=ada")
-    assert "ada" not in text_of(visitor.get("/users"))
+    operator.change("/b/main/change/remove-permissions?user=ada")
+    operator.change("/b/main/change/remove-user?user=ada")
+    assert "ada" not in text_of(operator.get("/users"))
     myself = {"user": "operator", "coordinate": "none"}
-    assert "could not manage this broker any more" in visitor.post("/b/main/user/permissions", myself, status=409)
+    assert "could not manage this broker any more" in operator.post("/b/main/user/permissions", myself, status=409)
 
 
 # -- hostile strings
-def test_what_a_peer_has_chosen_is_text_everywhere(broker: EmbeddedBroker, visitor: Visitor) -> None:
+def test_what_a_peer_has_chosen_is_text_everywhere(broker: EmbeddedBroker, operator: Visitor) -> None:
     traffic = Traffic(broker)
     for number, said in enumerate(HOSTILE):
         queue = (
@@ -676,15 +623,14 @@ def test_what_a_peer_has_chosen_is_text_everywhere(broker: EmbeddedBroker, visit
         traffic.reject(queue, 1)
         traffic.post(f"{queue}.dead", letter)
         traffic.prepare(Xid(3, f"{said[:30]}".encode()[:60], b"<b>"), queue, queue)
-    visitor.sign_in()
     pages = ["/", "/queues", "/dead", "/transactions", "/connections", "/users", "/audit", "/queues?q=%3Cscript%3E"]
     for name in depths(broker):
         pages.append(f"/b/main/queue?name={quote(name, safe='')}")
         pages.append(f"/b/main/change/purge?queue={quote(name, safe='')}")
-    found = re.findall(r"/transactions/one\?name=([^\"]+)", visitor.get("/transactions"))
+    found = re.findall(r"/transactions/one\?name=([^\"]+)", operator.get("/transactions"))
     pages += [f"/transactions/one?name={name}" for name in found]
     for path in pages:
-        page = visitor.get(path)
+        page = operator.get(path)
         assert not TAG.search(page), path
         assert "\x00" not in page
         assert "\u202e" not in page
@@ -692,13 +638,13 @@ def test_what_a_peer_has_chosen_is_text_everywhere(broker: EmbeddedBroker, visit
         assert " 49 " not in text_of(page).replace("1 49", "")
     for name in depths(broker):
         for number in re.findall(
-            r'name="ids" value="(\w+)"', visitor.get(f"/b/main/queue?name={quote(name, safe='')}")
+            r'name="ids" value="(\w+)"', operator.get(f"/b/main/queue?name={quote(name, safe='')}")
         ):
-            opened = visitor.post("/b/main/message", {"queue": name, "id": number})
+            opened = operator.post("/b/main/message", {"queue": name, "id": number})
             assert not TAG.search(opened)
             assert "\u202e" not in opened
         if name.endswith(".dead"):
-            assert not TAG.search(visitor.post("/b/main/reasons", {"queue": name}))
+            assert not TAG.search(operator.post("/b/main/reasons", {"queue": name}))
     traffic.close()
 
 
@@ -711,98 +657,84 @@ def test_a_body_of_any_kind_is_shown() -> None:
 
 
 # -- transactions of a node
-def test_transactions_of_the_node_are_drawn(
-    filled: EmbeddedBroker, field: Field, visit: Callable[..., Visitor]
-) -> None:
-    visitor = visit(f"amqp://{filled.address}/?timeout=20", field=field)
-    visitor.sign_in()
-    said = text_of(visitor.get("/transactions"))
+def test_transactions_of_the_node_are_drawn(of_a_node: Visitor) -> None:
+    said = text_of(of_a_node.get("/transactions"))
     assert "Transactions in doubt 3" in said
     assert "orders-1·3fa91c·8231" in said
-    page = visitor.get(f"/transactions/one?name={quote('orders-1·3fa91c·8231')}")
+    page = of_a_node.get(f"/transactions/one?name={quote('orders-1·3fa91c·8231')}")
     said = text_of(page)
     assert "Decision commit: the log has it; recovery commits the remaining branches" in said
     assert "Recovery would be committed on broker and shop" in said
     assert "2 messages: 1 from orders, 1 to invoices" in said
     assert 'aria-label="Decision: commit, this node&#39;s log knows. broker prepared' in page
-    assert "is not in doubt any more" in visitor.get("/transactions/one?name=none-1", status=409)
-    visitor.get("/transactions/one?name=", status=404)
+    assert "is not in doubt any more" in of_a_node.get("/transactions/one?name=none-1", status=409)
+    of_a_node.get("/transactions/one?name=", status=404)
 
 
 def choice(visitor: Visitor, act: str, name: str, on: str = "") -> tuple[str, dict[str, str]]:
     """What the preview of an act says, and the fields of its form."""
     page = visitor.get(f"/transactions/act?act={act}&name={quote(name)}&on={on}")
-    fields = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page.partition("<main")[2])
-    return text_of(page), {key: html.unescape(value) for key, value in fields}
+    return text_of(page), fields_of(page)
 
 
-def test_a_choice_says_what_it_does_and_does_that(
-    filled: EmbeddedBroker, field: Field, visit: Callable[..., Visitor]
-) -> None:
-    visitor = visit(f"amqp://{filled.address}/?timeout=20", field=field)
-    visitor.sign_in()
-    said, fields = choice(visitor, "rollback", "orders-1·3fa91c·8231", "shop")
+def test_a_choice_says_what_it_does_and_does_that(of_a_node: Visitor, field: Field) -> None:
+    said, fields = choice(of_a_node, "rollback", "orders-1·3fa91c·8231", "shop")
     assert "rolls back the branch on shop: this splits the transaction, because the decision is to commit" in said
-    said = text_of(visitor.post("/transactions/act", fields))
+    said = text_of(of_a_node.post("/transactions/act", fields))
     assert "nothing was done: this may split a transaction: to do it anyway, tick the box" in said
-    assert field.run("recover", "list", "--names").stdout.count("orders-1") == 1
+    assert [len(field.stores[name].in_doubt) for name in ("broker", "shop")] == [1, 2]
 
-    said, fields = choice(visitor, "commit", "orders-1·3fa91c·8231")
+    said, fields = choice(of_a_node, "commit", "orders-1·3fa91c·8231")
     assert "commits the branch on broker: as recovery would" in said
     fields["told"] = fields["told"].replace("as recovery would", "something else")
-    assert "has changed since it was shown" in visitor.post("/transactions/act", fields)
-    _, fields = choice(visitor, "commit", "orders-1·3fa91c·8231")
-    said = text_of(visitor.post("/transactions/act", fields))
+    assert "has changed since it was shown" in of_a_node.post("/transactions/act", fields)
+    _, fields = choice(of_a_node, "commit", "orders-1·3fa91c·8231")
+    said = text_of(of_a_node.post("/transactions/act", fields))
     assert "orders-1·3fa91c·8231 on broker: committed" in said
     assert "orders-1·3fa91c·8231 on shop: committed" in said
 
-    said, fields = choice(visitor, "rollback", "orders-2·c07d11·114")
+    said, fields = choice(of_a_node, "rollback", "orders-2·c07d11·114")
     assert "this splits the transaction, if its own log, which is not here, has the other decision" in said
-    said = text_of(visitor.post("/transactions/act", {**fields, "heuristic": "yes"}))
+    said = text_of(of_a_node.post("/transactions/act", {**fields, "heuristic": "yes"}))
     assert "orders-2·c07d11·114 on shop: rolled back" in said
 
 
-def test_a_manager_that_runs_keeps_its_log(filled: EmbeddedBroker, field: Field, visit: Callable[..., Visitor]) -> None:
-    visitor = visit(f"amqp://{filled.address}/?timeout=20", field=field)
-    visitor.sign_in()
-    _, fields = choice(visitor, "commit", "orders-1·3fa91c·8231")
+def test_a_manager_that_runs_keeps_its_log(of_a_node: Visitor, field: Field) -> None:
+    _, fields = choice(of_a_node, "commit", "orders-1·3fa91c·8231")
     log = field.open_log()
     try:
-        said = text_of(visitor.post("/transactions/act", fields))
+        said = text_of(of_a_node.post("/transactions/act", fields))
         assert "The transaction manager that holds it recovers by itself" in said
         assert "nothing was done" in said
-        assert "recovers by itself" in visitor.post("/transactions/recover", status=409)
+        assert "recovers by itself" in of_a_node.post("/transactions/recover", status=409)
     finally:
         log.close()
 
 
-def test_a_recovery_pass(filled: EmbeddedBroker, field: Field, visit: Callable[..., Visitor]) -> None:
-    visitor = visit(f"amqp://{filled.address}/?timeout=20", field=field)
-    visitor.sign_in()
-    assert "would be committed on broker and shop" in text_of(visitor.get("/transactions/recover"))
-    said = text_of(visitor.post("/transactions/recover"))
+def test_a_recovery_pass(of_a_node: Visitor) -> None:
+    assert "would be committed on broker and shop" in text_of(of_a_node.get("/transactions/recover"))
+    said = text_of(of_a_node.post("/transactions/recover"))
     assert "orders-1·3fa91c·8231 committed on broker, shop" in said
     assert "orders-2·c07d11·114 left alone: belongs to node orders-2" in said
 
 
-def test_finishing_needs_its_permissions(filled: EmbeddedBroker, field: Field, visit: Callable[..., Visitor]) -> None:
-    visitor = visit(f"amqp://{filled.address}/?timeout=20", field=field)
-    visitor.sign_in("viewer")
-    assert "orders-1·3fa91c·8231" in visitor.get("/transactions")
+def test_finishing_needs_its_permissions(of_a_node: Visitor, field: Field) -> None:
+    of_a_node.sign_in("viewer")
+    assert "orders-1·3fa91c·8231" in of_a_node.get("/transactions")
     needs = "needs the permissions manage and coordinate = all at main"
-    assert needs in visitor.get(f"/transactions/act?act=commit&name={quote('orders-1·3fa91c·8231')}", status=403)
+    assert needs in of_a_node.get(f"/transactions/act?act=commit&name={quote('orders-1·3fa91c·8231')}", status=403)
     for path in ("/transactions/act", "/transactions/recover"):
         fields = {"act": "commit", "name": "orders-1·3fa91c·8231", "told": ""}
-        assert needs in visitor.post(path, fields, status=403)
-    visitor.sign_in("orders-svc")
-    assert "may not view" in visitor.get("/transactions", status=403)
-    assert field.run("recover", "list", "--names").stdout.count("orders-1") == 1
+        assert needs in of_a_node.post(path, fields, status=403)
+    of_a_node.sign_in("orders-svc")
+    assert "may not view" in of_a_node.get("/transactions", status=403)
+    assert [len(field.stores[name].in_doubt) for name in ("broker", "shop")] == [1, 2]
 
 
-def test_each_transaction_has_an_address(filled: EmbeddedBroker, field: Field, visit: Callable[..., Visitor]) -> None:
+def test_each_transaction_has_an_address(settled: EmbeddedBroker, field: Field, visit: Callable[..., Visitor]) -> None:
     field.prepare("broker", b"g", xid=Xid(7, b"of somebody", b"1"))
     field.prepare("shop", b"g", xid=Xid(7, b"of somebody", b"2"))
-    visitor = visit(f"amqp://{filled.address}/?timeout=20", field=field)
+    visitor = visit(place_of(settled), field=field)
     visitor.sign_in()
     names = re.findall(r'<h2><a href="(/transactions/one[^"]+)">([^<]+)<', visitor.get("/transactions"))
     assert len(names) == 4
@@ -813,8 +745,6 @@ def test_each_transaction_has_an_address(filled: EmbeddedBroker, field: Field, v
     assert "the branch on shop" in said
 
 
-def test_without_a_node_nothing_can_be_finished(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    assert filled
-    visitor.sign_in()
-    assert "This console has no node of its own" in visitor.get("/transactions")
-    assert "no node" in visitor.post("/transactions/recover", status=403)
+def test_without_a_node_nothing_can_be_finished(onlooker: Visitor) -> None:
+    assert "This console has no node of its own" in onlooker.get("/transactions")
+    assert "no node" in onlooker.post("/transactions/recover", status=403)

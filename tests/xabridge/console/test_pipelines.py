@@ -5,24 +5,26 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
-from sqlalchemy import create_engine, text
 
 from tests.xabridge.console.batches import Pipeline, pipeline
-from tests.xabridge.console.scene import PASSWORD
+from tests.xabridge.console.conftest import place_of
+from tests.xabridge.console.scene import PASSWORD, broker_with_users
 from tests.xabridge.console.test_pages import text_of
 from xabridge.console.brokers import Away, Trouble
 from xabridge.console.pages.pipelines import _queues
 from xabridge.console.pipeline_questions import PipelineQuestions
-from xabridge.console.pipeline_watch import KEPT_S, PATIENCE_S, SHOWN, PipelineWatch
+from xabridge.console.pipeline_watch import KEPT_S, SHOWN, PipelineWatch
 from xabridge.console.places import Place
 from xabridge.console.settings import WatchedPipelines, console_settings
 from xabridge.testing.ports import free_port
@@ -38,23 +40,45 @@ pytestmark = pytest.mark.slow
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
-@pytest.fixture
-def here(broker: EmbeddedBroker) -> str:
-    """The broker, for a console."""
-    return f"amqp://{broker.address}/?connect_timeout=5&timeout=20"
-
-
-@pytest.fixture
-def made(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Pipeline]:
-    """A pipeline in the middle of a batch."""
-    with pipeline(broker, tmp_path, query=HOSTILE) as one:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    """A pipeline in the middle of a batch, with its broker, for all tests that only look."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    broker = broker_with_users(folder)
+    with pipeline(broker, folder, query=HOSTILE) as one:
         yield one
+    broker.stop()
 
 
-def test_the_page_shows_batches_and_what_waits(made: Pipeline, here: str, visit: Callable[..., Visitor]) -> None:
-    visitor = visit(here, pipelines=made.watched)
-    visitor.sign_in("viewer")
-    page = visitor.get("/pipelines")
+@pytest.fixture
+def changed(made: Pipeline, tmp_path: Path) -> Callable[..., WatchedPipelines]:
+    """Changes a copy of its log."""
+
+    def change(*changes: str, **values: str) -> WatchedPipelines:
+        log, copy = sqlite3.connect(made.watched.log.removeprefix("sqlite:///")), sqlite3.connect(tmp_path / "copy.db")
+        with closing(log), closing(copy), copy:
+            log.backup(copy)
+            for one in changes:
+                copy.execute(f"UPDATE {one}", values)
+        return replace(made.watched, log=f"sqlite:///{tmp_path}/copy.db")
+
+    return change
+
+
+@pytest.fixture
+def look(made: Pipeline, visit: Callable[..., Visitor]) -> Callable[..., Visitor]:
+    """Somebody who has signed in to a console that watches these pipelines."""
+
+    def looks(pipelines: WatchedPipelines, user: str = "viewer", broker: EmbeddedBroker | None = None) -> Visitor:
+        visitor = visit(place_of(broker or made.broker), pipelines=pipelines)
+        visitor.sign_in(user)
+        return visitor
+
+    return looks
+
+
+def test_the_page_shows_batches_and_what_waits(made: Pipeline, look: Callable[..., Visitor]) -> None:
+    page = look(made.watched).get("/pipelines")
     said = text_of(page)
     assert "Pipelines 1 " in said
     assert "Driver alive" in said
@@ -64,51 +88,44 @@ def test_the_page_shows_batches_and_what_waits(made: Pipeline, here: str, visit:
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
     assert "4 branches in doubt on main" in said
     assert "Orphans" not in said
+    assert "skipped" not in said.lower()
     assert page.count('class="phases"') == 4
     assert "5 active" in said
     assert "4 done" in said
     assert f'href="/b/main/queue?name={made.queue}"' in page
 
 
-def test_brokers_that_were_skipped_are_shown_with_the_reason(
-    made: Pipeline, here: str, visit: Callable[..., Visitor], broker: EmbeddedBroker, tmp_path: Path
+def test_brokers_that_were_skipped_and_orphans_are_shown_with_the_reason(
+    broker: EmbeddedBroker, tmp_path: Path, look: Callable[..., Visitor], clock: Clock
 ) -> None:
-    visitor = visit(here, pipelines=made.watched)
-    visitor.sign_in("viewer")
-    assert "skipped" not in text_of(visitor.get("/pipelines")).lower()
-    folder = tmp_path / "north"
-    folder.mkdir()
-    with pipeline(broker, folder, queue="north", away="north") as other:
-        visitor = visit(here, pipelines=other.watched)
-        visitor.sign_in("viewer")
+    with pipeline(broker, tmp_path, queue="north", away="north") as other:
+        visitor = look(other.watched, broker=broker)
         said = text_of(visitor.get("/pipelines"))
-    assert "revenue a broker is away" in said
-    assert re.search("Skipped epochs 1 to 5 skipped north: north can.+ be read: .*refused", said)
+        assert "revenue a broker is away" in said
+        assert re.search("Skipped epochs 1 to 5 skipped north: north can.+ be read: .*refused", said)
+        other.give_up()
+        clock.now += KEPT_S
+        said = wait_for(visitor, clock, "orphans")
+        assert "of them are orphans of abandoned attempts: the next micro-batch rolls them back" in said
+        other.batch()
+        clock.now += KEPT_S
+        assert "orphans" not in text_of(visitor.get("/pipelines"))
 
 
-def test_orphans_are_told_in_the_words_of_the_command(
-    made: Pipeline, here: str, visit: Callable[..., Visitor], clock: Clock
-) -> None:
-    made.give_up()
-    visitor = visit(here, pipelines=made.watched)
-    visitor.sign_in("viewer")
-    said = text_of(visitor.get("/pipelines"))
-    assert "of them are orphans of abandoned attempts: the next micro-batch rolls them back" in said
-    made.batch()
-    clock.now += KEPT_S
-    assert "orphans" not in text_of(visitor.get("/pipelines"))
+def wait_for(visitor: Visitor, clock: Clock, wanted: str) -> str:
+    """The page, as soon as it has `wanted`."""
+    deadline = time.monotonic() + 60
+    while wanted not in (said := text_of(visitor.client.get("/pipelines").text)):
+        assert time.monotonic() < deadline, said
+        clock.now += KEPT_S
+        time.sleep(0.05)
+    return said
 
 
 def test_a_driver_that_is_gone_while_messages_wait_stands_still(
-    made: Pipeline, here: str, visit: Callable[..., Visitor]
+    changed: Callable[..., WatchedPipelines], look: Callable[..., Visitor]
 ) -> None:
-    engine = create_engine(made.watched.log)
-    with engine.begin() as connection:
-        gone = f"{socket.gethostname()}/1/1"
-        connection.execute(text("UPDATE xabridge_pipeline SET driver = :gone"), {"gone": gone})
-    engine.dispose()
-    visitor = visit(here, pipelines=made.watched)
-    visitor.sign_in("viewer")
+    visitor = look(changed("xabridge_pipeline SET driver = :gone", gone=f"{socket.gethostname()}/1/1"))
     said = text_of(visitor.get("/pipelines"))
     assert "Driver gone" in said
     assert "stands still" in said
@@ -124,43 +141,34 @@ def test_a_driver_that_is_gone_while_messages_wait_stands_still(
     ("xabridge_gtrid SET gtrid = :text || gtrid",),
 ])  # fmt: skip
 def test_whatever_stands_in_the_log_is_text(
-    changes: tuple[str, ...], made: Pipeline, here: str, visit: Callable[..., Visitor]
+    changes: tuple[str, ...], changed: Callable[..., WatchedPipelines], look: Callable[..., Visitor]
 ) -> None:
-    engine = create_engine(made.watched.log)
-    with engine.begin() as connection:
-        for change in changes:
-            connection.execute(text(f"UPDATE {change}"), {"text": f"{HOSTILE}\u202e"})
-    engine.dispose()
-    visitor = visit(here, pipelines=made.watched)
-    visitor.sign_in("viewer")
+    visitor = look(changed(*changes, text=f"{HOSTILE}\u202e"))
     for path in ("/pipelines", "/"):
         page = visitor.get(path)
         assert "<img" not in page.replace('<img src="/static', "")
         assert "\u202e" not in page
 
 
-def test_who_may_not_look_at_the_broker_sees_no_pipeline(
-    made: Pipeline, here: str, visit: Callable[..., Visitor]
-) -> None:
-    visitor = visit(here, pipelines=made.watched)
-    visitor.sign_in("orders-svc")
+def test_who_may_not_look_at_the_broker_sees_no_pipeline(made: Pipeline, look: Callable[..., Visitor]) -> None:
+    visitor = look(made.watched, "orders-svc")
     assert "revenue" not in visitor.get("/pipelines", status=403)
     assert "revenue" not in visitor.get("/")
 
 
-def test_without_a_log_the_page_says_how_to_have_pipelines(visitor: Visitor) -> None:
+def test_without_a_log_the_page_says_how_to_have_pipelines(made: Pipeline, visit: Callable[..., Visitor]) -> None:
+    visitor = visit(place_of(made.broker))
     visitor.sign_in()
     assert "No pipeline is configured: [pipeline] log" in text_of(visitor.get("/pipelines"))
 
 
-def test_a_broker_that_the_console_does_not_watch(made: Pipeline, here: str, visit: Callable[..., Visitor]) -> None:
+def test_a_broker_that_the_console_does_not_watch(made: Pipeline, look: Callable[..., Visitor]) -> None:
     """By another name it is known by its address; elsewhere, what waits is not known."""
     other = WatchedPipelines(made.watched.log, (("main", "amqp://user@127.0.0.1:1/"),))
-    for named, pipelines in (("second", made.watched), ("second", other)):
-        visitor = visit(here, pipelines=pipelines)
-        visitor.sign_in("viewer")
+    for pipelines in (made.watched, other):
+        visitor = look(pipelines)
         session = next(iter(visitor.console.sessions._by_key.values()))
-        session.links[named] = session.links.pop("main")
+        session.links["second"] = session.links.pop("main")
         said = text_of(visitor.get("/pipelines"))
         if pipelines is other:
             assert "Waiting not known" in said
@@ -171,58 +179,40 @@ def test_a_broker_that_the_console_does_not_watch(made: Pipeline, here: str, vis
 
 
 def test_a_log_that_is_away_is_told_at_once_and_asked_again(
-    made: Pipeline, here: str, visit: Callable[..., Visitor], clock: Clock
+    made: Pipeline, look: Callable[..., Visitor], clock: Clock
 ) -> None:
-    port = free_port()
-    visitor = visit(here, pipelines=replace(made.watched, log=f"postgresql://127.0.0.1:{port}/nowhere"))
-    visitor.sign_in("viewer")
+    visitor = look(replace(made.watched, log=f"postgresql://127.0.0.1:{free_port()}/nowhere"))
     assert "connection refused" in text_of(visitor.get("/pipelines")).lower()
     assert "Pipelines" in text_of(visitor.get("/"))
     visitor.console.pipelines._questions = PipelineQuestions(made.watched, SHOWN)
-    clock.now += KEPT_S
-    visitor.client.get("/pipelines")
-    deadline = time.monotonic() + 20
-    while "Last epoch 5" not in text_of(visitor.client.get("/pipelines").text):
-        assert time.monotonic() < deadline
-        clock.now += KEPT_S
+    wait_for(visitor, clock, "Last epoch 5")
 
 
-def test_a_log_that_hangs_costs_other_pages_nothing(here: str, visit: Callable[..., Visitor]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        log = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/log"
-        visitor = visit(here, pipelines=WatchedPipelines(log))
-        visitor.sign_in("viewer")
-        for path, most_s in (("/queues", 1.5), ("/pipelines", PATIENCE_S + 1.5), ("/", PATIENCE_S + 1.5)):
-            began = time.monotonic()
-            visitor.client.get(path)
-            assert time.monotonic() - began < most_s, path
-        assert re.search("log of the pipelines .*has not answered", text_of(visitor.get("/pipelines")))
-
-
-def test_a_resource_that_hangs_hides_nothing_of_the_log(
-    made: Pipeline, here: str, visit: Callable[..., Visitor]
+def test_what_hangs_costs_other_pages_nothing_and_hides_nothing_of_the_log(
+    made: Pipeline, look: Callable[..., Visitor], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        hangs = ("shop", f"postgresql://127.0.0.1:{silent.getsockname()[1]}/shop")
-        visitor = visit(here, pipelines=WatchedPipelines(made.watched.log, (*made.watched.resources, hangs)))
-        visitor.sign_in("viewer")
-        visitor.client.get("/pipelines")
-        time.sleep(3.5)  # as long as a resource manager may take
-        said = text_of(visitor.get("/pipelines"))
+        hangs = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/shop"
+        visitor = look(WatchedPipelines(hangs))
+        for path, patience_s in (("/queues", 60.0), ("/pipelines", 0.5), ("/", 0.5)):
+            monkeypatch.setattr("xabridge.console.pipeline_watch.PATIENCE_S", patience_s)
+            began = time.monotonic()
+            visitor.client.get(path)
+            assert time.monotonic() - began < 20, path
+        assert re.search("log of the pipelines .*has not answered", text_of(visitor.get("/pipelines")))
+        visitor = look(WatchedPipelines(made.watched.log, (*made.watched.resources, ("shop", hangs))))
+        said = wait_for(visitor, clock, "shop could not be asked: it has not answered within 3 s")
     assert "4 branches in doubt on main" in said
-    assert "shop could not be asked: it has not answered within 3 s" in said
 
 
 def test_a_defect_is_logged_and_told_and_costs_the_overview_nothing(
     made: Pipeline,
-    here: str,
-    visit: Callable[..., Visitor],
+    look: Callable[..., Visitor],
     clock: Clock,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    visitor = visit(here, pipelines=made.watched)
-    visitor.sign_in("viewer")
+    visitor = look(made.watched)
     nothing: dict[str, object] = {}
     monkeypatch.setattr(visitor.console.pipelines._questions, "prefixes", lambda: nothing["a defect"])
     clock.now += KEPT_S
@@ -252,12 +242,12 @@ def test_a_place_that_hangs_is_asked_nothing_else_and_ends_with_the_process() ->
     asyncio.run(asks())
 
 
-def test_a_console_whose_log_hangs_ends(tmp_path: Path, here: str) -> None:
+def test_a_console_whose_log_hangs_ends(tmp_path: Path, made: Pipeline) -> None:
     port = free_port()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"127.0.0.1:{silent.getsockname()[1]}"
         (tmp_path / "xabridge.toml").write_text(
-            f'node = "n"\nlog = "file://{tmp_path}/log"\n[console.brokers]\nmain = "{here}"\n'
+            f'node = "n"\nlog = "file://{tmp_path}/log"\n[console.brokers]\nmain = "{place_of(made.broker)}"\n'
             f'[resources]\nshop = "postgresql://{place}/shop"\n[pipeline]\nlog = "postgresql://{place}/log"\n'
         )
         words = [sys.executable, "-m", "xabridge.cli", "console", "--listen", f"127.0.0.1:{port}"]
@@ -300,9 +290,8 @@ def test_the_log_is_the_one_of_the_file(tmp_path: Path) -> None:
     assert "GONE is not set" in told('node = "n"\n[pipeline]\nlog = "postgresql://u:${GONE}@h/log"\n').trouble
 
 
-def test_what_is_wrong_with_the_settings_is_said_on_the_page(here: str, visit: Callable[..., Visitor]) -> None:
-    visitor = visit(here, pipelines=WatchedPipelines("", trouble="the environment variable GONE is not set"))
-    visitor.sign_in("viewer")
+def test_what_is_wrong_with_the_settings_is_said_on_the_page(look: Callable[..., Visitor]) -> None:
+    visitor = look(WatchedPipelines("", trouble="the environment variable GONE is not set"))
     assert "GONE is not set" in text_of(visitor.get("/pipelines"))
     assert "GONE is not set" in text_of(visitor.get("/"))
 

@@ -10,7 +10,7 @@ import pytest
 
 from dtx.broker.access.permissions import EVERYTHING, Permissions
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tests.xabridge.console.conftest import HOST
+from tests.xabridge.console.conftest import HOST, place_of
 from xabridge.console.app import WAITING
 from xabridge.console.live import OVER
 from xabridge.console.pages import LIVE, PAGES
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 IDLE_S = 1800.0
 SESSION_S = 43_200.0
+
+
+@pytest.fixture
+def visitor(settled: EmbeddedBroker, visit: Callable[..., Visitor]) -> Visitor:
+    """Somebody who visits a console for the broker of all these tests."""
+    return visit(place_of(settled))
 
 
 def concrete(path: str) -> str:
@@ -42,16 +48,14 @@ def test_nothing_is_shown_to_who_has_not_signed_in(visitor: Visitor) -> None:
             assert "nothing was done" in visitor.post(concrete(path), token="x", status=401)  # noqa: S106
 
 
-def test_every_change_needs_the_token_of_the_session(filled: EmbeddedBroker, visitor: Visitor) -> None:
-    assert filled
-    visitor.sign_in()
+def test_every_change_needs_the_token_of_the_session(onlooker: Visitor) -> None:
     for path, methods, _ in PAGES:
         if methods == ["POST"]:
             for token in ("", "x" * 43):
-                assert "Nothing was done" in visitor.post(
+                assert "Nothing was done" in onlooker.post(
                     concrete(path), {"queue": "orders", "user": "x"}, token=token, status=403
                 )
-    assert "55" in visitor.get("/queues?q=orders")
+    assert "55" in onlooker.get("/queues?q=orders")
 
 
 def test_a_page_of_somebody_else_can_send_nothing(visitor: Visitor) -> None:
@@ -86,8 +90,8 @@ def test_the_cookie_is_kept_from_scripts_and_other_sites(visitor: Visitor) -> No
     assert "SameSite=strict" in cookie
 
 
-def test_behind_https_the_cookie_is_for_https_only(filled: EmbeddedBroker, visit: Callable[..., Visitor]) -> None:
-    visitor = visit(f"amqp://{filled.address}/?timeout=20", https=True)
+def test_behind_https_the_cookie_is_for_https_only(settled: EmbeddedBroker, visit: Callable[..., Visitor]) -> None:
+    visitor = visit(place_of(settled), https=True)
     visitor.client.base_url = HOST.replace("http:", "https:")
     visitor.client.headers["origin"] = HOST.replace("http:", "https:")
     visitor.client.follow_redirects = False

@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 ADA = {"number": 1, "customer": "Ada"}
 
 
-@pytest.fixture(params=["two-phase", "decider"])
+both = pytest.mark.parametrize("test", ["two-phase", "decider"], indirect=True)
+"""For what differs with the way in which the database takes part."""
+
+
+@pytest.fixture
 def test(request: pytest.FixtureRequest, postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestApp]:
     url = postgres.create_database()
     parts = make_url(url)
@@ -47,7 +51,7 @@ def test(request: pytest.FixtureRequest, postgres: Postgres, monkeypatch: pytest
     connections["default"].close()
     try:
         make_tables()
-        with TestApp(app, resources={"shop": ResourceConfig(url, request.param)}) as test:
+        with TestApp(app, resources={"shop": ResourceConfig(url, getattr(request, "param", "two-phase"))}) as test:
             yield test
     finally:
         connections["default"].close()
@@ -66,6 +70,7 @@ def numbers() -> list[int]:
     return list(Order.objects.order_by("number").values_list("number", flat=True))
 
 
+@both
 def test_a_request_is_a_transaction(test: TestApp, client: Client) -> None:
     assert post(client, **ADA).status_code == 201
     assert (client.get("/orders").json()["numbers"], test.waiting("orders"), told) == ([1], 1, [1])
@@ -77,6 +82,7 @@ def test_a_request_is_a_transaction(test: TestApp, client: Client) -> None:
     assert abs((datetime.now(UTC) - order.placed).total_seconds()) < 600
 
 
+@both
 def test_what_fails_is_rolled_back(test: TestApp, client: Client) -> None:
     assert post(client, number=1, customer="nobody").status_code == 404
     assert post(client, number=1, customer="everybody").status_code == 500
@@ -84,6 +90,7 @@ def test_what_fails_is_rolled_back(test: TestApp, client: Client) -> None:
     assert (numbers(), test.waiting("orders"), told) == ([], 0, [])
 
 
+@both
 def test_what_is_answered_if_it_is_not_committed(test: TestApp, client: Client) -> None:
     test.fail("shop", at="prepare")
     refused = post(client, **ADA)
@@ -96,6 +103,7 @@ def test_what_is_answered_if_it_is_not_committed(test: TestApp, client: Client) 
     assert (numbers(), test.waiting("orders")) == ([1], 1)
 
 
+@both
 def test_a_process_that_is_killed(test: TestApp) -> None:
     with orm.begin() as tx:
         Order.objects.create(number=5, customer="Ada")
@@ -110,6 +118,7 @@ def test_a_process_that_is_killed(test: TestApp) -> None:
     assert (Invoice.objects.count(), test.waiting("orders"), test.waiting("invoices")) == (1, 0, 1)
 
 
+@both
 def test_an_atomic_block_is_a_savepoint(test: TestApp) -> None:
     with orm.begin() as tx:
         with transaction.atomic():
@@ -131,6 +140,7 @@ def test_an_atomic_block_is_a_savepoint(test: TestApp) -> None:
     assert (numbers(), told) == ([1, 3, 4], [1])
 
 
+@both
 def test_the_callbacks_of_a_commit_work_outside_of_it(test: TestApp) -> None:  # noqa: ARG001
     def more() -> None:
         Order.objects.create(number=2, customer="later")
@@ -191,6 +201,7 @@ def test_a_view_that_gives_up_without_a_block(test: TestApp, client: Client) -> 
     assert (numbers(), test.waiting("orders"), told) == ([], 0, [])
 
 
+@both
 def test_a_message_in_a_block_that_is_undone(test: TestApp) -> None:
     with pytest.raises(RolledBack, match=r"(?s)KeyError.*'broker'.*send behind the block"), orm.begin() as tx:
         with suppress(KeyError), transaction.atomic():
@@ -215,6 +226,7 @@ def test_a_message_in_a_block_that_is_undone(test: TestApp) -> None:
     assert (numbers(), test.waiting("orders")) == ([1], 2)
 
 
+@both
 def test_what_is_swallowed_is_told(test: TestApp) -> None:
     with pytest.raises(RolledBack, match=r"IntegrityError: duplicate key.*django_shop.py") as refused:
         test.deliver("twice", 1)
@@ -276,6 +288,7 @@ def in_tenant() -> int:
     return int(count)
 
 
+@both
 def test_the_options_of_the_connection_hold(test: TestApp, monkeypatch: pytest.MonkeyPatch) -> None:
     made_tenant()
     options = {
@@ -399,6 +412,7 @@ def test_a_connection_that_was_lost_is_replaced(
     assert len(told) >= 2
 
 
+@both
 def test_before_the_commit_the_orm_takes_part(test: TestApp) -> None:
     def complete() -> None:
         Order.objects.create(number=2, customer="Boole")
@@ -467,6 +481,7 @@ def test_another_database_is_refused(test: TestApp, monkeypatch: pytest.MonkeyPa
         numbers()
 
 
+@both
 def test_settings_of_the_connection_are_left_with_the_transaction(test: TestApp) -> None:
     with orm.begin() as tx, connection.cursor() as cursor:
         cursor.execute("SHOW TimeZone")

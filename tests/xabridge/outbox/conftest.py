@@ -11,14 +11,14 @@ import pytest
 from tests.rabbitmq import RabbitMQ
 from tests.rabbitmq import installed as rabbitmq_installed
 from xabridge.outbox import BrokerAway, OutboxStore, Refusal, Sent
-from xabridge.testing.mariadb import MariaDB
-from xabridge.testing.mariadb import installed as mariadb_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from xabridge.outbox import Outgoing
+
+PATIENCE_S = 300.0
 
 
 @pytest.fixture(scope="session")
@@ -45,17 +45,6 @@ def channel(rabbitmq: RabbitMQ) -> Iterator[Any]:
         yield connection.channel()
 
 
-@pytest.fixture(scope="session")
-def outbox_mariadb() -> Iterator[MariaDB]:
-    """The session's MariaDB."""
-    if not mariadb_installed():
-        pytest.skip("MariaDB is not installed: .ci/run installs it")
-    server = MariaDB()
-    server.start()
-    yield server
-    server.remove()
-
-
 @pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A new database of each kind."""
@@ -63,7 +52,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/shop.db"
     if request.param == "postgres":
         return str(request.getfixturevalue("postgres").create_database())
-    return str(request.getfixturevalue("outbox_mariadb").create_database())
+    return str(request.getfixturevalue("mariadb").create_database())
 
 
 @pytest.fixture
@@ -73,6 +62,14 @@ def store(url: str) -> Iterator[OutboxStore]:
     store.open()
     yield store
     store.close()
+
+
+def until(happened: Callable[[], object]) -> None:
+    """Waits for it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class MemoryBroker:

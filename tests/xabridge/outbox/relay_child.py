@@ -1,17 +1,13 @@
 """A relay, or a consumer, in a process of its own, which kills itself before or after its n-th step.
 
-python -m tests.xabridge.outbox.relay_child relay DATABASE BROKER STEP
-python -m tests.xabridge.outbox.relay_child consume DATABASE BROKER STEP    reads the queue "orders", with an inbox
-
 Steps are the statements and commits at the database, and what is asked of the broker: before each of them, and after.
-It exits with 0 if it came to its end before that step.
+The process exits with 0 if it came to its end before that step.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING, Any
 
 import amqp
@@ -90,6 +86,6 @@ def consume(store: OutboxStore, broker: str, step: Steps) -> None:
             step()
 
 
-if __name__ == "__main__":
-    what, database, url, last = sys.argv[1:]
-    {"relay": relay, "consume": consume}[what](OutboxStore.at(database), url, Steps(int(last)))
+def main(what: str, database: str, broker: str, last: int) -> None:
+    """What the process does: "relay", or "consume", which reads the queue "orders", with an inbox."""
+    {"relay": relay, "consume": consume}[what](OutboxStore.at(database), broker, Steps(last))

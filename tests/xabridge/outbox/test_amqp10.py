@@ -16,23 +16,13 @@ from xabridge.outbox.amqp10 import Amqp10Publisher
 from xabridge.outbox.schemes import publisher_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    broker = EmbeddedBroker(tmp_path)
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[OutboxStore]:
-    store = OutboxStore.at(f"sqlite:///{tmp_path}/shop.db")
-    store.open()
-    yield store
-    store.close()
+def url(tmp_path: Path) -> str:
+    """Of the outbox: the kind of its database is not what is tested here."""
+    return f"sqlite:///{tmp_path}/shop.db"
 
 
 def bodies(broker: str, queue: str) -> list[Any]:

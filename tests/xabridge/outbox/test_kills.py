@@ -3,10 +3,9 @@ applications with outbox and inbox every message is handled exactly once; on the
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,14 +24,17 @@ STRIDE = 1 if os.environ.get("XABRIDGE_POINTS") == "all" else 15
 """The short form kills at every fifteenth step."""
 MOST_STEPS = 400
 NEVER = 10**9
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload([relay_child.__name__, "psycopg", "pymysql"])  # children have what takes long to load
 
 
 def run(what: str, url: str, broker: str, step: int) -> bool:
     """Runs a child; whether it came to its end."""
-    command = [sys.executable, "-m", "tests.xabridge.outbox.relay_child", what, url, broker, str(step)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode in {0, -signal.SIGKILL}, done.stderr[-2000:]
-    return done.returncode == 0
+    child = FORKED.Process(target=relay_child.main, args=(what, url, broker, step))
+    child.start()
+    child.join(120)
+    assert child.exitcode in {0, -signal.SIGKILL}, child.exitcode
+    return child.exitcode == 0
 
 
 def test_relays_and_consumers_are_killed_at_every_step(

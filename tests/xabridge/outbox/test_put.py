@@ -202,7 +202,7 @@ def user(request: pytest.FixtureRequest) -> Iterator[Callable[..., OutboxStore]]
     if request.param == "postgres":
         database = request.getfixturevalue("postgres").create_database()
     else:
-        mariadb = request.getfixturevalue("outbox_mariadb")
+        mariadb = request.getfixturevalue("mariadb")
         database = mariadb.create_database()
     name = make_url(database).database
     admin = OutboxStore.at(database)

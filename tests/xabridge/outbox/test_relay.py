@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import insert
 
-from tests.xabridge.outbox.conftest import MemoryBroker
+from tests.xabridge.outbox.conftest import MemoryBroker, until
 from xabridge import Message
 from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Refusal, Relay, RelaySettings
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from xabridge.outbox import Outgoing
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("outbox")]
-PATIENCE_S = 60.0
 
 
 class Clock:
@@ -45,15 +44,6 @@ def fill(store: OutboxStore, *bodies: object, key: str | None = None, to: str = 
     """Messages in the outbox, from one transaction."""
     with store.engine.begin() as connection:
         return Outbox(clock=store._clock).put_all(connection, to, [Message(body) for body in bodies], key=key)
-
-
-def until(happened: object) -> None:
-    """Waits for it."""
-    assert callable(happened)
-    deadline = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_what_is_committed_is_sent_once_with_its_id(store: OutboxStore) -> None:

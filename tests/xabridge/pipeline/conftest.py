@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.xabridge.pipeline.environment import Driver, SparkEnvironment
+from tests.xabridge.pipeline.faults import GENERATION, VARIABLE
 from xabridge.pipeline import PipelineError, java
 
 if TYPE_CHECKING:
@@ -36,6 +37,27 @@ def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     settings = {"spark.master": "local[2,2]"}  # what fails here fails again: a second attempt shows that
     with Driver(folder, {"JAVA_HOME": str(java_home)}, settings) as driver:
         yield driver
+
+
+@pytest.fixture(scope="session")
+def faults_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the driver that survives its faults."""
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="session")
+def surviving_driver(java_home: Path, faults_folder: Path) -> Iterator[Driver]:
+    """A driver in which faults happen, and which no fault kills, for all tests that have such faults."""
+    environment = {"JAVA_HOME": str(java_home), VARIABLE: str(faults_folder), GENERATION: "1"}
+    with Driver(faults_folder.with_name("surviving-driver"), environment, {}) as driver:
+        yield driver
+
+
+@pytest.fixture
+def surviving(env: SparkEnvironment, surviving_driver: Driver, faults_folder: Path) -> Driver:
+    """That driver, for the faults of this test."""
+    env.share_faults(faults_folder)
+    return surviving_driver
 
 
 @pytest.fixture

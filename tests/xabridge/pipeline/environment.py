@@ -22,6 +22,7 @@ from proton import Message
 from proton.utils import BlockingConnection
 
 from rm_amqp import AmqpResource
+from tests.xabridge.pipeline import class_archive
 from tests.xabridge.pipeline.faults import GENERATION, VARIABLE, await_until
 from xabridge.pipeline.core import Offset, Query, Source
 from xabridge.pipeline.core.driver.query_binding import bind
@@ -46,8 +47,7 @@ BEGAN_S: Final = 1000
 PATIENCE_S: Final = 240.0
 BRIEF: Final = {
     "spark.ui.enabled": "false",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+    "spark.driver.extraJavaOptions": class_archive.OPTIONS,
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
@@ -57,6 +57,12 @@ CREATE TABLE rows (id bigint, text text);
 CREATE TABLE totals (product text PRIMARY KEY, total bigint, n bigint);
 CREATE TABLE counts (product text PRIMARY KEY, n bigint);
 CREATE TABLE windows (second bigint, n bigint)"""
+
+
+def brief_settings() -> dict[str, str]:
+    """The same, with the archive of classes."""
+    options = class_archive.java_options()
+    return {**BRIEF, "spark.driver.extraJavaOptions": options, "spark.executor.extraJavaOptions": options}
 
 
 class Died(Exception):
@@ -79,7 +85,7 @@ class Driver:
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.driver.memory": "512m",
             "spark.python.authenticate.socketTimeout": "10m",  # machines may be loaded
-            **BRIEF,
+            **brief_settings(),
             "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
             **settings,
         }

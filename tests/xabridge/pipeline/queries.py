@@ -161,19 +161,22 @@ def windows(rows: DataFrame) -> DataFrame:
 def stream(
     spark: SparkSession,
     query: str,
-    source: dict[str, str],
+    source: dict[str, str] | list[dict[str, str]],
     sink: dict[str, str],
     checkpoint: str,
     mode: str = "append",
     restarts: int = 0,
     **trigger: Any,
 ) -> dict[str, Any]:
-    """Runs a query until it has read everything; one that fails is started again, at most `restarts` times."""
+    """Runs a query until it has read everything, of one source or of several, which are united; one that fails is
+    started again, at most `restarts` times."""
     errors: list[str] = []
     how = trigger or {"availableNow": True}
+    sources = source if isinstance(source, list) else [source]
     while True:
         try:
-            rows = globals()[query](spark.readStream.format("amqp").options(**source).load())
+            read = [spark.readStream.format("amqp").options(**each).load() for each in sources]
+            rows = globals()[query](functools.reduce(DataFrame.union, read))
             writer = rows.writeStream.format("xa").options(**sink).outputMode(mode).trigger(**how)
             running = writer.option("checkpointLocation", checkpoint).start()
             running.awaitTermination()
@@ -303,25 +306,6 @@ def into_lake(
     running = written.unionByName(bad, allowMissingColumns=True).where("kind IS NOT NULL OR body IS NOT NULL")
     writer = running.writeStream.format("xa").options(**sink).option("checkpointLocation", checkpoint)
     writer.trigger(availableNow=True).start().awaitTermination()
-
-
-def several(
-    spark: SparkSession, sources: list[dict[str, str]], sink: dict[str, str], checkpoint: str, restarts: int = 0
-) -> dict[str, Any]:
-    """A query over several sources, which are united."""
-    errors: list[str] = []
-    while True:
-        rows = [copied(spark.readStream.format("amqp").options(**source).load()) for source in sources]
-        writer = functools.reduce(DataFrame.union, rows).writeStream.format("xa").options(**sink)
-        running = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
-        try:
-            running.awaitTermination()
-        except StreamingQueryException as error:
-            errors.append(str(error))
-            if len(errors) > restarts:
-                raise
-            continue
-        return {"errors": errors}
 
 
 def misused(spark: SparkSession, how: str, source: dict[str, str], shared: dict[str, str], checkpoint: str) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -19,22 +20,22 @@ from deltalake import DeltaTable
 
 from tests.rm_delta.test_contract import rows_of
 from tests.xabridge.pipeline.cluster import Cluster
-from tests.xabridge.pipeline.environment import ROOT, Driver, DriverFailed
+from tests.xabridge.pipeline.environment import ROOT, DriverFailed
 from tests.xabridge.pipeline.faults import GENERATION, VARIABLE, await_until
 from xabridge.pipeline.core import Shard, Source
 from xabridge.shards import shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.xabridge.pipeline.environment import SparkEnvironment
+    from tests.xabridge.pipeline.environment import Driver, SparkEnvironment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 FULL: Final = os.environ.get("XABRIDGE_SPARK_FAULTS") == "all"
-N: Final = 700 if FULL else 300
+N: Final = 700 if FULL else 200
 RESTARTS: Final = 30
+MINUTES: Final = "takes minutes: XABRIDGE_SPARK_FAULTS=all"
 
 READING: Final = ("looked", "planned", "taken", "taken and prepared", "yielded")
 WRITING: Final = ("sink planned", "written", "written and prepared", "sent", "sent and prepared", "prepared")
@@ -86,28 +87,7 @@ SERVERS: Final = {
 }
 
 
-@pytest.fixture(scope="module")
-def faults_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the driver that survives its faults."""
-    return tmp_path_factory.mktemp("faults")
-
-
-@pytest.fixture(scope="module")
-def surviving_driver(java_home: Path, faults_folder: Path) -> Iterator[Driver]:
-    """A driver in which faults happen, and which no fault kills: it takes seconds to start."""
-    environment = {"JAVA_HOME": str(java_home), VARIABLE: str(faults_folder), GENERATION: "1"}
-    with Driver(faults_folder.with_name("surviving-driver"), environment, {}) as driver:
-        yield driver
-
-
-@pytest.fixture
-def surviving(env: SparkEnvironment, surviving_driver: Driver, faults_folder: Path) -> Driver:
-    """That driver, for the faults of this test."""
-    env.share_faults(faults_folder)
-    return surviving_driver
-
-
-@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
+@pytest.mark.skipif(not FULL, reason=MINUTES)
 @pytest.mark.parametrize("points", DRIVERS.values(), ids=DRIVERS)
 def test_the_driver_is_killed(env: SparkEnvironment, spark: Driver, points: tuple[tuple[str, str], ...]) -> None:
     env.send(range(N))
@@ -120,24 +100,28 @@ def test_the_driver_is_killed(env: SparkEnvironment, spark: Driver, points: tupl
 
 
 STATEFUL: Final = {
-    "before and after the decision": chain(("written and prepared", "decided"), "kill driver"),
+    "after the decision": chain(("decided",), "kill driver"),
     **({point: chain((point,) * 2, "kill driver") for point in WRITING + DECIDING + AFTERWARDS} if FULL else {}),
 }
 
 
 @pytest.mark.parametrize("points", STATEFUL.values(), ids=STATEFUL)
-def test_state_is_right_whenever_the_driver_is_killed(
+def test_state_of_two_sources_is_right_whenever_the_driver_is_killed(
     env: SparkEnvironment, spark: Driver, points: tuple[tuple[str, str], ...]
 ) -> None:
-    env.send(range(N))
+    """They are at two brokers, and share each decision; more messages than a batch reads wait in both."""
     points = tuple((point, action) for point, action in points if "sent" not in point)
-    env.schedule(*points)
-    sink = env.sink(table="totals", key="product")
-    arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
-    arguments |= {"query": "totals", "mode": "complete", "restarts": RESTARTS}
-    env.run("stream", killed=len(points), last=spark, **arguments)
-    assert env.fired() == len(points)
-    env.check_totals(range(N))
+    with env.second_broker() as second:
+        env.send(range(N))
+        env.send(range(N, 2 * N), "in", second)
+        env.schedule(*points)
+        sink = env.sink(table="totals", key="product")
+        sources = [env.source(), env.source(resource="second")]
+        arguments: dict[str, Any] = {"source": sources, "sink": sink, "checkpoint": env.checkpoint}
+        arguments |= {"query": "totals", "mode": "complete", "restarts": RESTARTS}
+        env.run("stream", killed=len(points), last=spark, **arguments)
+        assert env.fired() == len(points)
+        env.check_totals(range(2 * N))
 
 
 @pytest.mark.parametrize("points", TASKS.values(), ids=TASKS)
@@ -202,41 +186,31 @@ def test_servers_are_killed(env: SparkEnvironment, surviving: Driver, points: tu
     env.check_copies(Counter(range(N)))
 
 
-EXECUTORS: Final = chain(("taken", "taken and prepared", "written and prepared", "prepared"), "kill executor")
-
-
-@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
-def test_executors_are_killed(env: SparkEnvironment) -> None:
-    env.send(range(N))
-    env.schedule(*EXECUTORS)
-    env.settings = {"spark.master": "local-cluster[2,1,512]", "spark.executor.memory": "512m"}
-    sink = env.sink(table="rows", address="out")
-    arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
-    env.run("stream", query="copied", **arguments, restarts=RESTARTS)
-    assert env.fired() == len(EXECUTORS)
-    env.check_copies(Counter(range(N)))
-
-
 ON_A_CLUSTER: Final = (
     ("taken and prepared", "kill executor"),
     ("decided", "raise"),
     ("written and prepared", "kill executor"),
-    *((("yielded", "kill executor"), ("sent and prepared", "kill executor"), ("prepared", "raise")) if FULL else ()),
+    *(chain(("taken", "yielded", "sent and prepared", "prepared"), "kill executor") if FULL else ()),
+    *((("prepared", "raise"),) if FULL else ()),
 )
 SHARDS: Final = 4
+SMALL: Final = {"spark.master": "local-cluster[2,1,512]", "spark.executor.memory": "512m"}
+"""A cluster of two executors in processes of their own, whose master and workers are in the driver."""
 
 
-def test_queues_of_two_brokers_keep_their_order_on_a_cluster(env: SparkEnvironment, tmp_path: Path) -> None:
-    """Three workers on hosts of their own read the shards of a queue at two brokers, and write to shards at both: the
-    messages of each key come out in the order in which they went in."""
-    environment = {VARIABLE: str(env.faults), GENERATION: "1", "PYTHONPATH": str(ROOT)}
-    with env.second_broker() as second, Cluster(tmp_path / "cluster", environment, 3) as cluster:
+@pytest.mark.parametrize("hosts", [0, pytest.param(3, marks=pytest.mark.skipif(not FULL, reason=MINUTES))])
+def test_queues_of_two_brokers_keep_their_order_on_a_cluster(env: SparkEnvironment, hosts: int) -> None:
+    """Executors, which may be on hosts of their own, read the shards of a queue at two brokers, and write to shards at
+    both: the messages of each key come out in the order in which they went in."""
+    with env.second_broker() as second, ExitStack() as stack:
+        environment = {VARIABLE: str(env.faults), GENERATION: "1", "PYTHONPATH": str(ROOT)}
+        cluster = stack.enter_context(Cluster(env.folder / "cluster", environment, hosts)) if hosts else None
+        env.settings = cluster.settings if cluster else SMALL
         ports = [env.port, second]
         shards = [[number for number in range(N) if shard_of(number, SHARDS) == shard] for shard in range(SHARDS)]
         for shard, numbers in enumerate(shards):
             env.send(numbers, f"in#{shard}", ports[shard % 2])
         env.schedule(*ON_A_CLUSTER)
-        env.settings = cluster.settings
         env.reads = (Source((Shard("broker", ("in#*",)), Shard("second", ("in#*",))), by_queue=True),)
         source = env.source(resource="broker, second", queue="in#*", order="queue")
         sink = env.sink(table="rows", address="broker:out, second:out", shards=f"{SHARDS}", shard_key="id")
@@ -257,7 +231,7 @@ SPECULATION: Final = {
 }
 
 
-@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
+@pytest.mark.skipif(not FULL, reason=MINUTES)
 def test_slow_tasks_are_run_twice(env: SparkEnvironment, tmp_path: Path) -> None:
     """By both workers at a time: one of the two attempts counts."""
     points = chain(("taken", "yielded", "written", "prepared"), "slow")
@@ -273,28 +247,28 @@ def test_slow_tasks_are_run_twice(env: SparkEnvironment, tmp_path: Path) -> None
     env.check_copies(Counter(range(N)))
 
 
-def test_two_drivers_for_one_pipeline(env: SparkEnvironment, spark: Driver) -> None:
+def test_two_drivers_for_one_pipeline(env: SparkEnvironment, spark: Driver, surviving: Driver) -> None:
     """The second one takes the pipeline, with a checkpoint of its own that follows the first; who then hears of it and
     decides nothing any more."""
-    env.send(range(N // 2))
+    half = range(N // 2)
+    env.send(half)
     sink = env.sink(table="rows", address="out")
     first: dict[str, Any] = {"source": env.source(), "sink": sink, "query": "copied"}
     first["checkpoint"] = f"{env.checkpoint}-1"
     second = {**first, "checkpoint": env.checkpoint}
-    with env.driver() as one:
-        one.ask("stream", processingTime="100 milliseconds", **first)
-        env.await_rows(N // 2)
-        await_until(lambda: env.idle(first["checkpoint"]))  # a commit that fails tells no cause
-        second["source"] = env.source(adopt=env.query(first["checkpoint"]))
-        spark.call("stream", **second)
-        with pytest.raises(DriverFailed, match=r"pipeline 'test' was taken by .*Run one driver for a pipeline"):
-            one.answer()
-    env.send(range(N // 2, N))
+    surviving.ask("stream", processingTime="100 milliseconds", **first)
+    env.await_rows(len(half))
+    await_until(lambda: env.idle(first["checkpoint"]))  # a commit that fails tells no cause
+    second["source"] = env.source(adopt=env.query(first["checkpoint"]))
+    spark.call("stream", **second)
+    with pytest.raises(DriverFailed, match=r"pipeline 'test' was taken by .*Run one driver for a pipeline"):
+        surviving.answer()
+    env.send(range(len(half), N))
     spark.call("stream", **second)
     env.check_copies(Counter(range(N)))
 
 
-@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
+@pytest.mark.skipif(not FULL, reason=MINUTES)
 def test_a_query_that_is_started_twice(env: SparkEnvironment) -> None:
     """By one driver: the second one is refused, and the first one goes on."""
     env.send(range(N))
@@ -305,7 +279,7 @@ def test_a_query_that_is_started_twice(env: SparkEnvironment) -> None:
     env.check_copies(Counter(range(N)))
 
 
-@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
+@pytest.mark.skipif(not FULL, reason=MINUTES)
 def test_foreach_batch_under_faults(env: SparkEnvironment, spark: Driver) -> None:
     points = (("prepared", "raise"), ("undecided", "kill driver"), ("decided", "raise"), ("decided", "kill driver"))
     env.send(range(N))

@@ -14,21 +14,19 @@ import pytest
 from sqlalchemy import text
 
 from rm_amqp import NoMessage
+from tests.xabridge.app.shop import Invoice, Shop, rows, set_up
 from xabridge import (
     App,
-    Broker,
     Configuration,
     ConfigurationError,
-    Database,
     Message,
-    OutcomeUnknown,
     ResourceConfig,
     RolledBack,
     TransactionManager,
     Tx,
 )
 from xabridge.app.find import find_app
-from xabridge.testing import Killed, TestApp, TestBroker
+from xabridge.testing import TestApp, TestBroker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,20 +38,6 @@ class Order:
     """What comes."""
 
     number: int
-
-
-@dataclass
-class Invoice:
-    """What goes."""
-
-    order: int
-
-
-class Shop(Tx):
-    """What the application works with."""
-
-    shop: Database
-    broker: Broker
 
 
 def an_app(shop: str | ResourceConfig = "postgresql://nowhere.invalid/shop") -> App:
@@ -72,14 +56,8 @@ def an_app(shop: str | ResourceConfig = "postgresql://nowhere.invalid/shop") -> 
 @pytest.fixture
 def test() -> Iterator[TestApp]:
     with TestApp(an_app()) as test:
-        with test.engine("shop").begin() as connection:
-            connection.execute(text("CREATE TABLE orders (number integer PRIMARY KEY)"))
+        set_up(test)
         yield test
-
-
-def rows(test: TestApp) -> list[int]:
-    with test.engine("shop").begin() as connection:
-        return list(connection.execute(text("SELECT number FROM orders ORDER BY number")).scalars())
 
 
 @pytest.mark.parametrize("resource", ["shop", "broker"])
@@ -91,31 +69,6 @@ def test_a_resource_that_votes_no_or_is_away_leaves_nothing_half_done(test: Test
     assert at == "start" or isinstance(failed.value, RolledBack)
     assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([], [], 1)
     test.deliver("orders")
-    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([1], [Invoice(1)], 0)
-
-
-@pytest.mark.parametrize("resource", ["shop", "broker"])
-def test_an_unknown_outcome_is_known_after_recovery(test: TestApp, resource: str) -> None:
-    test.fail(resource, at="commit")
-    with pytest.raises(OutcomeUnknown):
-        test.deliver("orders", Order(1))
-    test.recover()
-    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([1], [Invoice(1)], 0)
-
-
-def test_a_process_that_is_killed_before_the_decision_has_done_nothing(test: TestApp) -> None:
-    test.kill("before the decision")
-    with pytest.raises(Killed):
-        test.deliver("orders", Order(1))
-    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([], [], 1)
-    test.deliver("orders")
-    assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([1], [Invoice(1)], 0)
-
-
-def test_a_process_that_is_killed_after_the_decision_has_done_all(test: TestApp) -> None:
-    test.kill("after the decision")
-    with pytest.raises(Killed):
-        test.deliver("orders", Order(1))
     assert (rows(test), test.sent("invoices"), test.waiting("orders")) == ([1], [Invoice(1)], 0)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import text
 
-from tests.xabridge.testing.test_app_under_test import Invoice, Order, Shop
+from tests.xabridge.app.shop import Invoice, Shop, rows, set_up
+from tests.xabridge.testing.test_app_under_test import Order
 from xabridge import (
     App,
     Broker,
@@ -58,9 +59,7 @@ class Running:
         invoices = self.test.sent("invoices")
         assert len(invoices) + self.test.waiting("orders") == self.sent
         if self._has_database:
-            with self.test.engine("shop").begin() as connection:
-                rows = list(connection.execute(text("SELECT number FROM orders")).scalars())
-            assert len(rows) == len(invoices)
+            assert len(rows(self.test)) == len(invoices)
         if self._other is not None:
             assert self._other.waiting("copies") == len(invoices)
         return len(invoices)
@@ -98,8 +97,7 @@ def tested(request: pytest.FixtureRequest) -> Iterator[Running]:
         given = {"other": other.url} if request.param == "log" else {}
         with TestApp(app, resources=given) as test:
             if request.param == "database":
-                with test.engine("shop").begin() as connection:
-                    connection.execute(text("CREATE TABLE orders (number integer PRIMARY KEY)"))
+                set_up(test)
             yield Running(test, has_database=request.param == "database", other=other if given else None)
 
 

@@ -2,27 +2,21 @@
 
 import pytest
 
-mariadb = pytest.importorskip("xabridge.testing.mariadb")
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not mariadb.installed(), reason="MariaDB isn't installed"),
-]
+from xabridge.testing.mariadb import MariaDB
 
 
-def test_temporary_tables_outlast_the_start_of_another_server() -> None:
+@pytest.mark.slow
+def test_temporary_tables_outlast_the_start_of_another_server(mariadb: MariaDB) -> None:
     """A server that starts removes the temporary tables that it finds in its folder for them. With one folder for all,
     another server's installation, which works with such tables, ended with "Unknown table"."""
-    server, other = mariadb.MariaDB(), mariadb.MariaDB()
+    other = MariaDB()
+    mariadb.admin("CREATE OR REPLACE DATABASE kept")
     try:
-        server.start()
-        server.admin("CREATE DATABASE shop")
-        with server.connect() as connection, connection.cursor() as cursor:
-            cursor.execute("CREATE TEMPORARY TABLE shop.kept (id INT) ENGINE = Aria")
+        with mariadb.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE TEMPORARY TABLE kept.kept (id INT) ENGINE = Aria")
             other.start()
-            cursor.execute("DROP TEMPORARY TABLE shop.kept")
+            cursor.execute("DROP TEMPORARY TABLE kept.kept")
             cursor.execute("SHOW WARNINGS")
             assert not cursor.fetchall()
     finally:
-        server.remove()
         other.remove()

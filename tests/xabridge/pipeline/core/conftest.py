@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def env(tmp_path: Path, postgres: Postgres) -> Iterator[CoreEnvironment]:
     """An environment with a broker of its own."""
-    broker = EmbeddedBroker(tmp_path)
-    env = new_environment(broker, postgres, tmp_path)
-    try:
+    with new_environment(postgres, tmp_path) as env:
         yield env
-    finally:
-        env.close()
-        broker.stop()
 
 
 @pytest.fixture

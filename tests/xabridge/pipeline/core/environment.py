@@ -5,13 +5,16 @@ Spark would make.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
 from rm_amqp import AmqpResource, Message
+from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import FORMAT_ID, TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS, Xid
+from xa.coroutines import drive
 from xabridge.pipeline.core import (
     AddressTarget,
     Attempt,
@@ -26,20 +29,24 @@ from xabridge.pipeline.core import (
     SourcePartition,
     TableTarget,
 )
+from xabridge.pipeline.core.driver.open_pipeline import BlockingLog
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import BatchResult, SinkCoordinator
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
+from xabridge.pipeline.core.protocol import batch_decision
 from xabridge.pipeline.core.resources import Resources, prepared_branches
 from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.core.task.source_task import read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from tests.postgres import Postgres
-    from tests.rm_amqp.embedded import EmbeddedBroker
+    from tm.log import Decision, LogError
+    from xabridge.pipeline.core import BatchRefused
+    from xabridge.pipeline.core.task.staged_rows import StagedRows
 
 _NUMBERS: Final = itertools.count(1)
 TABLE: Final = TableTarget("shop", "public.orders", lock_timeout_s=0.3)
@@ -125,6 +132,27 @@ class CoreEnvironment:
                 task.send(ALERTS, Messages([row.encode() for row in rows]))
             return task.prepare()
 
+    def began(self, driver: str = "driver-1", **source: Any) -> tuple[SourcePlanner, Offset, Sequence[SourcePartition]]:
+        """A reader, the end of its first batch, and what the tasks of that read."""
+        reader = self.reader(driver, **source)
+        end = reader.latest(Offset())
+        return reader, end, reader.plan(Offset(), end)
+
+    def written(self, parts: Sequence[SourcePartition]) -> tuple[SinkCoordinator, SinkPlan, list[SinkReport]]:
+        """A writer and its plan, and what each task of a batch has prepared."""
+        writer = self.writer()
+        plan = writer.plan()
+        return writer, plan, [self.write(plan, self.rows(part), Attempt(part.index, part.index)) for part in parts]
+
+    def decide_and_die(self, writer: SinkCoordinator, plan: SinkPlan, reports: Sequence[SinkReport]) -> None:
+        """The driver commits a batch, and is killed when its decision is durable."""
+        pipeline = writer._opened(plan.incarnation)
+        log: Any = pipeline.ports.log
+        ports = replace(pipeline.ports, log=DyingLog(log._log, log._prefix))
+        with suppress(KilledError):
+            drive(batch_decision.commit(ports, pipeline.own, plan, Batch("q", 0), reports, pipeline.names))
+            raise AssertionError("it was not killed")
+
     # --- a whole batch ----------------------------------------------------------------------------------------------
     def batch(
         self,
@@ -198,6 +226,22 @@ class CoreEnvironment:
         return sorted(found + [Xid.parse(gid).bqual.decode() for gid in gids])
 
 
+class KilledError(Exception):
+    """The driver is."""
+
+
+class DyingLog(BlockingLog):
+    """The driver is killed when its decision is durable."""
+
+    async def force(self, decision: Decision) -> LogError | None:
+        assert await super().force(decision) is None
+        raise KilledError
+
+    async def force_with_rows(self, decision: Decision, staged: Sequence[StagedRows]) -> LogError | BatchRefused | None:
+        assert await super().force_with_rows(decision, staged) is None
+        raise KilledError
+
+
 def bodies(chunk: Messages) -> list[str]:
     """The bodies as text."""
     return [body.decode() if isinstance(body, bytes) else str(body) for body in chunk.body]
@@ -209,10 +253,17 @@ def bodies_of(octets: bytes) -> str:
     return bytes(message.body).decode(errors="replace") if isinstance(message.body, bytes) else str(message.body)
 
 
-def new_environment(broker: EmbeddedBroker, postgres: Postgres, folder: Path) -> CoreEnvironment:
-    """An environment with queues, table and log of its own."""
+@contextmanager
+def new_environment(postgres: Postgres, folder: Path) -> Iterator[CoreEnvironment]:
+    """An environment with a broker, queues, table and log of its own."""
     database = postgres.create_database()
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, body text NOT NULL)")
         connection.execute("CREATE TABLE totals (product text PRIMARY KEY, total bigint, note text)")
-    return CoreEnvironment(broker, database, f"sqlite:///{folder / 'log.db'}")
+    broker = EmbeddedBroker(folder)
+    env = CoreEnvironment(broker, database, f"sqlite:///{folder / 'log.db'}")
+    try:
+        yield env
+    finally:
+        env.close()
+        broker.stop()

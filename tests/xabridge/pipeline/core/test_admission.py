@@ -80,9 +80,7 @@ def test_sparks_own_limit_in_octets_holds_below_the_option(env: CoreEnvironment)
 
 def test_a_search_for_a_poison_message_goes_by_numbers_only(env: CoreEnvironment) -> None:
     env.put(LONG)
-    reader = env.reader(octets=600, partitions=2)
-    end = reader.latest(Offset())
-    first = reader.plan(Offset(), end)
+    reader, end, first = env.began(octets=600, partitions=2)
     plan = env.writer().plan()
     taken = sum(len(env.rows(partition)) for partition in first)
     env.writer().abort(plan, None, [None])

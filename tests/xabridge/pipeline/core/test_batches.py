@@ -35,7 +35,6 @@ def test_a_batch_is_in_the_table_and_at_the_address_and_no_more_in_the_queue(env
     assert env.prepared() == ["src/1/0", "src/1/1"]  # Spark may want to read them again
     assert reader.latest(end) == end
     assert env.prepared() == []
-    reader.close()
 
 
 def test_batches_follow_each_other_and_read_limits_hold(env: CoreEnvironment) -> None:
@@ -49,7 +48,6 @@ def test_batches_follow_each_other_and_read_limits_hold(env: CoreEnvironment) ->
         number += 1
     assert number == 3
     _done(env, ROWS)
-    reader.close()
 
 
 def test_writers_that_are_kept(env: CoreEnvironment) -> None:
@@ -111,14 +109,11 @@ def test_a_driver_that_dies_before_the_decision_has_its_batch_planned_again(env:
         reader.plan(Offset(), end)
     again.logged(end_again)
     assert env.prepared() == []
-    again.close()
 
 
 def test_a_decided_batch_is_read_again_and_written_once(env: CoreEnvironment) -> None:
     env.put(ROWS)
-    reader = env.reader()
-    end = reader.latest(Offset())
-    partitions = reader.plan(Offset(), end)
+    _, end, partitions = env.began()
     writer = env.writer()
     plan = writer.plan()
     first = [env.rows(partition) for partition in partitions]
@@ -145,33 +140,23 @@ def test_a_decided_batch_is_read_again_and_written_once(env: CoreEnvironment) ->
         again.plan(Offset(), end)
     again.logged(following)
     assert env.prepared() == []
-    again.close()
 
 
 def test_commit_that_raised_is_followed_by_abort_and_what_is_decided_stays(env: CoreEnvironment) -> None:
     env.put(ROWS)
-    reader = env.reader()
-    end = reader.latest(Offset())
-    partitions = reader.plan(Offset(), end)
-    writer = env.writer()
-    plan = writer.plan()
-    reports = [env.write(plan, env.rows(part), Attempt(part.index, part.index)) for part in partitions]
+    reader, end, partitions = env.began()
+    writer, plan, reports = env.written(partitions)
     writer.commit(plan, Batch("q", 0), reports)
     env.writer().abort(plan, Batch("q", 0), reports)
     _done(env, ROWS)
     reader.logged(end)
     assert env.prepared() == []
-    reader.close()
 
 
 def test_an_abort_gives_everything_back(env: CoreEnvironment) -> None:
     env.put(ROWS)
-    reader = env.reader()
-    end = reader.latest(Offset())
-    partitions = reader.plan(Offset(), end)
-    writer = env.writer()
-    plan = writer.plan()
-    reports = [env.write(plan, env.rows(part), Attempt(part.index, part.index)) for part in partitions]
+    reader, end, partitions = env.began()
+    writer, plan, reports = env.written(partitions)
     writer.abort(plan, Batch("q", 0), reports)
     assert env.prepared() == []
     assert sorted(env.queued(), key=int) == ROWS
@@ -185,14 +170,11 @@ def test_an_abort_gives_everything_back(env: CoreEnvironment) -> None:
     assert env.prepared() == []
     env.batch(reader, Offset(), 0, end=end)
     _done(env, ROWS)
-    reader.close()
 
 
 def test_attempts_that_spark_did_not_take_are_swept(env: CoreEnvironment) -> None:
     env.put(ROWS)
-    reader = env.reader(partitions=1)
-    end = reader.latest(Offset())
-    (partition,) = reader.plan(Offset(), end)
+    reader, end, (partition,) = env.began(partitions=1)
     writer = env.writer()
     plan = writer.plan()
     rows = env.rows(partition)
@@ -203,14 +185,11 @@ def test_attempts_that_spark_did_not_take_are_swept(env: CoreEnvironment) -> Non
     _done(env, ROWS)
     reader.logged(end)
     assert env.prepared() == []
-    reader.close()
 
 
 def test_a_batch_whose_branch_is_gone_is_refused(env: CoreEnvironment) -> None:
     env.put(ROWS)
-    reader = env.reader(partitions=1)
-    end = reader.latest(Offset())
-    (partition,) = reader.plan(Offset(), end)
+    reader, end, (partition,) = env.began(partitions=1)
     writer = env.writer()
     plan = writer.plan()
     report = env.write(plan, env.rows(partition))
@@ -221,7 +200,6 @@ def test_a_batch_whose_branch_is_gone_is_refused(env: CoreEnvironment) -> None:
     writer.abort(plan, Batch("q", 0), [report])
     env.batch(reader, Offset(), 0, end=end)
     _done(env, ROWS)
-    reader.close()
 
 
 def test_batches_that_read_nothing_are_decided_once_each(env: CoreEnvironment) -> None:
@@ -247,7 +225,6 @@ def test_batches_that_read_nothing_are_decided_once_each(env: CoreEnvironment) -
     env.put(["200"])
     env.batch(reader, end, 3, driver="driver-2")
     _done(env, [*ROWS, "101", "102", "200"])
-    reader.close()
 
 
 def test_a_source_whose_sink_is_not_ours_is_taken_when_spark_has_logged_the_batch(env: CoreEnvironment) -> None:
@@ -259,14 +236,11 @@ def test_a_source_whose_sink_is_not_ours_is_taken_when_spark_has_logged_the_batc
     assert reader.latest(end) == end
     assert env.queued() == []
     assert env.prepared() == []
-    reader.close()
 
 
 def test_a_sink_that_was_given_up_by_code_that_went_on_takes_nothing(env: CoreEnvironment) -> None:
     env.put(ROWS)
-    reader = env.reader()
-    end = reader.latest(Offset())
-    partitions = reader.plan(Offset(), end)
+    reader, end, partitions = env.began()
     plan = env.writer().plan()
     env.write(plan, env.rows(partitions[0]))
     following = reader.latest(end)  # Spark thinks the batch went well
@@ -275,7 +249,6 @@ def test_a_sink_that_was_given_up_by_code_that_went_on_takes_nothing(env: CoreEn
     _done(env, ROWS)
     reader.logged(following)
     assert env.prepared() == []
-    reader.close()
 
 
 def test_a_job_without_streaming_takes_and_writes_in_one_decision(env: CoreEnvironment) -> None:
@@ -299,4 +272,3 @@ def test_a_checkpoint_of_another_log_is_refused(env: CoreEnvironment) -> None:
         reader.latest(Offset(7))
     with pytest.raises(PipelineError, match="another decision log"):
         reader.plan(Offset(), Offset(7))
-    reader.close()

@@ -43,7 +43,6 @@ def _planned_again(env: CoreEnvironment) -> None:
     reader = env.reader()
     for partition in reader.plan(Offset(), reader.latest(Offset())):
         env.rows(partition)
-    reader.close()
 
 
 def _broker_restarted(env: CoreEnvironment) -> None:
@@ -64,7 +63,6 @@ def _interrupted(env: CoreEnvironment) -> None:
     assert len(resource.rm.session(1).gather("orders", 5)) == 5
     resource.rm.end(first.xid, 1, TMFAIL)
     other.close()
-    reader.close()
 
 
 @pytest.mark.parametrize("failing", [_aborted, _planned_again, _broker_restarted, _interrupted])
@@ -76,4 +74,3 @@ def test_a_batch_that_failed_raises_no_count(env: CoreEnvironment, failing: Call
     reader.plan(Offset(), reader.latest(Offset()))  # whatever is left is rolled back
     assert counts(env.broker) == [0] * 10
     assert counts(env.broker, "orders.dead") == []
-    reader.close()

@@ -9,7 +9,6 @@ import pickle
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +16,13 @@ import psycopg
 import pytest
 
 from tests.postgres import Postgres
-from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.pipeline.core.environment import ALERTS, TABLE, CoreEnvironment, new_environment
-from xa.coroutines import drive
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, Messages, Offset, SinkPlan, SinkReport, TableTarget
-from xabridge.pipeline.core.driver.open_pipeline import BlockingLog
-from xabridge.pipeline.core.protocol import batch_decision
 from xabridge.pipeline.core.task.sink_task import SinkTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tm.log import Decision, LogError
-    from xabridge.pipeline.core.task.staged_rows import StagedRows
 
 ROOT = Path(__file__).parents[4]
 ROWS = [f"{number}" for number in range(10)]
@@ -48,14 +41,9 @@ def managed() -> Iterator[Postgres]:
 @pytest.fixture
 def env(tmp_path: Path, managed: Postgres) -> Iterator[CoreEnvironment]:
     """An environment over it."""
-    broker = EmbeddedBroker(tmp_path)
-    env = new_environment(broker, managed, tmp_path)
-    env.log, env.decides = env.database, True
-    try:
+    with new_environment(managed, tmp_path) as env:
+        env.log, env.decides = env.database, True
         yield env
-    finally:
-        env.close()
-        broker.stop()
 
 
 def _written(env: CoreEnvironment, plan: SinkPlan, rows: Sequence[str], attempt: Attempt) -> SinkReport:
@@ -82,9 +70,7 @@ def _done(env: CoreEnvironment, rows: Sequence[str], table: Sequence[str] | None
 def test_rows_are_written_with_the_decision(env: CoreEnvironment) -> None:
     """Over several tasks, with an attempt that does not count; and when the batch is repeated, not again."""
     env.put(ROWS)
-    reader = env.reader()
-    end = reader.latest(Offset())
-    partitions = reader.plan(Offset(), end)
+    reader, end, partitions = env.began()
     writer = env.writer()
     plan = writer.plan()
     reports = []
@@ -173,32 +159,15 @@ def test_a_lock_that_is_somebody_elses_refuses_the_batch(env: CoreEnvironment) -
     _done(env, ["1"])
 
 
-class KilledError(Exception):
-    """The driver is."""
-
-
-class DyingLog(BlockingLog):
-    """The driver is killed when its decision is durable."""
-
-    async def force_with_rows(self, decision: Decision, staged: Sequence[StagedRows]) -> LogError | BatchRefused | None:
-        assert await super().force_with_rows(decision, staged) is None
-        raise KilledError
-
-
 def test_a_driver_that_is_killed_right_after_its_decision(env: CoreEnvironment) -> None:
     """The next one sends the messages, and Spark's repetition of the batch writes nothing."""
     env.put(ROWS)
-    reader = env.reader()
-    end = reader.latest(Offset())
-    partitions = reader.plan(Offset(), end)
+    _, end, partitions = env.began()
     writer = env.writer()
     plan = writer.plan()
     first = [env.rows(part) for part in partitions]
     reports = [_written(env, plan, rows, Attempt(index, index)) for index, rows in enumerate(first)]
-    pipeline = writer._opened(plan.incarnation)
-    ports = replace(pipeline.ports, log=DyingLog(pipeline.ledger.log, pipeline.ports.log._prefix))  # type: ignore[attr-defined]
-    with pytest.raises(KilledError):
-        drive(batch_decision.commit(ports, pipeline.own, plan, Batch("q", 0), reports, pipeline.names))
+    env.decide_and_die(writer, plan, reports)
     assert sorted(env.table()) == ROWS
     assert env.queued("alerts") == []
     again = env.reader("driver-2")
@@ -236,9 +205,7 @@ def test_a_driver_that_is_killed_in_the_transaction_of_its_decision(env: CoreEnv
         )
         connection.execute("CREATE TRIGGER wait BEFORE INSERT ON totals FOR EACH ROW EXECUTE FUNCTION wait()")
     env.put(ROWS)
-    reader = env.reader()
-    end = reader.latest(Offset())
-    partitions = reader.plan(Offset(), end)
+    _, end, partitions = env.began()
     plan = env.writer().plan()
     reports = [_written(env, plan, env.rows(part), Attempt(part.index, part.index)) for part in partitions]
     driver = subprocess.Popen(

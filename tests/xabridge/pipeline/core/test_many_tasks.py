@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import psycopg
 import pytest
 
 from tests.postgres import Postgres
-from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.pipeline.core.environment import TABLE, CoreEnvironment, new_environment
-from xa.coroutines import drive
 from xabridge.pipeline.core import Attempt, Batch
-from xabridge.pipeline.core.driver.open_pipeline import BlockingLog
-from xabridge.pipeline.core.protocol import batch_decision
 from xabridge.pipeline.core.task.sink_task import SinkTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tm.log import Decision, LogError
     from xabridge.pipeline.core import SinkPlan, SinkReport
 
 FEW_CONNECTIONS: Final = "?xa_pool_size=1&xa_pool_wait_s=1"
@@ -39,13 +33,8 @@ def roomy() -> Iterator[Postgres]:
 @pytest.fixture
 def env(tmp_path: Path, roomy: Postgres) -> Iterator[CoreEnvironment]:
     """An environment over it."""
-    broker = EmbeddedBroker(tmp_path)
-    env = new_environment(broker, roomy, tmp_path)
-    try:
+    with new_environment(roomy, tmp_path) as env:
         yield env
-    finally:
-        env.close()
-        broker.stop()
 
 
 def write(env: CoreEnvironment, plan: SinkPlan, tasks: int, attempt: int = 0) -> list[SinkReport]:
@@ -86,32 +75,13 @@ def test_every_task_of_a_batch_is_committed(env: CoreEnvironment, tasks: int, se
     assert len(orphans) == min(tasks, 200)
 
 
-class KilledError(Exception):
-    """The driver is."""
-
-
-class DyingLog(BlockingLog):
-    """The driver is killed when its decision is durable."""
-
-    async def force(self, decision: Decision) -> LogError | None:
-        assert await super().force(decision) is None
-        raise KilledError
-
-
 def test_a_driver_that_comes_back_to_many_tasks(env: CoreEnvironment) -> None:
     """It was killed right after the decision: the next one carries all of it out before it plans."""
     env.start()
     writer = env.writer()
     plan = writer.plan()
     reports = write(env, plan, 100)
-    pipeline = writer._opened(plan.incarnation)
-    log = DyingLog(pipeline.ledger.log, b"")
-    with pytest.raises(KilledError):
-        drive(
-            batch_decision.commit(
-                replace(pipeline.ports, log=log), pipeline.own, plan, Batch("q", 0), reports, pipeline.names
-            )
-        )
+    env.decide_and_die(writer, plan, reports)
     writer.close()
     assert len(env.prepared()) == 100
     env.start(driver="driver-2")

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import signal
-import subprocess
-import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 from sqlalchemy import make_url
 
-from tests.xabridge.pipeline.core.test_many_tasks import DyingLog, KilledError
-from xa.coroutines import drive
 from xabridge.pipeline.core import (
     AddressTarget,
     Attempt,
     Batch,
     BatchRefused,
     Messages,
-    Offset,
     SinkPlan,
     SinkReport,
     TableTarget,
 )
-from xabridge.pipeline.core.protocol import batch_decision
 from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.core.task.mariadb_session import connect
 from xabridge.pipeline.core.task.sink_task import SinkTask
@@ -92,9 +82,7 @@ def _upserted(
 def test_a_batch_is_in_the_table_and_at_the_address(env: CoreEnvironment, maria: str) -> None:
     """Of two attempts at a task one counts, and the orphan that is in its way is rolled back."""
     env.put(ROWS)
-    reader = env.reader()
-    end = reader.latest(Offset())
-    partitions = reader.plan(Offset(), end)
+    reader, end, partitions = env.began()
     plan = env.writer().plan()
     reports = []
     for part in partitions:
@@ -107,17 +95,6 @@ def test_a_batch_is_in_the_table_and_at_the_address(env: CoreEnvironment, maria:
     assert sorted(env.queued("alerts")) == ROWS
     assert reader.latest(end) == end
     assert env.prepared() == []
-
-
-def test_an_abort_gives_everything_back(env: CoreEnvironment, maria: str) -> None:
-    env.start()
-    writer = env.writer()
-    plan = writer.plan()
-    report = _write(env, plan, ROWS, Attempt(0, 0))
-    assert len(env.prepared()) == 2
-    writer.abort(plan, Batch("q", 0), [report])
-    assert env.prepared() == []
-    assert _rows(maria, "SELECT * FROM orders") == []
 
 
 def test_rows_by_key_are_written_one_after_the_other(env: CoreEnvironment, maria: str) -> None:
@@ -236,10 +213,7 @@ def test_a_driver_that_comes_back_after_its_decision(env: CoreEnvironment, maria
         task.write_rows(ORDERS, ("body",), [("1",)])
         task.write_rows(TOTALS, ("product", "total"), [("tea", 1)])
         report = task.prepare()
-    pipeline = writer._opened(plan.incarnation)
-    ports = replace(pipeline.ports, log=DyingLog(pipeline.ledger.log, b""))
-    with pytest.raises(KilledError):
-        drive(batch_decision.commit(ports, pipeline.own, plan, Batch("q", 0), [report], pipeline.names))
+    env.decide_and_die(writer, plan, [report])
     writer.close()
     assert len(env.prepared()) == 2
     killed, env.resources = env.resources, Resources()
@@ -249,48 +223,3 @@ def test_a_driver_that_comes_back_after_its_decision(env: CoreEnvironment, maria
     assert _rows(maria, "SELECT body FROM orders") == [("1",)]
     assert _rows(maria, "SELECT product, total FROM totals") == [("tea", 1)]
     killed.close()
-
-
-TASK = """
-import os, pickle, signal, sys
-from tests.xabridge.pipeline.core.test_mariadb_sink import ORDERS
-from xabridge.pipeline.core import Attempt
-from xabridge.pipeline.core.resources import Resources
-from xabridge.pipeline.core.task.sink_task import SinkTask
-
-plan = pickle.loads(sys.stdin.buffer.read())
-with SinkTask(plan, Attempt(0, 0), resources=Resources()) as task:
-    task.write_rows(ORDERS, ("body",), [("1",), ("2",)])
-    if "prepared" in sys.argv:
-        report = task.prepare()
-        sys.stdout.buffer.write(pickle.dumps(report))
-        sys.stdout.buffer.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", ["written", "prepared"])
-def test_a_task_that_is_killed(env: CoreEnvironment, maria: str, when: str) -> None:
-    """What it has prepared can be decided, also after a crash of the server; what it has not is gone."""
-    env.start()
-    writer = env.writer()
-    plan = writer.plan()
-    ran = subprocess.run(
-        [sys.executable, "-c", TASK, when],
-        input=pickle.dumps(plan),
-        capture_output=True,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == -signal.SIGKILL, ran.stderr.decode()
-    if when == "prepared":
-        report = pickle.loads(ran.stdout)  # noqa: S301 — our own
-        assert len(env.prepared()) == 1
-    else:
-        report = _write(env, plan, ["1", "2"], Attempt(0, 1))  # nothing is in its way
-    assert not writer.commit(plan, Batch("q", 0), [report]).left
-    assert sorted(body for (body,) in _rows(maria, "SELECT body FROM orders")) == ["1", "2"]
-    assert env.prepared() == []

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import text
 
-from tests.rm_amqp.embedded import EmbeddedBroker
 from tm.log.sql.database import Database
 from xa import FORMAT_ID, Xid
 from xa.coroutines import drive
@@ -22,9 +21,9 @@ from xabridge.pipeline.core.ledger.status import look
 from xabridge.pipeline.core.protocol import epoch_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
+    from tests.rm_amqp.embedded import EmbeddedBroker
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
     from xabridge.pipeline.core import SourcePartition
 
@@ -33,15 +32,10 @@ MORE = [f"{number}" for number in range(10, 25)]
 
 
 @pytest.fixture
-def second(env: CoreEnvironment, tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """The resource `second`, another broker."""
-    folder = tmp_path / "second"
-    folder.mkdir()
-    broker = EmbeddedBroker(folder)
-    env.others = (("second", f"amqp://{broker.address}/?timeout=20"),)
-    yield broker
-    env.resources.close()
-    broker.stop()
+def second(env: CoreEnvironment, second: EmbeddedBroker) -> EmbeddedBroker:
+    """The resource `second`, which is waited for long."""
+    env.others = (("second", f"amqp://{second.address}/?timeout=20"),)
+    return second
 
 
 def _read(env: CoreEnvironment, parts: Sequence[SourcePartition]) -> list[str]:
@@ -159,9 +153,7 @@ def test_a_source_and_a_sink_of_different_pipelines_do_not_work(env: CoreEnviron
 def test_a_job_never_decides_what_a_query_reads(env: CoreEnvironment) -> None:
     """Under the same name, in the same driver, between the planning of a batch and its commit."""
     env.put(ROWS)
-    reader = env.reader()
-    end = reader.latest(Offset())
-    parts = reader.plan(Offset(), end)
+    reader, end, parts = env.began()
     writer, job = env.writer(), env.writer()
     plan = writer.plan()
     of_job = job.plan(streaming=False)

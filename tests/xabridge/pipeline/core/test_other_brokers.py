@@ -11,7 +11,7 @@ import pytest
 from rm_openwire import OpenWireResource
 from tests.rm_openwire.java_brokers import Classic
 from xa import FORMAT_ID, TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS, Xid
-from xabridge.pipeline.core import AddressTarget, Attempt, Batch, Messages, Offset, PipelineError
+from xabridge.pipeline.core import AddressTarget, Attempt, Batch, Messages, PipelineError
 from xabridge.pipeline.core.task.sink_task import SinkTask
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ def _received(broker: Classic) -> list[tuple[bytes, str | None]]:
 @pytest.mark.timeout(300)
 def test_classic_is_a_sink(env: CoreEnvironment, classic: Classic) -> None:
     env.put(["1", "2"])
-    reader = env.reader(partitions=1)
-    end = reader.latest(Offset())
-    (part,) = reader.plan(Offset(), end)
+    reader, end, (part,) = env.began(partitions=1)
     writer = env.writer()
     plan = writer.plan()
     rows = env.rows(part)

@@ -316,9 +316,7 @@ def test_a_late_attempt_that_met_no_fence_gives_back_what_it_took(env: CoreEnvir
     """The fence of a decided epoch could not be set, and its source branch is finished. A late attempt prepares that
     branch again, with other messages."""
     env.put(["1"])
-    reader = env.reader(partitions=1)
-    end = reader.latest(Offset())
-    (part,) = reader.plan(Offset(), end)
+    reader, end, (part,) = env.began(partitions=1)
     env.finish([part], 0)
     reader.logged(end)
     rm = AmqpResource()

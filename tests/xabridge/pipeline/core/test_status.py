@@ -29,9 +29,7 @@ def test_status_shows_epochs_branches_and_what_can_not_be_reached(env: CoreEnvir
     with pytest.raises(LogMissing):
         prefixes(env.log)
     env.put(["1", "2"])
-    reader = env.reader(partitions=1)
-    end = reader.latest(Offset())
-    (partition,) = reader.plan(Offset(), end)
+    reader, end, (partition,) = env.began(partitions=1)
     writer = env.writer()
     plan = writer.plan()
     report = env.write(plan, env.rows(partition), Attempt(0, 0))
@@ -72,7 +70,6 @@ def test_the_phases_of_a_batch(env: CoreEnvironment) -> None:
     assert done.planned_at == pytest.approx(began_at, abs=5)
     reader.logged(end)
     assert look(env.log, ())[0].epochs == (done,), "told again, and noted once"
-    reader.close()
 
 
 def test_a_batch_that_begins_while_somebody_looks_is_no_orphan(env: CoreEnvironment) -> None:
@@ -94,7 +91,6 @@ def test_a_batch_that_begins_while_somebody_looks_is_no_orphan(env: CoreEnvironm
     opened.close()
     assert [len(shown.prepared[name] or ()) for name in ("broker", "shop")] == [0, 1], "the old ones are finished"
     assert orphans(shown) == {}
-    reader.close()
 
 
 def test_epochs_that_wait_are_there_however_old(env: CoreEnvironment) -> None:
@@ -132,7 +128,6 @@ def test_status_shows_what_the_last_batches_did_and_what_waited(env: CoreEnviron
         (2, "broker: orders", 4), (1, "broker: orders", 3),
     ]  # fmt: skip
     assert [lag.oldest_s for lag in shown.lags] == [None, None], "the sender has not set the creation time"
-    reader.close()
 
 
 def test_the_age_of_the_oldest_message_is_by_its_creation_time(env: CoreEnvironment) -> None:
@@ -143,7 +138,6 @@ def test_the_age_of_the_oldest_message_is_by_its_creation_time(env: CoreEnvironm
     (lag,) = look(env.log, env.settings.resources, opened=env.resources)[0].lags
     assert lag.oldest_s is not None
     assert lag.oldest_s == pytest.approx(60, abs=20)
-    reader.close()
 
 
 def test_only_the_last_results_are_kept_and_a_job_has_one_too(

@@ -39,9 +39,7 @@ def told(env: CoreEnvironment, capsys: Capture) -> dict[str, Any]:
 
 def test_a_batch_on_its_way_and_decided(env: CoreEnvironment, capsys: Capture) -> None:
     env.put(["1", "2"])
-    reader = env.reader(partitions=1)
-    end = reader.latest(Offset())
-    (partition,) = reader.plan(Offset(), end)
+    reader, end, (partition,) = env.began(partitions=1)
     writer = env.writer()
     plan = writer.plan()
     report = env.write(plan, env.rows(partition), Attempt(0, 0))
@@ -191,9 +189,7 @@ def test_nothing_is_said_of_what_could_not_be_reached(
 
 def test_orphans_are_told_and_gone_after_the_next_plan(env: CoreEnvironment, capsys: Capture) -> None:
     env.put(["1"])
-    reader = env.reader(partitions=1)
-    end = reader.latest(Offset())
-    (partition,) = reader.plan(Offset(), end)
+    reader, end, (partition,) = env.began(partitions=1)
     plan = env.writer().plan()
     env.write(plan, env.rows(partition), Attempt(0, 0))
     ledger = LedgerOpener(env.log, "orders", sleep=time.sleep).join("driver-1")
@@ -206,7 +202,6 @@ def test_orphans_are_told_and_gone_after_the_next_plan(env: CoreEnvironment, cap
     assert len(told(env, capsys)["orphans"]) == 1
     reader.plan(Offset(), end)
     assert not told(env, capsys)["orphans"]
-    reader.close()
 
 
 def test_what_can_not_be_shown(env: CoreEnvironment, capsys: Capture, tmp_path: Path) -> None:
@@ -227,9 +222,7 @@ def test_what_can_not_be_shown(env: CoreEnvironment, capsys: Capture, tmp_path: 
 
 def test_recover_shows_a_pipelines_branches_as_such(env: CoreEnvironment, capsys: Capture, tmp_path: Path) -> None:
     env.put(["1"])
-    reader = env.reader(partitions=1)
-    end = reader.latest(Offset())
-    (partition,) = reader.plan(Offset(), end)
+    _, _, (partition,) = env.began(partitions=1)
     plan = env.writer().plan()
     env.write(plan, env.rows(partition), Attempt(0, 7))
     config = tmp_path / "site.toml"
@@ -248,7 +241,6 @@ def test_recover_shows_a_pipelines_branches_as_such(env: CoreEnvironment, capsys
     assert "xabridge pipeline status orders" in details
     assert "left alone: belongs to node orders" in _run("recover", "run", "--config", str(config), capsys=capsys)
     assert len(told(env, capsys)["epochs"][0]["prepared"]["broker"]) == 2, "left alone"
-    reader.close()
 
 
 def _run(*arguments: str, capsys: Capture) -> str:

@@ -10,7 +10,7 @@ from xa import TMNOMIGRATE, TMREGISTER, TMUSEASYNC, Code
 from xa.machine import IllegalTransition
 from xabridge.testing.contract.harness import Capabilities
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite
-from xabridge.testing.reference import ReferenceResource, ReferenceStore
+from xabridge.testing.reference import ReferenceDecider, ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -25,22 +25,11 @@ VARIANTS = {
 }
 
 
-class ReferenceHarness:
-    """A store of its own for each test."""
+class HarnessOfAStore:
+    """What a store does to its clients, whichever it is."""
 
-    open_string = "reference://contract"
     wrong_open_string = "reference://elsewhere"
-
-    def __init__(self, flags: int, *, read_only_votes: bool) -> None:
-        self.flags = flags
-        self.capabilities = Capabilities(votes_read_only=read_only_votes)
-        self.store = ReferenceStore("contract", read_only_votes=read_only_votes)
-        self.clients: list[ReferenceResource] = []
-
-    def new(self, registrar: Registrar) -> ReferenceResource:
-        client = ReferenceResource(self.store, registrar, self.flags)
-        self.clients.append(client)
-        return client
+    store: ReferenceStore
 
     def write(self, rm: ResourceManager, rmid: int, key: str) -> None:
         rm.session(rmid).write(key, True)
@@ -52,21 +41,12 @@ class ReferenceHarness:
         return self.store.data.keys()
 
     def crash(self, rm: ResourceManager) -> None:
-        assert isinstance(rm, ReferenceResource)
+        assert isinstance(rm, ReferenceResource | ReferenceDecider)
         self.store.disconnect(rm)
 
     def disconnect(self, rm: ResourceManager) -> None:
-        assert isinstance(rm, ReferenceResource)
+        assert isinstance(rm, ReferenceResource | ReferenceDecider)
         self.store.cut(rm)
-
-    def complete_heuristically(self, xid: Xid, *, commit: bool) -> None:
-        self.store.complete_heuristically(xid, Code.XA_HEURCOM if commit else Code.XA_HEURRB)
-
-    def expire(self, xid: Xid) -> None:
-        try:
-            self.store.expire(xid)
-        except IllegalTransition as refused:
-            assert refused.state.name in {"S3", "S5"}  # noqa: PT017 — the store's refusal is what is wanted
 
     def go_down(self) -> None:
         self.store.partition()
@@ -79,10 +59,38 @@ class ReferenceHarness:
 
     def leaks(self) -> list[str]:
         left = [f"{xid}: {state.value}" for xid, state in self.store.branches.items()]
-        left += [f"{key} locked by {xid}" for key, xid in self.store.locked_keys.items()]
+        return left + [f"{key} locked by {xid}" for key, xid in self.store.locked_keys.items()]
+
+
+class ReferenceHarness(HarnessOfAStore):
+    """A store of its own for each test."""
+
+    open_string = "reference://contract"
+
+    def __init__(self, flags: int, *, read_only_votes: bool) -> None:
+        self.flags = flags
+        self.capabilities = Capabilities(votes_read_only=read_only_votes)
+        self.store = ReferenceStore("contract", read_only_votes=read_only_votes)
+        self.clients: list[ReferenceResource] = []
+
+    def new(self, registrar: Registrar) -> ReferenceResource:
+        client = ReferenceResource(self.store, registrar, self.flags)
+        self.clients.append(client)
+        return client
+
+    def complete_heuristically(self, xid: Xid, *, commit: bool) -> None:
+        self.store.complete_heuristically(xid, Code.XA_HEURCOM if commit else Code.XA_HEURRB)
+
+    def expire(self, xid: Xid) -> None:
+        try:
+            self.store.expire(xid)
+        except IllegalTransition as refused:
+            assert refused.state.name in {"S3", "S5"}  # noqa: PT017 — the store's refusal is what is wanted
+
+    def leaks(self) -> list[str]:
+        left = super().leaks()
         left += [f"{client.outstanding} handles" for client in self.clients if client.outstanding]
-        left += [f"{len(self.store.in_flight)} requests in flight"] if self.store.in_flight else []
-        return left
+        return left + ([f"{len(self.store.in_flight)} requests in flight"] if self.store.in_flight else [])
 
 
 @pytest.fixture(params=VARIANTS)

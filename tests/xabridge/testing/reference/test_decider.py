@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from xa import TMSTARTRSCAN, TMSUCCESS, Code, Owner, ResourceUnavailable, TryAgain, XaError, Xid
-from xa.tables import BranchState
-from xabridge.testing.reference import DecidingStore, Fate, ReferenceDecider, ReferenceDeciderFactory
+from xa import TMSUCCESS, Code, ResourceUnavailable, TryAgain, XaError, Xid
+from xabridge.testing.reference import DecidingStore, Fate, ReferenceDecider
 
 RMID = 1
 X = Xid(1, b"global", b"branch")
@@ -27,27 +26,23 @@ def rm(store: DecidingStore) -> ReferenceDecider:
     return client
 
 
-def test_a_late_decide_finds_the_tombstone(store: DecidingStore, rm: ReferenceDecider) -> None:
+@pytest.mark.parametrize("is_in_time", [False, True])
+def test_a_late_decide_finds_the_tombstone(store: DecidingStore, rm: ReferenceDecider, *, is_in_time: bool) -> None:
     store.script.plan("decide", fate=Fate.IN_FLIGHT)
     with pytest.raises(ResourceUnavailable):
         rm.decide(X, RMID, b"record")
     rm.open(store.url, RMID)
+    if is_in_time:
+        store.deliver()
+        assert rm.settle(X.gtrid, RMID) == b"record"
+        assert store.data == {"k": 1}
+        return
     assert rm.settle(X.gtrid, RMID) is None
     assert store.deliver() == 1
     assert store.decided == {}
     assert store.data == {}
     assert store.branches == {}
     assert rm.settle(X.gtrid, RMID) is None
-
-
-def test_a_late_decide_that_is_before_settle(store: DecidingStore, rm: ReferenceDecider) -> None:
-    store.script.plan("decide", fate=Fate.IN_FLIGHT)
-    with pytest.raises(ResourceUnavailable):
-        rm.decide(X, RMID, b"record")
-    rm.open(store.url, RMID)
-    store.deliver()
-    assert rm.settle(X.gtrid, RMID) == b"record"
-    assert store.data == {"k": 1}
 
 
 @pytest.mark.parametrize("code", [Code.XA_RBINTEGRITY, Code.XAER_RMERR, Code.XAER_NOTA])
@@ -113,23 +108,6 @@ def test_a_second_decision_of_a_gtrid_is_refused(store: DecidingStore, rm: Refer
     assert store.decided == {X.gtrid: b"record"}
 
 
-def test_nothing_is_ever_in_doubt(store: DecidingStore, rm: ReferenceDecider) -> None:
-    assert store.branches == {X: BranchState.S2}
-    assert rm.recover(RMID, TMSTARTRSCAN) == []
-    store.disconnect(rm)
-    assert store.in_doubt == []
-
-
 def test_a_decider_id_has_8_octets() -> None:
     with pytest.raises(ValueError, match="has 8 octets, not 3"):
         DecidingStore(decider_id=b"123")
-
-
-def test_a_factory_makes_clients_of_one_store(store: DecidingStore) -> None:
-    factory = ReferenceDeciderFactory(store)
-    client = factory(None)  # type: ignore[arg-type]  # no registrar is needed without TMREGISTER
-    client.open(store.url, RMID)
-    assert client.decider_id == b"12345678"
-    owner = Owner("orders-1", b"12345678", "")
-    client.hold(owner, 10, RMID)
-    assert list(client.owners(RMID)) == [owner] == list(store.leases)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -30,7 +29,7 @@ from xa import (
 )
 from xa.machine import IllegalTransition
 from xa.tables import BranchState
-from xabridge.testing.reference import Fate, KeyLocked, ReferenceFactory, ReferenceResource, ReferenceStore
+from xabridge.testing.reference import Fate, KeyLocked, ReferenceResource, ReferenceStore
 from xabridge.testing.reference.server import MAX_OUTSTANDING
 
 RMID = 1
@@ -81,27 +80,6 @@ def test_a_written_key_is_locked_until_the_branch_is_gone(store: ReferenceStore,
     rm.rollback(Y, RMID)
     assert store.data == {"k": 1}
     assert store.locked_keys == {}
-
-
-def test_a_session_belongs_to_its_thread_of_control(rm: ReferenceResource) -> None:
-    rm.start(X, RMID)
-    session = rm.session(RMID)
-    with entered(ThreadOfControl()), pytest.raises(XaError) as raised:
-        session.write("k", 1)
-    assert raised.value.code is Code.XAER_PROTO
-
-
-def test_an_empty_branch_votes_yes_unless_the_store_votes_read_only(rm: ReferenceResource) -> None:
-    rm.start(X, RMID)
-    end(rm, X)
-    assert rm.prepare(X, RMID) is Code.XA_OK
-    store = ReferenceStore("b", read_only_votes=True)
-    other = ReferenceResource(store)
-    other.open(store.url, RMID)
-    other.start(X, RMID)
-    end(other, X)
-    assert other.prepare(X, RMID) is Code.XA_RDONLY
-    assert store.branches == {}
 
 
 # --- association states at the server -------------------------------------------------------------------------
@@ -185,41 +163,24 @@ def test_a_crash_of_the_server_takes_what_was_not_prepared(store: ReferenceStore
     assert set(rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)) == {xid for xid, state in made.items() if state in {S3, S5}}
 
 
-def test_a_partition_dooms_what_was_being_worked_for(store: ReferenceStore, rm: ReferenceResource) -> None:
-    made = in_every_state(store, rm)
-    store.partition()
-    assert store.branches == {xid: S4 if state is S1 else state for xid, state in made.items()}
-    assert store.associations == 0
-    assert set(store.locked_keys) == {"S2", "S3"}
-
-
-def test_a_client_that_dies(store: ReferenceStore, rm: ReferenceResource) -> None:
-    made = in_every_state(store, rm)
-    store.disconnect(rm)
-    assert store.branches == {xid: S4 if state is S1 else state for xid, state in made.items()}
-    with pytest.raises(XaError) as raised:
-        rm.recover(RMID, TMSTARTRSCAN)
-    assert raised.value.code is Code.XAER_PROTO
-
-
-def test_another_clients_death_touches_nothing(store: ReferenceStore, rm: ReferenceResource) -> None:
+@pytest.mark.parametrize("trouble", ["partition", "death", "death of another"])
+def test_a_client_that_is_gone(store: ReferenceStore, rm: ReferenceResource, trouble: str) -> None:
+    """What was being worked for is doomed, and nothing else is touched."""
     made = in_every_state(store, rm)
     other = ReferenceResource(store)
     other.open(store.url, RMID)
-    store.disconnect(other)
-    store.cut(other)
-    assert store.branches == made
-
-
-def test_time_passes_for_what_is_not_prepared(store: ReferenceStore, rm: ReferenceResource) -> None:
-    for xid, state in in_every_state(store, rm).items():
-        if state in {S3, S5}:
-            with pytest.raises(IllegalTransition):
-                store.expire(xid)
-            assert store.branches[xid] is state
-        else:
-            store.expire(xid)
-            assert store.branches[xid] is S4
+    if trouble == "death of another":
+        store.disconnect(other)
+        store.cut(other)
+        assert store.branches == made
+        return
+    store.partition() if trouble == "partition" else store.disconnect(rm)
+    assert store.branches == {xid: S4 if state is S1 else state for xid, state in made.items()}
+    assert store.associations == 0
+    assert set(store.locked_keys) == {"S2", "S3"}
+    with pytest.raises(XaError) as raised:
+        rm.recover(RMID, TMSTARTRSCAN)
+    assert raised.value.code is (Code.XAER_RMFAIL if trouble == "partition" else Code.XAER_PROTO)
 
 
 @pytest.mark.parametrize(
@@ -314,28 +275,20 @@ def test_outstanding_operations_are_bounded(store: ReferenceStore, rm: Reference
         rm.prepare(X, RMID, TMASYNC)
     assert raised.value.code is Code.XAER_ASYNC
     assert f"{MAX_OUTSTANDING} operations are outstanding" in str(raised.value)
-    for handle in handles:
-        assert isinstance(handle, Handle)
-        rm.complete(handle, RMID)
     rm.start(X, RMID)
     end(rm, X)
-    assert rm.complete(rm.prepare(X, RMID, TMASYNC), RMID).code is Code.XA_OK  # type: ignore[arg-type]
-    assert store.in_doubt == [X]
-
-
-def test_a_refused_asynchronous_operation_has_no_effect(store: ReferenceStore, rm: ReferenceResource) -> None:
-    rm.start(X, RMID)
-    end(rm, X)
-    for number in range(MAX_OUTSTANDING):
-        rm.prepare(Xid(1, b"unknown", number.to_bytes(2)), RMID, TMASYNC)
     with pytest.raises(XaError):
         rm.prepare(X, RMID, TMASYNC)
     with pytest.raises(XaError):
         rm.start(Y, RMID, TMASYNC)
     with pytest.raises(XaError):
         rm.open(store.url, RMID, TMASYNC)
-    assert store.branches == {X: S2}
-    assert rm.outstanding == MAX_OUTSTANDING
+    assert (store.branches, rm.outstanding) == ({X: S2}, MAX_OUTSTANDING), "what is refused has no effect"
+    for handle in handles:
+        assert isinstance(handle, Handle)
+        rm.complete(handle, RMID)
+    assert rm.complete(rm.prepare(X, RMID, TMASYNC), RMID).code is Code.XA_OK  # type: ignore[arg-type]
+    assert store.in_doubt == [X]
 
 
 def test_messages_name_the_xid_and_the_state(rm: ReferenceResource) -> None:
@@ -346,14 +299,6 @@ def test_messages_name_the_xid_and_the_state(rm: ReferenceResource) -> None:
     assert str(X) in str(raised.value)
     assert "S2 idle" in str(raised.value)
     assert raised.value.xid == X
-
-
-def test_a_factory_makes_clients_of_one_store(store: ReferenceStore) -> None:
-    factory = ReferenceFactory(store, 0)
-    one, other = factory(None), factory(None)  # type: ignore[arg-type]  # no registrar is needed without TMREGISTER
-    assert one is not other
-    assert one.flags == 0
-    assert one.identity == other.identity == store.url == "reference://a"
 
 
 def test_switch_flags_that_are_none(store: ReferenceStore) -> None:
@@ -381,25 +326,3 @@ def test_a_thread_of_control_that_is_gone_leaves_nothing_at_the_client(
     assert reference() is None
     store.heal()
     rm.commit(X, RMID)
-
-
-def test_threads_leave_nothing_behind(store: ReferenceStore, rm: ReferenceResource) -> None:
-    def cycles(number: int) -> None:
-        for turn in range(200):
-            xid = Xid(number, turn.to_bytes(2, "big"))
-            rm.start(xid, RMID)
-            rm.session(RMID).write(f"{number}.{turn}", True)
-            end(rm, xid)
-            handle = rm.prepare(xid, RMID, TMASYNC)
-            assert isinstance(handle, Handle)
-            assert rm.complete(handle, RMID).code is Code.XA_OK
-            rm.commit(xid, RMID)
-
-    with ThreadPoolExecutor(4) as pool:
-        for future in [pool.submit(cycles, number) for number in range(4)]:
-            future.result()
-    assert len(store.data) == 800
-    assert store.branches == {}
-    assert store.associations == 0
-    assert store.locked_keys == {}
-    assert rm.outstanding == 0

@@ -18,33 +18,17 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rm_amqp import Message
-from tests.rm_amqp.embedded import EmbeddedBroker
-from tests.xabridge.pipeline.core.environment import new_environment
 from xabridge.pipeline.core import Offset
 from xabridge.pipeline.spark.progress_metrics import METRICS
 from xabridge.pipeline.spark.query_listener import ProgressTelemetry, QueryListener
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from opentelemetry.sdk.trace import ReadableSpan
 
-    from tests.postgres import Postgres
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
 
 OTHER = UUID(int=2)
 BEGAN = datetime(2026, 11, 23, 8, 0, tzinfo=UTC)
-
-
-@pytest.fixture
-def env(tmp_path: Path, postgres: Postgres) -> Iterator[CoreEnvironment]:
-    """The core, without Spark."""
-    broker = EmbeddedBroker(tmp_path)
-    env = new_environment(broker, postgres, tmp_path)
-    yield env
-    env.close()
-    broker.stop()
 
 
 def progress(query: object, batch: int, rows: int, **duration_ms: int) -> Any:

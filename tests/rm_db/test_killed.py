@@ -1,5 +1,5 @@
-"""These tests kill MariaDB, its sessions or a whole process at every step of transactions that a real transaction
-manager runs over MariaDB and PostgreSQL, and recover.
+"""These tests kill a database, its sessions or a whole process at every step of transactions that a real transaction
+manager runs over it and a PostgreSQL, and recover.
 """
 
 from __future__ import annotations
@@ -10,62 +10,71 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-import pymysql
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.exc import DBAPIError
 
-from rm_db import MariaResource, PostgresResource
+from rm_db import DecidingDatabase, MariaResource, PostgresResource
+from tests.postgres import Postgres
 from tests.rm_db.strike import Strike
-from tests.tm.wrapped import VERBS, hooked
+from tests.tm.wrapped import DECIDER_VERBS, VERBS, hooked
 from tm import OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.postgres import Postgres
     from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S: Final = 60
-ROUNDS: Final = int(os.environ.get("XABRIDGE_KILL_ROUNDS", "8"))
+ROUNDS: Final = int(os.environ.get("XABRIDGE_KILL_ROUNDS", "4"))
 
 
-def stopped_at_once(server: MariaDB) -> None:
+def stopped_at_once(server: Postgres | MariaDB) -> None:
     server.stop(immediate=True)
 
 
-def sessions_killed(server: MariaDB) -> None:
-    for (session,) in server.ask("SELECT id FROM information_schema.processlist WHERE user LIKE 'test%'"):
+def sessions_ended(server: Postgres | MariaDB) -> None:
+    if isinstance(server, Postgres):
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'xabridge'"
+            )
+        return
+    sessions = "SELECT id FROM information_schema.processlist WHERE user LIKE 'test%'"
+    for (session,) in server.ask(sessions):
         server.admin(f"KILL {session}")
-    while server.ask("SELECT id FROM information_schema.processlist WHERE user LIKE 'test%'"):
+    while server.ask(sessions):
         pass
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("disaster", [stopped_at_once, sessions_killed])
+@pytest.mark.parametrize("kind", ["postgres two-phase", "postgres decider", "mariadb two-phase"])
+@pytest.mark.parametrize("disaster", [stopped_at_once, sessions_ended])
 def test_at_every_step(
-    mariadb: MariaDB, postgres: Postgres, tmp_path: Path, disaster: Callable[[MariaDB], None]
+    request: pytest.FixtureRequest, postgres: Postgres, tmp_path: Path, kind: str, disaster: Callable[[Any], None]
 ) -> None:
     """Both databases have the row or neither has; the application was told which, or that it is not known yet."""
-    urls = {"shop": mariadb.create_database("mariadb"), "ledger": postgres.create_database()}
-    _make_tables(urls)
+    name, _, mode = kind.partition(" ")
+    server: Postgres | MariaDB = request.getfixturevalue(name)
+    urls = _made_databases(server, postgres)
     number = 0
     seen: set[str] = set()
     while True:
         number += 1
-        mariadb.start()
-        strike = Strike(number, lambda: disaster(mariadb))
-        with _manager(urls, tmp_path, strike) as manager:
+        server.start()
+        strike = Strike(number, lambda: disaster(server))
+        with _manager(urls, mode, tmp_path, strike) as manager:
             told = _transact(manager, strike, number)
-            mariadb.start()
+            server.start()
             _recover(manager)
         found = {name: number in rows for name, rows in _rows(urls).items()}
         assert len(set(found.values())) == 1, f"{strike.struck}: {found}"
         assert told is None or told == found["shop"], f"{strike.struck}: told {told}, found {found}"
-        assert mariadb.ask("XA RECOVER") == [], strike.struck
+        assert _prepared(server) == [], strike.struck
         if not strike.struck:
             break
         seen.add(strike.struck)
@@ -73,13 +82,36 @@ def test_at_every_step(
     assert {"after start", "before end", "after end", "before prepare", "after prepare", "before commit"} <= seen
 
 
-def _manager(urls: dict[str, str], folder: Path, strike: Strike) -> TransactionManager:
-    hook = hooked(strike.hit, VERBS)
+def _made_databases(shop: Postgres | MariaDB, ledger: Postgres) -> dict[str, str]:
+    """The URLs of two databases with a table each."""
+    made = shop.create_database() if isinstance(shop, Postgres) else shop.create_database("mariadb")
+    urls = {"shop": made, "ledger": ledger.create_database()}
+    for url in urls.values():
+        _execute(url, "CREATE TABLE made (number integer PRIMARY KEY)")
+    return urls
+
+
+def _execute(url: str, statement: str) -> list[Any]:
+    """Somebody else's statement, and its rows."""
+    driver = {"postgresql": "postgresql+psycopg", "mariadb": "mariadb+pymysql"}[make_url(url).drivername]
+    engine = create_engine(make_url(url).set(drivername=driver, query={}))
+    with engine.begin() as connection:
+        answer = connection.execute(text(statement))
+        rows = list(answer.all()) if answer.returns_rows else []
+    engine.dispose()
+    return rows
+
+
+def _manager(urls: dict[str, str], mode: Any, folder: Path, strike: Strike) -> TransactionManager:
+    hook = hooked(strike.hit, VERBS + DECIDER_VERBS)
+    two_phase = PostgresResource if urls["shop"].startswith("postgresql") else MariaResource
+    shop: Any = DecidingDatabase if mode == "decider" else two_phase
     resources = {
-        "shop": ResourceConfig(urls["shop"], factory=lambda registrar: hook(MariaResource(registrar))),
+        "shop": ResourceConfig(urls["shop"], mode, lambda registrar: hook(shop(registrar))),
         "ledger": ResourceConfig(urls["ledger"], factory=lambda registrar: hook(PostgresResource(registrar))),
     }
-    return TransactionManager("node-1", f"file://{folder}/log", resources, background=False)
+    log = None if mode == "decider" else f"file://{folder}/log"
+    return TransactionManager("node-1", log, resources, background=False)
 
 
 def _transact(manager: TransactionManager, strike: Strike, number: int) -> bool | None:
@@ -87,9 +119,9 @@ def _transact(manager: TransactionManager, strike: Strike, number: int) -> bool 
     strike.armed = True
     try:
         with manager.begin() as transaction:
-            transaction["shop"].pymysql.cursor().execute("INSERT INTO made VALUES (%s)", [number])
-            transaction["ledger"].psycopg.execute("INSERT INTO made VALUES (%s)", [number])
-    except (RolledBack, pymysql.MySQLError):
+            for name in ("shop", "ledger"):
+                transaction[name].execute(text("INSERT INTO made VALUES (:number)"), {"number": number})
+    except (RolledBack, DBAPIError):
         return False
     except OutcomeUnknown as unknown:
         return True if unknown.outcome is not None and unknown.outcome.decided else None
@@ -104,20 +136,14 @@ def _recover(manager: TransactionManager) -> None:
         assert time.monotonic() < deadline, manager.last_report
 
 
-def _make_tables(urls: dict[str, str]) -> None:
-    with create_engine(urls["shop"].replace("mariadb:", "mariadb+pymysql:")).begin() as connection:
-        connection.execute(text("CREATE TABLE made (number integer PRIMARY KEY) ENGINE = InnoDB"))
-    with psycopg.connect(urls["ledger"]) as ledger:
-        ledger.execute("CREATE TABLE made (number integer PRIMARY KEY)")
-
-
 def _rows(urls: dict[str, str]) -> dict[str, set[int]]:
-    engine = create_engine(urls["shop"].replace("mariadb:", "mariadb+pymysql:"))
-    with engine.connect() as connection:
-        shop = {row.number for row in connection.execute(text("SELECT number FROM made"))}
-    engine.dispose()
-    with psycopg.connect(urls["ledger"]) as ledger:
-        return {"shop": shop, "ledger": {number for (number,) in ledger.execute("SELECT number FROM made").fetchall()}}
+    return {name: {number for (number,) in _execute(url, "SELECT number FROM made")} for name, url in urls.items()}
+
+
+def _prepared(server: Postgres | MariaDB) -> list[Any]:
+    if isinstance(server, Postgres):
+        return _execute(server.url, "SELECT gid FROM pg_prepared_xacts")
+    return server.ask("XA RECOVER")
 
 
 WORKER: Final = """
@@ -147,21 +173,19 @@ def test_several_nodes_whose_processes_are_killed(mariadb: MariaDB, postgres: Po
     """Two nodes over the same databases, two resources of which are one server's: each sees the branches of all. A
     process is killed at any moment, the server now and then, while the others work and recover. (The seed says who is
     killed when; what is in the middle of what then, chance.)"""
-    urls = {"shop": mariadb.create_database("mariadb"), "ledger": postgres.create_database()}
-    urls["stock"] = urls["shop"] + "?xa_pool_size=3"
-    _make_tables(urls)
-    with create_engine(urls["shop"].replace("mariadb:", "mariadb+pymysql:")).begin() as connection:
-        connection.execute(text("CREATE TABLE stocked (number integer PRIMARY KEY) ENGINE = InnoDB"))
+    urls = _made_databases(mariadb, postgres)
+    _execute(urls["shop"], "CREATE TABLE stocked (number integer PRIMARY KEY)")
+    stock = urls["shop"] + "?xa_pool_size=3"
     seed = int(os.environ.get("XABRIDGE_SEED", "0")) or random.SystemRandom().randrange(10**6)
     chance = random.Random(seed)
+    program = [sys.executable, "-c", WORKER]
     workers: dict[str, subprocess.Popen[bytes]] = {}
     starts = iter(range(0, 10**9, 10**5))
 
     def start(node: str) -> None:
         with (tmp_path / f"{node}.err").open("a") as errors, (tmp_path / f"{node}.told").open("a") as committed:
             workers[node] = subprocess.Popen(
-                [sys.executable, "-c", WORKER, node, f"file://{tmp_path}/{node}", str(next(starts))]
-                + [urls[name] for name in ("shop", "stock", "ledger")],
+                [*program, node, f"file://{tmp_path}/{node}", str(next(starts)), urls["shop"], stock, urls["ledger"]],
                 stdout=committed,
                 stderr=errors,
             )
@@ -194,18 +218,11 @@ def test_several_nodes_whose_processes_are_killed(mariadb: MariaDB, postgres: Po
         for node in workers:
             reap(node)
     for node in ("node-1", "node-2"):
-        resources = {name: ResourceConfig(urls[name]) for name in ("shop", "stock", "ledger")}
+        resources = {name: ResourceConfig(url) for name, url in {**urls, "stock": stock}.items()}
         with TransactionManager(node, f"file://{tmp_path}/{node}", resources, background=False) as manager:
             _recover(manager)
     found = _rows(urls)
-    with create_engine(urls["shop"].replace("mariadb:", "mariadb+pymysql:")).connect() as connection:
-        found["stock"] = {row.number for row in connection.execute(text("SELECT number FROM stocked"))}
+    found["stock"] = {number for (number,) in _execute(urls["shop"], "SELECT number FROM stocked")}
     assert found["shop"] == found["stock"] == found["ledger"], f"XABRIDGE_SEED={seed}"
     assert told("node-1") | told("node-2") <= found["shop"]
-    assert mariadb.ask("XA RECOVER") == []
-    assert _prepared(urls["ledger"]) == []
-
-
-def _prepared(url: str) -> list[tuple[str, ...]]:
-    with psycopg.connect(url) as connection:
-        return connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall()
+    assert _prepared(mariadb) == _prepared(postgres) == []

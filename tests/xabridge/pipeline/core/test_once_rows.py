@@ -11,8 +11,6 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from tests.rm_amqp.embedded import EmbeddedBroker
-from tests.xabridge.pipeline.core.environment import new_environment
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import Attempt, BatchRefused
 from xabridge.pipeline.options import sink_options
@@ -21,10 +19,6 @@ from xabridge.pipeline.spark.start_check import check_mode
 from xabridge.pipeline.spark.task_writer import TaskWriter, layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.postgres import Postgres
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
     from xabridge.pipeline.options import SinkOptions
     from xabridge.testing.mariadb import MariaDB
@@ -32,16 +26,6 @@ if TYPE_CHECKING:
 pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
 ROWS = {"body": "string", "number": "int"}
-
-
-@pytest.fixture
-def env(tmp_path: Path, postgres: Postgres) -> Iterator[CoreEnvironment]:
-    """The core, without Spark."""
-    broker = EmbeddedBroker(tmp_path)
-    env = new_environment(broker, postgres, tmp_path)
-    yield env
-    env.close()
-    broker.stop()
 
 
 def options(env: CoreEnvironment, **given: str) -> SinkOptions:

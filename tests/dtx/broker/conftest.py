@@ -1,0 +1,47 @@
+"""A broker in memory with a peer and its control link, and brokers in processes of their own, which tests kill."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.dtx.broker.peer import Coordinator, Peer, World
+from tests.dtx.broker.remote import BrokerChild, ForkServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def world() -> World:
+    """A broker in memory, with the usual settings."""
+    return World()
+
+
+@pytest.fixture
+def peer(world: World) -> Peer:
+    """A peer of it."""
+    return world.connect()
+
+
+@pytest.fixture
+def control(peer: Peer) -> Coordinator:
+    """The control link of this peer."""
+    return peer.coordinator()
+
+
+@pytest.fixture(scope="session")
+def fork_server(pytestconfig: pytest.Config) -> Iterator[ForkServer]:
+    server = ForkServer(pytestconfig.rootpath)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def child(tmp_path: Path, fork_server: ForkServer, request: pytest.FixtureRequest) -> Iterator[BrokerChild]:
+    """A broker process, whose store forces on the event loop, or in its thread, as the parameter says."""
+    child = BrokerChild(tmp_path, fork_server, getattr(request, "param", "loop"))
+    yield child
+    child.kill()

@@ -1,0 +1,21 @@
+"""These fixtures are what several parts of `xabridge` are tested with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.rm_amqp.embedded import EmbeddedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker of this test's."""
+    made = EmbeddedBroker(tmp_path)
+    yield made
+    made.stop()

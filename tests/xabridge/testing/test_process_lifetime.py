@@ -1,0 +1,78 @@
+"""These tests end a process that has started servers, in every way that a run of tests is ended."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from xabridge.testing import process_lifetime
+
+PATIENCE_S = 60.0
+STARTS = """
+import os, subprocess, sys, time
+sys.path.append(sys.argv[2])  # the folder: its package takes long to load
+from process_lifetime import marked_environment
+
+DEAF = "trap '' TERM; while :; do sleep 600; done"
+ORPHAN = f'sh -c "{DEAF}" >&2 & echo $!'
+for program in (f"echo $$; exec >&2; {DEAF}", ORPHAN):
+    started = subprocess.Popen(["sh", "-c", program], env=marked_environment(), stdout=subprocess.PIPE, text=True)
+    print(started.stdout.readline().strip(), end=" ")
+print(flush=True)
+"""
+REALLY_STARTS = """
+import sys, time
+from pathlib import Path
+from xabridge.testing.broker import BrokerProcess
+broker = BrokerProcess(Path(sys.argv[1]))
+broker.start()
+print(broker.pid, flush=True)
+"""
+SLEEPS = "time.sleep(600)"
+WAYS = {
+    "it ends": "",
+    "it raises": "raise RuntimeError",
+    "SIGKILL": SLEEPS,
+    "SIGTERM": SLEEPS,
+    "SIGINT": SLEEPS,
+    "SIGHUP": SLEEPS,
+    "os._exit": "os._exit(0)",
+    "a fork goes on": "os.fork() or time.sleep(2)",
+}
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+def ended(way: str, starts: str, folder: Path) -> list[int]:
+    """The servers that a process has started, which has been ended in that way."""
+    words = [sys.executable, "-c", starts + WAYS[way], str(folder), str(Path(process_lifetime.__file__).parent)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        servers = [int(pid) for pid in process.stdout.readline().split()]
+        if way.startswith("SIG"):
+            assert all(map(runs, servers)), "they go on while their process does"
+            process.send_signal(signal.Signals[way])
+        process.wait(PATIENCE_S)
+    return servers
+
+
+def runs(pid: int) -> bool:
+    """Whether it is there, and not only its exit code."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    servers = {way: ended(way, STARTS, tmp_path) for way in WAYS}
+    assert [len(each) for each in servers.values()] == [2] * len(WAYS)
+    servers["a broker"] = ended("SIGKILL", REALLY_STARTS, tmp_path)
+    deadline = time.monotonic() + PATIENCE_S
+    while any(runs(pid) for each in servers.values() for pid in each) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [way for way, each in servers.items() if any(map(runs, each))] == []
