@@ -107,12 +107,13 @@ compiled: setup
 pure: setup
 	$(BIN)/python -m tools.compilation remove
 
-# The tests that meet a compiled module. The modules are compiled before, and pure again behind it, also where a test
-# failed.
-MEET_COMPILED := tests/dtx tests/rm_amqp tests/interop tests/crash tests/kept tests/simulation tests/tm/consumer \
-  tests/xabridge --ignore tests/xabridge/testing/reference tests/test_compiled.py
+# The tests that meet a compiled module: with LONG=1 those as well that only meet one through what the others test. The
+# modules are compiled before, and pure again behind it, also where a test failed.
+MEET_COMPILED := tests/dtx tests/rm_amqp tests/interop tests/kept tests/simulation tests/test_compiled.py
+ALSO_MEET_COMPILED := tests/crash tests/tm/consumer tests/xabridge --ignore tests/xabridge/testing/reference
 check-compiled: compiled
-	XABRIDGE_COMPILED=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow" $(MEET_COMPILED); \
+	XABRIDGE_COMPILED=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow" $(MEET_COMPILED) \
+	  $(if $(LONG),$(ALSO_MEET_COMPILED)); \
 	  status=$$?; $(BIN)/python -m tools.compilation remove; exit $$status
 
 bench: setup

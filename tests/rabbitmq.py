@@ -14,6 +14,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -93,6 +94,7 @@ class RabbitMQ:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop(immediate=True)
                 raise RuntimeError((self._folder / "output").read_text("utf-8", "replace"))
             time.sleep(0.1)
 
@@ -109,7 +111,8 @@ class RabbitMQ:
         """Stops it; `immediate` as a crash does."""
         process, self._process = self._process, None
         if process is not None:
-            os.killpg(process.pid, signal.SIGKILL if immediate else signal.SIGTERM)
+            with suppress(ProcessLookupError):  # it ended by itself
+                os.killpg(process.pid, signal.SIGKILL if immediate else signal.SIGTERM)
             process.wait(STOP_TIMEOUT_S)
 
     def remove(self) -> None:

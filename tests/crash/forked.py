@@ -20,7 +20,13 @@ _LOCK = threading.Lock()
 process asks for those of all others."""
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["dtx.broker.command", "tests.crash.amqp_child", "tests.crash.decider_child", "tests.crash.manager_child"]
+    [
+        "dtx.broker.command",
+        "tests.crash.amqp_child",
+        "tests.crash.decider_child",
+        "tests.crash.manager_child",
+        "tests.dtx.store.crashing",
+    ]
 )
 
 

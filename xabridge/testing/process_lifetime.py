@@ -19,6 +19,8 @@ from typing import Final
 
 NAME: Final = "XABRIDGE_ENDS_WITH"
 PROCESSES: Final = Path("/proc")
+DEAF_TO: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Who ends all processes of Python at once does not end what looks after the others."""
 LOOK_S: Final = 0.5
 LOOK_AGAIN_S: Final = 0.1
 LOOKS: Final = 5
@@ -34,7 +36,7 @@ class _Watch:
         command = [sys.executable, "-I", "-S", __file__, str(self.process), self.mark]
         quiet = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
         stdin = (os.POSIX_SPAWN_DUP2, ours, 0)
-        os.posix_spawn(command[0], command, {}, file_actions=[stdin, *quiet], setsid=True)  # Ctrl+C is not for it
+        os.posix_spawn(command[0], command, {}, file_actions=[stdin, *quiet], setsid=True, setsigmask=DEAF_TO)
         os.close(ours)
 
 
@@ -51,9 +53,7 @@ def marked_environment() -> dict[str, str]:
 
 def main(process: int, mark: str) -> None:
     """Waits until the process is gone, and kills who has the mark. A child that it forked may hold its end of the pipe;
-    so its parent is asked, too. Who ends all processes of Python at once ends those that it looks after first."""
-    for ending in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(ending, signal.SIG_IGN)
+    so its parent is asked, too."""
     while os.getppid() == process:
         if select.select([0], [], [], LOOK_S)[0]:
             break

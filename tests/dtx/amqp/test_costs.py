@@ -63,19 +63,17 @@ class Backlog:
         self.say(*[Flow(0, window, 0, OPEN, handle, 0, credit)] * times)
 
 
-def growth(act: Callable[[Backlog], object], *, window: int = 0) -> float:
-    """How much longer `act` takes where eight times as much is there: the least of three times."""
+def grows_less(act: Callable[[Backlog], object], most: float, *, window: int = 0) -> bool:
+    """Whether `act` takes less than `most` times as long where eight times as much is there. The machine may be busy,
+    so the least of three times counts; one of the long ones is enough if it says so."""
+    small = min(_took_s(act, Backlog(2_000, window)) for _ in range(3))
+    return any(_took_s(act, Backlog(16_000, window)) < most * small for _ in range(3))
 
-    def least(count: int) -> float:
-        times = []
-        for _ in range(3):
-            backlog = Backlog(count, window)
-            began = time.process_time()
-            act(backlog)
-            times.append(time.process_time() - began)
-        return min(times)
 
-    return least(16_000) / least(2_000)
+def _took_s(act: Callable[[Backlog], object], backlog: Backlog) -> float:
+    began = time.process_time()
+    act(backlog)
+    return time.process_time() - began
 
 
 LINEAR = 24
@@ -84,15 +82,15 @@ NOT_AT_ALL = 4
 
 
 def test_the_end_of_a_session_with_deliveries_that_wait() -> None:
-    assert growth(lambda backlog: backlog.say(End())) < LINEAR
+    assert grows_less(lambda backlog: backlog.say(End()), LINEAR)
 
 
 def test_links_that_are_detached_one_after_the_other() -> None:
     def detach(backlog: Backlog) -> None:
         backlog.say(*(Detach(number, closed=True) for number in range(LINKS)))
 
-    assert growth(detach) < LINEAR
-    assert growth(detach, window=OPEN) < LINEAR
+    assert grows_less(detach, LINEAR)
+    assert grows_less(detach, LINEAR, window=OPEN)
 
 
 def test_deliveries_that_are_aborted_the_last_ones_first() -> None:
@@ -100,7 +98,7 @@ def test_deliveries_that_are_aborted_the_last_ones_first() -> None:
         for delivery in reversed(backlog.deliveries):
             delivery.abort()
 
-    assert growth(abort) < LINEAR
+    assert grows_less(abort, LINEAR)
 
 
 def test_flows_beside_deliveries_whose_credit_was_taken_back() -> None:
@@ -109,7 +107,7 @@ def test_flows_beside_deliveries_whose_credit_was_taken_back() -> None:
             backlog.flow(number, 0)
         backlog.flow(0, 0, window=1000, times=300)
 
-    assert growth(flow) < NOT_AT_ALL
+    assert grows_less(flow, NOT_AT_ALL)
 
 
 def test_whether_a_link_is_idle() -> None:
@@ -119,7 +117,7 @@ def test_whether_a_link_is_idle() -> None:
         backlog.links[-1].send(b"the last one", b"octets")
         assert not any(backlog.links[-1].idle for _ in range(300))
 
-    assert growth(ask) < NOT_AT_ALL
+    assert grows_less(ask, NOT_AT_ALL)
 
 
 def test_a_link_that_comes_and_goes_beside_many_deliveries() -> None:
@@ -128,15 +126,15 @@ def test_a_link_that_comes_and_goes_beside_many_deliveries() -> None:
             backlog.say(attach("another", LINKS, receiver=True), Detach(LINKS, closed=True))
             backlog.links.pop().detach()
 
-    assert growth(come_and_go, window=OPEN) < NOT_AT_ALL
-    assert growth(come_and_go) < NOT_AT_ALL
+    assert grows_less(come_and_go, NOT_AT_ALL, window=OPEN)
+    assert grows_less(come_and_go, NOT_AT_ALL)
 
 
 def test_dispositions_that_say_nothing() -> None:
     def dispose(backlog: Backlog) -> None:
         assert not backlog.say(*[Disposition(True, 0, OPEN - 1)] * 300)
 
-    assert growth(dispose, window=OPEN) < NOT_AT_ALL
+    assert grows_less(dispose, NOT_AT_ALL, window=OPEN)
 
 
 def test_what_is_said_of_many_deliveries_is_told_in_steps() -> None:

@@ -59,9 +59,10 @@ def say(*words: object) -> None:
     sys.stdout.flush()
 
 
-def main(url: str, step: str, force: int, thread: str) -> None:
+def main() -> None:
     """Works until it dies."""
-    forces = 0
+    url, step, last, thread = sys.argv[1:]
+    force, forces = int(last), 0
     if thread == "loop":
         pace.QUICK_S = pace.SLOW_S = float("inf")  # type: ignore[misc]
 
@@ -91,4 +92,4 @@ def main(url: str, step: str, force: int, thread: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main()

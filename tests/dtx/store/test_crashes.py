@@ -12,6 +12,7 @@ import pytest
 
 from dtx.store.contract import Step
 from dtx.store.memory import Disk
+from tests.crash.forked import ForkedProcess
 from tests.dtx.store.crashing import WORK
 from tests.dtx.store.stores import Place, state
 
@@ -19,21 +20,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+PATIENCE_S = 60.0
+
+
 @pytest.mark.parametrize("force", range(1, len(WORK) + 1))
 @pytest.mark.parametrize("step", list(Step))
 @pytest.mark.parametrize("thread", ["loop", "thread"])
-def test_a_kill_leaves_what_was_forced_and_nothing_else(
-    sql_place: Place, pytestconfig: pytest.Config, thread: str, step: Step, force: int
-) -> None:
-    died = subprocess.run(
-        [sys.executable, "-m", "tests.dtx.store.crashing", str(sql_place.where), step.name, str(force), thread],
-        cwd=pytestconfig.rootpath,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert died.returncode == -9, died.stderr
-    said = [line.split() for line in died.stdout.splitlines()]
+def test_a_kill_leaves_what_was_forced_and_nothing_else(sql_place: Place, thread: str, step: Step, force: int) -> None:
+    process = ForkedProcess("tests.dtx.store.crashing", str(sql_place.where), step.name, str(force), thread)
+    said = [line.split() for line in process.lines()]
+    assert process.wait(PATIENCE_S) == -9
+    process.close()
     first = int(said[0][1])
     kept = [name for word, name in said[1:] if word == "kept"]
     assert kept == [make.__name__ for make in WORK[: force - 1]], "answered before it was forced"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,11 @@ import pytest
 from xabridge.testing import process_lifetime
 
 PATIENCE_S = 60.0
+HEARS = """
+import signal  # who has started the tests may have made them deaf, and what they start
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+"""
 STARTS = """
 import os, subprocess, sys, time
 sys.path.append(sys.argv[2])  # the folder: its package takes long to load
@@ -33,6 +39,7 @@ broker = BrokerProcess(Path(sys.argv[1]))
 broker.start()
 print(broker.pid, flush=True)
 """
+CHILDREN = "/proc/{0}/task/{0}/children"
 SLEEPS = "time.sleep(600)"
 WAYS = {
     "it ends": "",
@@ -41,6 +48,7 @@ WAYS = {
     "SIGTERM": SLEEPS,
     "SIGINT": SLEEPS,
     "SIGHUP": SLEEPS,
+    "SIGTERM for all": SLEEPS,
     "os._exit": "os._exit(0)",
     "a fork goes on": "os.fork() or time.sleep(2)",
 }
@@ -49,14 +57,20 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 def ended(way: str, starts: str, folder: Path) -> list[int]:
     """The servers that a process has started, which has been ended in that way."""
-    words = [sys.executable, "-c", starts + WAYS[way], str(folder), str(Path(process_lifetime.__file__).parent)]
+    words = [sys.executable, "-c", HEARS + starts + WAYS[way], str(folder), str(Path(process_lifetime.__file__).parent)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         servers = [int(pid) for pid in process.stdout.readline().split()]
         if way.startswith("SIG"):
             assert all(map(runs, servers)), "they go on while their process does"
-            process.send_signal(signal.Signals[way])
-        process.wait(PATIENCE_S)
+            if way.endswith("all"):  # its watch is a child of its own
+                for child in Path(CHILDREN.format(process.pid)).read_text().split():
+                    os.kill(int(child), signal.SIGTERM)
+            process.send_signal(signal.Signals[way.split(maxsplit=1)[0]])
+        try:
+            process.wait(PATIENCE_S)
+        finally:
+            process.kill()
     return servers
 
 
