@@ -168,7 +168,9 @@ def _check_command(words: list[str], block: Block) -> None:
         case ["make", *targets]:
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
             for target in targets:
-                assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{block.where}: make {target}"
+                name, is_variable, _ = target.partition("=")
+                known = rf"[(,]{name}\)" if is_variable else rf"^{name}:"
+                assert re.search(known, makefile, re.MULTILINE), f"{block.where}: make {target}"
         case ["pip", "install", what]:
             project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
             extras = re.fullmatch(r"\.(?:\[([a-z,]+)\])?", what)
