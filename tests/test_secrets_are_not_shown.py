@@ -49,7 +49,7 @@ from xabridge.pipeline.settings import settings_from
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 MARKS: Final = ("Zq7", "Wx8", "Ye9", "Vk4", "Ut5", "Nr6", "Mj3", "Hf2", "Gd1", "ßé", "%C3%9F", "\\xdf", "Pb0")
@@ -59,7 +59,9 @@ AT: Final = "127.0.0.1:1"
 SCHEMES: Final = sorted(
     entry.name for entry in entry_points(group="xabridge.resource_managers") if not entry.name.endswith("*")
 )
-OTHERS: Final = ("decider+mssql+pyodbc", "amqp091", "amqp091s", "redis", "x-typo", "sqlite", "file")
+OTHERS: Final = (
+    "decider+mssql+pyodbc", "mysql+nobody-has-it", "amqp091", "amqp091s", "redis", "x-typo", "sqlite", "file"
+)  # fmt: skip
 ALL_SCHEMES: Final = (*SCHEMES, *OTHERS)
 ERRORS: Final = (
     XaError, ConfigurationError, ConfigError, LogError, ManagerUnusable, StoreError, PipelineError, ValueError, OSError
@@ -95,6 +97,12 @@ FORMS: Final = (
     Form("encoded, twice", f"SCHEME://shop:{ENCODED}@{AT}/shop?password={ENCODED}", refused=False),
     Form("in an option", f"SCHEME://{AT}/shop?user=shop&password={ENCODED}", refused=False),
     Form("in an option, with no path", f"SCHEME://{AT}?user=shop&passwd={ENCODED}", refused=False),
+    Form(
+        "in an option, and a wrong number",
+        f"SCHEME://shop@{AT}/shop?password={ENCODED}&connect_timeout=none",
+        refused=False,
+    ),
+    Form("in an option, with one slash", f"SCHEME:/?password={ENCODED}"),
     Form("in an option, not encoded", f"SCHEME://{AT}/shop?user=shop&password={SECRET}", refused=False),
     Form("in an option of TLS", f"SCHEME://shop@{AT}/shop?sslpassword={ENCODED}", refused=False),
     Form("in an option of TLS, not encoded", f"SCHEME://shop@{AT}?ssl_key_password={SECRET}&x=1", refused=False),
@@ -116,6 +124,24 @@ FORMS: Final = (
 )
 pytestmark = pytest.mark.filterwarnings("ignore:'passwd' is deprecated")
 EACH = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+
+
+def parted(ways: Sequence[str], parts: int) -> pytest.MarkDecorator:
+    """Each way with each form, in so many parts. One part of each is fast, and meets every form with some of the ways;
+    the others are slow."""
+    return pytest.mark.parametrize(
+        ("scheme", "forms"),
+        [
+            pytest.param(
+                way,
+                FORMS[part::parts],
+                id=f"{way}-{part}",
+                marks=() if (place + part) % parts == 0 else pytest.mark.slow,
+            )
+            for place, way in enumerate(ways)
+            for part in range(parts)
+        ],
+    )
 
 
 def holds_nothing(*texts: object) -> None:
@@ -176,9 +202,9 @@ class _NoRegistrar:
         raise AssertionError(rmid)
 
 
-@pytest.mark.parametrize("scheme", ALL_SCHEMES)
-def test_a_resource_shows_none(scheme: str) -> None:
-    for form in FORMS:
+@parted(ALL_SCHEMES, 4)
+def test_a_resource_shows_none(scheme: str, forms: Sequence[Form]) -> None:
+    for form in forms:
         open_resource(scheme, form.of(scheme))
 
 
@@ -213,9 +239,11 @@ def test_an_address_shows_none(form: Form) -> None:
     look_into(*(partial(Address.parse, form.of(scheme)) for scheme in SCHEMES))
 
 
-@pytest.mark.parametrize("scheme", ["postgresql", "sqlite", "file", "mysql+pymysql", "redis", "postgres"])
-def test_a_log_and_a_store_show_none(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, form in enumerate(FORMS):
+@parted(["postgresql", "sqlite", "file", "mysql+pymysql", "redis", "postgres"], 2)
+def test_a_log_and_a_store_show_none(
+    scheme: str, forms: Sequence[Form], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, form in enumerate(forms):
         if scheme == "sqlite" and form.name == "three slashes":
             continue  # the name of a file, which is no secret
         folder = tmp_path / str(number)
@@ -239,7 +267,7 @@ def look_into(*ways: Callable[[], Any]) -> None:
 
 CONFIGURED: Final = """
 node = "n"
-log = "file://{folder}/log"
+log = {log}
 {more}
 [resources]
 {key}
@@ -257,13 +285,14 @@ log = {url}
 """A configuration in which an open string stands wherever one can."""
 
 
-def configured(folder: Path, form: Form, scheme: str, more: str = "") -> Path:
-    """The configuration, in a file."""
+def configured(folder: Path, form: Form, scheme: str, more: str = "", *, logs: bool = False) -> Path:
+    """The configuration, in a file; with `logs` the manager's log is there as well."""
     text = repr_toml(form.of(scheme))
+    log = text if logs else f'"file://{folder}/log"'
     mode = "decider" if scheme.startswith("decider+") else "two-phase"
     key = "".join(f'{name} = {{ url = {text}, mode = "{mode}" }}\n' for name in ("broker", "shop"))
-    path = folder / "xabridge.toml"
-    path.write_text(CONFIGURED.format(folder=folder, key=key, url=text, more=more), encoding="utf-8")
+    path = folder / f"{'logs' if logs else 'xabridge'}.toml"
+    path.write_text(CONFIGURED.format(log=log, key=key, url=text, more=more), encoding="utf-8")
     return path
 
 
@@ -272,9 +301,9 @@ def repr_toml(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-@pytest.mark.parametrize("scheme", ["postgresql", "amqp", "openwire+ssl", "decider+sqlite"])
-def test_settings_show_none(scheme: str, tmp_path: Path) -> None:
-    for form in FORMS:
+@parted(["postgresql", "amqp", "openwire+ssl", "decider+sqlite"], 2)
+def test_settings_show_none(scheme: str, forms: Sequence[Form], tmp_path: Path) -> None:
+    for form in forms:
         path = configured(tmp_path, form, scheme)
         look_into(
             partial(configuration_from, path),
@@ -285,14 +314,12 @@ def test_settings_show_none(scheme: str, tmp_path: Path) -> None:
         )
 
 
-@EACH
-def test_a_manager_its_pages_and_its_metrics_show_none(form: Form, tmp_path: Path) -> None:
-    for scheme in ("postgresql", "amqp"):
-        folder = tmp_path / scheme
-        folder.mkdir()
+@parted(["postgresql", "amqp"], 4)
+def test_a_manager_its_pages_and_its_metrics_show_none(scheme: str, forms: Sequence[Form], tmp_path: Path) -> None:
+    for form in forms:
         port = free_port()
         try:
-            path = configured(folder, form, scheme, f'http = "127.0.0.1:{port}"')
+            path = configured(tmp_path, form, scheme, f'http = "127.0.0.1:{port}"')
             with TransactionManager.from_config(path) as manager:
                 holds_nothing(manager, repr(manager), manager.recover(), manager.resources)
                 with pytest.raises(Exception) as caught, manager.begin() as tx:
@@ -305,26 +332,26 @@ def test_a_manager_its_pages_and_its_metrics_show_none(form: Form, tmp_path: Pat
             check_raised(error)
 
 
-@EACH
-def test_the_pages_of_a_console_show_none(form: Form, tmp_path: Path) -> None:
-    path = configured(tmp_path, form, "amqp")
-    try:
-        settings = console_settings(path, {})
-    except ConfigurationError as error:
-        check_raised(error)
-        return
-    console = Console(settings, None)
-    with TestClient(
-        console.app, base_url="http://127.0.0.1:8161", headers={"origin": "http://127.0.0.1:8161"}
-    ) as client:
-        page = client.get("/login").text
-        before = re.search(r'name="before" value="([^"]+)"', page)
+@contextlib.contextmanager
+def console(path: Path) -> Iterator[tuple[TestClient, Any]]:
+    """A console's client, and the answer to a login with a password that is typed."""
+    here = "http://127.0.0.1:8161"
+    with TestClient(Console(console_settings(path, {}), None).app, base_url=here, headers={"origin": here}) as client:
+        before = re.search(r'name="before" value="([^"]+)"', client.get("/login").text)
         assert before is not None
         typed = {"user": "shop", "password": SECRET, "before": before[1], "next": ""}
-        pages = [page, *(client.get(one).text for one in ("/", "/audit", "/health", "/metrics", "/b/main"))]
-        said = client.post("/login", data=typed)
-        holds_nothing(*pages, said.text, said.headers, str(said.url))
-        assert "refused" in said.text or "reached" in said.text or said.status_code != 200, said.text
+        yield client, client.post("/login", data=typed)
+
+
+@EACH
+def test_the_pages_of_a_console_show_none(form: Form, tmp_path: Path) -> None:
+    try:
+        with console(configured(tmp_path, form, "amqp")) as (client, said):
+            pages = [client.get(one).text for one in ("/login", "/", "/audit", "/health", "/metrics", "/b/main")]
+            holds_nothing(*pages, said.text, said.headers, str(said.url))
+            assert "refused" in said.text or "reached" in said.text or said.status_code != 200, said.text
+    except ConfigurationError as error:
+        check_raised(error)
 
 
 def test_a_console_shows_no_typed_password_that_the_broker_repeats(
@@ -336,13 +363,7 @@ def test_a_console_shows_no_typed_password_that_the_broker_repeats(
         path.write_text(
             f'[console.brokers]\nmain = "amqp://127.0.0.1:{server.port}/?plain_without_tls=true"\n', encoding="utf-8"
         )
-        console = Console(console_settings(path, {}), None)
-        with TestClient(
-            console.app, base_url="http://127.0.0.1:8161", headers={"origin": "http://127.0.0.1:8161"}
-        ) as client:
-            before = re.search(r'name="before" value="([^"]+)"', client.get("/login").text)
-            assert before is not None
-            said = client.post("/login", data={"user": "shop", "password": SECRET, "before": before[1], "next": ""})
+        with console(path) as (_, said):
             holds_nothing(said.text, said.headers)
             assert "no user with the password …" in said.text
         assert SECRET in server.received
@@ -478,13 +499,17 @@ def test_no_class_shows_a_field_that_may_hold_one() -> None:
 COMMANDS: Final[dict[str, list[list[str]] | str]] = {
     "broker": [["--store", "URL"], ["--config", "CONFIG"]],
     "broker backup": [["FOLDER/no/copy", "--store", "URL"], ["FOLDER/no/copy", "--config", "CONFIG"]],
-    "check": [["--config", "CONFIG"], ["--config", "CONFIG", "--store", "shop=URL", "--json"]],
+    "check": [["--config", "CONFIG"], ["--config", "LOGS"], ["--config", "CONFIG", "--store", "shop=URL", "--json"]],
     "completion": [["URL"]],
     "console": [["--config", "CONFIG"], ["--broker", "main=URL"]],
     "demo": "its servers are its own, and have passwords of their own",
-    "doctor": [["--config", "CONFIG"], ["--config", "CONFIG", "--json", "--verbose"]],
+    "doctor": [["--config", "CONFIG"], ["--config", "LOGS"], ["--config", "CONFIG", "--json", "--verbose"]],
     "health": [["URL"], ["--timeout", "URL"]],
-    "log backup": [["FOLDER/copy", "--config", "CONFIG"], ["FOLDER/other", "URL"]],
+    "log backup": [
+        ["FOLDER/copy", "--config", "CONFIG"],
+        ["FOLDER/third", "--config", "LOGS"],
+        ["FOLDER/other", "URL"],
+    ],
     "outbox relay": [["--config", "CONFIG", "--once"], ["--database", "URL", "--broker", "URL", "--once"]],
     "outbox status": [["--config", "CONFIG"], ["--database", "URL", "--json"]],
     "outbox list": [["--database", "URL"]],
@@ -500,10 +525,10 @@ COMMANDS: Final[dict[str, list[list[str]] | str]] = {
     ],
     "pipeline package": "takes names of files, and no configuration",
     "pipeline demo": "its servers are its own, and have passwords of their own",
-    "recover list": [["--config", "CONFIG"], ["--config", "CONFIG", "--json", "--all", "--wide"]],
+    "recover list": [["--config", "CONFIG"], ["--config", "LOGS"], ["--config", "CONFIG", "--json", "--all", "--wide"]],
     "recover show": [["--config", "CONFIG", "n-1·x·1"]],
     "recover watch": "draws what `recover list` prints, until it is stopped",
-    "recover run": [["--config", "CONFIG"], ["--config", "CONFIG", "--json", "--dry-run"]],
+    "recover run": [["--config", "CONFIG"], ["--config", "LOGS"], ["--config", "CONFIG", "--json", "--dry-run"]],
     "recover commit": [["--config", "CONFIG", "n-1·x·1", "--yes"]],
     "recover rollback": [["--config", "CONFIG", "n-1·x·1", "--yes"]],
     "recover forget": [["--config", "CONFIG", "n-1·x·1", "--yes"]],
@@ -562,10 +587,14 @@ def run_command(command: str, form: Form, scheme: str, tmp_path: Path, monkeypat
     if isinstance(templates, str) or (command in SERVE and not form.refused):
         return
     monkeypatch.chdir(tmp_path)
-    config = configured(tmp_path, form, scheme)
+    words = {
+        "CONFIG": str(configured(tmp_path, form, scheme)),
+        "LOGS": str(configured(tmp_path, form, scheme, logs=True)),
+        "URL": form.of(scheme),
+    }
     for template in templates:
         said = [
-            one.replace("URL", form.of(scheme)).replace("CONFIG", str(config)).replace("FOLDER", str(tmp_path))
+            re.sub("CONFIG|LOGS|URL", lambda word: words[word[0]], one.replace("FOLDER", str(tmp_path)))
             for one in template
         ]
         try:

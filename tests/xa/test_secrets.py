@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -19,34 +16,15 @@ from dtx.broker.config import BrokerConfig, ConfigError, load
 from dtx.store.contract import StoreError
 from dtx.store.sql.store import open_database
 from rm_db.address import Address
-from tm import ConfigurationError, ManagerUnusable, TransactionManager
+from tm import ConfigurationError
 from tm.config import configuration_from
 from tm.log import LogError
 from xa import Code, XaError, xa_error
 from xa.open_string import OpenString
 from xa.secrets import expanded, hide, masked, not_set
-from xabridge.cli.main import main
 
 SECRET = "p@ss/w%rd:x y#?&"  # noqa: S105 — nobody's
 PARTS = ("p@ss", "w%rd", "w%25rd", "%40ss", "x y")
-
-MALFORMED = [
-    f"postgresql://shop:{SECRET}@127.0.0.1:1/shop",
-    f"postgresql://shop:{SECRET}@/shop",
-    "postgresql://shop:p%40ss",
-    "postgres:/shop:p@ss/w%rd@127.0.0.1/shop",
-    f"amqp://shop:{SECRET}@127.0.0.1:1",
-    f"amqp://shop:{SECRET}@127.0.0.1:port",
-    f"amqps://shop:{SECRET}@[::1",
-    f"mysql+pymysql://shop:{SECRET}@127.0.0.1:1/shop",
-    f"nobody-has-it://shop:{SECRET}@127.0.0.1/shop",
-    "postgresql://shop:p%40ss%2Fw%25rd%3Ax%20y@127.0.0.1:1/shop?xa_pool_size=none",
-    "postgresql://shop:p%40ss%2Fw%25rd%3Ax%20y@127.0.0.1:1/shop",
-    "amqp://shop:p%40ss%2Fw%25rd%3Ax%20y@127.0.0.1:1/?no=such",
-]
-
-
-COMMANDS = [["doctor"], ["doctor", "--json"], ["recover", "list"], ["recover", "list", "--json"], ["recover", "run"]]
 
 
 def holds_nothing(text: str) -> None:
@@ -119,96 +97,6 @@ def test_password_env_is_for_databases_logs_and_stores(monkeypatch: pytest.Monke
         Address.parse("postgresql://shop@db/shop?password_env=PW")
     with pytest.raises(StoreError, match="the environment variable PW is not set; set it for this process"):
         open_database("postgresql://shop@db/shop?password_env=PW")
-
-
-@pytest.mark.parametrize("url", MALFORMED)
-def test_no_message_and_no_line_holds_a_password(
-    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "xabridge.toml"
-    config.write_text(f"node = 'n'\nlog = 'file://{tmp_path}/log'\n[resources]\nshop = '{url}'\n", encoding="utf-8")
-    with caplog.at_level(logging.DEBUG, logger="xabridge"):
-        try:
-            with TransactionManager.from_config(config) as manager:
-                report = manager.recover()
-                holds_nothing(str(report))
-                with pytest.raises(Exception) as caught, manager.begin() as tx:
-                    tx.enlist("shop")
-                holds_nothing(str(caught.value))
-        except ConfigurationError as error:
-            holds_nothing(str(error))
-        for command in COMMANDS:
-            main([*command, "--config", str(config)])
-    holds_nothing("\n".join(record.getMessage() for record in caplog.records))
-    told = capsys.readouterr()
-    holds_nothing(told.out)
-    holds_nothing(told.err)
-
-
-LOGS = [
-    "foo://u:p%40ss@h",
-    f"foo://u:{SECRET}@h",
-    "postgresql://shop@127.0.0.1:1/shop?password=p%40ss",
-    "postgresql://127.0.0.1:1/shop?user=shop&password=p%40ss&no=such",
-    "postgresql://shop:p%40ss@127.0.0.1:port/shop",
-    "postgresql://shop:p%40ss@127.0.0.1:1/shop?connect_timeout=none",
-    "mysql+pymysql://u:p%40ss@h/d",
-    "mysql+nobody-has-it://u:p%40ss@h/d?password=p%40ss",
-    "sqlite://u:p%40ss@h/",
-    "file://u:p%40ss@h/x",
-    "file:/?password=p%40ss",
-    "host=h password=p%40ss",
-    "host=h password='p%40ss x y' user=u",
-    "u:p%40ss@h",
-    "foo://u:p%40ss@[h",
-    "postgresql://u:p%40ss",
-    "postgresql://u:p%40ss@h℀/d",
-]
-"""What may stand where a log or a resource is named, and can't be one."""
-
-
-@pytest.mark.parametrize("key", ["log", "resource"])
-@pytest.mark.parametrize("url", LOGS)
-def test_no_message_about_a_log_holds_a_password(
-    url: str, key: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "xabridge.toml"
-    log, shop = (url, "amqp://127.0.0.1:1") if key == "log" else (f"file://{tmp_path}/log", url)
-    config.write_text(f'node = "n"\nlog = "{log}"\n[resources]\nshop = "{shop}"\n', encoding="utf-8")
-    with caplog.at_level(logging.DEBUG, logger="xabridge"):
-        try:
-            with TransactionManager.from_config(config) as manager:
-                holds_nothing(str(manager.recover()))
-        except (ConfigurationError, LogError, ManagerUnusable) as error:
-            holds_nothing(str(error))
-        for command in COMMANDS:
-            main([*command, "--config", str(config)])
-        main(["check", "--config", str(config)])
-        main(["log", "backup", str(tmp_path / "copy"), "--config", str(config)])
-    holds_nothing("\n".join(record.getMessage() for record in caplog.records))
-    told = capsys.readouterr()
-    assert told.out + told.err
-    holds_nothing(told.out)
-    holds_nothing(told.err)
-
-
-@pytest.mark.parametrize("url", [url for url in MALFORMED if url.startswith(("postgres", "nobody", "mysql"))])
-def test_the_broker_prints_no_password(url: str, tmp_path: Path) -> None:
-    config = tmp_path / "broker.toml"
-    config.write_text(f"[broker]\nlisten = ['127.0.0.1:0']\nstore = '{url}'\n", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "dtx", "--config", str(config)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode
-    holds_nothing(done.stdout)
-    holds_nothing(done.stderr.replace(str(config), ""))
-
-
-def test_a_copy_of_a_store_prints_no_password(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for url in (*MALFORMED, *LOGS):
-        assert main(["broker", "backup", "--store", url, str(tmp_path / "no" / "copy")])
-    told = capsys.readouterr()
-    holds_nothing(told.out + told.err.replace(str(tmp_path), ""))
 
 
 def test_variables_stand_anywhere_in_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
