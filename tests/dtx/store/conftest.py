@@ -2,46 +2,52 @@
 
 from __future__ import annotations
 
+import shutil
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dtx.store.memory import Disk
 from tests.dtx.store.stores import Place
+from tests.memory_disk import new_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+
+@contextmanager
+def _place(kind: str, request: pytest.FixtureRequest) -> Iterator[Place]:
+    if kind == "postgres":
+        place = Place(request.getfixturevalue("postgres").create_database())
+    elif kind == "memory":
+        place = Place(Disk())
+    else:
+        place = Place(f"sqlite:///{new_folder('store')}/store.db")
+    try:
+        yield place
+    finally:
+        place.close()
+        if kind == "sqlite":
+            shutil.rmtree(place.path.parent)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def sql_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def sql_place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A place in a database."""
-    if request.param == "sqlite":
-        place = Place(f"sqlite:///{tmp_path}/store.db")
-    else:
-        place = Place(request.getfixturevalue("postgres").create_database())
-    yield place
-    place.close()
+    with _place(request.param, request) as place:
+        yield place
 
 
 @pytest.fixture
-def sqlite_place(tmp_path: Path) -> Iterator[Place]:
+def sqlite_place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A place in a file."""
-    place = Place(f"sqlite:///{tmp_path}/store.db")
-    yield place
-    place.close()
+    with _place("sqlite", request) as place:
+        yield place
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A place of any kind."""
-    if request.param == "memory":
-        where: str | Disk = Disk()
-    elif request.param == "sqlite":
-        where = f"sqlite:///{tmp_path}/store.db"
-    else:
-        where = request.getfixturevalue("postgres").create_database()
-    place = Place(where)
-    yield place
-    place.close()
+    with _place(request.param, request) as place:
+        yield place

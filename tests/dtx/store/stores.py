@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
 
 from dtx.store.contract import Batch, MessageStore, Restored, StoredMessage, StoreError, StoreLeased
 from dtx.store.memory import Disk, MemoryStore
 from dtx.store.sql import SqlStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dtx.store.contract import Step
 
 WAIT_S: Final = 60
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class Loop:
@@ -69,6 +82,13 @@ class Opened:
         """Submits, and expects success."""
         assert self.submit(*batches) == [None] * len(batches)
 
+    @contextmanager
+    def batch(self) -> Iterator[Batch]:
+        """A batch that is made in the block, and kept at its end."""
+        made = Batch()
+        yield made
+        self.keep(made)
+
     def fetch(self, *messages: int) -> dict[int, bytes]:
         """Payloads."""
         found: list[dict[int, bytes]] = []
@@ -99,6 +119,8 @@ class Place:
 
     def __init__(self, url: str | Disk) -> None:
         self.where = url
+        self.path = Path(str(url).removeprefix("sqlite:///"))
+        """The file of SQLite."""
         self._opened: list[MessageStore] = []
 
     def make(self, loop: Loop, hook: Callable[[Step], None] = lambda _: None) -> MessageStore:
@@ -115,10 +137,24 @@ class Place:
         self._opened.append(store)
         return Opened(store, loop)
 
+    def let_lease_run_out(self) -> None:
+        """As if its holder, which was killed, had been gone for that long."""
+        if str(self.where).startswith("postgresql"):
+            with psycopg.connect(str(self.where), autocommit=True) as connection:
+                connection.execute("UPDATE dtx_lease SET until_s = 0")
+
     def close(self) -> None:
         """Closes what is open."""
         while self._opened:
             self._opened.pop().close()
+
+
+def until(reached: Callable[[], bool]) -> None:
+    """Waits until something is so that nobody tells."""
+    end = time.monotonic() + WAIT_S
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def enqueued(numbers: Sequence[int], queue: int, payload: bytes = b"payload") -> Batch:

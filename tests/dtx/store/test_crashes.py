@@ -4,9 +4,7 @@ not forced must not, and no batch may be there in part.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,15 +15,24 @@ from tests.dtx.store.crashing import WORK
 from tests.dtx.store.stores import Place, state
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-
 PATIENCE_S = 60.0
+FAST = {(Step.BEFORE_WRITE, 2), (Step.WRITTEN, 2), (Step.WRITTEN, 3), (Step.FORCED, 3)}
+"""The steps and forces of `make check`: a branch is half prepared, prepared, or half committed."""
 
 
-@pytest.mark.parametrize("force", range(1, len(WORK) + 1))
-@pytest.mark.parametrize("step", list(Step))
-@pytest.mark.parametrize("thread", ["loop", "thread"])
+def _kills() -> Iterator[Any]:
+    """PostgreSQL is never written to on the loop."""
+    for kind, thread in (("sqlite", "loop"), ("sqlite", "thread"), ("postgres", "thread")):
+        for step in Step:
+            for force in range(1, len(WORK) + 1):
+                marks = () if (step, force) in FAST else (pytest.mark.slow,)
+                yield pytest.param(kind, thread, step, force, marks=marks)
+
+
+@pytest.mark.parametrize(("sql_place", "thread", "step", "force"), list(_kills()), indirect=["sql_place"])
 def test_a_kill_leaves_what_was_forced_and_nothing_else(sql_place: Place, thread: str, step: Step, force: int) -> None:
     process = ForkedProcess("tests.dtx.store.crashing", str(sql_place.where), step.name, str(force), thread)
     said = [line.split() for line in process.lines()]
@@ -35,6 +42,8 @@ def test_a_kill_leaves_what_was_forced_and_nothing_else(sql_place: Place, thread
     kept = [name for word, name in said[1:] if word == "kept"]
     assert kept == [make.__name__ for make in WORK[: force - 1]], "answered before it was forced"
 
+    if (step, force) != (Step.FORCED, len(WORK)):  # where it waits until the lease runs out
+        sql_place.let_lease_run_out()
     durable = force if step is Step.FORCED else force - 1
     reference = Place(Disk())
     simple = reference.open()
@@ -54,16 +63,8 @@ def test_a_kill_leaves_what_was_forced_and_nothing_else(sql_place: Place, thread
 
 def test_a_second_process_is_kept_out_and_told_by_whom(sqlite_place: Place, tmp_path: Path) -> None:
     sqlite_place.open()
-    second = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from dtx.store.sql import SqlStore; SqlStore(sys.argv[1], print).open()",
-            f"sqlite:///{tmp_path}/store.db",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert second.returncode == 1
-    assert "StoreLocked: the store is in use by process " in second.stderr
+    errors = tmp_path / "errors"
+    second = ForkedProcess("tests.dtx.store.crashing", str(sqlite_place.where), "FORCED", "1", "thread", errors=errors)
+    assert second.wait(PATIENCE_S) == 1
+    second.close()
+    assert "StoreLocked: the store is in use by process " in errors.read_text(encoding="utf-8")

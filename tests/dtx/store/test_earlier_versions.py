@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
-from dtx.store.contract import PENDING, Batch, StoredMessage
+from dtx.store.contract import PENDING, StoredMessage
 from xa import Xid
 from xa.sql import postgres
 
@@ -93,27 +93,29 @@ def test_a_store_of_yesterday_is_opened_with_its_branch_in_doubt(sql_place: Plac
     yesterday(sql_place)
     opened = sql_place.open()
     assert list(opened.restored.messages()) == [StoredMessage(n, 1, n, 5, 0, 0) for n in (11, 12)]
+    assert (opened.restored.records, [queue.name for queue in opened.restored.queues]) == ([], ["orders"])
     (branch,) = opened.restored.branches
     assert (branch.xid, branch.outcome) == (XID, None)
     assert branch.enqueues == (StoredMessage(13, 1, PENDING, 5, 0, 0),)
-    batch = Batch()
-    batch.finish(20)
-    batch.dequeue(11, 5)
-    batch.place(13, 1, 30, 0)
-    batch.enqueue(14, 1, 31, b"later", due_ms=10**13, group="g")
-    opened.keep(batch)
-    assert [facts.number for facts in sql_place.open().restored.messages()] == [12, 13, 14]
+    with opened.batch() as batch:
+        batch.finish(20)
+        batch.dequeue(11, 5)
+        batch.place(13, 1, 30, 0)
+        batch.enqueue(14, 1, 31, b"later", due_ms=10**13, group="g")
+        batch.record(40, "audit", "who did what")
+    restored = sql_place.open().restored
+    assert [facts.number for facts in restored.messages()] == [12, 13, 14]
+    assert [record.text for record in restored.records] == ["who did what"]
 
 
 def test_the_version_of_yesterday_opens_it_again(sql_place: Place) -> None:
     """It sees messages and branches as before, and commits what this version has prepared; it knows no delay."""
     earlier = yesterday(sql_place)
     opened = sql_place.open()
-    batch = Batch()
-    batch.enqueue(40, 1, PENDING, b"later", due_ms=-60_000, group="g")
-    batch.prepare(50, Xid(7, b"other", b"b"), "me", 1, enqueues=[40])
-    batch.enqueue(41, 1, 41, b"later", due_ms=10**13, group="g")
-    opened.keep(batch)
+    with opened.batch() as batch:
+        batch.enqueue(40, 1, PENDING, b"later", due_ms=-60_000, group="g")
+        batch.prepare(50, Xid(7, b"other", b"b"), "me", 1, enqueues=[40])
+        batch.enqueue(41, 1, 41, b"later", due_ms=10**13, group="g")
     sql_place.close()
     assert earlier.messages() == [(n, 1, n, 5, 0, 0) for n in (11, 12, 41)]
     earlier.execute(COMMIT, number=40, position=42)

@@ -9,16 +9,15 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import make_url
 
 from dtx.store.contract import Step, StoreError, StoreLocked, StoreStopped
 from dtx.store.sql import SqlStore, lease, postgres
 from dtx.store.sql.lease import Lease
-from tests.dtx.store.stores import WAIT_S, Loop, Opened, enqueued
+from tests.dtx.store.stores import WAIT_S, Clock, Loop, Opened, enqueued, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from sqlalchemy import URL
 
     from tests.postgres import Postgres
 
@@ -154,14 +153,11 @@ def test_who_is_paused_and_replaced_by_nobody_goes_on(url: str) -> None:
     opened = process.open()
     process.pause()
     process.lease._until = float("-inf")  # it was paused for so long
-    heard = [process.may_tell]
+    told = process.may_tell
     process.runs.set()
     process.renews.set()
-    while not heard[-1]:
-        assert not process.lost
-        threading.Event().wait(0.01)
-        heard.append(process.may_tell)
-    assert heard[0] is False
+    until(lambda: process.may_tell)
+    assert (told, process.lost) == (False, [])
     opened.keep(enqueued([BEFORE], QUEUE))
     process.store.close()
 
@@ -178,7 +174,7 @@ def test_a_store_that_was_closed_is_open_for_others_at_once(url: str) -> None:
 
 def test_a_broker_of_a_version_without_leases_keeps_its_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "_OPENING_S", 0.0)
-    database = postgres.PostgresDatabase(postgres_url(url), LEASE_S)
+    database = postgres.PostgresDatabase(make_url(url), LEASE_S)
     try:
         earlier = database.reader()
         earlier.exec_driver_sql(postgres._OPENING.replace("_xact_", "_"))
@@ -186,23 +182,6 @@ def test_a_broker_of_a_version_without_leases_keeps_its_store(url: str, monkeypa
             SqlStore(url, Loop().deliver, lease_s=LEASE_S).open()
     finally:
         database.close()
-
-
-def postgres_url(url: str) -> URL:
-    """The URL, read."""
-    from sqlalchemy import make_url  # noqa: PLC0415
-
-    return make_url(url)
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Told:

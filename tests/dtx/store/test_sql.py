@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
+import resource
 import sqlite3
-import subprocess
-import sys
 import threading
 import tracemalloc
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,15 +24,21 @@ from dtx.store.contract import (
     StoreStopped,
 )
 from dtx.store.sql import SqlStore
+from dtx.store.sql.store import open_database
 from tests.dtx.store.stores import WAIT_S, Loop, Opened, Place, enqueued
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.postgres import Postgres
 
 QUEUE = 1
+
+
+def cursor_of(opened: Opened) -> Any:
+    """One more cursor of the connection that writes: the writer's own is at work, in its thread."""
+    assert isinstance(opened.store, SqlStore)
+    return opened.store._open.writer._transactions.cursor.connection.cursor()
 
 
 def test_all_that_waits_shares_one_force(sql_place: Place) -> None:
@@ -84,18 +89,15 @@ def test_nobody_is_answered_before_the_force(sql_place: Place) -> None:
 def test_a_full_store_refuses_and_goes_on(sqlite_place: Place) -> None:
     opened = sqlite_place.open()
     opened.keep(enqueued(range(1, 100), QUEUE, b"x" * 1000))
-    store = opened.store
-    assert isinstance(store, SqlStore)
-    cursor = store._open.writer._transactions.cursor.connection.cursor()  # the writer's is at work, in its thread
+    cursor = cursor_of(opened)
     (pages,) = cursor.execute("PRAGMA page_count").fetchone()
     cursor.execute(f"PRAGMA max_page_count = {pages}")
 
     (error,) = opened.submit(enqueued(range(100, 300), QUEUE, b"x" * 1000))
     assert type(error) is StoreFull
-    batch = Batch()
-    for number in range(1, 60):
-        batch.dequeue(number, 1000)
-    opened.keep(batch)
+    with opened.batch() as batch:
+        for number in range(1, 60):
+            batch.dequeue(number, 1000)
     opened.keep(enqueued(range(300, 320), QUEUE, b"y" * 1000))
     left = [facts.number for facts in sqlite_place.open().restored.messages()]
     assert left == [*range(60, 100), *range(300, 320)]
@@ -133,10 +135,8 @@ def test_a_database_that_somebody_else_has_locked_refuses_and_goes_on(sqlite_pla
     """All that waited is refused at once, and not one by one; what comes later is kept."""
     opened = sqlite_place.open()
     opened.keep(enqueued([1], QUEUE))
-    store = opened.store
-    assert isinstance(store, SqlStore)
-    store._open.writer._transactions.cursor.execute("PRAGMA busy_timeout = 0")
-    other = sqlite3.connect(str(sqlite_place.where).removeprefix("sqlite:///"), isolation_level=None)
+    cursor_of(opened).execute("PRAGMA busy_timeout = 0")
+    other = sqlite3.connect(sqlite_place.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     answers = opened.submit(enqueued([2], QUEUE), enqueued([3], QUEUE))
     assert [type(answer) for answer in answers] == [StoreBusy, StoreBusy]
@@ -145,45 +145,27 @@ def test_a_database_that_somebody_else_has_locked_refuses_and_goes_on(sqlite_pla
     assert [facts.number for facts in sqlite_place.open().restored.messages()] == [1, 4]
 
 
-FAILING_FORCE = """
-import json, resource, sys
-from dtx.store.contract import Step
-from tests.dtx.store.stores import Loop, Opened, enqueued
-from dtx.store.sql import SqlStore
-
-def hook(step):
-    global forces
-    if step is Step.WRITTEN:
-        forces += 1
-        if forces == 2:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, -1))
-
-forces = 0
-loop = Loop()
-opened = Opened(SqlStore(sys.argv[1], loop.deliver, hook), loop)
-answers = []
-for batch in (enqueued([1], 1), enqueued([2], 1), enqueued([3], 1)):
-    answers += opened.submit(batch)
-resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
-answers += opened.submit(enqueued([4], 1))
-print(json.dumps([[type(answer).__name__, str(answer)] for answer in answers]))
-"""
-
-
-def test_a_failed_force_stops_the_store(sqlite_place: Place, pytestconfig: pytest.Config) -> None:
+def test_a_failed_force_stops_the_store(sqlite_place: Place) -> None:
     """The operating system refuses to write at the second force: this and all later batches are told so, also
     when writing would work again, until the store is opened anew."""
-    done = subprocess.run(
-        [sys.executable, "-c", FAILING_FORCE, str(sqlite_place.where)],
-        cwd=pytestconfig.rootpath,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    answers = json.loads(done.stdout)
-    assert [kind for kind, _ in answers] == ["NoneType", "StoreStopped", "StoreStopped", "StoreStopped"]
-    assert answers[1][1].startswith("the store has stopped, open it again: a force failed")
-    assert answers[3] == answers[1]
+    forces = 0
+
+    def hook(step: Step) -> None:
+        nonlocal forces
+        forces += step is Step.WRITTEN
+        if forces == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    opened = sqlite_place.open(hook)
+    try:
+        answers = [opened.submit(enqueued([number], QUEUE))[0] for number in (1, 2, 3)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    answers += opened.submit(enqueued([4], QUEUE))
+    assert [type(answer) for answer in answers] == [type(None), StoreStopped, StoreStopped, StoreStopped]
+    assert str(answers[1]).startswith("the store has stopped, open it again: a force failed")
+    assert str(answers[3]) == str(answers[1])
     assert [facts.number for facts in sqlite_place.open().restored.messages()] == [1]
 
 
@@ -235,19 +217,14 @@ def test_one_process_has_the_store(sql_place: Place) -> None:
     sql_place.open()
 
 
-def test_what_is_not_ours_is_not_opened(tmp_path: Path) -> None:
-    file = tmp_path / "store.db"
-    file.write_bytes(b"not a database at all, but a text of some length. " * 100)
+def test_what_is_not_ours_is_not_opened(sqlite_place: Place) -> None:
+    sqlite_place.path.write_bytes(b"not a database at all, but a text of some length. " * 100)
     with pytest.raises(StoreDamaged, match="not a database"):
-        Place(f"sqlite:///{file}").open()
+        sqlite_place.open()
 
 
 def test_tables_of_another_version_are_not_opened(sqlite_place: Place) -> None:
-    opened = sqlite_place.open()
-    store = opened.store
-    assert isinstance(store, SqlStore)
-    own = store._open.writer._transactions.cursor.connection.cursor()  # the writer's is at work, in its thread
-    own.execute("UPDATE dtx_meta SET value = 99 WHERE name = 'version'")
+    cursor_of(sqlite_place.open()).execute("UPDATE dtx_meta SET value = 99 WHERE name = 'version'")
     with pytest.raises(StoreDamaged, match="version 99, not 1"):
         sqlite_place.open()
 
@@ -281,12 +258,10 @@ def test_closing_forces_what_waits(sql_place: Place) -> None:
     assert len(list(sql_place.open().restored.messages())) == 199
 
 
-def test_the_file_is_the_owners_and_forced_at_every_commit(sqlite_place: Place, tmp_path: Path) -> None:
+def test_the_file_is_the_owners_and_forced_at_every_commit(sqlite_place: Place) -> None:
     opened = sqlite_place.open()
-    assert (tmp_path / "store.db").stat().st_mode & 0o077 == 0
-    store = opened.store
-    assert isinstance(store, SqlStore)
-    cursor = store._open.writer._transactions.cursor.connection.cursor()  # the writer's is at work, in its thread
+    assert sqlite_place.path.stat().st_mode & 0o077 == 0
+    cursor = cursor_of(opened)
     assert cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert cursor.execute("PRAGMA synchronous").fetchone() == (2,)
 
@@ -338,17 +313,16 @@ def test_a_dequeued_payload_leaves_the_cache(sqlite_place: Place) -> None:
     opened = sqlite_place.open()
     opened.keep(enqueued([1, 2], QUEUE))
     assert opened.store.cached(1) == b"payload"
-    batch = Batch()
-    batch.dequeue(1, 7)
-    opened.keep(batch)
+    with opened.batch() as batch:
+        batch.dequeue(1, 7)
     assert opened.store.cached(1) is None
     assert opened.store.cached(2) == b"payload"
 
 
 def test_restoring_reads_no_payload(sqlite_place: Place) -> None:
-    """40 MB of payloads stand in the store; opening it takes a small part of that, however it is read."""
+    """10 MB of payloads stand in the store; opening it takes a small part of that, however it is read."""
     opened = sqlite_place.open()
-    for first in range(1, 401, 50):
+    for first in range(1, 101, 50):
         opened.keep(enqueued(range(first, first + 50), QUEUE, os.urandom(100_000)))
     sqlite_place.close()
     tracemalloc.start()
@@ -358,20 +332,19 @@ def test_restoring_reads_no_payload(sqlite_place: Place) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert count == 400
+    assert count == 100
     assert peak < 3_000_000
 
 
-def test_a_store_of_an_earlier_version_has_no_records_and_gets_a_table_for_them(sqlite_place: Place) -> None:
-    opened = sqlite_place.open()
-    batch = Batch()
-    batch.create_queue(opened.first, "orders")
-    opened.keep(batch)
-    sqlite_place.close()
-    connection = sqlite3.connect(str(sqlite_place.where).removeprefix("sqlite:///"))
-    connection.execute("DROP TABLE dtx_record")
-    connection.commit()
-    connection.close()
-    restored = sqlite_place.open().restored
-    assert restored.records == []
-    assert [queue.name for queue in restored.queues] == ["orders"]
+def test_folders_that_it_makes_are_there_durably(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced: list[str] = []
+    force = os.fsync
+
+    def noted(descriptor: int) -> None:
+        forced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        force(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    open_database(f"sqlite:///{tmp_path}/one/two/store.db").close()
+    for folder in (tmp_path, tmp_path / "one", tmp_path / "one" / "two"):
+        assert str(folder) in forced

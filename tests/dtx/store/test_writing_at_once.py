@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,11 +13,13 @@ from dtx.store.sql import SqlStore, pace
 from dtx.store.sql.pace import FOR_EACH, QUICK_S, SLOW_S, Pace
 from dtx.store.sql.sqlite import PAGE_SIZE, DiskSpace
 from dtx.store.sql.writer import SMALL_OCTETS, SMALL_ROWS
-from tests.dtx.store.stores import WAIT_S, Loop, Opened, enqueued
+from tests.dtx.store.stores import Clock, Loop, Opened, enqueued, until
 from xa import Xid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from tests.dtx.store.stores import Place
 
 QUEUE = 1
 XID = Xid(1, b"global", b"branch")
@@ -29,13 +29,13 @@ HERE = threading.current_thread()
 class Turns:
     """A store that is written to in turns, as the broker does. `threads` tells which thread made each force."""
 
-    def __init__(self, folder: Path) -> None:
-        self.where = f"sqlite:///{folder}/store.db"
+    def __init__(self, place: Place) -> None:
+        self.path = place.path
         self.threads: list[str] = []
         self.calls: list[Step] = []
         self.fails: Exception | None = None
         self.loop = Loop()
-        self.store = SqlStore(self.where, self.loop.deliver, self.hook, lambda _: None)
+        self.store = SqlStore(str(place.where), self.loop.deliver, self.hook, lambda _: None)
         self.opened = Opened(self.store, self.loop)
         assert self.turn(enqueued([1], QUEUE)) == [None]  # nothing is known of the disk before
         assert self.threads == ["thread"]
@@ -62,15 +62,15 @@ class Turns:
     def until_idle(self) -> None:
         """Waits until the thread has nothing to do: it answers a group first, and then looks for more."""
         writer = self.store._open.writer
-        _until(lambda: writer._waiting.empty() and not writer._at_work.locked())
+        until(lambda: writer._waiting.empty() and not writer._at_work.locked())
 
 
 @pytest.fixture
-def turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
+def turns(sqlite_place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     """A store on a disk that counts as quick, whatever else this machine does."""
     monkeypatch.setattr(pace, "QUICK_S", float("inf"))
     monkeypatch.setattr(pace, "SLOW_S", float("inf"))
-    turns = Turns(tmp_path)
+    turns = Turns(sqlite_place)
     yield turns
     turns.store.close()
 
@@ -85,7 +85,7 @@ def test_a_small_group_is_durable_and_answered_when_write_returns(turns: Turns) 
     assert turns.threads == ["loop"]
     assert turns.store.waiting_octets == 0
     assert turns.store.cached(3) == b"payload"
-    other = sqlite3.connect(turns.where.removeprefix("sqlite:///"))
+    other = sqlite3.connect(turns.path)
     assert other.execute("SELECT count(*) FROM dtx_message").fetchone() == (3,)
     other.close()
 
@@ -120,17 +120,14 @@ def test_what_takes_longer_is_the_threads(turns: Turns) -> None:
         assert turns.turn(batch) == [None]
     assert turns.threads == ["thread"] * 3
     writer = turns.store._open.writer
-    _until(lambda: not writer._untidy)
+    until(lambda: not writer._untidy)
     turns.until_idle()
     assert turns.turn(enqueued([3], QUEUE)) == [None]
     assert turns.threads[3:] == ["loop"]
 
 
-def test_the_order_is_kept_while_the_thread_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_is_kept_while_the_thread_is_at_work(turns: Turns) -> None:
     """What comes while the thread has a group goes to the thread as well, until that is answered."""
-    monkeypatch.setattr(pace, "QUICK_S", float("inf"))
-    monkeypatch.setattr(pace, "SLOW_S", float("inf"))
-    turns = Turns(tmp_path)
     answers: list[int] = []
     for number in (2, 3, 4):
         payload = bytes(SMALL_OCTETS + 1) if number == 2 else b"payload"
@@ -146,12 +143,11 @@ def test_the_order_is_kept_while_the_thread_is_at_work(tmp_path: Path, monkeypat
     assert "loop" not in turns.threads
     assert turns.turn(enqueued([5], QUEUE)) == [None]
     assert turns.threads[-1] == "loop"
-    turns.store.close()
 
 
 def test_the_loop_does_not_wait_for_a_lock(turns: Turns) -> None:
     """Somebody else has the database locked: the thread waits for it."""
-    other = sqlite3.connect(turns.where.removeprefix("sqlite:///"), isolation_level=None)
+    other = sqlite3.connect(turns.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     answers: list[StoreError | None] = []
     turns.store.submit(enqueued([2], QUEUE), answers.append)
@@ -229,8 +225,7 @@ def test_no_commit_shortens_the_log(turns: Turns) -> None:
     limit = space._log_limit
     for number in range(2, limit):
         assert turns.turn(enqueued([number], QUEUE)) == [None]
-    log = Path(turns.where.removeprefix("sqlite:///") + "-wal")
-    assert log.stat().st_size < limit * PAGE_SIZE
+    assert turns.path.with_name("store.db-wal").stat().st_size < limit * PAGE_SIZE
     assert turns.threads.count("loop") > limit // 2
 
 
@@ -245,24 +240,10 @@ def test_unused_space_is_given_back(turns: Turns) -> None:
     writer = turns.store._open.writer
     assert writer._untidy
     turns.store.maintain()
-    _until(lambda: not writer._untidy)
-
-
-def _until(reached: Callable[[], bool]) -> None:
-    until = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    until(lambda: not writer._untidy)
 
 
 # -- pace
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_the_first_force_is_the_threads() -> None:
     paced = Pace(Clock())
     assert not paced.quick
