@@ -45,9 +45,7 @@ def main() -> int:
 def _search(name: str, seconds: int) -> None:
     """Never returns: libFuzzer ends the process."""
     atheris: Any = import_module("atheris")  # an option
-    with atheris.instrument_imports(
-        include=["dtx", "rm_amqp", "rm_db", "rm_delta", "rm_openwire", "tm", "xa", "xabridge"]
-    ):
+    with atheris.instrument_imports(include=PACKAGES):
         from tests.fuzz.decoders import DECODERS  # noqa: PLC0415 — as above
 
     decoder = DECODERS[name]

@@ -79,6 +79,11 @@ class Decoder:
     declared: tuple[type[Exception], ...]
     samples: tuple[bytes, ...]
 
+    @property
+    def ways(self) -> int:
+        """How many readers there are, where the first octet chooses one."""
+        return getattr(self.read, "ways", 0)
+
     def try_on(self, octets: bytes) -> bool:
         """Whether the octets are decoded; any other error than those that are declared goes through."""
         try:
@@ -118,6 +123,7 @@ def each(*reads: Callable[[bytes], object]) -> Callable[[bytes], object]:
     def of_one(octets: bytes) -> object:
         return reads[octets[0] % len(reads)](octets[1:]) if octets else None
 
+    of_one.ways = len(reads)  # type: ignore[attr-defined]
     return of_one
 
 
@@ -190,7 +196,7 @@ def _frame(code: int, *items: object) -> bytes:
 
 
 _MESSAGE: Final = Message("body", properties={"color": "red", "weight": 12}, subject="order").encode()
-_CORPUS: Final = tuple(path.read_bytes() for path in sorted(endpoint.CORPUS.iterdir()) if path.is_file())
+CORPUS: Final = tuple(path.read_bytes() for path in sorted(endpoint.CORPUS.iterdir()) if path.is_file())
 _SELECTOR: Final = b"color = 'red' AND weight BETWEEN 1 AND 20 OR name NOT LIKE '%a!_b_%' ESCAPE '!' OR a IN ('b')\0"
 _TOKEN: Final = Token(b"12345678", 3, 2, 1, 0, ((b"gtrid", b"record"),), ((b"other", 1),)).encode().encode()
 _RULE: Final = b'{"consume": ["orders", "a.*"], "coordinate": "own", "view": true}'
@@ -239,10 +245,10 @@ _SURVEY: Final = json.dumps(
 _WIRE: Final = (WireError, DecodeError)
 
 DECODERS: Final[dict[str, Decoder]] = {
-    "AMQP endpoint": Decoder(endpoint.endpoint, (), _CORPUS),
-    "AMQP endpoint that answers late": Decoder(endpoint.late_endpoint, (), _CORPUS),
-    "AMQP values": Decoder(endpoint.values, (), _CORPUS),
-    "AMQP messages": Decoder(endpoint.messages, (), (*_CORPUS, _MESSAGE)),
+    "AMQP endpoint": Decoder(endpoint.endpoint, (), CORPUS),
+    "AMQP endpoint that answers late": Decoder(endpoint.late_endpoint, (), CORPUS),
+    "AMQP values": Decoder(endpoint.values, (), CORPUS),
+    "AMQP messages": Decoder(endpoint.messages, (), (*CORPUS, _MESSAGE)),
     "SASL": Decoder(
         _sasl,
         (),

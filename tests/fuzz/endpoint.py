@@ -1,5 +1,5 @@
 """What feeds octets to the endpoint and to the codec of AMQP 1.0. Nothing but the documented errors may come out of
-them. The registry is `tests.fuzz.decoders`; `test_endpoint.py` runs the corpus with the slow tests."""
+them. The registry is `tests.fuzz.decoders`."""
 
 from __future__ import annotations
 
@@ -72,10 +72,3 @@ def messages(octets: bytes) -> None:
             read(octets)
         except WireError:
             continue
-
-
-def all_of_them(octets: bytes) -> None:
-    """One input for everything."""
-    endpoint(octets)
-    values(octets)
-    messages(octets)

@@ -1,4 +1,4 @@
-"""Each decoder raises what it declares: over valid samples, and over octets near to them."""
+"""Each decoder raises what it declares: over valid samples, over octets near to them, and over the fuzzer's corpus."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import random
 
 import pytest
 
-from tests.fuzz.decoders import DECODERS
+from tests.cases import each
+from tests.fuzz.decoders import CORPUS, DECODERS
 
 SEED = int(os.environ.get("XABRIDGE_SEED", "20261123"))
-MOST = 400
+FEW, MANY = 100, 400
 """Neighbours that are tried, per decoder."""
+NEIGHBOURS = 200
+"""Of each input of the corpus."""
 NASTY = (
     b"[" * 100_000,
     b'{"a":' * 100_000,
@@ -45,26 +48,45 @@ SEEN: list[tuple[str, bytes]] = [
 """Octets at which a decoder has raised something else."""
 
 
-@pytest.mark.parametrize(("name", "octets"), SEEN, ids=[f"{name} {number}" for number, (name, _) in enumerate(SEEN)])
+@each(("name", "octets"), SEEN)
 def test_what_was_seen_once_is_refused(name: str, octets: bytes) -> None:
     assert not DECODERS[name].try_on(octets)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@each("name", DECODERS)
 def test_samples_are_decoded(name: str) -> None:
     decoder = DECODERS[name]
     assert [sample for sample in decoder.samples if not decoder.try_on(sample)] == []
+    assert len(CORPUS) >= 20
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@each("name", DECODERS)
 def test_a_decoder_raises_what_it_declares(name: str) -> None:
-    decoder = DECODERS[name]
-    chance = random.Random(f"{SEED} {name}")
-    for octets in [*NASTY, *(bytes([first]) + nasty for nasty in NASTY for first in range(6))]:
+    for octets in [*NASTY, *(bytes([way]) + nasty for nasty in NASTY for way in range(DECODERS[name].ways))]:
         _try_on(name, octets)
-    samples = decoder.samples or (b"\0\x53\x01\x45",)
-    for _ in range(MOST):
+    try_neighbours(name, FEW)
+
+
+@pytest.mark.slow
+@each("name", DECODERS)
+def test_a_decoder_raises_what_it_declares_near_to_its_samples(name: str) -> None:
+    try_neighbours(name, MANY)
+
+
+def try_neighbours(name: str, count: int) -> None:
+    chance = random.Random(f"{SEED} {name} {count}")
+    samples = DECODERS[name].samples or (b"\0\x53\x01\x45",)
+    for _ in range(count):
         _try_on(name, near(chance.choice(samples), chance))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["AMQP endpoint", "AMQP endpoint that answers late", "AMQP values", "AMQP messages"])
+def test_the_neighbours_of_the_corpus(name: str) -> None:
+    for number, octets in enumerate(CORPUS):
+        chance = random.Random(f"{SEED} {name} {number}")
+        for _ in range(NEIGHBOURS):
+            _try_on(name, near(octets, chance))
 
 
 def _try_on(name: str, octets: bytes) -> None:
