@@ -4,24 +4,18 @@ that says MUST, in their order, and every test that a table names must exist and
 
 from __future__ import annotations
 
-import ast
 import re
-from functools import cache
 from pathlib import Path
 
 from tests.cases import each
+from tests.dtx.chapter.test_table import NAMED, ROOT, docstrings
 
-ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "amqp-endpoint.md"
 CHAPTERS = {"transport": 106, "messaging": 49}
 """How many sentences each chapter has."""
 HEADING = re.compile(r"^### (.+) \(([\d.]+)\)$", re.MULTILINE)
 ROW = re.compile(r"^\| (.+) \| (.+) \| (`tests/.+) \|$", re.MULTILINE)
-NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-QUOTING = (
-    ROOT / "tests" / "dtx" / "amqp" / "test_transport_chapter.py",
-    ROOT / "tests" / "dtx" / "broker" / "test_messaging_chapter.py",
-)
+QUOTING = ("tests/dtx/amqp/test_transport_chapter.py", "tests/dtx/broker/test_messaging_chapter.py")
 OTHERS = "### What binds others"
 IN_SHORT = re.compile(r"\d\.")
 """How a row begins that says in short what stands in a section."""
@@ -49,16 +43,6 @@ def sections() -> dict[str, list[tuple[str, str]]]:
 
 def rows() -> list[tuple[str, str]]:
     return [row for found in sections().values() for row in found]
-
-
-@cache
-def docstrings(path: Path) -> dict[str, str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {
-        node.name: " ".join((ast.get_docstring(node) or "").split())
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-    }
 
 
 @each("name", CHAPTERS)
@@ -89,16 +73,16 @@ def test_every_row_names_tests_that_exist_and_quote_it(sentence: str, tests: str
     beginning = " ".join(sentence.split()[:12])
     quoted = []
     for path, name in named:
-        found = docstrings(ROOT / path)
+        found = docstrings(path)
         assert name in found, f"{path} has no {name}"
-        if ROOT / path in QUOTING or not IN_SHORT.match(sentence):
+        if path in QUOTING or not IN_SHORT.match(sentence):
             quoted.append(sentence in found[name] or beginning in found[name])
     assert not quoted or any(quoted), f"none of the tests quotes: {sentence}"
 
 
 @each("path", QUOTING)
-def test_every_test_of_the_chapters_stands_in_a_table(path: Path) -> None:
-    named = {name for _, tests in rows() for one, name in NAMED.findall(tests) if ROOT / one == path}
+def test_every_test_of_the_chapters_stands_in_a_table(path: str) -> None:
+    named = {name for _, tests in rows() for one, name in NAMED.findall(tests) if one == path}
     quoting = {name for name in docstrings(path) if name.startswith("test_")}
     assert named <= quoting
     unnamed = [name for name in quoting - named if not IN_SHORT.match(docstrings(path)[name])]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from tests.cases import each
@@ -48,15 +49,23 @@ def test_the_table_has_every_sentence_in_its_order() -> None:
     assert [sentence for sentence, _ in rows()] == sentences()
 
 
+@cache
+def docstrings(path: str) -> dict[str, str]:
+    """Of the functions of a module, each in one line."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return {
+        node.name: " ".join((ast.get_docstring(node) or "").split())
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
 @each(("sentence", "tests"), rows())
 def test_every_row_names_tests_that_exist_and_quote_it(sentence: str, tests: str) -> None:
     named = NAMED.findall(tests)
     assert named, f"no test for: {sentence}"
     quoted = False
     for path, name in named:
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-        assert name in functions, f"{path} has no {name}"
-        docstring = " ".join((ast.get_docstring(functions[name]) or "").split())
-        quoted |= " ".join(sentence.split()[:6]) in docstring
+        assert name in docstrings(path), f"{path} has no {name}"
+        quoted |= " ".join(sentence.split()[:6]) in docstrings(path)[name]
     assert quoted, f"none of the tests quotes: {sentence}"
