@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dtx.amqp.connection import Connection
 from dtx.amqp.frames import AMQP_HEADER, FrameReader, performative_frame
 from dtx.amqp.link import ReceiverLink, SenderLink
-from dtx.amqp.performatives import Attach, Begin, Open, Source, Target
+from dtx.amqp.performatives import Attach, Begin, Close, Detach, End, Flow, Open, Source, Target
 from tests.dtx.amqp.ends import Application
 
 if TYPE_CHECKING:
     from dtx.amqp.performatives import Performative
 
 T = TypeVar("T")
+WINDOW = 2**31 - 1
 
 
 class Stranger:
@@ -67,9 +68,9 @@ class Stranger:
         assert len(found) == 1, found
         return found[0]
 
-    def begin(self, channel: int = 0, *, window: int = 2**31 - 1, number: int = 0) -> Begin:
+    def begin(self, channel: int = 0, *, window: int = WINDOW, number: int = 0) -> Begin:
         """Begins a session."""
-        return self.ask(Begin, Begin(None, number, window, 2**31 - 1), channel=channel)
+        return self.ask(Begin, Begin(None, number, window, WINDOW), channel=channel)
 
     def attach(self, name: str, handle: int, *, receiver: bool, channel: int = 0, **more: Any) -> Attach:
         """Attaches a link."""
@@ -82,6 +83,36 @@ def attach(name: str, handle: int, *, receiver: bool, **more: Any) -> Attach:
     return Attach(
         name, handle, receiver, source=Source("a"), target=Target("b"), **{"initial_delivery_count": count, **more}
     )
+
+
+def flow(number: int = 0, **more: object) -> Flow:
+    return Flow(0, WINDOW, number, WINDOW, **more)  # type: ignore[arg-type]
+
+
+def error_of(performative: Detach | End | Close) -> str:
+    """The condition with which something is ended."""
+    assert performative.error is not None
+    return performative.error.condition
+
+
+def receiver_of(stranger: Stranger, **more: int) -> ReceiverLink:
+    """A link on which the stranger sends."""
+    stranger.begin()
+    stranger.attach("in", 0, receiver=False, **more)
+    stranger.hear()
+    (link,) = stranger.end.links
+    assert isinstance(link, ReceiverLink)
+    return link
+
+
+def sender_of(stranger: Stranger, credit: int = 10, *, window: int = WINDOW) -> SenderLink:
+    """A link on which the stranger receives."""
+    stranger.begin(window=window)
+    stranger.attach("out", 0, receiver=True)
+    stranger.say(Flow(0, window, 0, WINDOW, 0, 0, credit))
+    (link,) = stranger.end.links
+    assert isinstance(link, SenderLink)
+    return link
 
 
 def kept(connection: Connection) -> int:

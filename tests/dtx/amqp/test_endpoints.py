@@ -21,12 +21,12 @@ from dtx.amqp.performatives import Begin, End, Error, Open
 from dtx.amqp.states import ConnectionState, DeliveryState, LinkState, SessionState
 from tests.cases import each
 from tests.dtx.amqp.ends import ACCEPTED, RECEIVED, REFUSED, Application, ends
+from tests.simulation.seeds import few, many
 
 if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.session import Session
 
-SEED = int(os.environ.get("XABRIDGE_SEED", "0"))
 SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "60"))
 STEPS = 600
 SIZES = (0, 1, 100, 400, 600, 3000, 20_000)
@@ -264,26 +264,24 @@ def deliveries(end: Application) -> list[IncomingDelivery | OutgoingDelivery]:
     return [*end.incoming, *end.outgoing]
 
 
-def walk(seed: int, *, ending: int) -> Walk:
+def walk(seed: int, *, ending: int, steps: int = STEPS) -> Walk:
+    """One to its end, with its checks."""
     found = Walk(seed, ending=ending)
-    found.run(STEPS)
+    found.run(steps)
+    found.finish()
+    found.check()
+    found.settle_all()
     return found
 
 
-@each("seed", range(SEED, SEED + SCHEDULES))
+@each("seed", few(10))
 def test_every_message_arrives_whole_in_order_and_once(seed: int) -> None:
-    found = walk(seed, ending=0)
-    found.finish()
-    found.check()
-    found.settle_all()
+    walk(seed, ending=0)
 
 
-@each("seed", range(SEED, SEED + SCHEDULES))
+@each("seed", few(10))
 def test_either_side_may_end_anything_at_any_moment(seed: int) -> None:
     found = walk(seed, ending=1)
-    found.finish()
-    found.check()
-    found.settle_all()
     for end in (found.ends.client, found.ends.server):
         for session in tuple(end.connection.sessions.values()):
             session.end()
@@ -293,8 +291,12 @@ def test_either_side_may_end_anything_at_any_moment(seed: int) -> None:
         end.rules.check_answers()
 
 
-@each("seed", range(SEED, SEED + SCHEDULES))
+@each("seed", few(10))
 def test_either_side_may_close_at_any_moment(seed: int) -> None:
+    close(seed)
+
+
+def close(seed: int) -> None:
     found = Walk(seed, ending=1)
     found.run(found.random.randrange(STEPS))
     client, server = found.ends.client, found.ends.server
@@ -310,8 +312,12 @@ def test_either_side_may_close_at_any_moment(seed: int) -> None:
         assert_empty(end)
 
 
-@each("seed", range(SEED, SEED + SCHEDULES))
+@each("seed", few(10))
 def test_the_connection_may_be_lost_between_any_two_octets(seed: int) -> None:
+    lose(seed)
+
+
+def lose(seed: int) -> None:
     found = Walk(seed, ending=1)
     found.run(found.random.randrange(STEPS))
     for end in (found.ends.client, found.ends.server):
@@ -348,13 +354,12 @@ def assert_empty(end: Application) -> None:
 
 @pytest.mark.slow
 def test_long_walks() -> None:
-    for seed in range(SEED + 1000, SEED + 1000 + SCHEDULES // 10):
+    for seed in many(0, 10, SCHEDULES):
         for ending in (0, 1):
-            found = Walk(seed, ending=ending)
-            found.run(20 * STEPS)
-            found.finish()
-            found.check()
-            found.settle_all()
+            walk(seed, ending=ending, steps=20 * STEPS)
+    for seed in many(0, 1, SCHEDULES):
+        close(seed)
+        lose(seed)
 
 
 def test_the_parts_of_a_large_message_are_taken_without_copying_its_rest() -> None:

@@ -35,14 +35,12 @@ from dtx.amqp.performatives import (
 from dtx.amqp.states import ConnectionState, LinkState, SessionState
 from tests.cases import each
 from tests.dtx.amqp.ends import ACCEPTED, REFUSED, Application, ends
-from tests.dtx.amqp.stranger import Stranger, attach, kept
+from tests.dtx.amqp.stranger import WINDOW, Stranger, attach, error_of, flow, kept, receiver_of, sender_of
 
 if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.events import Event
     from dtx.amqp.link import Link
-
-WINDOW = 2**31 - 1
 
 
 class Mute:
@@ -50,36 +48,6 @@ class Mute:
 
     def answer(self, event: Event) -> None:
         """Leaves an event as it is."""
-
-
-def flow(number: int = 0, **more: object) -> Flow:
-    return Flow(0, WINDOW, number, WINDOW, **more)  # type: ignore[arg-type]
-
-
-def error_of(performative: Detach | End | Close) -> str:
-    """The condition with which something is ended."""
-    assert performative.error is not None
-    return performative.error.condition
-
-
-def receiver_of(stranger: Stranger, **more: int) -> ReceiverLink:
-    """A link on which the stranger sends."""
-    stranger.begin()
-    stranger.attach("in", 0, receiver=False, **more)
-    stranger.hear()
-    (link,) = stranger.end.links
-    assert isinstance(link, ReceiverLink)
-    return link
-
-
-def sender_of(stranger: Stranger, credit: int = 10, *, window: int = WINDOW) -> SenderLink:
-    """A link on which the stranger receives."""
-    stranger.begin(window=window)
-    stranger.attach("out", 0, receiver=True)
-    stranger.say(Flow(0, window, 0, WINDOW, 0, 0, credit))
-    (link,) = stranger.end.links
-    assert isinstance(link, SenderLink)
-    return link
 
 
 # -- 2.2 version negotiation
@@ -423,6 +391,7 @@ def test_channels_up_to_the_last_one() -> None:
         stranger.end.begin()
     for said in (Begin(None, 0, 1, 1), End(), flow(), Detach(0)):
         stranger = Stranger(Application(Connection("server", channel_max=3)))
+        stranger.begin(channel=3)
         closed = stranger.ask(Close, said, channel=4)
         assert error_of(closed) == Condition.FRAMING_ERROR
 
