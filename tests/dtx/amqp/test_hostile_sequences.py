@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -32,6 +34,12 @@ from tests.dtx.amqp.ends import ACCEPTED, Application
 from tests.dtx.amqp.stranger import WINDOW, Stranger, attach, error_of, flow, kept, receiver_of, sender_of
 from tests.simulation.seeds import few, many
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dtx.amqp.performatives import Performative
+
+T = TypeVar("T")
 SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "60"))
 
 
@@ -229,31 +237,46 @@ def test_more_legal_frames_in_any_order(seed: int) -> None:
     Conversation(seed).run()
 
 
+@dataclass(eq=False)
+class Channel:
+    """A session of the peer's."""
+
+    number: int
+    deliveries: int = 0
+    transfers: int = 0
+
+
+@dataclass(eq=False)
+class Handle:
+    """A link of the peer's."""
+
+    channel: Channel
+    number: int
+    receives: bool
+    credit: int = 0
+    partial: bool = False
+    """Whether it is in the middle of a delivery."""
+
+
 class Conversation:
     """A random peer that keeps to the rules: it uses channels and handles once, windows and credit as it was told. It
     says several frames before it looks at an answer."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.largest = self.random.choice((512, 65_536))
-        self.stranger = Stranger(said=Open("stranger", max_frame_size=self.largest))
-        self.links: dict[int, dict[int, bool]] = {}
-        """By channels and handles, the links that the stranger has attached, and whether it receives on them."""
-        self.waiting: Counter[str] = Counter()
+        largest = self.random.choice((512, 65_536))
+        self.stranger = Stranger(said=Open("stranger", max_frame_size=largest))
+        self.channels: list[Channel] = []
+        self.handles: list[Handle] = []
+        self.waiting: Counter[type] = Counter()
         """Answers that are owed to it."""
-        self.names = 0
-        self.numbers: Counter[int] = Counter()
-        self.transfers: Counter[int] = Counter()
-        self.credit: dict[tuple[int, int], int] = {}
-        self.theirs: dict[tuple[int, int], tuple[int, int]] = {}
-        """The application's channels and handles → the stranger's."""
-        self.named: dict[str, tuple[int, int]] = {}
-        self.begun: dict[int, int] = {}
-        """The application's channels → the stranger's."""
-        self.ended: Counter[int] = Counter()
-        self.partial: set[tuple[int, int]] = set()
+        self.named: list[Handle] = []
+        """By the numbers that are their names."""
+        self.theirs: dict[tuple[int, int], Handle] = {}
+        """By the application's channels and handles."""
 
     def run(self) -> None:
+        connection = self.stranger.end.connection
         for _ in range(60):
             for _ in range(self.random.randrange(1, 12)):
                 self.random.choice(
@@ -261,122 +284,87 @@ class Conversation:
                     + (self.detach, self.end) * (self.random.random() < 0.3)
                 )()
             self.hear()
-            assert self.stranger.end.connection.state is ConnectionState.OPENED
-            alive = len(self.links) + sum(map(len, self.links.values())) + sum(self.numbers.values())
-            assert kept(self.stranger.end.connection) <= 5 * alive
+            assert connection.state is ConnectionState.OPENED
+            deliveries = sum(channel.deliveries for channel in self.channels)
+            assert kept(connection) <= 5 * (len(self.channels) + len(self.handles) + deliveries)
         self.stranger.end.rules.check_answers()
         self.stranger.say(Close())
         self.hear()
-        assert self.stranger.end.connection.finished
-        assert kept(self.stranger.end.connection) == 0
+        assert connection.finished
+        assert kept(connection) == 0
 
-    def say(self, channel: int, performative: object, payload: bytes = b"") -> None:
-        self.stranger.say(performative, channel=channel, payload=payload)  # type: ignore[arg-type]
+    def say(self, channel: Channel, performative: Performative, payload: bytes = b"") -> None:
+        self.stranger.say(performative, channel=channel.number, payload=payload)
+        self.waiting[type(performative)] += 1
+
+    def free(self, taken: Iterable[Channel | Handle], numbers: int) -> int:
+        return self.random.choice(sorted(set(range(numbers)) - {one.number for one in taken}))
+
+    def some(self, among: Iterable[T]) -> list[T]:
+        """One of these, if there is one."""
+        found = list(among)
+        return [self.random.choice(found)] if found else []
 
     def begin(self) -> None:
-        channel = self.random.randrange(20)
-        if channel not in self.links:
-            self.links[channel] = {}
-            self.numbers[channel] = self.transfers[channel] = 0
-            self.say(channel, Begin(None, 0, WINDOW, WINDOW))
-            self.waiting["Begin"] += 1
-
-    def channel(self) -> int | None:
-        return self.random.choice(list(self.links)) if self.links else None
-
-    def link(self) -> tuple[int, int] | None:
-        every = [(channel, handle) for channel, links in self.links.items() for handle in links]
-        return self.random.choice(every) if every else None
+        if len(self.channels) < 20:
+            self.channels.append(Channel(self.free(self.channels, 20)))
+            self.say(self.channels[-1], Begin(None, 0, WINDOW, WINDOW))
 
     def attach(self) -> None:
-        channel = self.channel()
-        handle = self.random.randrange(50)
-        if channel is not None and handle not in self.links[channel]:
-            self.names += 1
-            receives = self.random.random() < 0.5
-            name = f"{self.names}"
-            self.links[channel][handle] = receives
-            self.named[name] = (channel, handle)
-            self.say(channel, attach(name, handle, receiver=receives))
-            self.waiting["Attach"] += 1
+        for channel in self.some(self.channels):
+            own = [handle for handle in self.handles if handle.channel is channel]
+            handle = Handle(channel, self.free(own, 50 + len(own)), self.random.random() < 0.5)
+            self.say(channel, attach(f"{len(self.named)}", handle.number, receiver=handle.receives))
+            self.handles.append(handle)
+            self.named.append(handle)
 
     def flow(self) -> None:
-        found = self.link()
-        if found is not None and self.random.random() < 0.7:
-            channel, handle = found
-            receives = self.links[channel][handle]
-            drain = receives and self.random.random() < 0.5
-            counted = {"delivery_count": 0, "link_credit": 0} if receives else {}
-            told = flow(self.transfers[channel], handle=handle, echo=self.random.random() < 0.5, drain=drain, **counted)
-            self.say(channel, told)
-        else:
-            for channel in self.links:
-                self.say(channel, flow(self.transfers[channel], echo=True))
+        if self.random.random() < 0.3:
+            for channel in self.channels:
+                self.say(channel, flow(channel.transfers, echo=True))
+        for handle in self.some(self.handles):
+            more = {"delivery_count": 0, "link_credit": 0, "drain": self.random.random() < 0.5}
+            told = {"handle": handle.number, "echo": self.random.random() < 0.5, **(more if handle.receives else {})}
+            self.say(handle.channel, flow(handle.channel.transfers, **told))
 
     def transfer(self) -> None:
-        able = [key for key, credit in self.credit.items() if credit > 0 or key in self.partial]
-        if not able:
-            return
-        channel, handle = key = self.random.choice(able)
-        self.transfers[channel] += 1
-        more, aborted = self.random.random() < 0.3, False
-        if key in self.partial:
-            aborted = self.random.random() < 0.2
-            said = Transfer(handle, more=more, aborted=aborted)
-        else:
-            self.credit[key] -= 1
-            number = self.numbers[channel]
-            self.numbers[channel] += 1
-            said = Transfer(handle, number, number.to_bytes(4, "big"), settled=self.random.random() < 0.3, more=more)
-        (self.partial.add if more and not aborted else self.partial.discard)(key)
-        self.say(channel, said, self.random.randbytes(self.random.randrange(300)))
+        for handle in self.some(handle for handle in self.handles if handle.credit > 0 or handle.partial):
+            channel = handle.channel
+            more, aborted = self.random.random() < 0.3, handle.partial and self.random.random() < 0.2
+            said = Transfer(handle.number, more=more, aborted=aborted)
+            if not handle.partial:
+                said.delivery_id, said.delivery_tag = channel.deliveries, channel.deliveries.to_bytes(4, "big")
+                said.settled = self.random.random() < 0.3
+                handle.credit -= 1
+                channel.deliveries += 1
+            channel.transfers += 1
+            handle.partial = more and not aborted
+            self.say(channel, said, self.random.randbytes(self.random.randrange(300)))
 
     def dispose(self) -> None:
-        channel = self.channel()
-        if channel is not None:
+        for channel in self.some(self.channels):
             receiver, settled = self.random.random() < 0.5, self.random.random() < 0.5
             first = self.random.randrange(100)
             self.say(channel, Disposition(receiver, first, first + self.random.randrange(1000), settled, ACCEPTED))
 
     def detach(self) -> None:
-        found = self.link()
-        if found is not None:
-            channel, handle = found
-            del self.links[channel][handle]
-            self.forget(found)
-            self.say(channel, Detach(handle, closed=self.random.random() < 0.5))
-            self.waiting["Detach"] += 1
+        for handle in self.some(self.handles):
+            self.handles.remove(handle)
+            self.say(handle.channel, Detach(handle.number, closed=self.random.random() < 0.5))
 
     def end(self) -> None:
-        channel = self.channel()
-        if channel is not None:
-            for handle in self.links.pop(channel):
-                self.forget((channel, handle))
-            self.numbers[channel] = 0
+        for channel in self.some(self.channels):
+            self.channels.remove(channel)
+            self.handles = [handle for handle in self.handles if handle.channel is not channel]
             self.say(channel, End(self.random.choice((None, Error("amqp:internal-error")))))
-            self.waiting["End"] += 1
-
-    def forget(self, key: tuple[int, int]) -> None:
-        self.credit.pop(key, None)
-        self.partial.discard(key)
-        self.named = {name: found for name, found in self.named.items() if found != key}
 
     def hear(self) -> None:
         """Takes the answers; everything that was asked has one."""
         for channel, performative, _ in self.stranger.hear():
-            self.waiting[type(performative).__name__] -= 1
-            if isinstance(performative, Begin):
-                assert performative.remote_channel is not None
-                self.begun[channel] = performative.remote_channel
-            elif isinstance(performative, Attach):
-                self.theirs[channel, performative.handle] = self.named.get(performative.name, (-1, -1))
+            self.waiting[type(performative)] -= 1
+            if isinstance(performative, Attach):
+                self.theirs[channel, performative.handle] = self.named[int(performative.name)]
             elif isinstance(performative, Flow) and performative.handle is not None:
-                key = self.theirs[channel, performative.handle]
-                if key[1] in self.links.get(key[0], {}) and not self.links[key[0]][key[1]]:
-                    self.credit[key] = performative.link_credit or 0
-        owed = {
-            kind: count
-            for kind, count in self.waiting.items()
-            if count and kind in {"Begin", "Attach", "Detach", "End"}
-        }
-        assert not owed
+                handle = self.theirs[channel, performative.handle]
+                handle.credit = 0 if handle.receives else performative.link_credit or 0
+        assert [self.waiting[kind] for kind in (Begin, Attach, Detach, End)] == [0] * 4

@@ -30,6 +30,7 @@ from dtx.amqp.messages import (
 )
 from dtx.amqp.values import Described, Symbol, Ubyte, Uint, Ulong, Value
 from dtx.protocol.addresses import branch_address, parse_branch_address
+from tests.cases import each
 from xa import Xid
 
 
@@ -45,7 +46,7 @@ def test_a_header_that_proton_wrote_is_read() -> None:
     assert (header.durable, header.priority, header.ttl_ms, header.delivery_count) == (True, 7, 2500, 0)
 
 
-@pytest.mark.parametrize("octets", [value_message(b"\x40"), b"\x00\x53\x75\xa0\x01x"])
+@each("octets", [value_message(b"\x40"), b"\x00\x53\x75\xa0\x01x"])
 def test_a_message_may_have_no_header(octets: bytes) -> None:
     assert read_header(octets) == NO_HEADER
 
@@ -71,7 +72,7 @@ def test_a_header_is_replaced_and_the_rest_stays(
     assert proton_message(octets).delivery_count == after
 
 
-@pytest.mark.parametrize("fields", [[], [True], [True, Ubyte(7), Uint(2500), None, Uint(3)]])
+@each("fields", [[], [True], [True, Ubyte(7), Uint(2500), None, Uint(3)]])
 def test_a_header_is_read_in_each_of_its_encodings(fields: list[Value]) -> None:
     """Short ones are remembered: what stands behind one, or is cut off, is looked at each time."""
     items = b"".join(map(encode, fields))
@@ -90,7 +91,7 @@ def test_a_header_is_read_in_each_of_its_encodings(fields: list[Value]) -> None:
                 read_header(header[:-1])
 
 
-@pytest.mark.parametrize(
+@each(
     "octets",
     [
         b"",
@@ -143,7 +144,7 @@ def test_the_body_is_one_value() -> None:
             body_value(octets)
 
 
-@pytest.mark.parametrize("correlation", [Ulong(7), b"bytes", "text", None])
+@each("correlation", [Ulong(7), b"bytes", "text", None])
 def test_a_response_carries_the_correlation_of_its_request(correlation: Any) -> None:
     request = read_request(request_message(b"\x40", "$reply/1", correlation))
     assert (request.body, request.reply_to, request.correlation) == (b"\x40", "$reply/1", correlation)
@@ -158,7 +159,7 @@ def test_a_request_of_proton_is_read() -> None:
     assert request.application_properties() == {"operation": "queues"}
 
 
-@pytest.mark.parametrize(
+@each(
     "told",
     [
         {},

@@ -27,7 +27,6 @@ from tests.dtx.amqp.described import performative_at
 from tests.dtx.amqp.engines import Engine, answer
 
 if TYPE_CHECKING:
-
     from dtx.amqp.sasl.layer import SaslLayer
 
 SALT = bytes(range(16))

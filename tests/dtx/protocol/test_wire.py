@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from dtx.protocol.commands import CONTROL, COORDINATION, START, XID_TYPE
 from dtx.protocol.conditions import TABLE
@@ -23,6 +21,8 @@ from tests.dtx.protocol.wire_examples import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dtx.amqp.composites import Composite
 
 PAGE = (Path(__file__).parents[3] / "docs" / "wire.md").read_text(encoding="utf-8")
@@ -51,19 +51,16 @@ def test_the_page_shows_what_is_encoded(name: str) -> None:
     assert shown_octets(SHOWN[name]) == octets()[name]
 
 
-@pytest.mark.parametrize("name", sorted(CONTROL_EXAMPLES))
-def test_control_examples_decode(name: str) -> None:
-    assert CONTROL.decode(shown_octets(SHOWN[name])) == CONTROL_EXAMPLES[name]
-
-
-@pytest.mark.parametrize("name", sorted(COMMAND_EXAMPLES))
-def test_command_examples_decode(name: str) -> None:
-    assert COORDINATION.decode(shown_octets(SHOWN[name])) == COMMAND_EXAMPLES[name]
-
-
-@pytest.mark.parametrize("name", sorted(REPLY_EXAMPLES))
-def test_reply_examples_decode(name: str) -> None:
-    assert decode_reply(shown_octets(SHOWN[name])) == REPLY_EXAMPLES[name]
+@each(
+    ("examples", "decode"),
+    [
+        (CONTROL_EXAMPLES, CONTROL.decode),
+        (COMMAND_EXAMPLES, COORDINATION.decode),
+        (REPLY_EXAMPLES, decode_reply),
+    ],
+)
+def test_the_examples_are_decoded(examples: dict[str, Any], decode: Callable[[bytes], Any]) -> None:
+    assert {name: decode(shown_octets(SHOWN[name])) for name in examples} == examples
 
 
 def ours() -> dict[str, Composite[object]]:
