@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +27,12 @@ def outcome_of(tx: Transaction | TransactionError) -> Outcome:
     """What became of it; it is over."""
     assert tx.outcome is not None
     return tx.outcome
+
+
+def elsewhere(work: Callable[[], object]) -> None:
+    """Does it in another thread, and raises what it raises."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(work).result(60)
 
 
 class Clock:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cases import each
 from tests.tm.wrapped import Wrapped
 from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager, configuration_from
 from tm.resources.resource import GROUP, find_factory
@@ -56,66 +57,49 @@ def test_a_good_file(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "no TOML": ("node =", "", "not TOML"),
-    "an unknown key": ('node = "n"\nlogs = "x"', "logs", "unknown key; known are "),
-    "a key that is misspelt": ('node = "n"\nlogg = "x"', "logg", "unknown key; known are broker"),
-    "... and what was meant": ('node = "n"\nlogg = "x"', "logg", "(did you mean log?)"),
+    "no TOML": ("resources =", "", "not TOML"),
+    "an unknown key": ('logs = "x"', "logs", "unknown key; known are "),
+    "a key that is misspelt": ('logg = "x"', "logg", "unknown key; known are broker"),
+    "... and what was meant": ('logg = "x"', "logg", "(did you mean log?)"),
+    "a log that is a number": ("log = 7", "log", "expected text, not 7"),
+    "no table of resources": ("resources = 7", "resources", "expected a table"),
+    "a resource that is a number": ("[resources]\na = 7", "resources.a", 'expected "url" or'),
+    "a resource without a url": ("[resources]\na = {}", "resources.a.url", "where is the resource?"),
+    "an unknown key of it": ('[resources]\na = {url = "x://y", color = "red"}', "resources.a.color", "unknown key"),
+    "no mode": ('[resources]\na = {url = "x://y", mode = "one-phase"}', "resources.a.mode", "'one-phase' is neither"),
+    "no variable": ('[resources]\na = "x://u:${NOWHERE}@y"', "resources.a.url", "variable NOWHERE is not set"),
+    "no variable of the log": ('log = "file://${NOWHERE}"', "log", "environment variable NOWHERE is not set"),
+    "no time at all": ("timeout_s = 0", "timeout_s", "expected seconds above 0, not 0"),
+    "a time that is text": ('timeout_s = "60"', "timeout_s", "expected seconds above 0, not '60'"),
+    "a time that is true": ("timeout_s = true", "timeout_s", "expected seconds above 0, not True"),
+    "a time that is no number": ("timeout_s = nan", "timeout_s", "expected seconds above 0, not nan"),
+    "a pause without end": ("recovery_interval_s = inf", "recovery_interval_s", "not inf"),
+}
+NO_NODE = {
     "no node": ('log = "file:///x"', "node", "missing; give this node an id"),
     "a node that is none": ('node = "two words"', "node", "expected 1 to 32 of the ASCII letters"),
     "a node that is a number": ("node = 7", "node", "expected text, not 7"),
-    "a log that is a number": ('node = "n"\nlog = 7', "log", "expected text, not 7"),
-    "no table of resources": ('node = "n"\nresources = 7', "resources", "expected a table"),
-    "a resource that is a number": ('node = "n"\n[resources]\na = 7', "resources.a", 'expected "url" or'),
-    "a resource without a url": ('node = "n"\n[resources]\na = {}', "resources.a.url", "where is the resource?"),
-    "an unknown key of a resource": (
-        'node = "n"\n[resources]\na = { url = "x://y", color = "red" }',
-        "resources.a.color",
-        "unknown key",
-    ),
-    "a mode that is none": (
-        'node = "n"\n[resources]\na = { url = "x://y", mode = "one-phase" }',
-        "resources.a.mode",
-        "'one-phase' is neither",
-    ),
-    "a variable that is not set": (
-        'node = "n"\n[resources]\na = "x://u:${NOWHERE}@y"',
-        "resources.a.url",
-        "environment variable NOWHERE is not set",
-    ),
-    "a variable of the log": (
-        'node = "n"\nlog = "file://${NOWHERE}"',
-        "log",
-        "environment variable NOWHERE is not set",
-    ),
-    "no time at all": ('node = "n"\ntimeout_s = 0', "timeout_s", "expected seconds above 0, not 0"),
-    "a time that is text": ('node = "n"\ntimeout_s = "60"', "timeout_s", "expected seconds above 0, not '60'"),
-    "a time that is true": ('node = "n"\ntimeout_s = true', "timeout_s", "expected seconds above 0, not True"),
-    "a time that is no number": ('node = "n"\ntimeout_s = nan', "timeout_s", "expected seconds above 0, not nan"),
-    "a pause without end": ('node = "n"\nrecovery_interval_s = inf', "recovery_interval_s", "not inf"),
 }
 
 
-@pytest.mark.parametrize(("text", "key", "what"), WRONG.values(), ids=WRONG)
-def test_an_error_names_file_key_and_mend(tmp_path: Path, text: str, key: str, what: str) -> None:
+@each("case", [*WRONG, *NO_NODE])
+def test_an_error_names_file_key_and_mend(tmp_path: Path, case: str) -> None:
+    text, key, what = NO_NODE[case] if case in NO_NODE else WRONG[case]
     with pytest.raises(ConfigurationError) as error:
-        read(tmp_path, text)
+        read(tmp_path, text if case in NO_NODE else f'node = "n"\n{text}')
     message = str(error.value)
     assert message.startswith(f"{tmp_path / 'xabridge.toml'}: {key}")
     assert what in message
 
 
-def test_no_file(tmp_path: Path) -> None:
+def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.toml: no such file; write one"):
         configuration_from(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigurationError, match="can't be read"):
         configuration_from(tmp_path)
-
-
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "xabridge.toml"
-    path.write_bytes(b'node = "\xff"')
+    (tmp_path / "xabridge.toml").write_bytes(b'node = "\xff"')
     with pytest.raises(ConfigurationError, match="UTF-8"):
-        configuration_from(path)
+        configuration_from(tmp_path / "xabridge.toml")
 
 
 # --- what only the manager can see ------------------------------------------------------------------------------------
@@ -125,39 +109,19 @@ def manager(tmp_path: Path, text: str) -> TransactionManager:
     return TransactionManager.from_config(path)
 
 
+WITH_LOG = 'log = "file:///x"\n[resources]\n'
 LATE = {
-    "no log and nobody who decides": (
-        'node = "n"\n[resources]\na = "reference-test://a"',
-        "log: there is no log: say where",
-    ),
-    "a log that is no URL": ('node = "n"\nlog = "/var/log"', "'/var/log' is not a URL"),
-    "a log with two slashes": ('node = "n"\nlog = "file://var/log"', "three slashes"),
-    "a scheme that nobody has": (
-        'node = "n"\nlog = "file:///x"\n[resources]\na = "gopher://a"',
-        "registered for gopher://",
-    ),
-    "a url that is none": (
-        'node = "n"\nlog = "file:///x"\n[resources]\na = "a:b"',
-        "resources.a.url: '…': not a URL: write scheme://",
-    ),
-    "a name that is too long": (
-        f'node = "n"\nlog = "file:///x"\n[resources]\n{"a" * 49} = "reference-test://a"',
-        "a name has 1 to 48 octets",
-    ),
-    "a name without a letter": (
-        'node = "n"\nlog = "file:///x"\n[resources]\n"" = "reference-test://a"',
-        "1 to 48 octets",
-    ),
-    "a decider that is none": (
-        'node = "n"\nlog = "file:///x"\ndecider = "a"\n[resources]\na = "reference-test://a"',
-        "no resource of that name",
-    ),
-    "a resource manager that is broken": (
-        'node = "n"\nlog = "file:///x"\n[resources]\na = "broken-test://a"',
-        "registered for broken-test:// can't be loaded",
-    ),
+    "no log and nobody who decides": ('[resources]\na = "reference-test://a"', "log: there is no log: say where"),
+    "a log that is no URL": ('log = "/var/log"', "'/var/log' is not a URL"),
+    "a log with two slashes": ('log = "file://var/log"', "three slashes"),
+    "a scheme that nobody has": (f'{WITH_LOG}a = "gopher://a"', "registered for gopher://"),
+    "a url that is none": (f'{WITH_LOG}a = "a:b"', "resources.a.url: '…': not a URL: write scheme://"),
+    "a name that is too long": (f'{WITH_LOG}{"a" * 49} = "reference-test://a"', "a name has 1 to 48 octets"),
+    "a name without a letter": (f'{WITH_LOG}"" = "reference-test://a"', "1 to 48 octets"),
+    "a decider that is none": (f'decider = "a"\n{WITH_LOG}a = "reference-test://a"', "no resource of that name"),
+    "a broken one": (f'{WITH_LOG}a = "broken-test://a"', "registered for broken-test:// can't be loaded"),
     "a decider where none is registered": (
-        'node = "n"\n[resources]\na = { url = "broken-test://a", mode = "decider" }',
+        '[resources]\na = { url = "broken-test://a", mode = "decider" }',
         "registered for decider+broken-test://",
     ),
 }
@@ -168,15 +132,13 @@ LATE = {
 def test_an_error_behind_the_file_names_the_file_too(tmp_path: Path, text: str, what: str) -> None:
     before = threading.active_count()
     with pytest.raises(ConfigurationError) as error:
-        manager(tmp_path, text)
+        manager(tmp_path, f'node = "n"\n{text}')
     assert str(error.value).startswith(f"{tmp_path / 'xabridge.toml'}: ")
     assert what in str(error.value)
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"timeout_s": 0}, {"timeout_s": float("nan")}, {"recovery_interval_s": -1}], ids=str
-)
+@each("arguments", [{"timeout_s": 0}, {"timeout_s": float("nan")}, {"recovery_interval_s": -1}])
 def test_arguments_are_checked_too(tmp_path: Path, arguments: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected seconds above 0"):
         TransactionManager("orders-1", f"file://{tmp_path}/log", **arguments)
@@ -220,34 +182,19 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registered")
-def test_resources_are_found_by_the_scheme_of_their_urls(tmp_path: Path) -> None:
-    text = f"""
-        node = "n"
-        log = "file://{tmp_path}/log"
-        [resources]
-        a = "reference-test://somewhere/a?x=1"
-    """
-    with manager(tmp_path, text) as tm:
+def test_resources_are_found_by_the_scheme_of_their_urls_and_a_decider_under_its_own(tmp_path: Path) -> None:
+    resources = '[resources]\na = "reference-test://somewhere/a?x=1"\n'
+    with manager(tmp_path, f'node = "n"\nlog = "file://{tmp_path}/log"\n{resources}') as tm:
         assert tm.resource("a").rm.opened == "reference-test://somewhere/a?x=1"  # type: ignore[attr-defined]
         with tm.begin() as tx:
             tx["a"].write("k", 1)
-    assert STORE.data == {"k": 1}
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_decider_is_found_under_its_own_scheme(tmp_path: Path) -> None:
-    text = """
-        node = "n"
-        [resources]
-        a = "reference-test://a"
-        d = { url = "reference-test://d", mode = "decider" }
-    """
-    with manager(tmp_path, text) as tm:
+    decider = 'd = { url = "reference-test://d", mode = "decider" }'
+    with manager(tmp_path, f'node = "n"\n{resources}{decider}') as tm:
         assert tm.log is None
         with tm.begin() as tx:
-            tx["a"].write("k", 1)
-            tx["d"].write("k", 1)
-    assert STORE.data == DECIDER.data == {"k": 1}
+            tx["a"].write("k", 2)
+            tx["d"].write("k", 2)
+    assert STORE.data == DECIDER.data == {"k": 2}
 
 
 @pytest.mark.usefixtures("registered")
@@ -258,16 +205,14 @@ def test_who_is_registered_is_named() -> None:
         find_factory("a", ResourceConfig("gopher://a"))
 
 
-@pytest.mark.parametrize(
-    ("url", "can_decide"), [("mssql+pyodbc://db/shop", True), ("sqlite:///shop.db", True), ("gopher://db", False)]
-)
+@each(("url", "can_decide"), [("mssql+pyodbc://db/shop", True), ("sqlite:///shop.db", True), ("gopher://db", False)])
 def test_what_can_only_decide_is_said_to_be_able_to(url: str, can_decide: bool) -> None:
     with pytest.raises(ConfigurationError) as raised:
         find_factory("a", ResourceConfig(url))
     assert ('as the one that decides it can take part: mode = "decider"' in str(raised.value)) is can_decide
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "shown"),
     [
         ("amqps://svc:s3cret@broker:5671", "amqps://svc:…@broker:5671"),

@@ -25,7 +25,7 @@ from xabridge.testing.reference import Fate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NIGHT_S = 8 * 3600
+NIGHT_S = 2 * 3600
 EVERY_S = 60
 REMINDERS = NIGHT_S // 600
 NUMBERS = count()
@@ -63,7 +63,7 @@ def test_a_night_of_an_outage(both: TwoResources, caplog: pytest.LogCaptureFixtu
     assert len(lines(caplog, "", logging.WARNING)) == len(down)
     both.two.heal()
     both.manager.recover()
-    assert lines(caplog, "recovery: two can be reached again, after 28800 s", logging.INFO)
+    assert lines(caplog, "recovery: two can be reached again, after 7200 s", logging.INFO)
 
 
 def test_each_outage_is_told_of(both: TwoResources, caplog: pytest.LogCaptureFixture) -> None:
@@ -121,7 +121,7 @@ def test_a_consumer_that_can_not_receive(both: TwoResources, caplog: pytest.LogC
     for worker in range(4):
         assert not lines(caplog, "can be received again", logging.INFO)
         job.received(worker, None)
-    assert lines(caplog, "orders: messages can be received again, after 28800 s", logging.INFO)
+    assert lines(caplog, "orders: messages can be received again, after 7200 s", logging.INFO)
     job.failed_to_receive(0, ConnectionError("refused"))
     assert "for" not in lines(caplog, "orders: nothing can be received")[-1].partition("received")[2].partition(":")[0]
 

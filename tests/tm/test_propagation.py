@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -125,29 +126,21 @@ def test_what_an_exception_does(shop: Shop, propagation: Propagation, inside: bo
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(("raised", "written"), [(LookupError("x"), 1), (ValueError("x"), None)], ids=repr)
-def test_rollback_on(shop: Shop, raised: Exception, written: int | None, kind: str) -> None:
+def test_rollback_on(shop: Shop, raised: Exception, written: int | None, kind: str, *, inside: bool) -> None:
     def work() -> None:
         shop.tm["a"].write("k", 1)
         raise raised
 
-    with pytest.raises(type(raised)):
-        decorated(shop, kind, work, rollback_on=(ValueError,))()
+    with shop.tm.begin() if inside else nullcontext() as tx:
+        with pytest.raises(type(raised)):
+            decorated(shop, kind, work, rollback_on=(ValueError,))()
+        if tx is not None:
+            assert tx.status is (GlobalState.ACTIVE if written else GlobalState.MARKED)
+            tx.commit() if written else tx.rollback()
     assert shop.values()["a"] == written
     shop.assert_nothing_left()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rollback_on_inside_the_callers(shop: Shop, kind: str) -> None:
-    def work() -> None:
-        raise LookupError("x")
-
-    with shop.tm.begin() as tx:
-        tx["a"].write("k", 1)
-        with pytest.raises(LookupError):
-            decorated(shop, kind, work, rollback_on=(ValueError,))()
-        assert tx.status is GlobalState.ACTIVE
-    assert shop.values()["a"] == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -176,47 +169,31 @@ def test_retries_run_it_again_in_a_new_transaction_and_come_to_an_end(shop: Shop
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_not_known_is_not_retried(shop: Shop, kind: str) -> None:
-    shop["a"].script.plan("commit", None, Fate.REPLY_LOST)
+@pytest.mark.parametrize(
+    ("how", "told", "value"),
+    [
+        ("its outcome is not known", OutcomeUnknown, (1,)),
+        # the RolledBack comes from a transaction of the function's own, and does not roll this one back
+        ("another was rolled back", RolledBack, (1,)),
+        ("the first try would be kept in the caller's", RolledBack, None),
+    ],
+)
+def test_what_may_be_done_is_not_done_again(shop: Shop, kind: str, how: str, told: Any, value: object) -> None:
     seen = []
-
-    def work() -> None:
-        seen.append(1)
-        shop.tm["a"].write("k", 1)
-
-    with pytest.raises(OutcomeUnknown):
-        decorated(shop, kind, work, retries=5)()
-    assert len(seen) == 1
-    assert shop.values()["a"] == 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_was_committed_is_not_done_twice_because_another_was_rolled_back(shop: Shop, kind: str) -> None:
-    """The RolledBack comes from a transaction of the function's own, and does not roll this one back."""
-    seen = []
+    rollback_on = (ValueError,) if how == "another was rolled back" else (Exception,)
+    if told is OutcomeUnknown:
+        shop["a"].script.plan("commit", None, Fate.REPLY_LOST)
 
     def work() -> None:
         seen.append(1)
         shop.tm["a"].append("k", 1)
-        raise RolledBack("another one")
+        if told is RolledBack:
+            raise RolledBack("another one")
 
-    with pytest.raises(RolledBack, match="another one"):
-        decorated(shop, kind, work, retries=5, rollback_on=(ValueError,))()
+    with pytest.raises(told), shop.tm.begin() if value is None else nullcontext():
+        decorated(shop, kind, work, retries=5, rollback_on=rollback_on)()
     assert len(seen) == 1
-    assert shop.values()["a"] == (1,)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_retries_inside_the_callers_transaction_would_keep_the_first_try(shop: Shop, kind: str) -> None:
-    seen = []
-
-    def work() -> None:
-        seen.append(1)
-        raise RolledBack("x")
-
-    with pytest.raises(RolledBack), shop.tm.begin():
-        decorated(shop, kind, work, retries=5)()
-    assert len(seen) == 1
+    assert shop.values()["a"] == value
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -257,23 +234,6 @@ def test_a_function_may_complete_its_transaction_itself(shop: Shop, kind: str) -
     shop.assert_nothing_left()
 
 
-def test_nested_functions_share_one_transaction(shop: Shop) -> None:
-    @shop.tm.transactional
-    def inner() -> bytes:
-        shop.tm["b"].write("k", 1)
-        gtrid: bytes = shop.tm.get_transaction().gtrid
-        return gtrid
-
-    @shop.tm.transactional
-    def outer() -> bool:
-        shop.tm["a"].write("k", 1)
-        same: bool = inner() == shop.tm.get_transaction().gtrid
-        return same
-
-    assert outer()
-    assert shop.values() == {"a": 1, "b": 1}
-
-
 def test_the_decorated_keep_their_names_kinds_and_arguments(shop: Shop) -> None:
     @shop.tm.transactional
     def plain(a: int, *, b: int) -> int:
@@ -290,25 +250,21 @@ def test_the_decorated_keep_their_names_kinds_and_arguments(shop: Shop) -> None:
     assert asyncio.run(coroutine(1)) == 6
 
 
-def test_a_coroutine_that_would_run_too_late_is_refused(shop: Shop) -> None:
+def test_what_would_run_too_late_is_refused(shop: Shop) -> None:
     async def place() -> None:
         raise AssertionError("it has run")
 
-    def behind_a_decorator() -> Any:
-        return place()
-
-    behind = shop.tm.transactional(behind_a_decorator)
-    with pytest.raises(ProtocolMisuse, match="would run after its transaction has ended"):
-        behind()
-
-
-def test_generator_functions_are_refused_since_they_would_run_too_late(shop: Shop) -> None:
     def generator() -> Any:
         yield 1
 
     async def asynchronous_generator() -> Any:
         yield 1
 
+    def behind_a_decorator() -> Any:
+        return place()
+
+    with pytest.raises(ProtocolMisuse, match="would run after its transaction has ended"):
+        shop.tm.transactional(behind_a_decorator)()
     for function in (generator, asynchronous_generator):
         with pytest.raises(ProtocolMisuse, match="generator function"):
             shop.tm.transactional(function)

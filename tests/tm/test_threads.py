@@ -1,5 +1,5 @@
-"""These tests run transactions in 64 threads over a FileLog, with resource managers that now and then refuse, disappear
-and time out.
+"""These tests run transactions in many threads over a FileLog, with resource managers that now and then refuse,
+disappear and time out.
 
 Every transaction writes a key of its own into both stores. Afterwards the key must be in both or in neither, according
 to the outcome that the thread got, and nothing may be left anywhere. XABRIDGE_THREADS_SEED runs another seed.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tm import Transaction
 
 SEED = int(os.environ.get("XABRIDGE_THREADS_SEED", "1"))
-THREADS = 64
+LONG = os.environ.get("XABRIDGE_LONG") == "all"
 FAULTS: list[tuple[str, Code | None, Fate]] = [
     ("work", None, Fate.REQUEST_LOST),
     ("work", Code.XA_RBDEADLOCK, Fate.ARRIVES),
@@ -48,16 +48,17 @@ FAULTS: list[tuple[str, Code | None, Fate]] = [
 class Crowd:
     """The threads, and what each transaction was told."""
 
-    def __init__(self, shop: Shop, seed: int, each: int, names: str) -> None:
+    def __init__(self, shop: Shop, seed: int, threads: int, each: int, names: str) -> None:
         self.shop = shop
         self.seed = seed
+        self.threads = threads
         self.each = each
         self.names = names
         self.told: dict[str, str] = {}
         self.failed: list[BaseException] = []
 
     def run(self) -> None:
-        threads = [threading.Thread(target=self._work, args=(number,)) for number in range(THREADS)]
+        threads = [threading.Thread(target=self._work, args=(number,)) for number in range(self.threads)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -106,29 +107,23 @@ class Crowd:
             store.script.plan(verb, answer, fate, xid=tx.xid(name))
 
 
-@pytest.mark.parametrize(("each", "flags"), [(4, TMUSEASYNC), (4, 0), (4, TMUSEASYNC | TMREGISTER)], ids=str)
-def test_a_crowd(tmp_path: Path, each: int, flags: int) -> None:
-    crowd_of(tmp_path, each, flags, decider=False)
-
-
-def test_a_crowd_with_a_decider(tmp_path: Path) -> None:
-    crowd_of(tmp_path, 4, TMUSEASYNC, decider=True)
-
-
-@pytest.mark.slow
-def test_a_long_crowd(tmp_path: Path) -> None:
-    crowd_of(tmp_path, 100 if os.environ.get("XABRIDGE_LONG") == "all" else 30, TMUSEASYNC, decider=False)
-
-
-def crowd_of(folder: Path, each: int, flags: int, *, decider: bool) -> None:
+@pytest.mark.parametrize(
+    ("threads", "each"), [(16, 4), pytest.param(64, 100 if LONG else 8, marks=pytest.mark.slow)], ids=str
+)
+@pytest.mark.parametrize(
+    ("flags", "decider"),
+    [(TMUSEASYNC, False), (0, False), (TMUSEASYNC | TMREGISTER, False), (TMUSEASYNC, True)],
+    ids=["overlapped", "one after another", "registers", "decider"],
+)
+def test_a_crowd(tmp_path: Path, flags: int, threads: int, each: int, *, decider: bool) -> None:
     before = set(threading.enumerate())
-    shop = Shop(folder)
+    shop = Shop(tmp_path)
     shop.flags["a"] = flags
     if decider:
         shop.add_decider()
     arguments = {} if decider else {"log": shop.log_url}
     tm = shop.open(background=True, recovery_interval_s=0.05, **arguments)
-    crowd = Crowd(shop, SEED, each, "".join(shop.stores))
+    crowd = Crowd(shop, SEED, threads, each, "".join(shop.stores))
     crowd.run()
     assert not crowd.failed, f"seed {SEED}: {crowd.failed}"
     tm.executor.stop()
@@ -144,7 +139,7 @@ def crowd_of(folder: Path, each: int, flags: int, *, decider: bool) -> None:
         if told != "unknown":
             assert values == {1 if told == "committed" else None}, f"seed {SEED}: {key} was told {told}"
     assert set(Counter(crowd.told.values())) >= {"committed", "rolled back"}
-    assert len(crowd.told) == THREADS * each
+    assert len(crowd.told) == threads * each
     shop.assert_nothing_left()
     gc.collect()
     for client in shop.clients.values():

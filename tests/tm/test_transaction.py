@@ -7,13 +7,14 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.tm.log.waiting import until
-from tests.tm.shop import outcome_of
+from tests.tm.shop import elsewhere, outcome_of
 from tests.tm.wrapped import Wrapped
 from tm import (
     GlobalState,
@@ -61,30 +62,23 @@ def test_whatever_leaves_the_block_rolls_back_and_goes_on(shop: Shop, error: Bas
     shop.assert_nothing_left()
 
 
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_a_transaction_is_freed_with_its_last_reference(shop: Shop, *, in_thread: bool) -> None:
+@pytest.mark.parametrize("where", [lambda work: work(), elsewhere])
+def test_a_transaction_is_freed_with_its_last_reference(shop: Shop, where: Any) -> None:
     """Not only when garbage is collected: the collections of a process with many transactions would cost more than the
     rest of their ends."""
-    freed: list[bool] = []
 
     def work() -> None:
         with shop.tm.begin() as tx:
             shop.write(tx)
         control = weakref.ref(tx.control)
         del tx
-        freed.append(control() is None)
+        assert control() is None
 
     gc.disable()
     try:
-        if in_thread:
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
-        else:
-            work()
+        where(work)
     finally:
         gc.enable()
-    assert freed == [True]
 
 
 @pytest.mark.parametrize("names", ["a", "b", "ab"])
@@ -110,14 +104,18 @@ def test_a_commit_in_the_block(shop: Shop, names: str) -> None:
     assert shop.tm.current_or_none() is None
 
 
-def test_a_rollback_in_the_block_is_no_error(shop: Shop) -> None:
+def test_a_rollback_in_the_block_is_no_error_and_set_rollback_only_is_one(shop: Shop) -> None:
     with shop.tm.begin() as tx:
         shop.write(tx)
         tx.rollback()
-        with pytest.raises(RolledBack):
-            tx.enlist("a")
-        with pytest.raises(RolledBack):
-            tx.commit()
+        for late in (lambda: tx.enlist("a"), tx.commit):
+            with pytest.raises(RolledBack):
+                late()
+    shop.assert_ended(None)
+    with pytest.raises(RolledBack, match="changed my mind"), shop.tm.begin() as tx:
+        shop.write(tx)
+        tx.set_rollback_only("changed my mind")
+        tx.set_rollback_only("once more")
     shop.assert_ended(None)
 
 
@@ -141,6 +139,7 @@ def test_what_is_wrong_is_refused_and_harms_nothing(shop: Shop) -> None:
 
 # --- votes ------------------------------------------------------------------------------------------------------
 def test_a_refusal_rolls_back_everybody_and_is_told_with_its_reason(shop: Shop) -> None:
+    """Also one that was returned, and has no words."""
     shop["b"].script.plan("prepare", Code.XA_RBINTEGRITY)
     with pytest.raises(RolledBack, match=r"b: .*integrity") as raised, shop.tm.begin() as tx:
         shop.write(tx)
@@ -148,6 +147,15 @@ def test_a_refusal_rolls_back_everybody_and_is_told_with_its_reason(shop: Shop) 
     assert str(tx) in str(raised.value)
     assert raised.value.outcome is tx.outcome
     shop.assert_ended(None)
+
+    class Returns(Wrapped):
+        def prepare(self, *_: Any) -> Any:
+            return Code.XA_RBDEADLOCK
+
+    shop.wrap["a"] = Returns
+    shop.restart()
+    with pytest.raises(RolledBack, match="a: XA_RBDEADLOCK"), shop.tm.begin() as tx:
+        shop.write(tx)
 
 
 def test_a_heuristic_is_told_noted_and_forgotten_on_request(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
@@ -256,40 +264,60 @@ def test_a_resource_that_can_not_be_delisted_well_dooms_the_transaction(shop: Sh
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_two_instances_of_one_resource_share_a_branch(shop: Shop, *, lost: bool) -> None:
-    """It is recovered once."""
+@pytest.mark.parametrize("alone", [False, True])
+def test_two_instances_of_one_resource_share_a_branch(shop: Shop, *, alone: bool, lost: bool) -> None:
+    """It is recovered once, and committed in one phase where there is no other."""
     tm = shop.open(resources={"a": shop.config("a"), "again": shop.config("a"), "b": shop.config("b")})
+    if alone:
+        shop["a"].script.plan("prepare", Code.XA_RBOTHER)  # nobody is asked to prepare
     if lost:
-        shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+        shop["a"].script.plan("commit", None, Fate.REPLY_LOST if alone else Fate.REQUEST_LOST, times=3)
     with pytest.raises(OutcomeUnknown) if lost else nullcontext(), tm.begin() as tx:
         tx["a"].write("k", 1)
         assert tx["again"].read("k") == 1
         tx["again"].write("j", 2)
-        tx["b"].write("k", 1)
+        if not alone:
+            tx["b"].write("k", 1)
         assert tx.xid("a") == tx.xid("again")
         assert len(shop["a"].branches) == 1
+    shop["a"].script.clear()
     tm.recover()
     assert shop["a"].data == {"k": 1, "j": 2}
     shop.assert_nothing_left()
 
 
-def test_two_instances_of_one_resource_alone_are_committed_in_one_phase(shop: Shop) -> None:
-    tm = shop.open(resources={"a": shop.config("a"), "again": shop.config("a")})
-    shop["a"].script.plan("prepare", Code.XA_RBOTHER)
+@pytest.mark.parametrize(
+    ("names", "asked"),
+    [
+        (["a", "b"], ["a late", "b late"]),
+        (["a"], ["a ends"]),  # it is not prepared
+        (["a", "b", "again"], ["a ends", "b ends", "a ends"]),  # two are associated with one branch
+    ],
+)
+def test_associations_are_ended_together_with_the_prepare_of_their_branch(
+    shop: Shop, names: list[str], asked: list[str]
+) -> None:
+    """Where the resource manager offers that."""
+    heard: list[str] = []
+
+    class Late(Wrapped):
+        def end_late(self, *arguments: Any) -> Any:
+            heard.append(f"{self.rm._store.name} late")
+            return self.rm.end(*arguments)
+
+        def end(self, *arguments: Any) -> Any:
+            heard.append(f"{self.rm._store.name} ends")
+            return self.rm.end(*arguments)
+
+    shop.wrap = {"a": Late, "b": Late}
+    tm = shop.open(resources={"a": shop.config("a"), "b": shop.config("b"), "again": shop.config("a")})
     with tm.begin() as tx:
-        tx["a"].write("k", 1)
-        tx["again"].write("j", 1)
-    assert shop["a"].script.pending(), "nobody was asked to prepare"
-    assert shop["a"].data == {"k": 1, "j": 1}
+        for name in names:
+            tx[name].write(name, 1)
+    assert heard == asked
 
 
 # --- marks and synchronizations -----------------------------------------------------------------------------------
-def test_set_rollback_only(shop: Shop) -> None:
-    with pytest.raises(RolledBack, match="changed my mind"), shop.tm.begin() as tx:
-        shop.write(tx)
-        tx.set_rollback_only("changed my mind")
-        tx.set_rollback_only("once more")
-    shop.assert_ended(None)
 
 
 def test_before_completion_may_work_and_register_another_and_after_completion_hears_the_outcome(shop: Shop) -> None:
@@ -348,32 +376,22 @@ def test_before_completion_that_takes_the_end_into_its_own_hands(shop: Shop, how
 def test_after_completion_that_fails_is_logged_and_the_others_are_called(
     shop: Shop, caplog: pytest.LogCaptureFixture, *, interrupted: bool
 ) -> None:
-    heard: list[Outcome] = []
+    """They may begin another transaction."""
 
     def fail(_: Outcome) -> None:
         raise KeyboardInterrupt if interrupted else LookupError("nobody listens")
 
-    with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext(), shop.tm.begin() as tx:
-        shop.write(tx)
-        tx.register_synchronization(after=fail)
-        tx.register_synchronization(after=heard.append)
-    assert interrupted or heard
-    assert interrupted or "nobody listens" in caplog.text
-    assert shop.tm.current_or_none() is None
-    shop.assert_ended(1)
-
-
-def test_after_completion_may_begin_another(shop: Shop) -> None:
     def again(_: Outcome) -> None:
         with shop.tm.begin() as second:
             shop.write(second, 2)
 
-    with shop.tm.begin() as tx:
+    with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext(), shop.tm.begin() as tx:
         shop.write(tx)
+        tx.register_synchronization(after=fail)
         tx.register_synchronization(after=again)
-    assert shop.values() == {"a": 2, "b": 2}
+    assert interrupted or "nobody listens" in caplog.text
     assert shop.tm.current_or_none() is None
-    shop.assert_nothing_left()
+    shop.assert_ended(1 if interrupted else 2)
 
 
 # --- suspend and resume -------------------------------------------------------------------------------------------
@@ -405,21 +423,21 @@ def test_resumed_in_another_thread_it_is_gone_from_the_first(shop: Shop) -> None
     shop.tm.suspend()
     resumed, go_on = threading.Event(), threading.Event()
 
-    def elsewhere() -> None:
+    def resume() -> None:
         shop.tm.resume(tx)
         shop.write(tx, names="b")
         resumed.set()
         assert go_on.wait(30)
         shop.tm.get_transaction().commit()
 
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    assert resumed.wait(30)
-    assert shop.tm.current_or_none() is None
-    with shop.tm.begin() as other:  # not refused: this thread has none
-        other["a"].write("j", 2)
-    go_on.set()
-    thread.join()
+    with ThreadPoolExecutor(1) as executor:
+        other = executor.submit(resume)
+        assert resumed.wait(30)
+        assert shop.tm.current_or_none() is None
+        with shop.tm.begin() as own:  # not refused: this thread has none
+            own["a"].write("j", 2)
+        go_on.set()
+        other.result(30)
     shop.assert_ended(1)
 
 
@@ -491,19 +509,12 @@ def test_a_second_thread_is_refused_while_one_is_inside_and_harms_nothing(shop: 
 def test_another_thread_may_use_it_after_the_first(shop: Shop) -> None:
     tx = shop.tm.begin()
     shop.write(tx, names="a")
-    failed: list[BaseException] = []
 
-    def elsewhere() -> None:
-        try:
-            tx.enlist("b")
-            tx.commit()
-        except BaseException as error:  # noqa: BLE001 — told to the test
-            failed.append(error)
+    def commit() -> None:
+        tx.enlist("b")
+        tx.commit()
 
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert not failed
+    elsewhere(commit)
     assert shop.values() == {"a": 1, "b": None}
     assert shop.tm.current_or_none() is None
     shop.assert_nothing_left()
@@ -563,28 +574,22 @@ def backlogged(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     shop.assert_nothing_left()
 
 
-def test_logged_without_room_in_the_background_tells_the_branches_itself(backlogged: Shop) -> None:
-    for number in range(3):
+def test_logged_without_room_in_the_background_tells_the_branches_itself_and_says_no_more_than_that_it_is_decided(
+    backlogged: Shop,
+) -> None:
+    for number, lost in enumerate((False, False, True)):
+        if lost:
+            backlogged["b"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
         with backlogged.tm.begin() as tx:
-            tx["a"].write(f"k{number}", 1)
-            tx["b"].write(f"k{number}", 1)
+            backlogged.write(tx, key=f"k{number}")
             tx.commit(wait="logged")
-        assert tx.status is GlobalState.COMMITTED
+        assert tx.status is (GlobalState.IN_DOUBT if lost else GlobalState.COMMITTED)
+        assert outcome_of(tx).decided
+        backlogged["b"].script.clear()
+        if lost:
+            backlogged.tm.recover()
         assert backlogged.values(f"k{number}") == {"a": 1, "b": 1}
     assert backlogged.tm.current_or_none() is None
-
-
-def test_logged_without_room_says_no_more_than_that_it_is_decided(backlogged: Shop) -> None:
-    backlogged["b"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
-    with backlogged.tm.begin() as tx:
-        tx["a"].write("other", 1)
-        tx["b"].write("other", 1)
-        tx.commit(wait="logged")
-    assert tx.status is GlobalState.IN_DOUBT
-    assert outcome_of(tx).decided
-    backlogged["b"].script.clear()
-    backlogged.tm.recover()
-    assert backlogged.values("other") == {"a": 1, "b": 1}
 
 
 def test_logged_has_room_again_when_the_background_is_done(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -619,23 +624,12 @@ def test_logged_after_the_background_has_ended_tells_the_branches_itself_and_a_r
     shop.assert_ended(1)
 
 
-# --- what is told -------------------------------------------------------------------------------------------------
-def test_a_code_that_was_returned_is_told_by_its_name(shop: Shop) -> None:
-    class Returns(Wrapped):
-        def prepare(self, *_: Any) -> Any:
-            return Code.XA_RBDEADLOCK
-
-    shop.wrap["a"] = Returns
-    with pytest.raises(RolledBack, match="a: XA_RBDEADLOCK"), shop.tm.begin() as tx:
-        shop.write(tx)
-
-
 # --- commit(leaves=…) ---------------------------------------------------------------------------------------------
-def commit_and_leave(shop: Shop, name: str = "a") -> Transaction:
-    """A transaction whose block has ended, and has left the answer of one resource."""
+def commit_and_leave(shop: Shop, key: str = "k") -> Transaction:
+    """A transaction whose block has ended, and has left the answer of `a`."""
     with shop.tm.begin() as tx:
-        shop.write(tx)
-        tx.leaves = name
+        shop.write(tx, key=key)
+        tx.leaves = "a"
     assert tx.is_left
     assert tx.status.value == "committing"
     assert shop.tm.current_or_none() is None
@@ -644,35 +638,22 @@ def commit_and_leave(shop: Shop, name: str = "a") -> Transaction:
 
 @pytest.mark.parametrize("decider", [False, True])
 def test_answers_that_are_left_are_waited_for_by_finish(shop: Shop, *, decider: bool) -> None:
-    names = "ab"
     if decider:
         shop.add_decider()
-        names = "abd"
-    with shop.tm.begin() as tx:
-        shop.write(tx, names=names)
-        tx.leaves = "a"
-    assert tx.is_left
-    other = {name: value for name, value in shop.values().items() if name != "a"}
-    assert set(other.values()) == {1}, "all others have answered"
+    tx = commit_and_leave(shop)
+    assert {value for name, value in shop.values().items() if name != "a"} == {1}, "all others have answered"
     assert shop.tm.recover().findings == [], "it is live: recovery leaves it to its own completion"
     with pytest.raises(ProtocolMisuse, match="committing: too late"):
         tx.rollback()
-    tx.finish()
+    for _ in range(2):
+        tx.finish()
+        assert outcome_of(tx).verdict is Verdict.COMMITTED
     assert tx.status is GlobalState.COMMITTED
-    assert outcome_of(tx).verdict is Verdict.COMMITTED
-    assert set(shop.values().values()) == {1}
-    tx.finish()
-    shop.assert_nothing_left()
+    shop.assert_ended(1)
 
 
 def test_the_next_transaction_goes_on_beside_answers_that_are_left(shop: Shop) -> None:
-    left = [commit_and_leave(shop)]
-    for number in range(3):
-        with shop.tm.begin() as tx:
-            tx["a"].write(f"k{number}", 1)
-            tx["b"].write(f"k{number}", 1)
-            tx.leaves = "a"
-        left.append(tx)
+    left = [commit_and_leave(shop, key=f"k{number}") for number in range(4)]
     for tx in left:
         tx.finish()
         assert tx.status is GlobalState.COMMITTED
@@ -719,10 +700,9 @@ def test_a_commit_in_the_block_and_one_with_something_to_call_after_it_leave_no_
 def test_what_was_left_is_reported_by_finish(shop: Shop) -> None:
     shop["a"].script.plan("commit", Code.XA_HEURRB)
     tx = commit_and_leave(shop)
-    with pytest.raises(HeuristicMixed):
-        tx.finish()
-    with pytest.raises(HeuristicMixed):
-        tx.finish()
+    for _ in range(2):
+        with pytest.raises(HeuristicMixed):
+            tx.finish()
     assert tx.status is GlobalState.HEURISTIC
     assert [heuristic.branch.resource for heuristic in shop.log.heuristics()] == ["a"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,6 +56,13 @@ class Other:
         return lambda _: self.heard.append(name)
 
 
+def joined(zope: Any, vote: Exception | None = None, key: str = "~other") -> Other:
+    """Somebody else's data manager, in the current transaction."""
+    other = Other(zope, vote, key)
+    zope.get().join(other)
+    return other
+
+
 def test_it_is_a_data_manager_and_the_package_s_own_manager_is_the_default(shop: Shop, zope: Any) -> None:
     for interface in (IDataManager, IRetryDataManager):
         verifyObject(interface, DataManager(zope, shop.tm, join(shop.tm, zope)), tentative=True)
@@ -69,9 +77,8 @@ def test_it_is_a_data_manager_and_the_package_s_own_manager_is_the_default(shop:
 
 def test_commit_commits_everywhere(shop: Shop, zope: Any) -> None:
     zope.begin()
-    other = Other(zope)
     tx = join(shop.tm, zope)
-    zope.get().join(other)
+    other = joined(zope)
     tx["a"].write("k", 1)
     shop.tm["b"].write("k", 1)
     assert join(shop.tm, zope) is tx
@@ -84,67 +91,42 @@ def test_commit_commits_everywhere(shop: Shop, zope: Any) -> None:
     assert join(shop.tm, zope) is not tx  # of Zope's next transaction
 
 
-def test_abort_rolls_back_everywhere(shop: Shop, zope: Any) -> None:
+@pytest.mark.parametrize("key", [None, "aaa", "~", "~~sqlalchemy:1", "zzz"])
+def test_abort_rolls_back_everywhere_and_so_does_another_that_votes_no_which_is_heard_first(
+    shop: Shop, zope: Any, key: str | None
+) -> None:
     tx = join(shop.tm, zope)
     tx["a"].write("k", 1)
-    zope.abort()
+    if key is None:
+        zope.abort()
+    else:
+        joined(zope, LookupError("no"), key)
+        with pytest.raises(LookupError, match="no"):
+            zope.commit()
     assert tx.status is GlobalState.ROLLED_BACK
     shop.assert_ended(None)
 
 
-@pytest.mark.parametrize("key", ["aaa", "~", "~~sqlalchemy:1", "zzz"])
-def test_another_that_votes_no_is_heard_first(shop: Shop, zope: Any, key: str) -> None:
-    other = Other(zope, vote=LookupError("no"), key=key)
-    tx = join(shop.tm, zope)
-    zope.get().join(other)
-    tx["a"].write("k", 1)
-    with pytest.raises(LookupError, match="no"):
-        zope.commit()
-    assert shop.values() == {"a": None, "b": None}
-    assert tx.status is GlobalState.ROLLED_BACK
-    shop.assert_nothing_left()
-
-
-def test_a_no_of_ours_aborts_the_others(shop: Shop, zope: Any) -> None:
-    other = Other(zope)
-    tx = join(shop.tm, zope)
-    zope.get().join(other)
-    tx["a"].write("k", 1)
-    tx["b"].write("k", 1)
-    shop["b"].script.plan("prepare", Code.XA_RBINTEGRITY)
-    with pytest.raises(RolledBack):
-        zope.commit()
-    assert "tpc_abort" in other.heard
-    assert "tpc_finish" not in other.heard
-    zope.abort()
-    shop.assert_ended(None)
-
-
-def test_a_decision_that_could_not_be_told_everywhere_is_a_yes(shop: Shop, zope: Any) -> None:
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_no_of_ours_aborts_the_others_and_a_decision_that_could_not_be_told_everywhere_is_a_yes(
+    shop: Shop, zope: Any, *, refused: bool
+) -> None:
     """That is what the log is for."""
-    other = Other(zope)
-    tx = join(shop.tm, zope)
-    zope.get().join(other)
-    tx["a"].write("k", 1)
-    tx["b"].write("k", 1)
-    shop["b"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
-    zope.commit()
-    assert other.heard[-1] == "tpc_finish"
-    shop.restart()
-    assert shop.values() == {"a": 1, "b": 1}
-
-
-def test_attempts_try_again_what_was_rolled_back(shop: Shop, zope: Any) -> None:
-    shop["a"].script.plan("prepare", Code.XA_RBDEADLOCK)
-    tries = 0
-    for attempt in zope.attempts(3):
-        with attempt:
-            tries += 1
-            tx = join(shop.tm, zope)
-            tx["a"].write("k", tries)
-            tx["b"].write("k", tries)
-    assert tries == 2
-    assert shop.values() == {"a": 2, "b": 2}
+    shop.write(join(shop.tm, zope))
+    other = joined(zope)
+    if refused:
+        shop["b"].script.plan("prepare", Code.XA_RBINTEGRITY)
+        with pytest.raises(RolledBack):
+            zope.commit()
+        assert "tpc_abort" in other.heard
+        assert "tpc_finish" not in other.heard
+        zope.abort()
+    else:
+        shop["b"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
+        zope.commit()
+        assert other.heard[-1] == "tpc_finish"
+        shop.restart()
+    shop.assert_ended(None if refused else 1)
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -207,6 +189,7 @@ TRANSIENT = {
     "SQLite is busy": Wrapped(_busy()),
     "a branch": xa_error(Code.XA_RBDEADLOCK, "as a session tells it"),
 }
+PREPARE = "deadlock at prepare"
 LASTING = {
     "a wrong value": ValueError(1213),
     "a constraint": Wrapped(Deadlock(1062, "Duplicate entry")),
@@ -214,48 +197,33 @@ LASTING = {
 }
 
 
-@pytest.mark.parametrize("error", TRANSIENT.values(), ids=TRANSIENT)
-def test_attempts_try_again_what_a_statement_could_not_do_now(shop: Shop, zope: Any, error: Exception) -> None:
+@pytest.mark.parametrize("way", ["attempts", "a decorated function"])
+@pytest.mark.parametrize("case", [PREPARE, *TRANSIENT, *LASTING])
+def test_what_a_statement_could_not_do_now_is_tried_again_and_what_will_fail_again_is_not(
+    shop: Shop, zope: Any, case: str, way: str
+) -> None:
+    transient = case not in LASTING
+    error = {**TRANSIENT, **LASTING}.get(case)
     tries = 0
-    for attempt in zope.attempts(3):
-        with attempt:
-            tries += 1
-            join(shop.tm, zope)["a"].write("k", tries)
-            if tries == 1:
-                raise error
-    assert tries == 2
-    assert shop.values()["a"] == 2
-    shop.assert_nothing_left()
+    if error is None:
+        shop["a"].script.plan("prepare", Code.XA_RBDEADLOCK)
 
-
-@pytest.mark.parametrize("error", LASTING.values(), ids=LASTING)
-def test_attempts_do_not_try_again_what_will_fail_again(shop: Shop, zope: Any, error: Exception) -> None:
-    tries = 0
-    with pytest.raises(type(error)):
-        for attempt in zope.attempts(3):
-            with attempt:
-                tries += 1
-                join(shop.tm, zope)["a"].write("k", tries)
-                raise error
-    assert tries == 1
-    shop.assert_nothing_left()
-
-
-@pytest.mark.parametrize("error", TRANSIENT.values(), ids=TRANSIENT)
-def test_retries_of_decorated_functions_are_the_same(shop: Shop, error: Exception) -> None:
-    tries = 0
-
-    @shop.tm.transactional(retries=2)
     def work() -> None:
         nonlocal tries
         tries += 1
-        shop.tm["a"].write("k", tries)
-        if tries == 1:
+        shop.write(join(shop.tm, zope) if way == "attempts" else shop.tm.get_transaction(), tries)
+        if tries == 1 and error is not None:
             raise error
 
-    work()
-    assert tries == 2
-    assert shop.values()["a"] == 2
+    def attempts() -> None:
+        for attempt in zope.attempts(3):
+            with attempt:
+                work()
+
+    with nullcontext() if error is None or transient else pytest.raises(type(error)):
+        (attempts if way == "attempts" else shop.tm.transactional(retries=2)(work))()
+    assert tries == (2 if transient else 1)
+    shop.assert_ended(2 if transient else None)
 
 
 # --- others that commit when they vote --------------------------------------------------------------------------

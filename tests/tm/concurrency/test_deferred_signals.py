@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -40,6 +40,14 @@ class Broken:
         self.heard.set()
 
 
+class Heard(list[int]):
+    """A handler of the application's own: which signals it has heard."""
+
+    def __call__(self, number: int, frame: object) -> None:
+        assert frame is not None
+        self.append(number)
+
+
 def deferred(work: Callable[[], object], broken: Broken | None = None) -> None:
     signals = DeferredSignals("the work", broken or Broken())
     try:
@@ -54,25 +62,30 @@ def send(*numbers: int) -> None:
         signal.raise_signal(number)
 
 
-def test_a_signal_is_handled_when_the_work_is_done() -> None:
+def test_a_signal_is_handled_when_the_work_is_done_also_inside_of_other_work() -> None:
     done: list[str] = []
 
-    def work() -> None:
+    def inner() -> None:
         send(signal.SIGINT)
-        done.append("it")
+        done.append("inner")
 
-    with pytest.raises(KeyboardInterrupt):
-        deferred(work)
-    assert done == ["it"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    def outer() -> None:
+        deferred(inner)
+        done.append("outer")
+
+    for work, told in ((inner, ["inner"]), (outer, ["inner", "outer"])):
+        done.clear()
+        with pytest.raises(KeyboardInterrupt):
+            deferred(work)
+        assert done == told
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_every_signal_is_handled_once_and_none_is_lost_when_another_one_raises() -> None:
-    heard: list[int] = []
+    heard = Heard()
 
-    def leaves(number: int, frame: Any) -> None:
-        assert frame is not None
-        heard.append(number)
+    def leaves(number: int, frame: object) -> None:
+        heard(number, frame)
         raise SystemExit(number)
 
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -94,34 +107,15 @@ def test_what_the_application_ignores_or_leaves_to_the_system_is_not_touched() -
 
 
 def test_a_handler_that_the_work_has_set_stays() -> None:
-    heard: list[int] = []
-
-    def mine(number: int, _: object) -> None:
-        heard.append(number)
+    mine = Heard()
 
     def work() -> None:
         signal.signal(signal.SIGINT, mine)
         send(signal.SIGINT)
 
     deferred(work)
-    assert heard == [signal.SIGINT]
+    assert mine == [signal.SIGINT]
     assert signal.getsignal(signal.SIGINT) is mine
-
-
-def test_work_inside_of_work_is_one() -> None:
-    done: list[str] = []
-
-    def inner() -> None:
-        send(signal.SIGINT)
-        done.append("inner")
-
-    def outer() -> None:
-        deferred(inner)
-        done.append("outer")
-
-    with pytest.raises(KeyboardInterrupt):
-        deferred(outer)
-    assert done == ["inner", "outer"]
 
 
 def left() -> DeferredSignals:
@@ -132,7 +126,7 @@ def left() -> DeferredSignals:
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["at a signal", "by the work after it"])
-def test_handlers_that_were_not_put_back_are_put_back(*, again: bool) -> None:
+def test_handlers_that_an_interruption_did_not_put_back_are_put_back(*, again: bool) -> None:
     signals = left()
     with pytest.raises(KeyboardInterrupt):
         if again:
@@ -161,8 +155,8 @@ def test_the_second_ctrl_c_breaks_connections_and_the_third_does_nothing_more() 
 
 def test_a_handler_of_the_applications_own_breaks_nothing() -> None:
     """It may only take note, and wants the work done."""
-    broken, heard = Broken(), []
-    signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    broken, heard = Broken(), Heard()
+    signal.signal(signal.SIGINT, heard)
     deferred(lambda: send(signal.SIGINT, signal.SIGINT), broken)
     assert heard == [signal.SIGINT]
     assert not broken.times

@@ -10,12 +10,12 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.tm.log.waiting import until
-from tests.tm.shop import outcome_of
+from tests.tm.shop import elsewhere, outcome_of
 from tests.tm.wrapped import VERBS, hooked
 from tm import ProtocolMisuse, RolledBack, Verdict
 from tm.concurrency.uninterrupted import StillGoingOn, UninterruptedCalls
@@ -139,10 +139,9 @@ def test_verbs_are_carried_out_by_the_caller(shop: Shop) -> None:
     with shop.tm.begin() as tx:
         shop.write(tx)
     assert held.thread is threading.main_thread()
-    with ThreadPoolExecutor(1, thread_name_prefix="own") as executor:
-        executor.submit(lambda: committed(shop)).result()
+    elsewhere(lambda: committed(shop))
     assert held.thread is not None
-    assert held.thread.name.startswith("own")
+    assert held.thread.name.startswith("ThreadPoolExecutor")
 
 
 def committed(shop: Shop) -> None:
@@ -156,37 +155,32 @@ def rows(shop: Shop) -> Iterator[int]:
         yield 1
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "in another thread"])
-def test_a_generator_that_is_dropped_rolls_back(shop: Shop, *, elsewhere: bool) -> None:
+def open_rows(shop: Shop) -> list[Iterator[int]]:
+    """A generator inside of its transaction; it is dropped when the list is cleared."""
     running = [rows(shop)]
     assert next(running[0]) == 1
+    return running
+
+
+@pytest.mark.parametrize("where", [lambda drop: drop(), elsewhere], ids=["here", "in another thread"])
+def test_a_generator_that_is_dropped_rolls_back(shop: Shop, where: Any) -> None:
+    running = open_rows(shop)
     with pytest.raises(ProtocolMisuse):  # it is not closed yet, and may go on
         shop.tm.begin()
-    if elsewhere:
-        thread = threading.Thread(target=running.clear)
-        thread.start()
-        thread.join()
-    else:
-        running.clear()
+    where(running.clear)
     shop.assert_ended(None)
     committed(shop)
     shop.assert_ended(1)
 
 
 def test_a_generator_that_is_never_closed_ends_with_its_timeout(shop: Shop) -> None:
-    def rows() -> Iterator[int]:
-        with shop.tm.begin(5) as tx:
-            shop.write(tx)
-            yield 1
-
-    running = rows()
-    next(running)
+    running = open_rows(shop)
     shop.clock.pass_by(6)
     shop.tm._reaper.reap()
     shop.assert_nothing_left()
     committed(shop)
     with pytest.raises(RolledBack):
-        next(running)
+        next(running[0])
 
 
 def test_a_generator_that_is_dropped_where_a_lock_of_a_resource_is_held_does_not_wait_for_ever(
@@ -194,28 +188,20 @@ def test_a_generator_that_is_dropped_where_a_lock_of_a_resource_is_held_does_not
 ) -> None:
     """The garbage collector may close it at any allocation."""
     monkeypatch.setattr("tm.transaction.CLOSED_S", 0.05)
-
-    def rows() -> Iterator[int]:
-        with shop.tm.begin() as tx:
-            shop.write(tx)
-            yield 1
-
-    running = [rows()]
-    next(running[0])
+    running = open_rows(shop)
 
     def drop_with_lock() -> None:
         with shop["a"].lock:
             running.clear()
 
-    thread = threading.Thread(target=drop_with_lock)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
+    elsewhere(drop_with_lock)
     shop.tm.wait_for_completions()
     shop.assert_nothing_left()
 
 
-def test_a_coroutine_that_is_closed_rolls_back(shop: Shop) -> None:
+def test_a_coroutine_that_is_closed_rolls_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tm.transaction.CLOSED_S", 0.02)
+
     async def handler() -> None:
         async with shop.tm.begin() as tx:
             tx["a"].write("k", 1)
@@ -284,7 +270,7 @@ def test_interrupted_twice_in_an_event_loop(shop: Shop) -> None:
             for name in shop.stores:
                 (await tx.aenlist(name)).write("k", 1)
 
-    timer = threading.Timer(0.1, held.go_on.set)
+    timer = threading.Timer(0.02, held.go_on.set)
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(main())

@@ -4,10 +4,7 @@ fail.
 
 from __future__ import annotations
 
-import errno
 import random
-
-import pytest
 
 from tests.tm.log.disk import Disk
 
@@ -40,14 +37,3 @@ def test_names_that_were_not_forced_may_be_the_old_ones() -> None:
     assert after_crashes(disk, "g") == {b"f", None}
     disk.force_names()
     assert after_crashes(disk, "g") == {b"f"}
-
-
-def test_it_runs_full_and_keeps_what_fitted() -> None:
-    disk = Disk(capacity=10)
-    file = disk.create("f")
-    file.write(0, b"12345678")
-    with pytest.raises(OSError) as caught:
-        file.write(8, b"9abcd")
-    assert caught.value.errno == errno.ENOSPC
-    assert disk.read("f") == b"123456789a"
-    file.write(0, b"87654321")

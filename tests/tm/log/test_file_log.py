@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 from typing import TYPE_CHECKING
 
@@ -39,28 +38,17 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_nothing_is_lost_by_not_closing(directory: Path) -> None:
-    log = open_log(directory)
-    log.decide(decision(1))
-    copy = directory.parent / "copy"
-    shutil.copytree(directory, copy)
-    log.close()
-    with_copy = open_log(copy)
-    assert list(with_copy.decisions()) == [decision(1)]
-    with_copy.close()
-
-
-def test_another_node_is_refused(directory: Path) -> None:
+def test_what_is_no_log_of_this_node_is_refused_and_says_what_to_do(directory: Path) -> None:
     open_log(directory).close()
     with pytest.raises(LogError, match=r"is the decision log of node 'orders-1', not of 'orders-2'"):
         open_log(directory, "orders-2")
     open_log(directory).close()
-
-
-def test_a_log_whose_parent_is_not_there_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(LogError, match=f"mkdir -p {tmp_path}/not"):
-        open_log(tmp_path / "not" / "log")
-    assert not (tmp_path / "not").exists()
+    with pytest.raises(LogError, match=f"mkdir -p {directory.parent}/not"):
+        open_log(directory.parent / "not" / "log")
+    assert not (directory.parent / "not").exists()
+    for nowhere in (directory.parent, directory.parent / "nowhere"):
+        with pytest.raises(LogError, match="there is no decision log here"):
+            read_log(nowhere)
 
 
 def test_a_second_one_is_told_who_holds_the_log(directory: Path) -> None:
@@ -106,18 +94,18 @@ def test_the_lock_does_not_outlive_its_process_and_a_fork_does_not_hold_it(direc
             os.close(end)
 
 
-@pytest.mark.parametrize("transactions", [3_000, pytest.param(30_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transactions", [1_000, pytest.param(30_000, marks=pytest.mark.slow)])
 def test_the_log_takes_two_segments_however_long_it_runs(transactions: int) -> None:
-    """Also when one decision never ends, because its resource manager never comes back."""
+    """Also when one decision never ends, because its resource manager never comes back. It needs no more than what it
+    takes when it is opened: a disk that is full then does not stop it."""
     disk = Disk()
     log = FileLog("", NODE, segment_size=2 * SMALL, files=disk)
-    sizes = set()
+    disk.capacity = disk.used
     for sequence in range(transactions):
         log.decide(decision(sequence))
         if sequence != 3:
             log.end(decision(sequence).gtrid)
-        sizes.add(disk.used)
-    assert sizes == {4 * SMALL}
+        assert disk.used == 4 * SMALL
     assert disk.forces < 1.05 * transactions
     assert list(log.decisions()) == [decision(3)]
     log.close()
@@ -130,14 +118,14 @@ def test_segments_grow_with_what_is_undecided_and_shrink_again() -> None:
     """Each is a few times as large as what it begins with, so that moving on stays cheap."""
     disk = Disk()
     log = FileLog("", NODE, segment_size=SMALL, files=disk)
-    for sequence in range(1000):
+    for sequence in range(400):
         log.decide(decision(sequence))
     state = sum(map(len, log._state.records()))
     assert disk.used <= 16 * state
-    assert disk.forces < 1000 * 1.1
-    for sequence in range(1000):
+    assert disk.forces < 400 * 1.1
+    for sequence in range(400):
         log.end(decision(sequence).gtrid)
-    for sequence in range(1000, 9000):
+    for sequence in range(400, 4000):
         log.decide(decision(sequence))
         log.end(decision(sequence).gtrid)
     assert disk.used < 12 * SMALL
@@ -203,34 +191,30 @@ def test_a_segment_that_is_gone_or_has_another_name_is_missed(directory: Path) -
     log.close()
 
 
-def test_that_a_log_was_not_closed_is_said(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_lost_by_not_closing_and_it_is_said(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = open_log(directory)
     log.decide(decision(1))
     log._journal.close()
     with caplog.at_level(logging.INFO):
-        open_log(directory).close()
+        log = open_log(directory)
+        assert list(log.decisions()) == [decision(1)]
+        log.close()
         assert "was not closed" in caplog.text
         caplog.clear()
         open_log(directory).close()
         assert "was not closed" not in caplog.text
 
 
-def test_a_look_where_no_log_is(tmp_path: Path) -> None:
-    for directory in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(LogError, match="there is no decision log here"):
-            read_log(directory)
-
-
 def test_lazy_records_do_not_pile_up() -> None:
     """A process that only ends what an earlier one decided writes them too, now and then."""
     disk = Disk()
     log = FileLog("", NODE, segment_size=1 << 20, files=disk)
-    for sequence in range(5000):
+    for sequence in range(2500):
         log.decide(decision(sequence))
     forces = disk.forces
-    for sequence in range(5000):
+    for sequence in range(2500):
         log.end(decision(sequence).gtrid)
-    assert 5 <= disk.forces - forces < 20
+    assert 3 <= disk.forces - forces < 10
     assert len(read_log("", files=disk).decisions) < 500
     log.close()
     assert read_log("", files=disk).decisions == ()
@@ -245,16 +229,6 @@ def test_a_full_disk_at_the_beginning_makes_no_log() -> None:
     disk.capacity = 2 * SMALL
     log = FileLog("", NODE, segment_size=SMALL, files=disk)
     assert log.openings == 1
-    log.close()
-
-
-def test_a_full_disk_does_not_stop_a_log_whose_transactions_end() -> None:
-    """Everything it needs is taken when it is opened."""
-    disk = Disk(capacity=2 * SMALL)
-    log = FileLog("", NODE, segment_size=SMALL, files=disk)
-    for sequence in range(1000):
-        log.decide(decision(sequence))
-        log.end(decision(sequence).gtrid)
     log.close()
 
 

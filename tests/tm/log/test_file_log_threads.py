@@ -8,7 +8,8 @@ import errno
 import random
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -63,6 +64,11 @@ class Bottleneck:
         self.failure = failure
         self.go_on.set()
 
+    def come_to(self, futures: list[Future[None]], error: type[BaseException] | None, match: str | None = None) -> None:
+        for future in futures:
+            with pytest.raises(error, match=match) if error is not None else nullcontext():
+                future.result(60)
+
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
@@ -70,27 +76,30 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
-def test_who_waits_for_the_disk_shares_the_next_force(pool: ThreadPoolExecutor) -> None:
+@pytest.mark.parametrize(
+    ("failure", "leader", "others", "forces"),
+    [
+        (None, None, None, 2),
+        (OSError(errno.EIO, "Input/output error"), LogStopped, LogStopped, 0),
+        (KeyboardInterrupt(), KeyboardInterrupt, None, 2),
+    ],
+    ids=repr,
+)
+def test_who_waits_for_the_disk_shares_the_next_force_and_hears_what_it_comes_to(
+    pool: ThreadPoolExecutor, failure: BaseException | None, leader: Any, others: Any, forces: int
+) -> None:
+    """A leader that is interrupted holds up nobody."""
     bottleneck = Bottleneck(pool)
     futures = bottleneck.gather()
-    bottleneck.release()
-    for future in futures:
-        future.result(60)
-    assert bottleneck.disk.forces - bottleneck.forces == 2
-    assert {made.gtrid for made in bottleneck.log.decisions()} == {
-        decision(sequence).gtrid for sequence in range(FOLLOWERS + 1)
-    }
-    bottleneck.log.close()
-
-
-def test_a_failed_force_is_told_to_everybody_who_waits(pool: ThreadPoolExecutor) -> None:
-    bottleneck = Bottleneck(pool)
-    futures = bottleneck.gather()
-    bottleneck.release(OSError(errno.EIO, "Input/output error"))
-    for future in futures:
-        with pytest.raises(LogStopped, match="Input/output error"):
-            future.result(60)
-    assert bottleneck.disk.forces == bottleneck.forces
+    bottleneck.release(failure)
+    match = "Input/output error" if others is LogStopped else None
+    bottleneck.come_to(futures[:1], leader, match)
+    bottleneck.come_to(futures[1:], others, match)
+    assert bottleneck.disk.forces - bottleneck.forces == forces
+    if others is None:
+        assert {made.gtrid for made in bottleneck.log.decisions()} == {
+            decision(sequence).gtrid for sequence in range(FOLLOWERS + 1)
+        }
     bottleneck.log.close()
 
 
@@ -99,25 +108,11 @@ def test_a_full_disk_is_told_to_everybody_of_the_batch_and_to_nobody_else(pool: 
     futures = bottleneck.gather(branches=200)
     bottleneck.disk.capacity = 0
     bottleneck.release()
-    futures[0].result(60)
-    for future in futures[1:]:
-        with pytest.raises(LogFull):
-            future.result(60)
+    bottleneck.come_to(futures[:1], None)
+    bottleneck.come_to(futures[1:], LogFull)
     bottleneck.disk.capacity = 1 << 30
     bottleneck.log.decide(decision(99))
     assert list(bottleneck.log.decisions()) == [decision(0), decision(99)]
-    bottleneck.log.close()
-
-
-def test_an_interrupted_leader_holds_up_nobody(pool: ThreadPoolExecutor) -> None:
-    bottleneck = Bottleneck(pool)
-    futures = bottleneck.gather()
-    bottleneck.release(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        futures[0].result(60)
-    for future in futures[1:]:
-        future.result(60)
-    assert len(bottleneck.log.decisions()) == FOLLOWERS + 1
     bottleneck.log.close()
 
 
@@ -129,8 +124,7 @@ def test_closing_waits_for_those_under_way_and_refuses_the_rest(pool: ThreadPool
     until(lambda: bottleneck.log._closed)
     bottleneck.release()
     closing.join(60)
-    for future in futures:
-        future.result(60)
+    bottleneck.come_to(futures, None)
     with pytest.raises(LogStopped, match="closed"):
         bottleneck.log.decide(decision(99))
     assert len(read_log("", files=bottleneck.disk).decisions) == FOLLOWERS

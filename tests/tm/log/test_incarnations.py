@@ -25,15 +25,17 @@ from tests.tm.log.samples import decision, heuristic
 from tm.log import FileLog, LogError, LogMissing, read_log
 from tm.log.backup import back_up
 from tm.log.factory import look_at_log, open_log
-from tm.log.incarnations import INCARNATION, MOST, Incarnations, IncarnationVerb, Standing, succeeded
+from tm.log.incarnations import MOST, Incarnations, Standing, succeeded
 from tm.log.segment import encode_frame, read_segment
 from tm.log.sql import SqlLog
+from tm.recovery import Action
 from xa import Gtrid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.postgres import Postgres
+    from tests.tm.shop import Shop
     from tm.log import DecisionLog
 
 FORMER = Path(__file__).parent / "former"
@@ -95,8 +97,6 @@ def test_every_node_of_a_former_database_moves_on(tmp_path: Path) -> None:
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
-def copied_on_disk(disk: Disk) -> Disk:
-    return disk.copied()
 
 
 def moved(disk: Disk) -> Disk:
@@ -104,8 +104,15 @@ def moved(disk: Disk) -> Disk:
     return disk
 
 
+def between_openings(disk: Disk) -> Disk:
+    """A copy that lacks nothing: the log was closed."""
+    disk.locked = False
+    FileLog("", NODE, segment_size=SMALL, files=disk).close()
+    return disk.copied()
+
+
 @pytest.mark.parametrize(
-    ("way", "standing"), [(copied_on_disk, Standing.CUT), (moved, Standing.WHOLE)], ids=["copied", "moved"]
+    ("way", "standing"), [(Disk.copied, Standing.CUT), (moved, Standing.WHOLE), (between_openings, Standing.WHOLE)]
 )
 def test_a_copy_of_a_log_at_work_presumes_nothing_about_it(
     way: Callable[[Disk], Disk], standing: Standing, caplog: pytest.LogCaptureFixture
@@ -139,13 +146,22 @@ def test_a_copy_that_is_trusted_presumes_again() -> None:
     assert log.incarnations.why_not(first.incarnation) is None, "it is durable"
 
 
-def test_a_copy_that_was_made_between_two_openings_presumes_about_both_sides_of_it() -> None:
-    disk = Disk()
-    first = FileLog("", NODE, segment_size=SMALL, files=disk)
-    first.close()
-    log = FileLog("", NODE, segment_size=SMALL, files=disk.copied())
-    assert log.incarnations.why_not(first.incarnation) is None
-    assert not log.incarnations.cut
+def test_a_manager_with_a_copy_that_is_one_opening_old_leaves_the_branches_of_the_lost_opening_alone(
+    shop: Shop,
+) -> None:
+    shop.open()
+    shop.kill()
+    shutil.copytree(shop.folder / "log", shop.folder / "copy")
+    tx = shop.in_doubt("a", "b")
+    shop.kill()
+    shutil.rmtree(shop.folder / "log")
+    shutil.copytree(shop.folder / "copy", shop.folder / "log")
+    report = shop.open().recover()
+    assert {(finding.branch.xid, finding.action) for finding in report.findings} == {
+        (tx.xid(name), Action.LEFT_ALONE) for name in "ab"
+    }
+    assert shop["a"].in_doubt
+    assert shop["b"].in_doubt
 
 
 def test_a_look_at_a_copy_says_what_its_opening_would(tmp_path: Path) -> None:
@@ -216,20 +232,15 @@ def test_a_backup_beside_a_manager_at_work(tmp_path: Path, caplog: pytest.LogCap
     copy.close()
 
 
-def test_a_backup_of_a_closed_log_lacks_nothing(tmp_path: Path) -> None:
+def test_a_backup_of_a_closed_log_lacks_nothing_and_one_of_a_backup_what_that_lacks(tmp_path: Path) -> None:
     log = FileLog(tmp_path / "log", NODE, segment_size=SMALL)
+    back_up(tmp_path / "log", tmp_path / "first")
     log.close()
+    assert back_up(tmp_path / "first", tmp_path / "second").cut == (log.incarnation,)
     assert back_up(tmp_path / "log", tmp_path / "copy").cut == ()
     copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
     assert copy.incarnations.why_not(log.incarnation) is None
     copy.close()
-
-
-def test_a_backup_of_a_backup_knows_what_that_lacks(tmp_path: Path) -> None:
-    log = FileLog(tmp_path / "log", NODE, segment_size=SMALL)
-    back_up(tmp_path / "log", tmp_path / "copy")
-    log.close()
-    assert back_up(tmp_path / "copy", tmp_path / "second").cut == (log.incarnation,)
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -311,13 +322,6 @@ def test_a_log_that_is_opened_again_and_again_keeps_a_bounded_number(
         log.close()
     assert list(known.noted) == seen[-4:]
     assert known.why_not(seen[0]) is not None
-
-
-def test_the_table_of_an_incarnation_is_total() -> None:
-    for standing in Standing:
-        for verb in IncarnationVerb:
-            legal = INCARNATION.refusal(standing, verb) is None
-            assert legal == any((standing, verb) == (at, by) for at, by, *_ in INCARNATION.transitions())
 
 
 # --- where a log in PostgreSQL is --------------------------------------------------------------------------------

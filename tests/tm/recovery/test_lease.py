@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tm.shop import NODE
+from tests.tm.shop import NODE, elsewhere
 from tests.tm.wrapped import hooked
 from tm import HeuristicHazard, ManagerUnusable, OutcomeUnknown
 from tm.log.sql import SqlLog
@@ -47,7 +47,9 @@ def sibling_of(shop: Shop) -> TransactionManager:
 
 # --- taken, renewed, ended --------------------------------------------------------------------------------------
 def test_it_is_taken_before_the_first_gtrid_and_ended_at_the_end(shop: Shop, store: DecidingStore) -> None:
-    manager = shop.tm
+    shop.open(background=True).close()
+    assert store.leases == {}, "a manager that begins nothing holds nothing"
+    manager = shop.open()
     assert store.owners() == []
     with manager.begin() as tx:
         (owner,) = store.owners()
@@ -65,11 +67,6 @@ def test_nothing_begins_without_it(shop: Shop, store: DecidingStore) -> None:
     with manager.begin() as tx:
         shop.write(tx)
     assert len(store.owners()) == 1
-
-
-def test_a_manager_that_begins_nothing_holds_nothing(shop: Shop, store: DecidingStore) -> None:
-    shop.open(background=True).close()
-    assert store.leases == {}
 
 
 def test_it_is_renewed_before_it_runs_out(shop: Shop, store: DecidingStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,28 +90,18 @@ def test_it_is_renewed_before_it_runs_out(shop: Shop, store: DecidingStore, monk
     assert store.leases == {}
 
 
-def test_it_is_ended_though_a_thread_has_lost_the_decider(shop: Shop, store: DecidingStore) -> None:
+@pytest.mark.parametrize("lost", ["by a thread", "by the last renewal"])
+def test_it_is_ended_though_the_decider_was_lost(shop: Shop, store: DecidingStore, lost: str) -> None:
     """After a restart of the decider the connections of some threads are gone, and nobody has replaced them."""
     manager = shop.tm
     manager.begin().rollback()
-
-    def lose() -> None:
-        manager.resource("d").lost("the connection was lost")
-
-    thread = threading.Thread(target=lose)
-    thread.start()
-    thread.join(PATIENCE_S)
-    manager.close()
-    assert store.owners() == []
-
-
-def test_it_is_ended_though_its_last_renewal_has_lost_the_decider(shop: Shop, store: DecidingStore) -> None:
-    manager = shop.tm
-    manager.begin().rollback()
     assert manager._lease is not None
-    store.script.plan("hold", fate=Fate.REQUEST_LOST)
-    with pytest.raises(XaError):
-        manager._lease.take()
+    if lost == "by a thread":
+        elsewhere(lambda: manager.resource("d").lost("the connection was lost"))
+    else:
+        store.script.plan("hold", fate=Fate.REQUEST_LOST)
+        with pytest.raises(XaError):
+            manager._lease.take()
     assert len(store.owners()) == 1
     manager.close()
     assert store.owners() == []
@@ -136,6 +123,19 @@ def test_a_decider_that_is_away_at_the_end_is_not_waited_for(
 
 
 # --- who else is at work ----------------------------------------------------------------------------------------
+def test_another_node_leaves_a_decision_to_its_own(shop: Shop, store: DecidingStore) -> None:
+    tx = shop.in_doubt("a", "b")
+    shop.kill()
+    report = shop.open(node="orders-2").recover()
+    assert {finding.action for finding in report.findings} == {Action.LEFT_ALONE}
+    assert (report.ended, report.undone) == ([], [])
+    assert tx.gtrid in store.decided
+    shop.kill()
+    shop.open()
+    shop.assert_ended(1)
+    assert not store.decided
+
+
 def test_siblings_leave_each_others_transactions_alone(shop: Shop, store: DecidingStore) -> None:
     tx = shop.in_doubt("a")
     sibling = sibling_of(shop)

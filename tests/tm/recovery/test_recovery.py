@@ -114,36 +114,34 @@ def reason(report: Report) -> str:
     return finding.why
 
 
-# --- what is ours -------------------------------------------------------------------------------------------
-def test_nothing_found_asks_nothing() -> None:
-    one = Pass(a=[], b=[])
+@each(
+    ("one", "asked", "action"),
+    [
+        (Pass(a=[], b=[]), [], None),
+        (Pass(a=[A], b=[B]), ["rollback: a1 b1"], Action.ROLLED_BACK),
+        (Pass(a=[A], b=[B]).logged(DECISION), ["commit, again: a1 b1", "ended 1"], Action.COMMITTED),
+        (  # made during the scan: it counts, and is not ended by this pass
+            Pass(a=[A], b=[]).logged(DECISION, before=False),
+            ["commit, again: a1"],
+            Action.COMMITTED,
+        ),
+        (  # of earlier openings of the log, and of this one
+            Pass(a=[branch("a", gtrid(number, incarnation=of)) for number, of in ((1, 7), (2, WHOLE), (3, OWN))]),
+            ["rollback: a1 a2 a3"],
+            Action.ROLLED_BACK,
+        ),
+    ],
+)
+def test_what_is_ours_is_committed_where_it_is_decided_and_rolled_back_where_not(
+    one: Pass, asked: list[str], action: Action | None
+) -> None:
     report = one.run()
-    assert one.asked == ORDER
+    assert one.asked == [*ORDER, *asked]
+    assert {finding.action for finding in report.findings} == ({action} if action else set())
+    assert report.ended == ([gtrid()] if "ended 1" in asked else [])
     assert report.clean
-    assert not report.findings
-
-
-def test_a_branch_without_a_decision_is_rolled_back() -> None:
-    one = Pass(a=[A], b=[B])
-    report = one.run()
-    assert one.asked == [*ORDER, "rollback: a1 b1"]
-    assert actions(report) == {"a": Action.ROLLED_BACK, "b": Action.ROLLED_BACK}
-    assert "presumed" in report.findings[0].why
-    assert report.clean
-
-
-def test_a_decided_branch_is_committed_and_its_decision_ended() -> None:
-    one = Pass(a=[A], b=[B]).logged(DECISION)
-    report = one.run()
-    assert one.asked == [*ORDER, "commit, again: a1 b1", "ended 1"]
-    assert actions(report) == {"a": Action.COMMITTED, "b": Action.COMMITTED}
-    assert report.ended == [gtrid()]
-
-
-def test_a_decision_made_during_the_scan_counts_and_is_not_ended_by_this_pass() -> None:
-    one = Pass(a=[A], b=[]).logged(DECISION, before=False)
-    one.run()
-    assert one.asked == [*ORDER, "commit, again: a1"]
+    if action is Action.ROLLED_BACK:
+        assert "presumed" in report.findings[0].why
 
 
 FOREIGN = {
@@ -183,12 +181,6 @@ def test_what_is_decided_elsewhere_is_left_alone_and_says_why(of: bytes, why: st
     assert report.clean
 
 
-def test_an_earlier_opening_of_the_log_is_ours() -> None:
-    one = Pass(a=[branch("a", gtrid(incarnation=7)), branch("a", gtrid(2)), branch("a", gtrid(3, incarnation=OWN))])
-    one.run()
-    assert one.asked == [*ORDER, "rollback: a1 a2 a3"]
-
-
 @pytest.mark.parametrize("incarnation", [CUT, b"a later1", 8])
 def test_what_a_copy_says_is_decided_is_decided_whatever_else_it_lacks(incarnation: bytes | int) -> None:
     found = branch("a", gtrid(incarnation=incarnation))
@@ -209,15 +201,20 @@ def in_decider(of: bytes, *, scanned: bool = True) -> Pass:
     return one
 
 
-@pytest.mark.parametrize("scanned", [True, False])
-@pytest.mark.parametrize("sibling", [True, False], ids=["a process at work", "another node"])
-def test_the_decision_of_another_node_or_of_a_process_at_work_is_left_to_it(*, sibling: bool, scanned: bool) -> None:
-    """It is neither carried out, nor ended, nor counted."""
+@each("scanned", [True, False])
+@each("whose", ["a process at work", "another node", "a process at work that has not decided"])
+def test_the_decision_of_another_node_or_of_a_process_at_work_is_left_to_it(whose: str, *, scanned: bool) -> None:
+    """It is neither carried out, nor ended, nor counted; and where there is none, none is asked for."""
+    sibling = whose != "another node"
     of = gtrid(log=DECIDER, incarnation=SIBLING) if sibling else gtrid(node="orders-2", log=DECIDER)
     one = in_decider(of, scanned=scanned)
     if sibling:
         one.at_work = {"d": frozenset({SIBLING})}
+    if whose.endswith("decided"):
+        one.before = one.now = Decisions({}, {"d": {}}, frozenset())
     report = one.run()
+    if sibling and scanned:
+        assert "another process of this node is working on it" in reason(report)
     assert one.asked == ORDER
     assert (report.ended, report.undone) == ([], [])
     assert actions(report) == ({"a": Action.LEFT_ALONE} if scanned else {})
@@ -245,15 +242,6 @@ def test_while_nobody_can_tell_who_is_at_work_a_siblings_branch_waits(*, decided
     assert actions(report) == {"a": Action.PENDING}
     assert "it is unknown who is working on it, because d can't be asked: connection refused" in reason(report)
     assert report.undone == ([of] if decided else [])
-
-
-def test_an_undecided_sibling_at_work_is_not_settled() -> None:
-    one = Pass(a=[branch("a", gtrid(log=DECIDER, incarnation=SIBLING))], d=[])
-    one.deciders = {DECIDER: "d"}
-    one.at_work = {"d": frozenset({SIBLING})}
-    report = one.run()
-    assert one.asked == ORDER
-    assert "another process of this node is working on it" in reason(report)
 
 
 def test_what_lives_is_not_touched_and_does_not_protect_its_neighbours() -> None:
@@ -342,7 +330,7 @@ def test_a_resource_with_a_new_name_has_its_branches_committed(code: Code) -> No
     assert not report.not_configured
 
 
-@pytest.mark.parametrize("found", [True, False])
+@each("found", [True, False])
 def test_a_noted_branch_keeps_no_decision_where_it_is_found_under_a_new_name(*, found: bool) -> None:
     """Found nowhere, it may be left where nobody looks: the note of a command is written before the branch is told."""
     one = Pass(a=[A], renamed=[Branch("renamed", B.xid)] if found else [])
@@ -382,19 +370,14 @@ def test_an_other_decision_is_ended_beside_a_pending_one() -> None:
 # --- heuristics -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["a", "renamed"])
 def test_a_noted_heuristic_waits_to_be_forgotten_whatever_the_resource_is_called_now(name: str) -> None:
-    one = Pass(**{name: [Branch(name, A.xid)]})
-    one.now = Decisions({}, {}, frozenset({A.xid}))
+    """Its decision is ended with the last branch that is not noted."""
+    one = Pass(**{name: [Branch(name, A.xid)]}, b=[])
+    one.before = one.now = Decisions({gtrid(): DECISION}, {}, frozenset({A.xid}))
     report = one.run()
-    assert one.asked == ORDER
+    assert one.asked == [*ORDER, "ended 1"]
     assert actions(report) == {name: Action.LEFT_ALONE}
     assert "forgotten" in reason(report)
-
-
-def test_a_decision_whose_last_branch_is_noted_is_ended() -> None:
-    one = Pass(a=[A], b=[])
-    one.before = Decisions({gtrid(): DECISION}, {}, frozenset({A.xid}))
-    one.now = one.before
-    assert one.run().ended == [gtrid()]
+    assert report.ended == [gtrid()]
 
 
 def test_a_heuristic_that_can_not_be_noted_stays_pending() -> None:
@@ -468,14 +451,6 @@ def test_the_decider_is_asked_once_per_transaction_before_anything_is_presumed(
     assert why in report.findings[0].why
 
 
-def test_a_decision_in_the_decider_is_ended_there() -> None:
-    one = with_decider(a=[DA], b=[])
-    one.before = one.now = Decisions({}, {"d": {D1: IN_DECIDER}}, frozenset())
-    report = one.run()
-    assert one.asked == [*ORDER, "commit, again: a1", "ended 1 in d"]
-    assert report.ended == [D1]
-
-
 def test_decisions_of_an_unreachable_decider_end_nothing_and_presume_nothing() -> None:
     one = with_decider(a=[DA], b=[])
     one.scanned["d"] = xa_error(Code.XAER_RMFAIL, "gone")
@@ -483,16 +458,6 @@ def test_decisions_of_an_unreachable_decider_end_nothing_and_presume_nothing() -
     report = one.run()
     assert one.asked == [*ORDER, "settle 1 in d"]
     assert report.unreachable == {"d": "gone"}
-
-
-def test_a_branch_that_was_finished_since_the_scan_is_not_told_to_be_rolled_back() -> None:
-    """Its transaction was committed while the pass ran, its decision is ended, and the scan had still seen it."""
-    left = branch("shop", gtrid())
-    one = Pass(shop=[left])
-    one.answers[Verb.ROLLBACK, left] = Code.XAER_NOTA
-    report = one.run()
-    assert [finding.action for finding in report.findings] == [Action.GONE]
-    assert report.clean
 
 
 @pytest.mark.parametrize(

@@ -158,16 +158,12 @@ def test_one_vote_of_two(who: str, decider: str, code: Code) -> None:
         rolled_back(stage, [end, "prepare: a b", "rollback: " + " ".join(left)])
 
 
-@pytest.mark.parametrize("decider", ["", "d"], ids=["log", "decider"])
-def test_three_votes(decider: str) -> None:
-    for codes in itertools.product((OK, RDONLY, RB[0], RMERR, RMFAIL), repeat=3):
-        three_votes(codes, decider)
-
-
-def three_votes(codes: tuple[Code, ...], decider: str) -> None:
-    stage = Stage("abc" + decider, {(Verb.PREPARE, n): c for n, c in zip("abc", codes, strict=True)})
-    stage.commit()
+@each("codes", itertools.product((OK, RDONLY, RB[0], RMERR, RMFAIL), repeat=3))
+@each("decider", ["", "d"])
+def test_three_votes(codes: tuple[Code, ...], decider: str) -> None:
     votes = dict(zip("abc", codes, strict=True))
+    stage = Stage("abc" + decider, {(Verb.PREPARE, name): code for name, code in votes.items()})
+    stage.commit()
     yes = " ".join(name for name in votes if votes[name] is OK)
     asked = [f"end: a b c {decider}".strip(), "prepare: a b c"]
     if set(votes.values()) - {OK, RDONLY}:
@@ -420,13 +416,8 @@ def test_what_a_rollback_hears(names: str, who: str, code: Code) -> None:
     else:
         verdict = {HEURCOM: V.HEUR_COMMITTED if names == "a" else V.MIXED, HEURMIX: V.MIXED, HEURHAZ: V.HAZARD}[code]
         check(stage, [*asked, f"note: {who} {code.name}"], verdict, decided=False, state=GlobalState.HEURISTIC)
-
-
-def test_everything_committed_on_its_own_against_a_rollback() -> None:
-    stage = Stage("ab", {(Verb.ROLLBACK, "a"): HEURCOM, (Verb.ROLLBACK, "b"): HEURCOM})
-    outcome = stage.rollback()
-    assert outcome.verdict is V.HEUR_COMMITTED
-    assert type(error_of(outcome)) is HeuristicCommitted
+        if verdict is V.HEUR_COMMITTED:
+            assert type(error_of(outcome)) is HeuristicCommitted
 
 
 # --- the summary --------------------------------------------------------------------------------------------
@@ -511,33 +502,34 @@ def test_answers_are_left_when_everybody_was_told(names: str, left: str) -> None
     committed(stage, [*good[:3], "send commit: a b", f"collect commit: {left}", good[-1]])
 
 
-def test_nothing_is_left_where_another_one_has_more_to_do() -> None:
-    stage = Stage("ab", {(Verb.COMMIT, "a"): RMFAIL, (Verb.COMMIT_AGAIN, "a"): OK}, leaves="b")
+@each(
+    ("script", "leaves", "asked"),
+    [
+        (  # another one has more to do
+            {(Verb.COMMIT, "a"): RMFAIL, (Verb.COMMIT_AGAIN, "a"): OK},
+            "b",
+            ["collect commit: b", "pause", "commit, again: a"],
+        ),
+        ({}, "c", ["collect commit"]),  # that resource takes no part
+    ],
+)
+def test_nothing_is_left_where_it_would_not_be_the_last(script: Script, leaves: str, asked: list[str]) -> None:
+    stage = Stage("ab", script, leaves=leaves)
     stage.commit()
-    committed(stage, [*GOOD[:3], "send commit: a b", "collect commit: b", "pause", "commit, again: a", "ended"])
+    committed(stage, [*GOOD[:3], "send commit: a b", *asked, "ended"])
 
 
-def test_nothing_is_left_where_the_resource_takes_no_part() -> None:
-    stage = Stage("ab", leaves="c")
-    stage.commit()
-    committed(stage, [*GOOD[:3], "send commit: a b", "collect commit", "ended"])
-
-
-@pytest.mark.parametrize(("code", "verdict"), [(HEURRB, V.MIXED), (HEURHAZ, V.HAZARD), (RMERR, V.MIXED)])
-def test_what_was_left_is_heuristic(code: Code, verdict: Verdict) -> None:
-    stage = Stage("ab", {(Verb.COMMIT, "b"): code}, leaves="b")
+@each(
+    ("code", "verdict"),
+    [(HEURRB, V.MIXED), (HEURHAZ, V.HAZARD), (RMERR, V.MIXED), (RMFAIL, V.UNKNOWN)],
+)
+def test_what_was_left_is_heuristic_or_lost(code: Code, verdict: Verdict) -> None:
+    """What is lost is asked for again, and left to recovery in the end."""
+    stage = Stage("ab", {(Verb.COMMIT, "b"): code, (Verb.COMMIT_AGAIN, "b"): RMFAIL}, leaves="b")
     goes_on = stage.commit_and_leave()
     assert callable(goes_on)
     outcome = goes_on()
     assert (outcome.verdict, outcome.decided) == (verdict, True)
-    assert any(line.startswith("note: b") for line in stage.asked)
-
-
-def test_what_was_left_is_lost() -> None:
-    """It is asked for again, and left to recovery in the end."""
-    stage = Stage("ab", {(Verb.COMMIT, "b"): RMFAIL, (Verb.COMMIT_AGAIN, "b"): RMFAIL}, leaves="b")
-    goes_on = stage.commit_and_leave()
-    assert callable(goes_on)
-    outcome = goes_on()
-    assert (outcome.verdict, outcome.decided, outcome.pending) == (UNKNOWN, True, (branch("b"),))
-    assert "ended" not in stage.asked
+    assert any(line.startswith("note: b") for line in stage.asked) == (code is not RMFAIL)
+    assert outcome.pending == ((branch("b"),) if code is RMFAIL else ())
+    assert ("ended" in stage.asked) == (code is not RMFAIL)

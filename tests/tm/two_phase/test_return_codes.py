@@ -6,11 +6,8 @@ import itertools
 
 import pytest
 
-from tests.cases import each
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
-from tm.two_phase.states import FINAL, GLOBAL, GlobalState, GlobalVerb
 from xa import HEURISTIC_CODES, ROLLBACK_CODES, Code
-from xa.machine import IllegalTransition, advance
 
 WRONG_CALLS = {Code.XAER_PROTO, Code.XAER_INVAL, Code.XAER_ASYNC, Code.XAER_DUPID, Code.XAER_OUTSIDE}
 """The call was wrong and had no effect, says the contract."""
@@ -85,42 +82,3 @@ def test_every_damage_has_a_code_to_be_noted_under() -> None:
         if meaning.name.startswith(("HEUR_", "LOST_")):
             assert HEURISTIC_CODE[meaning] in HEURISTIC_CODES
     assert all(HEURISTIC_CODE[meaning] is code for code, meaning in HEURISTIC_MEANINGS.items())
-
-
-# --- the states ---------------------------------------------------------------------------------------------
-S, V = GlobalState, GlobalVerb
-NEXT = {
-    (S.ACTIVE, V.MARK): S.MARKED,
-    (S.ACTIVE, V.COMMIT): S.PREPARING,
-    (S.ACTIVE, V.ROLLBACK): S.ROLLING_BACK,
-    (S.MARKED, V.MARK): S.MARKED,
-    (S.MARKED, V.COMMIT): S.ROLLING_BACK,
-    (S.MARKED, V.ROLLBACK): S.ROLLING_BACK,
-    (S.PREPARING, V.REFUSE): S.ROLLING_BACK,
-    (S.PREPARING, V.DECIDE): S.COMMITTING,
-    (S.PREPARING, V.NO_WORK): S.COMMITTED,
-    (S.PREPARING, V.ONE_PHASE): S.COMMITTED,
-    (S.PREPARING, V.LOSE): S.IN_DOUBT,
-    (S.PREPARING, V.DAMAGE): S.HEURISTIC,
-    (S.COMMITTING, V.FINISH): S.COMMITTED,
-    (S.COMMITTING, V.LEAVE): S.IN_DOUBT,
-    (S.COMMITTING, V.DAMAGE): S.HEURISTIC,
-    (S.ROLLING_BACK, V.FINISH): S.ROLLED_BACK,
-    (S.ROLLING_BACK, V.DAMAGE): S.HEURISTIC,
-}
-
-
-@each(("state", "verb"), list(itertools.product(S, V)))
-def test_a_global_transaction_moves_by_the_table_only(state: GlobalState, verb: GlobalVerb) -> None:
-    expected = NEXT.get((state, verb))
-    if expected is None:
-        with pytest.raises(IllegalTransition) as refused:
-            advance(GLOBAL, state, verb)
-        assert refused.value.code is Code.XAER_PROTO
-    else:
-        assert advance(GLOBAL, state, verb) is expected
-
-
-def test_nothing_leaves_a_final_state() -> None:
-    assert frozenset({S.COMMITTED, S.ROLLED_BACK, S.HEURISTIC, S.IN_DOUBT}) == FINAL
-    assert not {state for state, _ in NEXT} & FINAL
