@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dtx.amqp.connection import Connection
 from dtx.amqp.encoding import encode
@@ -25,14 +26,26 @@ from dtx.amqp.values import Described, Ulong
 from tests.dtx.amqp.frame_rules import FrameRules
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dtx.amqp.delivery import IncomingDelivery, OutgoingDelivery
     from dtx.amqp.events import Event
     from dtx.amqp.session import Session
 
+T = TypeVar("T")
 ACCEPTED = encode(Described(Ulong(0x24), []))
 RECEIVED = encode(Described(Ulong(0x23), []))
 REFUSED = "refused"
 """A link with this in its name is refused."""
+
+
+class Dice(random.Random):
+    """What a seed decides."""
+
+    def some(self, among: Iterable[T]) -> list[T]:
+        """One of these, if there is one."""
+        found = list(among)
+        return [self.choice(found)] if found else []
 
 
 class Application:

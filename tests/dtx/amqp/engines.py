@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from proton import Collector, Connection, Event, Receiver, Transport
+from proton import Collector, Connection, Event, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,9 +60,3 @@ def answer(server: Engine, credit: int = 100) -> list[tuple[Any, Any]]:
             if context.is_receiver:
                 context.flow(credit)
     return seen
-
-
-def received(link: Receiver) -> bytes:
-    """What is there of the current delivery on a link."""
-    delivery = link.current
-    return link.recv(delivery.pending) or b"" if delivery is not None else b""

@@ -95,24 +95,35 @@ def error_of(performative: Detach | End | Close) -> str:
     return performative.error.condition
 
 
-def receiver_of(stranger: Stranger, **more: int) -> ReceiverLink:
-    """A link on which the stranger sends."""
+def begun(**more: Any) -> Stranger:
+    """A stranger with a session."""
+    stranger = Stranger(**more)
+    stranger.begin()
+    return stranger
+
+
+def sending(stranger: Stranger | None = None, **more: int) -> tuple[Stranger, ReceiverLink]:
+    """A stranger that sends on a link, `in`, and our end of it."""
+    stranger = stranger or Stranger()
     stranger.begin()
     stranger.attach("in", 0, receiver=False, **more)
     stranger.hear()
     (link,) = stranger.end.links
     assert isinstance(link, ReceiverLink)
-    return link
+    return stranger, link
 
 
-def sender_of(stranger: Stranger, credit: int = 10, *, window: int = WINDOW) -> SenderLink:
-    """A link on which the stranger receives."""
+def receiving(
+    credit: int = 10, stranger: Stranger | None = None, *, window: int = WINDOW
+) -> tuple[Stranger, SenderLink]:
+    """A stranger that receives on a link, `out`, and our end of it."""
+    stranger = stranger or Stranger()
     stranger.begin(window=window)
     stranger.attach("out", 0, receiver=True)
     stranger.say(Flow(0, window, 0, WINDOW, 0, 0, credit))
     (link,) = stranger.end.links
     assert isinstance(link, SenderLink)
-    return link
+    return stranger, link
 
 
 def kept(connection: Connection) -> int:

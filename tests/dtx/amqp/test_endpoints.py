@@ -5,10 +5,9 @@ Then the connection is lost between any two octets."""
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -20,10 +19,12 @@ from dtx.amqp.link import ReceiverLink, SenderLink
 from dtx.amqp.performatives import Begin, End, Error, Open
 from dtx.amqp.states import ConnectionState, DeliveryState, LinkState, SessionState
 from tests.cases import each
-from tests.dtx.amqp.ends import ACCEPTED, RECEIVED, REFUSED, Application, ends
+from tests.dtx.amqp.ends import ACCEPTED, RECEIVED, REFUSED, Application, Dice, ends
 from tests.simulation.seeds import few, many
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.session import Session
 
@@ -31,13 +32,16 @@ SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "60"))
 STEPS = 600
 SIZES = (0, 1, 100, 400, 600, 3000, 20_000)
 LARGE = 64 << 20
+BEGUN = {SessionState.MAPPED, SessionState.BEGIN_SENT}
+ATTACHED = {LinkState.ATTACHED, LinkState.ATTACH_SENT}
+D = TypeVar("D", "IncomingDelivery", "OutgoingDelivery")
 
 
 class Walk:
     """A random walk of both ends. `ending` says how often something is ended (0: nothing is)."""
 
     def __init__(self, seed: int, *, ending: int) -> None:
-        self.random = random.Random(seed)
+        self.random = Dice(seed)
         self.ending = ending
         pick = self.random.choice
         self.ends = ends(
@@ -83,46 +87,42 @@ class Walk:
             end.begin()
 
     def attach(self, end: Application) -> None:
-        sessions = [
-            session for session in end.sessions if session.state in {SessionState.MAPPED, SessionState.BEGIN_SENT}
-        ]
-        if sessions and sum(link.attached for link in end.links) < 5:
-            self.names += 1
-            name = f"{end.connection.container} {self.names}" + REFUSED * (self.random.random() < 0.1)
-            end.attach(self.random.choice(sessions), name, receives=self.random.random() < 0.5)
+        for session in self.random.some(one for one in end.sessions if one.state in BEGUN):
+            if sum(link.attached for link in end.links) < 5:
+                self.names += 1
+                name = f"{end.connection.container} {self.names}" + REFUSED * (self.random.random() < 0.1)
+                end.attach(session, name, receives=self.random.random() < 0.5)
 
     def credit(self, end: Application) -> None:
-        links = [link for link in end.links if isinstance(link, ReceiverLink) and link.attached]
-        if links:
-            link = self.random.choice(links)
+        for link in self.random.some(one for one in end.links if isinstance(one, ReceiverLink) and one.attached):
             link.give_credit(self.random.choice((0, 1, 2, 10)), drain=self.random.random() < 0.2)
 
     def send(self, end: Application) -> None:
-        links = [link for link in end.links if isinstance(link, SenderLink) and link.attached]
-        links = [link for link in links if link.credit and link.current is None]
-        if not links:
-            return
-        link = self.random.choice(links)
-        octets = self.random.randbytes(self.random.choice(SIZES))
-        more = self.random.random() < 0.2
-        state = self.random.choice((None, None, RECEIVED))
-        tag = len(end.outgoing).to_bytes(4, "big")
-        delivery = link.send(tag, octets, state, settled=self.random.random() < 0.3, more=more)
-        end.outgoing.append(delivery)
-        if more:
-            self.open[delivery] = octets
-        else:
-            self._complete(delivery, octets)
+        links = (one for one in end.links if isinstance(one, SenderLink) and one.attached)
+        for link in self.random.some(one for one in links if one.credit and one.current is None):
+            octets = self.random.randbytes(self.random.choice(SIZES))
+            more = self.random.random() < 0.2
+            state = self.random.choice((None, None, RECEIVED))
+            tag = len(end.outgoing).to_bytes(4, "big")
+            delivery = link.send(tag, octets, state, settled=self.random.random() < 0.3, more=more)
+            end.outgoing.append(delivery)
+            if more:
+                self.open[delivery] = octets
+            else:
+                self._complete(delivery, octets)
 
     def _complete(self, delivery: OutgoingDelivery, octets: bytes) -> None:
         sent = self.sent[delivery.link.name]
         self.whole[delivery] = len(sent)
         sent.append(octets)
 
+    def own(self, end: Application, among: Iterable[OutgoingDelivery]) -> list[OutgoingDelivery]:
+        """One of these deliveries that this end sends, if there is one."""
+        own = (one for one in among if one.link.session.connection is end.connection and one.link.attached)
+        return self.random.some(one for one in own if one.progress in {WAITING, PARTIAL} and not one.aborting)
+
     def add(self, end: Application) -> None:
-        own = [one for one in self.open if one.link.session.connection is end.connection and one.link.attached]
-        if own:
-            delivery = self.random.choice(own)
+        for delivery in self.own(end, self.open):
             octets = self.random.randbytes(self.random.choice(SIZES))
             more = self.random.random() < 0.5
             delivery.add(octets, more=more)
@@ -131,10 +131,7 @@ class Walk:
                 self._complete(delivery, self.open.pop(delivery))
 
     def abort(self, end: Application) -> None:
-        own = [one for one in (*self.open, *self.whole) if one.link.session.connection is end.connection]
-        own = [one for one in own if one.progress in {WAITING, PARTIAL} and not one.aborting and one.link.attached]
-        if own:
-            delivery = self.random.choice(own)
+        for delivery in self.own(end, (*self.open, *self.whole)):
             self.random.choice((delivery.abort, delivery.settle))()
             if self.open.pop(delivery, None) is None:
                 self._take_back(delivery)
@@ -147,30 +144,29 @@ class Walk:
             if other.link.name == name and at > place:
                 self.whole[other] = at - 1
 
+    def unsettled(self, among: Iterable[D]) -> list[D]:
+        """Some of these in a row."""
+        found = [one for one in among if one.progress in {UNSETTLED, SETTLED_THERE}]
+        at = self.random.randrange(len(found) + 1)
+        return found[at : at + self.random.choice((1, 3, 10))]
+
     def dispose(self, end: Application) -> None:
-        unsettled = [one for one in end.incoming if one.progress in {UNSETTLED, SETTLED_THERE}]
-        at = self.random.randrange(len(unsettled) + 1)
-        for delivery in unsettled[at : at + self.random.choice((1, 3, 10))]:
+        for delivery in self.unsettled(end.incoming):
             delivery.update(self.random.choice((ACCEPTED, RECEIVED)), settled=self.random.random() < 0.7)
 
     def outgoing(self, end: Application) -> None:
-        unsettled = [one for one in end.outgoing if one.progress in {UNSETTLED, SETTLED_THERE}]
-        at = self.random.randrange(len(unsettled) + 1)
-        for delivery in unsettled[at : at + self.random.choice((1, 3, 10))]:
+        for delivery in self.unsettled(end.outgoing):
             if self.random.random() < 0.5:
                 delivery.settle()
             else:
                 delivery.update(RECEIVED, settled=self.random.random() < 0.5)
 
     def echo(self, end: Application) -> None:
-        sessions = [session for session in end.sessions if session.mapped]
-        if sessions:
-            session = self.random.choice(sessions)
+        for session in self.random.some(session for session in end.sessions if session.mapped):
             flow = session.flow()
             flow.echo = True
             links = [link for link in end.links if link.session is session and link.attached]
-            if links and self.random.random() < 0.5:
-                link = self.random.choice(links)
+            for link in self.random.some(links) if self.random.random() < 0.5 else ():
                 flow.handle, flow.delivery_count = link.handle, link.delivery_count
                 if isinstance(link, ReceiverLink):
                     flow.link_credit, flow.drain = link.credit, link.drain
@@ -179,15 +175,14 @@ class Walk:
             session.send(flow)
 
     def detach(self, end: Application) -> None:
-        links = [link for link in end.links if link.state in {LinkState.ATTACHED, LinkState.ATTACH_SENT}]
-        if links:
-            error = self.random.choice((None, Error("amqp:link:detach-forced", "x" * self.random.choice((0, 1000)))))
-            self.random.choice(links).detach(error=error)
+        for link in self.random.some(one for one in end.links if one.state in ATTACHED):
+            text = "x" * self.random.choice((0, 1000))
+            link.detach(error=self.random.choice((None, Error("amqp:link:detach-forced", text))))
 
     def end(self, end: Application) -> None:
-        sessions = [session for session in end.sessions if session.mapped]
-        if sessions and self.random.random() < 0.5:
-            self.random.choice(sessions).end(self.random.choice((None, Error("amqp:internal-error", "why not"))))
+        for session in self.random.some(session for session in end.sessions if session.mapped):
+            if self.random.random() < 0.5:
+                session.end(self.random.choice((None, Error("amqp:internal-error", "why not"))))
 
     # -- the end of a walk
     def finish(self) -> None:

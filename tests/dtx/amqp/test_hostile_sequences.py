@@ -4,10 +4,9 @@ answer gets one, nothing is raised, and what is kept is bounded by what there is
 from __future__ import annotations
 
 import os
-import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -30,8 +29,8 @@ from dtx.amqp.performatives import (
 )
 from dtx.amqp.states import ConnectionState
 from tests.cases import each
-from tests.dtx.amqp.ends import ACCEPTED, Application
-from tests.dtx.amqp.stranger import WINDOW, Stranger, attach, error_of, flow, kept, receiver_of, sender_of
+from tests.dtx.amqp.ends import ACCEPTED, Application, Dice
+from tests.dtx.amqp.stranger import WINDOW, Stranger, attach, begun, error_of, flow, kept, receiving, sending
 from tests.simulation.seeds import few, many
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     from dtx.amqp.performatives import Performative
 
-T = TypeVar("T")
 SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "60"))
 
 
@@ -74,8 +72,7 @@ def test_seventy_sessions_and_links() -> None:
 @pytest.mark.slow
 def test_deliveries_that_are_never_settled_are_bounded() -> None:
     """The sender chooses their numbers, by which they are kept."""
-    stranger = Stranger(Application(Connection("server", window=2**30), credit=2**30))
-    stranger.begin()
+    stranger = begun(end=Application(Connection("server", window=2**30), credit=2**30))
     stranger.attach("in", 0, receiver=False, rcv_settle_mode=1)
     (session,) = stranger.end.connection.sessions.values()
     bodies = (transfer_body(0, 3 * number, b"t", None, settled=False, more=False) for number in range(MAX_UNSETTLED))
@@ -104,8 +101,7 @@ def test_who_takes_one_handle_and_attaches_two() -> None:
 
 @each("receiver", [True, False])
 def test_a_session_and_a_link_are_echoed_once_for_all_that_ask_at_once(*, receiver: bool) -> None:
-    stranger = Stranger()
-    stranger.begin()
+    stranger = begun()
     for times in (1, 1000):
         stranger.say(*[flow(echo=True) for _ in range(times)])
         (told,) = stranger.listen(Flow)
@@ -119,8 +115,7 @@ def test_a_session_and_a_link_are_echoed_once_for_all_that_ask_at_once(*, receiv
 
 @each("credit", [0, 1, 100, MAX_UINT])
 def test_a_drain_is_answered_also_where_there_is_no_credit(credit: int) -> None:
-    stranger = Stranger()
-    stranger.begin()
+    stranger = begun()
     stranger.attach("x", 0, receiver=True)
     stranger.say(flow(handle=0, delivery_count=0, link_credit=credit, drain=True))
     (answer,) = stranger.listen(Flow)
@@ -132,8 +127,7 @@ def test_a_drain_is_answered_also_where_there_is_no_credit(credit: int) -> None:
 
 def test_a_detach_in_the_middle_of_a_large_delivery() -> None:
     """70 MB in more than a thousand frames, of which nothing is kept when the link is detached."""
-    stranger = Stranger()
-    stranger.begin()
+    stranger = begun()
     stranger.attach("x", 0, receiver=False)
     stranger.hear()
     payload = bytes(65_000)
@@ -153,8 +147,7 @@ def test_a_detach_in_the_middle_of_a_large_delivery() -> None:
 
 
 def test_a_disposition_for_everything_there_could_be() -> None:
-    stranger = Stranger()
-    link = sender_of(stranger, 5)
+    stranger, link = receiving(5)
     stranger.attach("in", 1, receiver=False)
     for number in range(5):
         stranger.end.outgoing.append(link.send(bytes((number,)), b"x"))
@@ -169,8 +162,7 @@ def test_a_disposition_for_everything_there_could_be() -> None:
 @each("last", [WINDOW, 4, 5, MAX_UINT])
 def test_a_disposition_settles_what_is_in_its_range(last: int) -> None:
     """All numbers are no range of serial numbers."""
-    stranger = Stranger()
-    link = sender_of(stranger, 5)
+    stranger, link = receiving(5)
     for number in range(5):
         link.send(bytes((number,)), b"x")
     stranger.hear()
@@ -186,8 +178,7 @@ def test_a_delivery_is_not_resumed() -> None:
 
     The receiver MUST ignore resumed deliveries that are not in its local unsettled map: the link is detached, so that
     the sender hears of it."""
-    stranger = Stranger()
-    receiver_of(stranger)
+    stranger, _ = sending()
     detached = stranger.ask(Detach, Transfer(0, 0, b"0", resume=True))
     assert error_of(detached) == Condition.NOT_IMPLEMENTED
     stranger.say(Transfer(0, 1, b"1"), Detach(0))  # the peer did not know
@@ -213,8 +204,7 @@ def test_a_link_is_stolen(first: int, second: int) -> None:
 
 
 def test_frames_that_cross_our_end_are_no_errors() -> None:
-    stranger = Stranger()
-    stranger.begin()
+    stranger = begun()
     stranger.attach("x", 0, receiver=False)
     stranger.end.sessions[0].end(Error(Condition.INTERNAL_ERROR, "it has to end"))
     stranger.say(Transfer(0, 0, b"0"), flow(handle=0, echo=True), attach("y", 1, receiver=True), Detach(0))
@@ -263,7 +253,7 @@ class Conversation:
     says several frames before it looks at an answer."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        self.random = Dice(seed)
         largest = self.random.choice((512, 65_536))
         self.stranger = Stranger(said=Open("stranger", max_frame_size=largest))
         self.channels: list[Channel] = []
@@ -300,18 +290,13 @@ class Conversation:
     def free(self, taken: Iterable[Channel | Handle], numbers: int) -> int:
         return self.random.choice(sorted(set(range(numbers)) - {one.number for one in taken}))
 
-    def some(self, among: Iterable[T]) -> list[T]:
-        """One of these, if there is one."""
-        found = list(among)
-        return [self.random.choice(found)] if found else []
-
     def begin(self) -> None:
         if len(self.channels) < 20:
             self.channels.append(Channel(self.free(self.channels, 20)))
             self.say(self.channels[-1], Begin(None, 0, WINDOW, WINDOW))
 
     def attach(self) -> None:
-        for channel in self.some(self.channels):
+        for channel in self.random.some(self.channels):
             own = [handle for handle in self.handles if handle.channel is channel]
             handle = Handle(channel, self.free(own, 50 + len(own)), self.random.random() < 0.5)
             self.say(channel, attach(f"{len(self.named)}", handle.number, receiver=handle.receives))
@@ -322,13 +307,13 @@ class Conversation:
         if self.random.random() < 0.3:
             for channel in self.channels:
                 self.say(channel, flow(channel.transfers, echo=True))
-        for handle in self.some(self.handles):
+        for handle in self.random.some(self.handles):
             more = {"delivery_count": 0, "link_credit": 0, "drain": self.random.random() < 0.5}
             told = {"handle": handle.number, "echo": self.random.random() < 0.5, **(more if handle.receives else {})}
             self.say(handle.channel, flow(handle.channel.transfers, **told))
 
     def transfer(self) -> None:
-        for handle in self.some(handle for handle in self.handles if handle.credit > 0 or handle.partial):
+        for handle in self.random.some(handle for handle in self.handles if handle.credit > 0 or handle.partial):
             channel = handle.channel
             more, aborted = self.random.random() < 0.3, handle.partial and self.random.random() < 0.2
             said = Transfer(handle.number, more=more, aborted=aborted)
@@ -342,18 +327,18 @@ class Conversation:
             self.say(channel, said, self.random.randbytes(self.random.randrange(300)))
 
     def dispose(self) -> None:
-        for channel in self.some(self.channels):
+        for channel in self.random.some(self.channels):
             receiver, settled = self.random.random() < 0.5, self.random.random() < 0.5
             first = self.random.randrange(100)
             self.say(channel, Disposition(receiver, first, first + self.random.randrange(1000), settled, ACCEPTED))
 
     def detach(self) -> None:
-        for handle in self.some(self.handles):
+        for handle in self.random.some(self.handles):
             self.handles.remove(handle)
             self.say(handle.channel, Detach(handle.number, closed=self.random.random() < 0.5))
 
     def end(self) -> None:
-        for channel in self.some(self.channels):
+        for channel in self.random.some(self.channels):
             self.channels.remove(channel)
             self.handles = [handle for handle in self.handles if handle.channel is not channel]
             self.say(channel, End(self.random.choice((None, Error("amqp:internal-error")))))

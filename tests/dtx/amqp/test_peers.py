@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ from rm_amqp import AmqpResource
 from rm_amqp.amqp010.resource import QpidResource
 from rm_db import MariaResource
 from rm_openwire.resource import OpenWireResource
+from tests.cases import each
 from xa import XaError
 
 if TYPE_CHECKING:
@@ -37,31 +39,25 @@ BEGINNINGS = {
 }
 
 
-@pytest.mark.parametrize("name", BEGINNINGS)
-def test_what_is_known(name: str) -> None:
+@each("name", BEGINNINGS)
+def test_what_is_known_and_what_is_not(name: str) -> None:
     assert protocol_of(BEGINNINGS[name]).endswith(f", which is {name}")
-
-
-def test_what_is_not() -> None:
     assert protocol_of(b"\x00\x01\x02\x03" * 10) == repr(b"\x00\x01\x02\x03" * 3)
     assert protocol_of(b"") == "b''"
 
 
-@pytest.fixture
-def port(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A server that says one thing and hangs up."""
+@contextmanager
+def serving(beginning: bytes) -> Iterator[int]:
+    """The port of a server that says one thing and hangs up."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        while True:
-            try:
-                peer, _ = server.accept()
-            except OSError:
-                return
-            with peer:
-                peer.sendall(BEGINNINGS[request.param])
-                peer.shutdown(socket.SHUT_WR)
-                peer.recv(1000)
+        with suppress(OSError):  # in the end
+            while True:
+                with server.accept()[0] as peer:
+                    peer.sendall(beginning)
+                    peer.shutdown(socket.SHUT_WR)
+                    peer.recv(1000)
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -72,28 +68,24 @@ def port(request: pytest.FixtureRequest) -> Iterator[int]:
     thread.join()
 
 
-@pytest.mark.parametrize("port", ["HTTP", "AMQP 0-9-1", "TLS", "SSH", "MariaDB or MySQL"], indirect=True)
-def test_openwire_says_what_answers(port: int, request: pytest.FixtureRequest) -> None:
-    name = request.node.callspec.params["port"]
-    with pytest.raises(XaError, match=f"which is {name}: it does not speak OpenWire at this port"):
-        OpenWireResource().open(f"openwire://127.0.0.1:{port}", 1)
+CLIENTS = {
+    "OpenWire": (OpenWireResource, "openwire://127.0.0.1:{}", "which is {}: it does not speak OpenWire at this port"),
+    "AMQP 1.0": (AmqpResource, "amqp://127.0.0.1:{}", "which is {}: it does not speak AMQP 1.0 with SASL here"),
+    "AMQP 0-10": (QpidResource, "amqp010://127.0.0.1:{}/default", "sent no AMQP 0-10: it begins with .*, which is {}"),
+    "MariaDB": (
+        MariaResource, "mariadb://u@127.0.0.1:{}/shop", "does not speak the protocol of MariaDB and MySQL",
+    ),
+}  # fmt: skip
+MET = {
+    "OpenWire": ["HTTP", "AMQP 0-9-1", "TLS", "SSH", "MariaDB or MySQL"],
+    "AMQP 1.0": ["HTTP", "AMQP 0-9-1", "TLS", "OpenWire"],
+    "AMQP 0-10": ["HTTP", "TLS", "OpenWire"],
+    "MariaDB": ["HTTP", "SSH", "SMTP or FTP"],
+}
 
 
-@pytest.mark.parametrize("port", ["HTTP", "AMQP 0-9-1", "TLS", "OpenWire"], indirect=True)
-def test_amqp_says_what_answers(port: int, request: pytest.FixtureRequest) -> None:
-    name = request.node.callspec.params["port"]
-    with pytest.raises(XaError, match=f"which is {name}: it does not speak AMQP 1.0 with SASL here"):
-        AmqpResource().open(f"amqp://127.0.0.1:{port}", 1)
-
-
-@pytest.mark.parametrize("port", ["HTTP", "TLS", "OpenWire"], indirect=True)
-def test_amqp_0_10_says_what_answers(port: int, request: pytest.FixtureRequest) -> None:
-    name = request.node.callspec.params["port"]
-    with pytest.raises(XaError, match=f"sent no AMQP 0-10: it begins with .*, which is {name}"):
-        QpidResource().open(f"amqp010://127.0.0.1:{port}/default", 1)
-
-
-@pytest.mark.parametrize("port", ["HTTP", "SSH", "SMTP or FTP"], indirect=True)
-def test_mariadb_says_that_something_else_answers(port: int) -> None:
-    with pytest.raises(XaError, match="does not speak the protocol of MariaDB and MySQL"):
-        MariaResource().open(f"mariadb://u@127.0.0.1:{port}/shop", 1)
+@each(("client", "name"), [(client, name) for client, names in MET.items() for name in names])
+def test_a_client_says_what_answers(client: str, name: str) -> None:
+    resource, url, says = CLIENTS[client]
+    with serving(BEGINNINGS[name]) as port, pytest.raises(XaError, match=says.format(name)):
+        resource().open(url.format(port), 1)

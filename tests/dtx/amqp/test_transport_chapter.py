@@ -35,7 +35,7 @@ from dtx.amqp.performatives import (
 from dtx.amqp.states import ConnectionState, LinkState, SessionState
 from tests.cases import each
 from tests.dtx.amqp.ends import ACCEPTED, REFUSED, Application, ends
-from tests.dtx.amqp.stranger import WINDOW, Stranger, attach, error_of, flow, kept, receiver_of, sender_of
+from tests.dtx.amqp.stranger import WINDOW, Stranger, attach, begun, error_of, flow, kept, receiving, sending
 
 if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
@@ -106,8 +106,8 @@ def test_what_stands_behind_the_header_is_of_its_version() -> None:
 def test_the_size_of_a_frame_counts_all_of_it(octets: int) -> None:
     """This is an unsigned 32-bit integer that MUST contain the total frame size of the frame header, extended header,
     and frame body."""
-    stranger = Stranger()
-    sender_of(stranger).send(b"0", bytes(octets))
+    stranger, link = receiving()
+    link.send(b"0", bytes(octets))
     at, said = 0, stranger.end.output()
     while at < len(said):
         at += int.from_bytes(said[at : at + 4], "big")
@@ -182,8 +182,7 @@ def test_frames_fit_the_peer(octets: int) -> None:
     During the initial connection negotiation, the two peers MUST agree upon a maximum frame size.
 
     A peer MUST NOT send frames larger than its partner can handle."""
-    stranger = Stranger(said=Open("stranger", max_frame_size=512))
-    stranger.begin()
+    stranger = begun(said=Open("stranger", max_frame_size=512))
     name = "x" * octets
     stranger.say(attach(name, 0, receiver=False))
     answers = [one for _, one, _ in stranger.hear()]  # the rules look at the sizes
@@ -203,8 +202,7 @@ def test_frames_fit_the_peer(octets: int) -> None:
 
 def test_a_state_that_does_not_fit_ends_the_session() -> None:
     """2.4.1: also what an application says of a delivery keeps to the largest frame that the peer takes."""
-    stranger = Stranger(said=Open("stranger", max_frame_size=512))
-    link = receiver_of(stranger)
+    stranger, link = sending(Stranger(said=Open("stranger", max_frame_size=512)))
     stranger.say(Transfer(0, 0, b"0"))
     (delivery,) = stranger.end.incoming
     delivery.update(b"\x00\x53\x25" + b"\xb0\x00\x00\x03\xe8" + bytes(1000), settled=True)
@@ -213,8 +211,7 @@ def test_a_state_that_does_not_fit_ends_the_session() -> None:
     stranger.end.go_on()
     assert link.state is LinkState.GONE
     assert delivery.progress is SETTLED
-    other = Stranger(said=Open("stranger", max_frame_size=512))
-    link = receiver_of(other)
+    other, link = sending(Stranger(said=Open("stranger", max_frame_size=512)))
     other.say(Transfer(0, 0, b"0"))
     other.end.incoming[0].update(b"\x00\x53\x25" + b"\xb0\x00\x00\x03\xe8" + bytes(1000), settled=True)
     link.detach()  # what is said before ends the session, and the detach with it
@@ -223,7 +220,7 @@ def test_a_state_that_does_not_fit_ends_the_session() -> None:
 
 def test_a_tag_or_a_state_that_is_too_long_is_not_sent() -> None:
     """2.8.7: a delivery-tag has up to 32 octets; and the first transfer fits in the smallest frame."""
-    link = sender_of(Stranger())
+    _, link = receiving()
     for tag, state in ((bytes(33), None), (b"", bytes(257))):
         with pytest.raises(ValueError, match="too long"):
             link.send(tag, b"", state)
@@ -237,8 +234,7 @@ def test_a_close_is_answered_and_is_the_last_frame() -> None:
     This frame MUST be the last thing ever written onto a connection.
 
     Orderly shutdown requires that this frame MUST be written by the sender."""
-    stranger = Stranger()
-    link = sender_of(stranger, credit=2)
+    stranger, link = receiving(credit=2)
     link.send(b"0", b"x", more=True)
     stranger.hear()
     stranger.say(Close(Error("amqp:connection:forced")), flow(echo=True))
@@ -282,8 +278,7 @@ def test_closing_before_anything_was_exchanged_opens_first() -> None:
 def test_frames_behind_our_close_are_discarded() -> None:
     """In this case any incoming frames on the connection MUST be silently discarded until the peer's close frame is
     received."""
-    stranger = Stranger()
-    stranger.begin()
+    stranger = begun()
     stranger.end.connection.close(Error("amqp:internal-error", "it has to end"))
     stranger.listen(Close)
     stranger.say(attach("x", 0, receiver=True), flow(echo=True), End(), Begin(None, 0, 1, 1))
@@ -440,8 +435,7 @@ def test_an_error_ends_the_session_and_what_follows_is_discarded() -> None:
 
     In this case any incoming frames on the session MUST be silently discarded until the peer's end frame is
     received."""
-    stranger = Stranger()
-    receiver_of(stranger)
+    stranger, _ = sending()
     ended = stranger.ask(End, Transfer(7, 0, b"0"))
     assert error_of(ended) == Condition.UNATTACHED_HANDLE
     stranger.say(Transfer(0, 0, b"0"), flow(echo=True), attach("y", 1, receiver=True), Detach(0), Detach(9))
@@ -455,8 +449,7 @@ def test_an_error_ends_the_session_and_what_follows_is_discarded() -> None:
 def test_the_windows(count: int) -> None:
     """This value MUST be decremented after every transfer frame is sent, and recomputed when informed of the remote
     session endpoint state."""
-    stranger = Stranger(Application(Connection("server"), count=count))
-    link = sender_of(stranger, window=2)
+    stranger, link = receiving(stranger=Stranger(Application(Connection("server"), count=count)), window=2)
     stranger.say(Flow(count, 2, 0, WINDOW, 0, count, 10))
     for number in range(5):
         link.send(bytes((number,)), b"x")
@@ -487,8 +480,7 @@ def test_a_flow_says_which_transfer_is_next() -> None:
 def test_the_outgoing_window_of_the_peer_hinders_nobody(outgoing: int) -> None:
     """This value MUST be decremented after every incoming transfer frame is received, and recomputed when informed of
     the remote session endpoint state: it is not kept, as nothing depends on it."""
-    stranger = Stranger()
-    receiver_of(stranger)
+    stranger, _ = sending()
     stranger.say(Flow(0, WINDOW, 0, outgoing))
     stranger.say(*[Transfer(0, number, bytes((number,)), settled=True) for number in range(3)])
     assert len(stranger.end.messages["in"]) == 3
@@ -497,8 +489,7 @@ def test_the_outgoing_window_of_the_peer_hinders_nobody(outgoing: int) -> None:
 
 def test_a_transfer_beyond_our_window_ends_the_session() -> None:
     """2.5.6: an endpoint sends no transfer beyond the other's incoming window."""
-    stranger = Stranger(Application(Connection("server", window=2), credit=10))
-    receiver_of(stranger)
+    stranger, _ = sending(Stranger(Application(Connection("server", window=2), credit=10)))
     ended = stranger.ask(End, *[Transfer(0, number, bytes((number,))) for number in range(3)])
     assert error_of(ended) == Condition.WINDOW_VIOLATION
 
@@ -506,8 +497,7 @@ def test_a_transfer_beyond_our_window_ends_the_session() -> None:
 @each("window", [1, 2, 3])
 def test_our_window_is_opened_again(window: int) -> None:
     """2.5.6: a window that was used is told anew before nothing of it is left."""
-    stranger = Stranger(Application(Connection("server", window=window), credit=100))
-    receiver_of(stranger)
+    stranger, _ = sending(Stranger(Application(Connection("server", window=window), credit=100)))
     for number in range(10):
         stranger.say(Transfer(0, number, bytes((number,))))
         assert {type(one) for _, one, _ in stranger.hear()} <= {Flow, Disposition}
@@ -521,8 +511,7 @@ def test_a_link_that_is_refused(*, receiver: bool) -> None:
     refuses, and with a detach and its error behind it.
 
     In this case, the session endpoint MUST immediately detach the newly created link endpoint."""
-    stranger = Stranger()
-    stranger.begin()
+    stranger = begun()
     stranger.say(attach(REFUSED, 0, receiver=receiver))
     answer, detach = stranger.listen(Attach, Detach)
     assert (answer.source is None, answer.target is None) == (receiver, not receiver)
@@ -559,8 +548,7 @@ def test_a_link_has_one_name_in_each_direction() -> None:
 
     If an attempt is made to attach the link subsequently when it is not suspended, then the link can be 'stolen', i.e.,
     the second attach succeeds and the first attach MUST then be closed with a link error of stolen."""
-    stranger = Stranger()
-    stranger.begin()
+    stranger = begun()
     stranger.attach("x", 0, receiver=False)
     stranger.attach("x", 1, receiver=True)
     stranger.hear()
@@ -591,8 +579,7 @@ def test_a_link_is_in_one_session_at_a_time() -> None:
 
 def test_each_end_has_handles_of_its_own() -> None:
     """The two endpoints are not REQUIRED to use the same handle."""
-    stranger = Stranger()
-    stranger.begin()
+    stranger = begun()
     stranger.say(attach("in", 7, receiver=False))
     assert [one.handle for one in stranger.listen(Attach, Flow)] == [0, 0]
     stranger.say(Transfer(7, 0, b"0"), Detach(7))
@@ -614,8 +601,7 @@ def test_a_link_that_is_attached_again_has_nothing_unsettled() -> None:
 
     If a resumed delivery spans more than one transfer performative, then the resume flag MUST be set to true on the
     first transfer of the resumed delivery."""
-    stranger = Stranger()
-    stranger.begin()
+    stranger = begun()
     for _ in range(2):
         for name, handle, receiver in (("in", 0, False), ("out", 1, True)):
             answer = stranger.attach(name, handle, receiver=receiver)
@@ -638,8 +624,7 @@ def test_an_error_of_a_link_detaches_it() -> None:
     supplied in the error field of the detach frame.
 
     The link endpoint MUST then be destroyed."""
-    stranger = Stranger()
-    link = receiver_of(stranger)
+    stranger, link = sending()
     stranger.say(Transfer(0, 0, b"0"))
     stranger.hear()
     detach = stranger.ask(Detach, Transfer(0, 1))
@@ -663,8 +648,7 @@ def test_what_crosses_the_detach_of_a_link_is_discarded() -> None:
 
     Receipt of a pipelined attach MUST result in the session being terminated with an errant-link session-error: it is
     answered."""
-    stranger = Stranger()
-    receiver_of(stranger)
+    stranger, _ = sending()
     stranger.say(Transfer(0, 0, b"0"))
     stranger.ask(Detach, Transfer(0, 1))
     stranger.say(Transfer(0, 2, b"2"), flow(handle=0, delivery_count=3, echo=True))
@@ -690,8 +674,7 @@ def test_a_link_is_closed_where_we_detach_it() -> None:
     both.settle()
     with pytest.raises(ValueError, match="only be closed"):  # so we are never that partner
         link.detach(closed=False)
-    stranger = Stranger()
-    receiver_of(stranger)
+    stranger, _ = sending()
     stranger.end.links[0].detach()
     stranger.listen(Detach)
     stranger.say(Detach(0))  # which crosses ours
@@ -715,8 +698,7 @@ def test_the_credit_of_a_sender(count: int) -> None:
 
     Additionally, whenever the sender increases delivery-count, it MUST decrease link-credit by the same amount in order
     to maintain the delivery-limit identified by the receiver."""
-    stranger = Stranger(Application(Connection("server"), count=count))
-    stranger.begin()
+    stranger = begun(end=Application(Connection("server"), count=count))
     assert stranger.attach("out", 0, receiver=True).initial_delivery_count == count
     (link,) = stranger.end.links
     assert isinstance(link, SenderLink)
@@ -742,8 +724,7 @@ def test_the_credit_of_a_sender(count: int) -> None:
 def test_what_a_sender_says_is_available_hinders_nobody(available: int | None) -> None:
     """If this happens, the receiver MUST maintain a floor of zero in its calculation of the value of available: it
     calculates none."""
-    stranger = Stranger()
-    receiver_of(stranger)
+    stranger, _ = sending()
     stranger.say(flow(handle=0, delivery_count=0, available=available))
     stranger.say(*[Transfer(0, number, bytes((number,)), settled=True) for number in range(3)])
     assert len(stranger.end.messages["in"]) == 3
@@ -756,11 +737,10 @@ def test_the_credit_is_never_exceeded() -> None:
     """If the link-credit is less than or equal to zero, i.e., the delivery-count is the same as or greater than the
     delivery-limit, a sender MUST NOT send more messages: also where credit is taken back that deliveries waited for the
     window with."""
-    poor = Stranger()
-    sender_of(poor, 0).send(b"0", b"x")
+    poor, link = receiving(0)
+    link.send(b"0", b"x")
     assert poor.hear() == []
-    stranger = Stranger()
-    link = sender_of(stranger, 3, window=0)
+    stranger, link = receiving(3, window=0)
     for number in range(3):
         link.send(bytes((number,)), b"x")
     assert stranger.hear() == []
@@ -775,8 +755,7 @@ def test_the_credit_is_never_exceeded() -> None:
 def test_a_delivery_without_credit_detaches() -> None:
     """2.6.7: a receiver whose credit is exceeded, also because it has taken it back, handles the message or detaches
     the link with transfer-limit-exceeded."""
-    stranger = Stranger()
-    link = receiver_of(stranger)
+    stranger, link = sending()
     link.give_credit(0)
     stranger.hear()
     detach = stranger.ask(Detach, Transfer(0, 0, b"0"))
@@ -787,8 +766,7 @@ def test_a_delivery_without_credit_detaches() -> None:
 def test_a_drain_gives_back_what_is_not_used() -> None:
     """If the sender's drain flag is set and there are no available messages, the sender MUST advance its delivery-count
     until link-credit is zero, and send its updated flow state to the receiver."""
-    stranger = Stranger()
-    link = sender_of(stranger, 3, window=0)
+    stranger, link = receiving(3, window=0)
     link.send(b"0", b"x")
     stranger.say(Flow(0, 0, 0, WINDOW, 0, 0, 3, drain=True))
     assert stranger.hear() == []  # the application waits until it is sent
@@ -802,13 +780,11 @@ def test_a_drain_gives_back_what_is_not_used() -> None:
 
 def test_a_flow_says_what_the_receiver_wants_of_drain() -> None:
     """2.7.4: only the receiver changes drain; the sender's value is the last one that the receiver told."""
-    stranger = Stranger()
-    sender_of(stranger, 3)
+    stranger, _ = receiving(3)
     for drain in (True, False, True):
         stranger.say(flow(handle=0, delivery_count=3, link_credit=0, drain=drain, echo=True))
         assert [one.drain for _, one, _ in stranger.hear() if isinstance(one, Flow)] == [drain]
-    receiver = Stranger()
-    link = receiver_of(receiver)
+    receiver, link = sending()
     link.give_credit(5, drain=True)
     receiver.listen(Flow)
     receiver.say(flow(handle=0, delivery_count=0, echo=True))
@@ -820,8 +796,7 @@ def test_handles() -> None:
 
     An attempt to attach using a handle which is already associated with a link MUST be responded to with an
     immediate close carrying a handle-in-use session-error."""
-    stranger = Stranger()
-    receiver_of(stranger)
+    stranger, _ = sending()
     closed = stranger.ask(Close, attach("other", 0, receiver=True))
     assert error_of(closed) == Condition.HANDLE_IN_USE
 
@@ -841,8 +816,7 @@ def test_handles_up_to_the_last_one() -> None:
     links[0].detach()
     both.settle()
     both.client.attach(session, "c", receives=False)
-    stranger = Stranger(Application(Connection("server", handle_max=1)))
-    stranger.begin()
+    stranger = begun(end=Application(Connection("server", handle_max=1)))
     closed = stranger.ask(Close, attach("x", 2, receiver=False))
     assert error_of(closed) == Condition.FRAMING_ERROR
 
@@ -850,8 +824,7 @@ def test_handles_up_to_the_last_one() -> None:
 @each("receives", [True, False])
 def test_a_sender_has_an_initial_delivery_count(*, receives: bool) -> None:
     """This MUST NOT be null if role is sender, and it is ignored if the role is receiver."""
-    stranger = Stranger(Application(Connection("server"), count=5))
-    stranger.begin()
+    stranger = begun(end=Application(Connection("server"), count=5))
     answer = stranger.attach("x", 0, receiver=not receives, initial_delivery_count=77)
     assert answer.initial_delivery_count == (None if receives else 5)
     (link,) = stranger.end.links
@@ -892,8 +865,7 @@ def test_what_a_flow_has() -> None:
 
     When the handle identifies that the flow state is being sent from the sender link endpoint to receiver link
     endpoint this field MUST be set to the current delivery-count of the link endpoint."""
-    stranger = Stranger()
-    link = sender_of(stranger, 3)
+    stranger, link = receiving(3)
     link.send(b"0", b"x")
     stranger.hear()
     stranger.say(flow(echo=True), flow(handle=0, delivery_count=0, link_credit=3, echo=True))
@@ -912,8 +884,7 @@ def test_a_receiver_says_the_count_that_it_knows() -> None:
 
     In the event that the receiving link endpoint has not yet seen the initial attach frame from the sender this field
     MUST NOT be set."""
-    stranger = Stranger()
-    stranger.begin()
+    stranger = begun()
     link = stranger.end.attach(stranger.end.sessions[0], "in", receives=True)
     assert isinstance(link, ReceiverLink)
     link.give_credit(5)
@@ -930,8 +901,7 @@ def test_a_receiver_says_the_count_that_it_knows() -> None:
 def test_a_flow_for_no_link_ends_the_session() -> None:
     """If set to a handle that is not currently associated with an attached link, the recipient MUST respond by
     ending the session with an unattached-handle session error."""
-    stranger = Stranger()
-    stranger.begin()
+    stranger = begun()
     assert error_of(stranger.ask(End, flow(handle=0))) == Condition.UNATTACHED_HANDLE
 
 
@@ -949,8 +919,7 @@ def test_further_transfers_are_of_the_same_delivery(second: Transfer, told: str)
 
     2.7.5: delivery-id, delivery-tag and message-format of a continuation transfer don't differ from those of the
     first."""
-    stranger = Stranger()
-    receiver_of(stranger)
+    stranger, _ = sending()
     detach = stranger.ask(Detach, Transfer(0, 0, b"0", 0, more=True), second)
     assert error_of(detach) == Condition.INVALID_FIELD
     assert told in detach.error.description  # type: ignore[union-attr] # error_of has looked
@@ -964,13 +933,12 @@ def test_what_a_first_transfer_needs(first: Transfer, field: str) -> None:
 
     This field MUST be specified for the first transfer of a multi-transfer message and can only be omitted for
     continuation transfers."""
-    stranger = Stranger()
-    receiver_of(stranger)
+    stranger, _ = sending()
     detach = stranger.ask(Detach, first)
     assert error_of(detach) == Condition.INVALID_FIELD
     assert field in detach.error.description  # type: ignore[union-attr]
-    sender = Stranger(said=Open("stranger", max_frame_size=512))
-    sender_of(sender).send(b"tag", bytes(1000))
+    sender, link = receiving(stranger=Stranger(said=Open("stranger", max_frame_size=512)))
+    link.send(b"tag", bytes(1000))
     told = [one for _, one, _ in sender.hear() if isinstance(one, Transfer)]
     assert [(one.delivery_id, one.delivery_tag, one.message_format, one.more) for one in told] == [
         (0, b"tag", 0, True),
@@ -998,8 +966,7 @@ def test_the_settled_flag(flags: tuple[bool | None, ...], *, settled: bool) -> N
     For subsequent transfers in a multi-transfer delivery if the settled flag is left unset then it MUST be
     interpreted as true if and only if the value of the settled flag on any of the preceding transfers was true; if
     no preceding transfer was sent with settled being true then the value when unset MUST be taken as false."""
-    stranger = Stranger()
-    link = receiver_of(stranger)
+    stranger, link = sending()
     for number, flag in enumerate(flags):
         first = {} if number else {"delivery_id": 0, "delivery_tag": b"0"}
         stranger.say(Transfer(0, settled=flag, more=number + 1 < len(flags), **first))  # type: ignore[arg-type]
@@ -1021,15 +988,13 @@ def test_a_sender_that_settles_nothing(mode: int, *, flag: bool, refused: bool) 
     """If the negotiated value for snd-settle-mode at attachment is unsettled, then this field MUST be false (or
     unset) on every transfer frame for a delivery (unless the delivery is aborted)."""
     check_settle_mode(mode, flag=flag, refused=refused)
-    stranger = Stranger()
-    receiver_of(stranger, snd_settle_mode=mode)
+    stranger, _ = sending(snd_settle_mode=mode)
     stranger.say(Transfer(0, 0, b"0", more=True), Transfer(0, settled=True, aborted=True))
     assert stranger.hear() == []
 
 
 def check_settle_mode(mode: int, *, flag: bool, refused: bool) -> None:
-    stranger = Stranger()
-    receiver_of(stranger, snd_settle_mode=mode)
+    stranger, _ = sending(snd_settle_mode=mode)
     stranger.say(Transfer(0, 0, b"0", settled=flag))
     assert [error_of(one) for _, one, _ in stranger.hear() if isinstance(one, Detach)] == (
         [Condition.INVALID_FIELD] if refused else []
@@ -1042,13 +1007,11 @@ def test_who_settles_first() -> None:
 
     If second, this indicates that the receiver MUST NOT settle until sending its disposition to the sender and
     receiving a settled disposition from the sender."""
-    stranger = Stranger()
-    receiver_of(stranger, rcv_settle_mode=RECEIVER_SECOND)
+    stranger, _ = sending(rcv_settle_mode=RECEIVER_SECOND)
     for number, mode in enumerate((None, RECEIVER_FIRST, RECEIVER_SECOND)):
         stranger.say(Transfer(0, number, bytes((number,)), rcv_settle_mode=mode))
     assert [delivery.settles_second for delivery in stranger.end.incoming] == [True, False, True]
-    stranger = Stranger()
-    receiver_of(stranger)
+    stranger, _ = sending()
     stranger.say(Transfer(0, 0, b"0"), Transfer(0, 1, b"1", settled=True, rcv_settle_mode=RECEIVER_SECOND))
     assert [delivery.settles_second for delivery in stranger.end.incoming] == [False]
     detach = stranger.ask(Detach, Transfer(0, 2, b"2", rcv_settle_mode=RECEIVER_SECOND))
@@ -1060,8 +1023,7 @@ def test_an_aborted_delivery_is_forgotten() -> None:
     MUST be ignored).
 
     In this case the receiver MUST discard the message data that was transferred prior to the abort."""
-    stranger = Stranger()
-    link = receiver_of(stranger)
+    stranger, link = sending()
     stranger.say(Transfer(0, 0, b"0", more=True), payload=b"first")
     stranger.say(Transfer(0, more=True, aborted=True), payload=b"ignored")
     stranger.say(Transfer(0, 1, b"1"), payload=b"whole")
@@ -1071,8 +1033,7 @@ def test_an_aborted_delivery_is_forgotten() -> None:
 
 def test_an_earlier_delivery_is_aborted_while_another_one_goes_on() -> None:
     """2.6.14: a delivery may be aborted at any time before its last transfer, whatever else the link sends."""
-    stranger = Stranger(said=Open("stranger", max_frame_size=512))
-    link = sender_of(stranger, window=1)
+    stranger, link = receiving(stranger=Stranger(said=Open("stranger", max_frame_size=512)), window=1)
     first = link.send(b"0", bytes(100_000))
     second = link.send(b"1", b"a", more=True)
     first.abort()
@@ -1117,8 +1078,7 @@ def test_a_delivery_is_kept_until_both_ends_have_settled_it() -> None:
 def test_a_disposition_is_for_one_direction() -> None:
     """The disposition frame MAY reference deliveries from many different links associated with a session, although all
     links MUST have the directionality indicated by the specified role."""
-    stranger = Stranger()
-    stranger.begin()
+    stranger = begun()
     for name, handle, receiver in (("in", 0, False), ("other", 1, False), ("out", 2, True)):
         stranger.attach(name, handle, receiver=receiver)
     stranger.say(Transfer(0, 0, b"0"), Transfer(1, 1, b"1"), Flow(0, WINDOW, 0, WINDOW, 2, 0, 1))
@@ -1139,8 +1099,7 @@ def test_a_disposition_is_for_one_direction() -> None:
 def test_deliveries_end_with_their_link() -> None:
     """As long as the links have not been closed or detached with an error then the deliveries are still "live" and the
     updated state MUST be applied: a terminus of ours ends when its link is detached, and its deliveries with it."""
-    stranger = Stranger()
-    link = sender_of(stranger)
+    stranger, link = receiving()
     sent = link.send(b"0", b"x")
     stranger.say(Detach(0))
     stranger.hear()
@@ -1153,8 +1112,7 @@ def test_deliveries_end_with_their_link() -> None:
 
 def test_deliveries_in_a_row_are_told_once() -> None:
     """2.7.6: a disposition is for a range of delivery-ids, also where they wrap around."""
-    stranger = Stranger()
-    receiver_of(stranger)
+    stranger, _ = sending()
     for number in (MAX_UINT - 1, MAX_UINT, 0, 1):
         stranger.say(Transfer(0, number, number.to_bytes(4, "big")))
     for delivery in stranger.end.incoming:
@@ -1164,8 +1122,7 @@ def test_deliveries_in_a_row_are_told_once() -> None:
 
 def test_a_delivery_that_is_settled_before_its_end_came() -> None:
     """2.6.12: a disposition may settle a delivery of which more is to come; then it is settled when it is complete."""
-    stranger = Stranger()
-    link = receiver_of(stranger)
+    stranger, link = sending()
     stranger.say(Transfer(0, 0, b"0", more=True), Disposition(receiver=False, first=0, settled=True), Transfer(0))
     assert len(stranger.end.messages["in"]) == 1
     assert not link.session.incoming
