@@ -309,7 +309,13 @@ def test_octets_wait_until_they_are_answered(place: Place) -> None:
     assert store.waiting_octets == 0
 
 
-@pytest.mark.parametrize("seed", [*few(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
+HISTORIES = [
+    *((kind, seed) for kind in ("sqlite", "postgres") for seed in few(4)),
+    *(pytest.param("sqlite", seed, marks=pytest.mark.slow) for seed in range(4, 12)),
+]
+
+
+@pytest.mark.parametrize(("sql_place", "seed"), HISTORIES, indirect=["sql_place"])
 def test_batches_that_share_a_force_end_where_they_would_one_by_one(sql_place: Place, seed: int) -> None:
     """Random histories: many batches in a group in the store, one by one in memory."""
     dice = random.Random(seed)

@@ -212,7 +212,7 @@ def test_an_unforeseen_error_in_the_writer_leaves_nobody_waiting(sqlite_place: P
 def test_one_process_has_the_store(sql_place: Place) -> None:
     sql_place.open()
     with pytest.raises(StoreLocked, match="in use"):
-        Place(sql_place.where).open()
+        sql_place.make(Loop()).open()
     sql_place.close()
     sql_place.open()
 
