@@ -41,16 +41,23 @@ def cursor_of(opened: Opened) -> Any:
     return opened.store._open.writer._transactions.cursor.connection.cursor()
 
 
-def test_all_that_waits_shares_one_force(sql_place: Place) -> None:
-    """While the first batch is being written, forty others come: they are one group."""
-    release, arrived = threading.Event(), threading.Event()
+class Gate:
+    """Holds the writer between the write and the force of its first group."""
 
-    def hook(step: Step) -> None:
-        if step is Step.BEFORE_WRITE and not arrived.is_set():
-            arrived.set()
-            assert release.wait(WAIT_S)
+    def __init__(self) -> None:
+        self.held, self.opened = threading.Event(), threading.Event()
 
-    opened = sql_place.open(hook)
+    def __call__(self, step: Step) -> None:
+        if step is Step.WRITTEN and not self.held.is_set():
+            self.held.set()
+            assert self.opened.wait(WAIT_S)
+
+
+def test_all_that_waits_shares_one_force_and_nobody_is_answered_before_it(sql_place: Place) -> None:
+    """While the writer stands between write and force, forty others come: they are one group. Nothing is delivered
+    meanwhile, and a reader sees nothing."""
+    gate = Gate()
+    opened = sql_place.open(gate)
     answers: list[tuple[int, StoreError | None]] = []
     store = opened.store
     assert isinstance(store, SqlStore)
@@ -58,32 +65,15 @@ def test_all_that_waits_shares_one_force(sql_place: Place) -> None:
         batch = enqueued([number], QUEUE)
         store.submit(batch, lambda error, number=number: answers.append((number, error)))  # type: ignore[misc]
         if number == 1:
-            assert arrived.wait(WAIT_S)
-    release.set()
+            assert gate.held.wait(WAIT_S)
+    assert opened.fetch(1) == {}
+    assert answers == []
+    gate.opened.set()
     opened.loop.until(lambda: len(answers) == 41)
     assert answers == [(number, None) for number in range(1, 42)]
     assert store.groups == 2
-    assert len(list(sql_place.open().restored.messages())) == 41
-
-
-def test_nobody_is_answered_before_the_force(sql_place: Place) -> None:
-    """The writer stands between write and force: nothing is delivered, and a reader sees nothing."""
-    written, release = threading.Event(), threading.Event()
-
-    def hook(step: Step) -> None:
-        if step is Step.WRITTEN:
-            written.set()
-            assert release.wait(WAIT_S)
-
-    opened = sql_place.open(hook)
-    answers: list[StoreError | None] = []
-    opened.store.submit(enqueued([1], QUEUE), answers.append)
-    assert written.wait(WAIT_S)
-    assert opened.fetch(1) == {}
-    assert answers == []
-    release.set()
-    opened.loop.until(lambda: answers)
     assert opened.fetch(1) == {1: b"payload"}
+    assert len(list(sql_place.open().restored.messages())) == 41
 
 
 def test_a_full_store_refuses_and_goes_on(sqlite_place: Place) -> None:
@@ -106,22 +96,16 @@ def test_a_full_store_refuses_and_goes_on(sqlite_place: Place) -> None:
 def test_what_the_database_refuses_is_refused_alone(sql_place: Place) -> None:
     """Of batches that were to be forced together one names a message that is there already: it has no effect, and those
     beside it are kept, in their order."""
-    held, release = threading.Event(), threading.Event()
-
-    def hook(step: Step) -> None:
-        if step is Step.WRITTEN and not held.is_set():
-            held.set()
-            assert release.wait(WAIT_S)
-
-    opened = sql_place.open(hook)
+    gate = Gate()
+    opened = sql_place.open(gate)
     answers: list[StoreError | None] = []
     poisoned = enqueued([4, 1], QUEUE, b"poison")
     poisoned.create_queue(9, "never")
     opened.store.submit(enqueued([1], QUEUE), answers.append)
-    assert held.wait(WAIT_S)
+    assert gate.held.wait(WAIT_S)
     for batch in (enqueued([2], QUEUE), poisoned, enqueued([3], QUEUE)):
         opened.store.submit(batch, answers.append)
-    release.set()
+    gate.opened.set()
     opened.loop.until(lambda: len(answers) == 4)
     assert [type(answer) for answer in answers] == [type(None), type(None), StoreRefused, type(None)]
     assert opened.fetch(1, 2, 3, 4) == {1: b"payload", 2: b"payload", 3: b"payload"}
