@@ -4,20 +4,43 @@ and have none of its threads: they refuse, and the parent goes on. A child that 
 
 from __future__ import annotations
 
+import contextvars
 import json
+import os
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 from sqlalchemy import create_engine, text
 
+from tm import ManagerUnusable, TransactionError
 from xabridge.testing.in_process import TestBroker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.postgres import Postgres
+    from tests.tm.shop import Shop
+
+
+def test_a_forked_child_refuses_and_its_parent_goes_on(shop: Shop) -> None:
+    tx = shop.tm.begin()
+    shop.write(tx)
+    child = os.fork()
+    if not child:
+        refused = []
+        for use in (partial(contextvars.Context().run, shop.tm.begin), shop.tm.recover, tx.commit):
+            try:
+                use()
+            except (ManagerUnusable, TransactionError):
+                refused.append(use)
+        os._exit(len(refused))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    tx.commit()
+    shop.assert_ended(1)
+
 
 PROGRAM = """
 import json, os, sys
@@ -161,6 +184,7 @@ tm.close()
 """
 
 
+@pytest.mark.slow
 def test_a_child_that_leaves_a_handler_ends_and_has_done_nothing(tmp_path: Path) -> None:
     shop = f"sqlite:///{tmp_path}/shop.db"
     engine = create_engine(shop)
@@ -177,6 +201,7 @@ def test_a_child_that_leaves_a_handler_ends_and_has_done_nothing(tmp_path: Path)
     assert numbers == list(range(24))
 
 
+@pytest.mark.slow
 def test_a_child_of_a_process_with_a_decider_refuses(tmp_path: Path) -> None:
     forked(tmp_path, None, f"sqlite:///{tmp_path}/shop.db", "decider")
 

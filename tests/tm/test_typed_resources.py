@@ -130,7 +130,7 @@ def test_an_attribute_with_a_value_is_not_a_resource(shop: Shop) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+@pytest.mark.parametrize("checker", ["mypy", pytest.param("pyright", marks=pytest.mark.long)])
 def test_type_checkers_know_the_resources(checker: str, tmp_path: Path) -> None:
     if checker == "pyright" and shutil.which("node") is None:
         pytest.skip("pyright needs node, which is not installed")

@@ -7,6 +7,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from rm_amqp import Message
 from tests.tm.log.waiting import until
 from tm import Consumer, ResourceConfig, TransactionManager
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.rm_amqp.embedded import EmbeddedBroker
+    from tm import Transaction
 
 PATIENCE_S = 30.0
 
@@ -69,9 +72,20 @@ class Stall:
         with self.manager.begin() as tx:
             return [message.body for message in tx["broker"].browse(queue)]
 
+    def letters(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Body and annotations of the dead letters."""
+        with self.manager.begin() as tx:
+            return [
+                (
+                    letter.body,
+                    {str(name).removeprefix("x-opt-dead-"): told for name, told in letter.annotations.items()},
+                )
+                for letter in tx["broker"].browse(f"{self.queue}.dead")
+            ]
+
     def consumer(self, handler: Callable[..., Any], **settings: Any) -> Consumer:
         """With short waits."""
-        settings = {"idle_s": 0.05, "retry_first_s": 0.01, "retry_most_s": 0.05, **settings}
+        settings = {"idle_s": 0.01, "retry_first_s": 0.002, "retry_most_s": 0.01, **settings}
         consumer = Consumer(self.manager, self.queue, handler, **settings)
         self.consumers.append(consumer)
         return consumer
@@ -81,3 +95,15 @@ class Stall:
         with self.consumer(handler, **settings) as consumer:
             until(lambda: consumer.counts.handled + consumer.counts.dead_lettered >= many)
         return consumer
+
+
+def in_tasks(handler: Callable[[Message, Transaction], None]) -> Callable[[Message, Transaction], Any]:
+    """The same handler as a coroutine function, which a consumer runs in tasks."""
+
+    async def handle(message: Message, tx: Transaction) -> None:
+        handler(message, tx)
+
+    return handle
+
+
+KINDS = pytest.mark.parametrize("kind", [pytest.param(lambda handler: handler, id="threads"), in_tasks])

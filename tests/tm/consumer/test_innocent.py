@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 from rm_amqp import Message
-from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.log.waiting import until
 from tm import TransactionManager
@@ -18,22 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.postgres import Postgres
     from tm import Consumer, Transaction
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[Postgres]:
-    server = Postgres()
-    server.start()
-    yield server
-    server.remove()
 
 
 class Shop:
     """A queue, a counter in PostgreSQL, and as many managers as there are processes."""
 
-    def __init__(self, database: Postgres, broker: EmbeddedBroker, folder: Path, processes: int) -> None:
-        self.url = database.create_database()
+    def __init__(self, postgres: Postgres, broker: EmbeddedBroker, folder: Path, processes: int) -> None:
+        self.url = postgres.create_database()
         engine = create_engine(self.url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE stock (left_over integer)"))
@@ -69,9 +61,9 @@ class Shop:
 
 
 @pytest.fixture
-def shop(database: Postgres, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+def shop(postgres: Postgres, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     broker = EmbeddedBroker(tmp_path)
-    shop = Shop(database, broker, tmp_path, request.param)
+    shop = Shop(postgres, broker, tmp_path, request.param)
     yield shop
     for manager in shop.managers:
         manager.close()
@@ -79,10 +71,16 @@ def shop(database: Postgres, request: pytest.FixtureRequest, tmp_path: Path) -> 
     broker.stop()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shop", [1, 2], indirect=True, ids=["a process", "processes"])
-@pytest.mark.parametrize("batch", [1, 5])
-@pytest.mark.parametrize("waits", ["worker", "broker"])
+@pytest.mark.parametrize(
+    ("shop", "batch", "waits"),
+    [
+        (1, 5, "worker"),
+        (2, 1, "broker"),
+        pytest.param(1, 1, "broker", marks=pytest.mark.long),
+        pytest.param(2, 5, "worker", marks=pytest.mark.long),
+    ],
+    indirect=["shop"],
+)
 def test_conflicts_make_no_dead_letter(shop: Shop, batch: int, waits: Any) -> None:
     def handle(message: Message, tx: Transaction) -> None:
         tx["shop"].execute(text("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"))
@@ -90,43 +88,41 @@ def test_conflicts_make_no_dead_letter(shop: Shop, batch: int, waits: Any) -> No
         tx["shop"].execute(text("INSERT INTO orders VALUES (:number)"), message.body)
         tx["shop"].execute(text("UPDATE stock SET left_over = :left"), {"left": left + 1})
 
-    shop.put(60)
-    settings: dict[str, Any] = {"workers": 6, "batch": batch, "max_deliveries": 1, "idle_s": 0.1, "retry_waits": waits}
+    shop.put(40)
+    settings: dict[str, Any] = {"workers": 6, "batch": batch, "max_deliveries": 1, "idle_s": 0.05, "retry_waits": waits}
     consumers = [manager.consumer("orders", **settings)(handle) for manager in shop.managers]
     for consumer in consumers:
         consumer.start()
-    assert shop.wait(consumers, 60) == (60, 0)
+    assert shop.wait(consumers, 40) == (40, 0)
     for consumer in consumers:
         consumer.stop()
     assert sum(consumer.counts.failed for consumer in consumers), "there were none"
-    assert shop.numbers() == list(range(60))
+    assert shop.numbers() == list(range(40))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shop", [2], indirect=True)
-def test_an_outage_makes_no_dead_letter(shop: Shop, database: Postgres) -> None:
+def test_an_outage_makes_no_dead_letter(shop: Shop, postgres: Postgres) -> None:
     """The workers are idle, the database goes away, and messages come."""
 
     def handle(message: Message, tx: Transaction) -> None:
         tx["shop"].execute(text("INSERT INTO orders VALUES (:number)"), message.body)
 
-    settings: dict[str, Any] = {"workers": 6, "max_deliveries": 1, "idle_s": 1.0}
+    settings: dict[str, Any] = {"workers": 6, "max_deliveries": 1, "idle_s": 0.1}
     consumers = [manager.consumer("orders", **settings)(handle) for manager in shop.managers]
     shop.put(1)
     for consumer in consumers:
         consumer.start()
     assert shop.wait(consumers, 1) == (1, 0)
-    database.kill()
+    postgres.kill()
     shop.put(5)
     until(lambda: all(consumer.health().trouble for consumer in consumers))
-    database.start()
+    postgres.start()
     assert shop.wait(consumers, 6) == (6, 0)
     for consumer in consumers:
         consumer.stop()
     assert shop.numbers() == [0, 0, 1, 2, 3, 4]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shop", [1], indirect=True)
 def test_a_statement_that_waits_for_longer_than_its_transaction_may_take_makes_no_dead_letter(shop: Shop) -> None:
     def handle(message: Message, tx: Transaction) -> None:

@@ -11,6 +11,7 @@ import pytest
 import transaction as zope  # type: ignore[import-untyped]
 
 from rm_amqp import Message
+from tests.tm.consumer.stall import KINDS
 from tests.tm.log.waiting import until
 from tests.tm.telemetry.asking import said
 from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
@@ -18,40 +19,21 @@ from tm.tx import TxInterface
 from tm.zope import DataManager
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tests.tm.consumer.stall import Stall
     from tm import Transaction
 
 
-def _commit(_: Stall, tx: Transaction) -> None:
-    tx.commit()
-
-
-def _commit_at_the_decision(_: Stall, tx: Transaction) -> None:
-    tx.commit(wait="logged")
-
-
-def _roll_back(_: Stall, tx: Transaction) -> None:
-    tx.rollback()
-
-
-def _roll_back_twice(_: Stall, tx: Transaction) -> None:
-    with pytest.raises(ProtocolMisuse):
-        tx.rollback()
-    tx.rollback()
-
-
-def _commit_and_forget_that_it_failed(_: Stall, tx: Transaction) -> None:
-    with pytest.raises(ProtocolMisuse, match="no commit in a handler"):
-        tx.commit()
+def _refused_and_forgotten(_: Stall, tx: Transaction) -> None:
+    for refused in (tx.commit, tx.rollback):
+        with pytest.raises(ProtocolMisuse, match="in a handler"):
+            refused()
 
 
 def _in_a_block(_: Stall, tx: Transaction) -> None:
     with tx:
         pass
-
-
-def _of_the_manager(stall: Stall, _: Transaction) -> None:
-    stall.manager.get_transaction().commit()
 
 
 def _in_another_thread(_: Stall, tx: Transaction) -> None:
@@ -69,19 +51,6 @@ def _in_another_thread(_: Stall, tx: Transaction) -> None:
     assert errors, "it was refused"
 
 
-def _in_an_event_loop(_: Stall, tx: Transaction) -> None:
-    asyncio.run(tx.acommit())
-
-
-def _suspend(stall: Stall, _: Transaction) -> None:
-    stall.manager.suspend()
-
-
-def _suspend_and_begin_another(stall: Stall, _: Transaction) -> None:
-    stall.manager.suspend()
-    stall.manager.begin()["shop"].write("never", 1)
-
-
 def _suspend_and_raise(stall: Stall, _: Transaction) -> None:
     stall.manager.suspend()
     stall.manager.begin()["shop"].write("never", 1)
@@ -94,11 +63,20 @@ def _with_zope(stall: Stall, tx: Transaction) -> None:
     zope_manager.commit()
 
 
-WAYS = [
-    _commit, _commit_at_the_decision, _roll_back, _roll_back_twice, _commit_and_forget_that_it_failed, _in_a_block,
-    _of_the_manager, _in_another_thread, _in_an_event_loop, _suspend, _suspend_and_begin_another, _suspend_and_raise,
+WAYS: list[Callable[[Stall, Transaction], object]] = [
+    lambda _, tx: tx.commit(),
+    lambda _, tx: tx.commit(wait="logged"),
+    lambda _, tx: tx.rollback(),
+    _refused_and_forgotten,
+    _in_a_block,
+    lambda stall, _: stall.manager.get_transaction().commit(),
+    _in_another_thread,
+    lambda _, tx: asyncio.run(tx.acommit()),
+    lambda stall, _: stall.manager.suspend(),
+    lambda stall, _: (stall.manager.suspend(), stall.manager.begin()["shop"].write("never", 1)),
+    _suspend_and_raise,
     _with_zope,
-]  # fmt: skip
+]
 
 
 def handled_but_the_odd(stall: Stall, handler: Any, ways: int) -> None:
@@ -124,41 +102,30 @@ def test_a_handler_that_completes_its_transaction_fails_and_loses_nothing(stall:
     handled_but_the_odd(stall, handle, len(WAYS))
 
 
-async def _acommit(_: Stall, tx: Transaction) -> None:
-    await tx.acommit()
-
-
-async def _arollback(_: Stall, tx: Transaction) -> None:
-    await tx.arollback()
-
-
 async def _in_an_async_block(_: Stall, tx: Transaction) -> None:
     async with tx:
         pass
 
 
-async def _in_another_task(_: Stall, tx: Transaction) -> None:
-    await asyncio.gather(tx.acommit(), return_exceptions=True)
-
-
-async def _asuspend(stall: Stall, _: Transaction) -> None:
+async def _suspended(stall: Stall, _: Transaction) -> None:
     stall.manager.suspend()
     stall.manager.begin()
 
 
-async def _cancelled_future(_: Stall, __: Transaction) -> None:
-    future = asyncio.get_running_loop().create_future()
+async def _cancelled(future: asyncio.Future[Any]) -> None:
     future.cancel()
     await future
 
 
-async def _cancelled_task(_: Stall, __: Transaction) -> None:
-    task = asyncio.create_task(asyncio.Event().wait())
-    task.cancel()
-    await task
-
-
-AWAYS = [_acommit, _arollback, _in_an_async_block, _in_another_task, _asuspend, _cancelled_future, _cancelled_task]
+AWAYS: list[Callable[[Stall, Transaction], Awaitable[object]]] = [
+    lambda _, tx: tx.acommit(),
+    lambda _, tx: tx.arollback(),
+    _in_an_async_block,
+    lambda _, tx: asyncio.gather(tx.acommit(), return_exceptions=True),
+    _suspended,
+    lambda _, __: _cancelled(asyncio.get_running_loop().create_future()),
+    lambda _, __: _cancelled(asyncio.create_task(asyncio.Event().wait())),
+]
 
 
 def test_a_coroutine_that_completes_its_transaction_or_is_cancelled_fails_and_loses_nothing(stall: Stall) -> None:
@@ -205,19 +172,16 @@ def test_the_tx_interface_completes_no_transaction_of_a_consumer(stall: Stall) -
 
 # --- workers that end -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError])
-@pytest.mark.parametrize("kind", ["threads", "tasks"])
-def test_no_worker_ends_in_silence(stall: Stall, kind: str, raised: type[BaseException]) -> None:
+@KINDS
+def test_no_worker_ends_in_silence(stall: Stall, kind: Any, raised: type[BaseException]) -> None:
     """The consumer stops with the error, or the message fails."""
 
     def handle(_: Message, __: Transaction) -> None:
         raise raised
 
-    async def ahandle(message: Message, tx: Transaction) -> None:
-        handle(message, tx)
-
     stall.put("a")
     stopped = threading.Event()
-    consumer = stall.consumer(handle if kind == "threads" else ahandle, max_deliveries=3, workers=2)
+    consumer = stall.consumer(kind(handle), max_deliveries=3, workers=2)
     consumer.when_failed = stopped.set
     consumer.start()
     until(lambda: stopped.is_set() or consumer.counts.dead_lettered)

@@ -8,7 +8,7 @@ import os
 import random
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pytest
 
@@ -16,15 +16,17 @@ from tests.cases import each
 from tm import ConfigurationError, ConsumerSettings
 from tm.consumer.history import History
 from tm.consumer.receive_loop import receive_loop
-from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
+from tm.consumer.settings import ConsumerOptions
 from xa import Code, xa_error
 from xa.coroutines import drive, suspension
-from xa.machine import advance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SEEDS = range(int(os.environ.get("XABRIDGE_SEED", "0")), int(os.environ.get("XABRIDGE_SEED", "0")) + 50)
+
+
+DOWN, CONFLICT = xa_error(Code.XAER_RMFAIL, "down"), xa_error(Code.XA_RBDEADLOCK, "no")
 
 
 @dataclass(eq=False)
@@ -115,86 +117,41 @@ def test_whatever_fails_now_and_then_every_message_comes_to_one_end(seed: int) -
     assert max(queue.pauses, default=0) <= settings.retry_most_s
 
 
-def test_a_batch_with_a_message_that_failed_before_is_given_back_and_received_one_by_one() -> None:
-    """Otherwise the failure of one would count as a delivery of the others."""
-    first, again = Told(1), Told(2, 1)
-    effects = played(ConsumerSettings("q", batch=10), [first, again], None, [first], None)
-    assert effects == [
-        Receive(10, check=False),
-        GiveBack([first, again]),
-        Receive(1, check=False),
-        Handle([first]),
-        Receive(10, check=False),
-    ]
-
-
-@dataclass(frozen=True)
-class Receive:
-    count: int
-    check: bool
-
-
-@dataclass(frozen=True)
-class Handle:
-    messages: Sequence[Any]
-
-
-@dataclass(frozen=True)
-class Refuse:
-    messages: Sequence[Any]
-
-
-@dataclass(frozen=True)
-class GiveBack:
-    messages: Sequence[Any]
-
-
-@dataclass(frozen=True)
-class PutOff:
-    messages: Sequence[Any]
-    wait_s: float
-
-
-@dataclass(frozen=True)
-class Pause:
-    seconds: float
-
-
 class Played:
-    """Ports that have these answers, in this order; `asked` is what was asked."""
+    """Ports that have these answers, in this order; `asked` has a line for each that was asked."""
 
     def __init__(self, answers: list[Any], known: Mapping[int, History] | None = None) -> None:
         self.answers = answers
-        self.asked: list[Any] = []
+        self.asked: list[str] = []
         self.known = dict(known or {})
 
-    async def _answer(self, asked: Any) -> Any:
-        self.asked.append(asked)
+    async def _answer(self, asked: str, messages: Sequence[Any] = ()) -> Any:
+        self.asked.append(" ".join([asked, *(str(message.number) for message in messages)]))
         if not self.answers:
             await suspension()
         return self.answers.pop(0)
 
     async def receive(self, count: int, *, check: bool) -> Any:
-        return await self._answer(Receive(count, check))
+        return await self._answer(f"{'check and ' if check else ''}receive {count}")
 
     def history(self, message: Any) -> History:
         count = message.delivery_count
         return self.known.get(message.number, History(count, is_apart=count > 0, waits=count > 0))
 
     async def put_off(self, messages: Sequence[Any], wait_s: float) -> Any:
-        return await self._answer(PutOff(messages, wait_s))
+        return await self._answer(f"put off for {wait_s} s:", messages)
 
     async def handle(self, messages: Sequence[Any]) -> Any:
-        return await self._answer(Handle(messages))
+        return await self._answer("handle", messages)
 
     async def refuse(self, messages: Sequence[Any]) -> Any:
-        return await self._answer(Refuse(messages))
+        return await self._answer("refuse", messages)
 
     async def give_back(self, messages: Sequence[Any]) -> Any:
-        return await self._answer(GiveBack(messages))
+        return await self._answer("give back", messages)
 
     async def pause(self, seconds: float) -> None:
-        await self._answer(Pause(seconds))
+        await self._answer(f"pause {seconds} s")
 
 
 def played(
@@ -203,7 +160,7 @@ def played(
     stops_after: int = 100,
     known: Mapping[int, History] | None = None,
     dice: float = 0.5,
-) -> list[Any]:
+) -> list[str]:
     """What is asked when these are the answers."""
     asked = 0
 
@@ -220,6 +177,42 @@ def played(
     return ports.asked
 
 
+@each(
+    ("settings", "answers", "asked"),
+    [
+        (  # with one that failed before, a batch is given back: otherwise its failure would count for the others
+            {"batch": 10},
+            [[Told(1), Told(2, 1)], None, [Told(1)], None],
+            ["receive 10", "give back 1 2", "receive 1", "handle 1", "receive 10"],
+        ),
+        (  # a batch that fails is tried one by one without a wait
+            {"batch": 10},
+            [[Told(1), Told(2)], LookupError("no"), [Told(1)], None],
+            ["receive 10", "handle 1 2", "check and receive 1", "handle 1", "receive 10"],
+        ),
+        (  # after an outage what was used is tried first, and the pause grows
+            {"batch": 10, "retry_first_s": 1.0},
+            [[Told(1)], DOWN, None, DOWN, None, DOWN, None, [Told(1)], None],
+            ["receive 10", "handle 1", "pause 1.0 s", "check and receive 1", "pause 2.0 s", "check and receive 1",
+             "pause 4.0 s", "check and receive 1", "handle 1", "receive 10"],
+        ),
+        (  # after a conflict the worker pauses for a short time that grows
+            {"retry_jitter": 0.2},
+            [[Told(1)], CONFLICT, None, [Told(1)], CONFLICT, None, [Told(1)], None],
+            ["receive 1", "handle 1", "pause 0.01 s", "check and receive 1", "handle 1", "pause 0.02 s",
+             "check and receive 1", "handle 1", "receive 1"],
+        ),
+        (  # a worker that can't put off waits
+            {"retry_waits": "broker"},
+            [[Told(1, 1)], LookupError("no"), None],
+            ["receive 1", "put off for 0.1 s: 1", "pause 0.1 s", "check and receive 1"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_worker_does_next(settings: Any, answers: list[Any], asked: list[str]) -> None:
+    assert played(ConsumerSettings("q", **{"retry_jitter": 0, **settings}), *answers) == asked
+
+
 def test_a_failure_of_the_message_is_waited_for_once() -> None:
     """After it the worker does not pause: the message waits when it is delivered again, whoever gets it."""
     settings = ConsumerSettings("q", retry_jitter=0, retry_first_s=2.0, timeout_s=60.0)
@@ -227,65 +220,28 @@ def test_a_failure_of_the_message_is_waited_for_once() -> None:
     answers: list[Any] = []
     for message in deliveries:
         answers += [[message], *([None] if message.delivery_count else []), LookupError("no")]
-    effects = played(settings, *answers)
-    assert [effect for effect in effects if isinstance(effect, Pause)] == [Pause(2.0), Pause(4.0), Pause(8.0)]
-
-
-def test_after_an_outage_what_was_used_is_tried_first_and_the_pause_grows() -> None:
-    settings = ConsumerSettings("q", batch=10, retry_jitter=0, retry_first_s=1.0)
-    down = xa_error(Code.XAER_RMFAIL, "down")
-    message = Told(1)
-    effects = played(settings, [message], down, None, down, None, down, None, [message], None)
-    assert effects == [
-        Receive(10, check=False),
-        Handle([message]),
-        Pause(1.0),
-        Receive(1, check=True),
-        Pause(2.0),
-        Receive(1, check=True),
-        Pause(4.0),
-        Receive(1, check=True),
-        Handle([message]),
-        Receive(10, check=False),
-    ]
-
-
-def test_a_batch_that_fails_is_tried_one_by_one_without_a_wait() -> None:
-    first, second = Told(1), Told(2)
-    effects = played(ConsumerSettings("q", batch=10), [first, second], LookupError("no"), [first], None)
-    assert effects == [
-        Receive(10, check=False),
-        Handle([first, second]),
-        Receive(1, check=True),
-        Handle([first]),
-        Receive(10, check=False),
-    ]
+    asked = played(settings, *answers)
+    assert [one for one in asked if one.startswith("pause")] == ["pause 2.0 s", "pause 4.0 s", "pause 8.0 s"]
 
 
 def test_no_message_is_judged_by_another_one() -> None:
-    """The first one is dead, or was tried before: the others have nothing to do with it."""
-    dead, fresh = Told(1), Told(2)
-    for known in (History(5, is_dead=True, is_apart=True), History(3, is_apart=True)):
-        effects = played(ConsumerSettings("q", batch=10), [dead, fresh], None, known={1: known})
-        assert effects[1:3] == [GiveBack([dead, fresh]), Receive(1, check=False)]
+    """The first one is dead, or was tried before: the others have nothing to do with it. Alone it is refused."""
+    dead, fresh = Told(1, 5), Told(2)
+    known = {1: History(5, is_dead=True, is_apart=True)}
+    assert played(ConsumerSettings("q"), [dead], known=known)[1] == "refuse 1"
+    for one in (known, {1: History(3, is_apart=True)}):
+        asked = played(ConsumerSettings("q", batch=10), [dead, fresh], None, known=one)
+        assert asked[1:3] == ["give back 1 2", "receive 1"]
 
 
 def test_a_consumer_that_stops_gives_back_what_it_has_not_begun() -> None:
     settings = ConsumerSettings("q", batch=10, retry_jitter=0)
-    message = Told(1, 1)
-    effects = played(settings, [message], None, stops_after=1)
-    assert effects == [Receive(10, check=False), Pause(0.1), GiveBack([message])]
+    assert played(settings, [Told(1, 1)], None, stops_after=1) == ["receive 10", "pause 0.1 s", "give back 1"]
 
 
-def test_a_message_that_is_dead_is_refused_without_a_wait() -> None:
-    message = Told(1, 5)
-    known = {1: History(5, is_dead=True, is_apart=True)}
-    assert played(ConsumerSettings("q"), [message], known=known)[1] == Refuse([message])
-
-
-@pytest.mark.parametrize("waits", ["worker", "broker"])
-@pytest.mark.parametrize("most_s", [0.05, 1.0, 30.0, 86_400.0])
-@pytest.mark.parametrize("timeout_s", [0.1, 60.0, 7200.0])
+@each("waits", ["worker", "broker"])
+@each("most_s", [0.05, 1.0, 30.0, 86_400.0])
+@each("timeout_s", [0.1, 60.0, 7200.0])
 def test_no_wait_is_longer_than_documented(waits: Any, most_s: float, timeout_s: float) -> None:
     settings = ConsumerSettings("q", retry_waits=waits, retry_most_s=most_s)
     for number in range(1, 100):
@@ -297,6 +253,12 @@ def test_no_wait_is_longer_than_documented(waits: Any, most_s: float, timeout_s:
         assert 0 <= settings.conflict_s(number) <= 1.0
 
 
+def test_options_of_a_consumer_are_its_settings() -> None:
+    settings = get_type_hints(ConsumerSettings)
+    assert settings.pop("queue") is str
+    assert get_type_hints(ConsumerOptions) == settings
+
+
 def test_a_first_wait_that_no_worker_can_hold_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"retry_first_s is 600, .* at most 15 s.* retry_waits to \"broker\""):
         ConsumerSettings("orders", retry_first_s=600).check_waits(60.0)
@@ -305,7 +267,7 @@ def test_a_first_wait_that_no_worker_can_hold_is_refused() -> None:
     ConsumerSettings("orders").check_waits(0.1)  # the default is cut
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "told"),
     [
         ({"workers": 0}, "workers is 0"),
@@ -326,19 +288,6 @@ def test_settings_that_are_wrong_are_named(settings: dict[str, Any], told: str) 
         ConsumerSettings("orders", **settings)
 
 
-def test_the_states_of_a_consumer() -> None:
-    state = CONSUMER.initial
-    for verb, target in (
-        (ConsumerVerb.START, ConsumerState.RUNNING),
-        (ConsumerVerb.STOP, ConsumerState.STOPPING),
-        (ConsumerVerb.END, ConsumerState.STOPPED),
-        (ConsumerVerb.STOP, ConsumerState.STOPPED),
-    ):
-        state = advance(CONSUMER, state, verb)
-        assert state is target
-    assert CONSUMER.refusal(ConsumerState.STOPPED, ConsumerVerb.START) is not None
-
-
 def test_what_will_fail_again_is_put_away_without_another_attempt_or_wait() -> None:
     settings = ConsumerSettings("q", batch=4, retry_first_s=1.0)
     queue = Queue(
@@ -352,45 +301,28 @@ def test_what_will_fail_again_is_put_away_without_another_attempt_or_wait() -> N
 def test_the_wait_before_another_attempt_grows_is_bounded_and_in_part_left_to_chance() -> None:
     settings = ConsumerSettings("q", retry_jitter=0, retry_first_s=0.5, retry_most_s=100.0, max_deliveries=1000)
     waits = [played(settings, [Told(1, deliveries)])[1] for deliveries in (1, 2, 3, 4, 500)]
-    assert waits == [Pause(0.5), Pause(1.0), Pause(2.0), Pause(4.0), Pause(15.0)]  # a quarter of the transaction's 60 s
+    assert waits == [f"pause {wait_s} s" for wait_s in (0.5, 1.0, 2.0, 4.0, 15.0)]  # a quarter of the 60 s
     settings = ConsumerSettings("q", retry_first_s=1.0, retry_jitter=0.5)
     for dice, wait_s in ((0.0, 4.0), (0.5, 3.0), (1.0, 2.0)):
-        assert played(settings, [Told(1, 3)], dice=dice)[1] == Pause(wait_s)
-
-
-def test_after_a_conflict_the_worker_pauses_for_a_short_time_that_grows() -> None:
-    message, conflict = Told(1), xa_error(Code.XA_RBDEADLOCK, "no")
-    effects = played(ConsumerSettings("q"), [message], conflict, None, [message], conflict, None, [message], None)
-    assert effects == [
-        Receive(1, check=False), Handle([message]), Pause(0.01),
-        Receive(1, check=True), Handle([message]), Pause(0.02),
-        Receive(1, check=True), Handle([message]), Receive(1, check=False),
-    ]  # fmt: skip
+        assert played(settings, [Told(1, 3)], dice=dice)[1] == f"pause {wait_s} s"
 
 
 def test_what_waits_at_the_broker_lets_the_worker_go_on() -> None:
     settings = ConsumerSettings("q", retry_waits="broker", retry_first_s=90.0, retry_most_s=900.0, retry_jitter=0)
     new, again, later = Told(1), Told(1, 1), Told(2)
     put_off_before = Told(3)
-    effects = played(
+    asked = played(
         settings, [new], LookupError("no"), [again], None, [later], None, [put_off_before], None,
         known={3: History(2, is_apart=True)},
     )  # fmt: skip
-    assert effects == [
-        Receive(1, check=False),
-        Handle([new]),
-        Receive(1, check=True),  # it may have been an outage that the handler hides
-        PutOff([again], 90.0),
-        Receive(1, check=True),
-        Handle([later]),
-        Receive(1, check=False),
-        Handle([put_off_before]),  # its wait is over
-        Receive(1, check=False),
+    assert asked == [
+        "receive 1",
+        "handle 1",
+        "check and receive 1",  # it may have been an outage that the handler hides
+        "put off for 90.0 s: 1",
+        "check and receive 1",
+        "handle 2",
+        "receive 1",
+        "handle 3",  # its wait is over
+        "receive 1",
     ]
-
-
-def test_a_worker_that_can_not_put_off_waits() -> None:
-    settings = ConsumerSettings("q", retry_waits="broker", retry_jitter=0)
-    again = Told(1, 1)
-    effects = played(settings, [again], LookupError("no"), None)
-    assert effects[1:3] == [PutOff([again], 0.1), Pause(0.1)]

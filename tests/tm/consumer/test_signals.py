@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PATIENCE_S = 5.0
-IN_WAIT_S = 0.1
+IN_WAIT_S = 0.02
 """After so long the main thread waits."""
 
 
@@ -71,7 +71,7 @@ def test_other_signals_have_their_effect_and_end_nothing() -> None:
     def send() -> None:
         time.sleep(IN_WAIT_S)
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-        woken.wait(0.2)
+        woken.wait(0.05)
         woken.set()
         stopper.wake()
 

@@ -21,7 +21,7 @@ from xa import Gtrid
 if TYPE_CHECKING:
     from pathlib import Path
 
-ROUNDS = int(os.environ.get("XABRIDGE_KILL_ROUNDS", "6"))
+ROUNDS = int(os.environ.get("XABRIDGE_KILL_ROUNDS", "4"))
 SEED = int(os.environ.get("XABRIDGE_SEED", "20"))
 SEGMENT_SIZE = 16384
 

@@ -190,7 +190,7 @@ def _cut_at(step: int) -> Callable[[int, str], None]:
 def test_file_log() -> None:
     run_state_machine_as_test(
         FileLogMachine,
-        settings=settings(max_examples=10, stateful_step_count=60, deadline=None, derandomize=True),
+        settings=settings(max_examples=5, stateful_step_count=60, deadline=None, derandomize=True),
     )
 
 

@@ -28,7 +28,7 @@ from xa import HEURISTIC_CODES, Code, Xid
 xids = st.builds(Xid, st.integers(0, 2**31 - 1), st.binary(min_size=1, max_size=64), st.binary(min_size=0, max_size=64))
 branches = st.builds(Branch, st.text(max_size=63), xids)
 decisions = st.builds(Decision, st.binary(min_size=1, max_size=64), st.lists(branches, max_size=5).map(tuple))
-EXAMPLES = settings(max_examples=1000 if os.environ.get("XABRIDGE_LONG") == "all" else 25)
+EXAMPLES = settings(max_examples=1000 if os.environ.get("XABRIDGE_LONG") == "all" else 15)
 heuristics = st.builds(Heuristic, branches, st.sampled_from(sorted(HEURISTIC_CODES)))
 
 

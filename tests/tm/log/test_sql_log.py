@@ -9,6 +9,9 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -17,6 +20,7 @@ from sqlalchemy import event, text
 
 from tests.tm.log.samples import decision, gtrid, heuristic
 from tests.tm.log.waiting import until
+from tests.tm.shop import Clock
 from tm.log import DecisionRefused, LogError, LogFull, LogLocked, LogStopped
 from tm.log.sql import SqlLog, read_sql_log
 from tm.log.sql.database import Database
@@ -36,56 +40,39 @@ pytestmark = pytest.mark.slow
 LONG = os.environ.get("XABRIDGE_LONG") == "all"
 
 
-class Clock:
-    """A clock that stands in for the database's, and a sleep that moves it on."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-        self.slept: list[float] = []
-        self.while_asleep: Callable[[], object] = lambda: None
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-        self.while_asleep()
-
-
 # --- the node and its lease -----------------------------------------------------------------------------------
 def test_a_node_that_somebody_holds_is_refused_and_the_holder_named(database_url: str, node: str) -> None:
     clock = Clock()
     holder = SqlLog(database_url, node, lease_s=30, clock=clock)
-    clock.while_asleep = holder._renew
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        holder._renew()
+
     with pytest.raises(LogLocked, match=rf"'{node}' is held by process {os.getpid()} on .*incarnation 1, lease until"):
-        SqlLog(database_url, node, lease_s=30, clock=clock, sleep=clock.sleep)
+        SqlLog(database_url, node, lease_s=30, clock=clock, sleep=sleep)
     assert sum(clock.slept) <= 1.0, "one renewal is enough to see that it is at work"
     holder.decide(decision(1, node=node))
     holder.close()
 
 
-def test_a_node_whose_holder_died_is_taken_when_its_lease_has_run_out(database_url: str, node: str) -> None:
+@pytest.mark.parametrize(("lease_s", "least_s", "most_s"), [(30, 17, 20), (100_000, 0, 31)])
+def test_a_node_whose_holder_died_is_taken_when_its_lease_has_run_out(
+    database_url: str, node: str, lease_s: float, least_s: float, most_s: float
+) -> None:
+    """Nobody waits longer than a lease of their own."""
     clock = Clock()
-    dead = SqlLog(database_url, node, lease_s=30, clock=clock)
+    dead = SqlLog(database_url, node, lease_s=lease_s, clock=clock)
     dead.decide(decision(1, node=node))
     clock.now += 12
-    log = SqlLog(database_url, node, lease_s=30, clock=clock, sleep=clock.sleep)
-    assert 17 < sum(clock.slept) < 20
-    assert log.epoch == 2
-    assert log.log_id == dead.log_id
-    assert list(log.decisions()) == [decision(1, node=node)]
-    log.close()
+    with pytest.raises(LogLocked) if lease_s > 30 else nullcontext():
+        log = SqlLog(database_url, node, lease_s=30, clock=clock, sleep=clock.sleep)
+        assert log.epoch == 2
+        assert log.log_id == dead.log_id
+        assert list(log.decisions()) == [decision(1, node=node)]
+        log.close()
+    assert least_s < sum(clock.slept) <= most_s
     dead.close()
-
-
-def test_nobody_waits_longer_than_a_lease_of_their_own(database_url: str, node: str) -> None:
-    clock = Clock()
-    holder = SqlLog(database_url, node, lease_s=100_000, clock=clock)
-    with pytest.raises(LogLocked):
-        SqlLog(database_url, node, lease_s=30, clock=clock, sleep=clock.sleep)
-    assert sum(clock.slept) <= 31
-    holder.close()
 
 
 def test_a_closed_log_is_taken_at_once_and_so_is_one_by_force(database_url: str, node: str) -> None:
@@ -223,43 +210,43 @@ def test_the_final_word_is_one(database_url: str, node: str) -> None:
     log.close()
 
 
-@pytest.mark.parametrize("state", list(GtridState))
-@pytest.mark.parametrize("verb", list(GtridVerb))
-def test_the_statements_do_what_the_table_says(
-    database_url: str, node: str, state: GtridState, verb: GtridVerb
-) -> None:
+@pytest.mark.parametrize("verbs", [[verb for verb in GtridVerb if verb is not GtridVerb.PURGE], [GtridVerb.PURGE]])
+def test_the_statements_do_what_the_table_says(database_url: str, node: str, verbs: list[GtridVerb]) -> None:
     """Every state, every verb, on the tables themselves; the state was reached under an earlier epoch."""
     log = SqlLog(database_url, node)
-    made = decision(1, node=node)
-    if state is GtridState.ACTIVE:
-        log.begin(made.gtrid)
-    elif state is GtridState.ABORTED:
-        log.abort(made.gtrid)
-    elif state is not GtridState.UNKNOWN:
-        log.decide(made)
-        if state is GtridState.DONE:
-            log._gtrids.end([made.gtrid])
+    cases = list(enumerate(product(GtridState, verbs)))
+    for sequence, (state, _) in cases:
+        made = decision(sequence, node=node)
+        if state is GtridState.ACTIVE:
+            log.begin(made.gtrid)
+        elif state is GtridState.ABORTED:
+            log.abort(made.gtrid)
+        elif state is not GtridState.UNKNOWN:
+            log.decide(made)
+            if state is GtridState.DONE:
+                log._gtrids.end([made.gtrid])
     log.close()
     log = SqlLog(database_url, node)
-    other = decision(1, branches=4, node=node)
-    calls: dict[GtridVerb, Callable[[], object]] = {
-        GtridVerb.BEGIN: lambda: log.begin(made.gtrid),
-        GtridVerb.DECIDE: lambda: log.decide(other),
-        GtridVerb.ABORT: lambda: log.abort(made.gtrid),
-        GtridVerb.END: lambda: log._gtrids.end([made.gtrid]),
-        GtridVerb.PURGE: log.purge,
-    }
-    try:
-        calls[verb]()
-    except DecisionRefused:
-        assert GTRID.refusal(state, verb) is not None
-    entry = log.entry(made.gtrid)
-    after = entry.state if entry is not None else GtridState.UNKNOWN
-    legal = GTRID.refusal(state, verb) is None
-    expected = {source: to for source, moved, _, to, _ in GTRID.transitions() if moved is verb}
-    assert after is (expected[state] if legal else state)
-    if entry is not None and after in {GtridState.COMMITTED, GtridState.DONE}:
-        assert entry.decision == (other if verb is GtridVerb.DECIDE and legal else made)
+    for sequence, (state, verb) in cases:
+        made, other = decision(sequence, node=node), decision(sequence, branches=4, node=node)
+        calls: dict[GtridVerb, Callable[[], object]] = {
+            GtridVerb.BEGIN: partial(log.begin, made.gtrid),
+            GtridVerb.DECIDE: partial(log.decide, other),
+            GtridVerb.ABORT: partial(log.abort, made.gtrid),
+            GtridVerb.END: partial(log._gtrids.end, [made.gtrid]),
+            GtridVerb.PURGE: log.purge,
+        }
+        legal = GTRID.refusal(state, verb) is None
+        try:
+            calls[verb]()
+        except DecisionRefused:
+            assert not legal, (state, verb)
+        entry = log.entry(made.gtrid)
+        after = entry.state if entry is not None else GtridState.UNKNOWN
+        expected = {source: to for source, moved, _, to, _ in GTRID.transitions() if moved is verb}
+        assert after is (expected[state] if legal else state), (state, verb)
+        if entry is not None and after in {GtridState.COMMITTED, GtridState.DONE}:
+            assert entry.decision == (other if verb is GtridVerb.DECIDE and legal else made), (state, verb)
     log.close()
 
 
@@ -431,14 +418,6 @@ def test_a_database_that_does_not_force_is_refused(postgres: Postgres, node: str
     SqlLog(url, node).close()
 
 
-def test_sqlite_forces_each_commit(tmp_path: Path) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'log.db'}")
-    with database.engine.connect() as connection:
-        assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
-        assert connection.execute(text("PRAGMA synchronous")).scalar_one() == 2
-    database.engine.dispose()
-
-
 def test_a_process_that_comes_and_goes_takes_no_decision_with_it(tmp_path: Path, node: str) -> None:
     """Whoever closes a SQLite file last deletes its write-ahead log, and knows by its locks who else has it open."""
     path = tmp_path / "log.db"
@@ -499,11 +478,16 @@ def test_a_full_database_refuses_a_decision_and_takes_the_next_when_there_is_roo
     log.close()
 
 
-def test_no_message_tells_a_password() -> None:
+def test_no_message_tells_a_password_and_sqlite_forces_each_commit(tmp_path: Path) -> None:
     database = Database("postgresql://me:secret@db.example/log")
     assert str(database) == "postgresql+psycopg://me:…@db.example/log"
     database.engine.dispose()
     assert with_driver("postgres://me@db/log").drivername == "postgresql+psycopg"
+    database = Database(f"sqlite:///{tmp_path / 'log.db'}")
+    with database.engine.connect() as connection:
+        assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
+        assert connection.execute(text("PRAGMA synchronous")).scalar_one() == 2
+    database.engine.dispose()
 
 
 def test_a_server_that_can_t_be_reached_opens_no_log(node: str) -> None:

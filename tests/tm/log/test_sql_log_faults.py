@@ -53,6 +53,13 @@ def through(proxy: Proxy, url: str) -> str:
     return f"postgresql://postgres@127.0.0.1:{proxy.port}{parts.path}"
 
 
+def state_of(log: SqlLog, sequence: int) -> GtridState:
+    """The state of a gtrid that the log knows."""
+    entry = log.entry(gtrid(sequence, node=log.node))
+    assert entry is not None
+    return entry.state
+
+
 # --- the network ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("loss", [Loss.REQUEST, Loss.REPLY])
 def test_a_lost_connection_is_survived(postgres_url: str, proxy: Proxy, node: str, loss: Loss) -> None:
@@ -84,9 +91,7 @@ def test_an_unknown_decision_is_settled_before_anything_is_told(
     decided = loss is Loss.REPLY
     assert (decision(2, node=node) in log.decisions()) == decided
     assert (log.decision(gtrid(2, node=node)) is not None) == decided
-    entry = log.entry(gtrid(2, node=node))
-    assert entry is not None
-    assert entry.state is (GtridState.COMMITTED if decided else GtridState.ABORTED)
+    assert state_of(log, 2) is (GtridState.COMMITTED if decided else GtridState.ABORTED)
     if not decided:
         with pytest.raises(DecisionRefused, match="was aborted"):
             log.decide(decision(2, node=node))
@@ -94,22 +99,21 @@ def test_an_unknown_decision_is_settled_before_anything_is_told(
     log.close()
 
 
-def test_an_interrupted_decision_is_settled_before_anything_is_told(postgres_url: str, proxy: Proxy, node: str) -> None:
+@pytest.mark.parametrize("loss", [Loss.REQUEST, Loss.REPLY])
+def test_an_interrupted_decision_is_settled_before_anything_is_told(
+    postgres_url: str, proxy: Proxy, node: str, loss: Loss
+) -> None:
     def interrupt(_: float) -> None:
         proxy.lose(Loss.NONE, b"")
         raise KeyboardInterrupt
 
-    for number, loss in enumerate((Loss.REQUEST, Loss.REPLY)):
-        log = SqlLog(through(proxy, postgres_url), f"{node}-{number}", sleep=interrupt)
-        proxy.lose(loss, INSERT)
-        made = decision(1, node=log.node)
-        with pytest.raises(KeyboardInterrupt):
-            log.decide(made)
-        assert (log.decision(made.gtrid) == made) == (loss is Loss.REPLY)
-        entry = log.entry(made.gtrid)
-        assert entry is not None
-        assert entry.state is (GtridState.COMMITTED if loss is Loss.REPLY else GtridState.ABORTED)
-        log.close()
+    log = SqlLog(through(proxy, postgres_url), node, sleep=interrupt)
+    proxy.lose(loss, INSERT)
+    with pytest.raises(KeyboardInterrupt):
+        log.decide(decision(1, node=node))
+    assert (log.decision(gtrid(1, node=node)) == decision(1, node=node)) == (loss is Loss.REPLY)
+    assert state_of(log, 1) is (GtridState.COMMITTED if loss is Loss.REPLY else GtridState.ABORTED)
+    log.close()
 
 
 def test_an_unknown_decision_of_one_who_was_superseded_is_the_other_s_to_resolve(
@@ -129,32 +133,42 @@ def test_an_unknown_decision_of_one_who_was_superseded_is_the_other_s_to_resolve
 
 
 # --- rows beside the decision -----------------------------------------------------------------------------------------
+@pytest.fixture
+def beside(postgres_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to the database, in which there is an empty table."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS beside")
+        connection.execute("CREATE TABLE beside (number bigint PRIMARY KEY)")
+        yield connection
+
+
 def _row(connection: Any) -> None:
     connection.execute("INSERT INTO beside SELECT count(*) + 1 FROM beside")
+
+
+def _rows(beside: psycopg.Connection[Any]) -> list[Any]:
+    return beside.execute("SELECT * FROM beside").fetchall()
 
 
 @pytest.mark.parametrize("word", [INSERT, b"INTO beside", b"COMMIT"])
 @pytest.mark.parametrize("loss", [Loss.REQUEST, Loss.REPLY])
 def test_rows_beside_a_decision_are_there_if_and_only_if_it_is(
-    postgres_url: str, proxy: Proxy, node: str, loss: Loss, word: bytes
+    postgres_url: str, proxy: Proxy, node: str, beside: psycopg.Connection[Any], loss: Loss, word: bytes
 ) -> None:
     """Wherever the connection is lost: tried again, both are there, and the rows once."""
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute("DROP TABLE IF EXISTS beside")
-        connection.execute("CREATE TABLE beside (number bigint PRIMARY KEY)")
-        log = SqlLog(through(proxy, postgres_url), node, sleep=no_sleep)
-        proxy.lose(loss, word)
-        try:
-            log.decide_with(decision(1, node=node), _row)
-        except psycopg.OperationalError:  # of the rows: nothing is decided, and it may be tried again
-            assert word == b"INTO beside"
-            assert connection.execute("SELECT * FROM beside").fetchall() == []
-            log.decide_with(decision(1, node=node), _row)
-        assert list(log.decisions()) == [decision(1, node=node)]
-        assert connection.execute("SELECT * FROM beside").fetchall() == [(1,)]
+    log = SqlLog(through(proxy, postgres_url), node, sleep=no_sleep)
+    proxy.lose(loss, word)
+    try:
         log.decide_with(decision(1, node=node), _row)
-        assert connection.execute("SELECT * FROM beside").fetchall() == [(1,)]
-        log.close()
+    except psycopg.OperationalError:  # of the rows: nothing is decided, and it may be tried again
+        assert word == b"INTO beside"
+        assert _rows(beside) == []
+        log.decide_with(decision(1, node=node), _row)
+    assert list(log.decisions()) == [decision(1, node=node)]
+    assert _rows(beside) == [(1,)]
+    log.decide_with(decision(1, node=node), _row)
+    assert _rows(beside) == [(1,)]
+    log.close()
 
 
 def test_an_error_that_was_swallowed_beside_a_decision_decides_nothing(postgres_url: str, node: str) -> None:
@@ -173,25 +187,23 @@ def test_an_error_that_was_swallowed_beside_a_decision_decides_nothing(postgres_
     log.close()
 
 
-def test_a_decision_of_one_who_was_superseded_writes_no_rows(postgres_url: str, node: str) -> None:
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE IF NOT EXISTS beside (number bigint PRIMARY KEY)")
-        connection.execute("TRUNCATE beside")
-        log = SqlLog(postgres_url, node, sleep=no_sleep)
-        new = SqlLog(postgres_url, node, take_over=True)
-        with pytest.raises(DecisionRefused, match="was taken by"):
-            log.decide_with(decision(1, node=node), _row)
-        assert new.abort(gtrid(2, node=node)) is GtridState.ABORTED
-        with pytest.raises(DecisionRefused, match="was aborted"):
-            new.decide_with(decision(2, node=node), _row)
-        assert connection.execute("SELECT * FROM beside").fetchall() == []
-        log.close()
-        new.close()
+def test_a_decision_of_one_who_was_superseded_writes_no_rows(
+    postgres_url: str, node: str, beside: psycopg.Connection[Any]
+) -> None:
+    log = SqlLog(postgres_url, node, sleep=no_sleep)
+    new = SqlLog(postgres_url, node, take_over=True)
+    with pytest.raises(DecisionRefused, match="was taken by"):
+        log.decide_with(decision(1, node=node), _row)
+    assert new.abort(gtrid(2, node=node)) is GtridState.ABORTED
+    with pytest.raises(DecisionRefused, match="was aborted"):
+        new.decide_with(decision(2, node=node), _row)
+    assert _rows(beside) == []
+    log.close()
+    new.close()
 
 
 # --- the server -------------------------------------------------------------------------------------------------
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["kill", "immediate"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("immediate", marks=pytest.mark.long)])
 def test_what_was_decided_is_there_after_the_server_went_down(
     postgres: Postgres, postgres_url: str, node: str, how: str
 ) -> None:
@@ -284,7 +296,6 @@ def outcomes(process: subprocess.Popen[str]) -> dict[str, set[int]]:
     return found
 
 
-@pytest.mark.slow
 def test_two_processes_and_each_gtrid_has_one_outcome(database_url: str, node: str) -> None:
     """One aborts what the other decides, and both hear the same."""
     count = 300
@@ -304,7 +315,6 @@ def test_two_processes_and_each_gtrid_has_one_outcome(database_url: str, node: s
     log.close()
 
 
-@pytest.mark.slow
 def test_a_process_that_slept_while_its_node_was_taken_decides_nothing_more(database_url: str, node: str) -> None:
     """Three processes, each taking the node from the one before while that one is deciding."""
     held: set[int] = set()
@@ -326,7 +336,6 @@ def test_a_process_that_slept_while_its_node_was_taken_decides_nothing_more(data
     log.close()
 
 
-@pytest.mark.slow
 def test_a_process_is_killed_while_it_decides(database_url: str, node: str) -> None:
     """kill -9 at a random moment, again and again; what it said it decided, is there for the next one."""
     rng = random.Random(20)
