@@ -56,33 +56,26 @@ def test_a_refused_decision_leaves_neither(store: DecidingStore, rm: ReferenceDe
     assert store.branches == {}
 
 
-def test_settle_that_has_to_wait_too_long(store: DecidingStore, rm: ReferenceDecider) -> None:
+@pytest.mark.parametrize(("fate", "settled"), [(Fate.REQUEST_LOST, False), (Fate.REPLY_LOST, True)])
+def test_lost_and_refused_calls(store: DecidingStore, rm: ReferenceDecider, fate: Fate, *, settled: bool) -> None:
     store.script.plan("settle", Code.XA_RETRY)
     with pytest.raises(TryAgain):
         rm.settle(X.gtrid, RMID)
     assert store.tombstones == set()
-    assert rm.decide(X, RMID, b"record") is Code.XA_OK
-
-
-@pytest.mark.parametrize(("fate", "settled"), [(Fate.REQUEST_LOST, False), (Fate.REPLY_LOST, True)])
-def test_a_lost_settle(store: DecidingStore, rm: ReferenceDecider, fate: Fate, *, settled: bool) -> None:
     store.script.plan("settle", fate=fate)
     with pytest.raises(ResourceUnavailable):
-        rm.settle(X.gtrid, RMID)
-    assert store.tombstones == ({X.gtrid} if settled else set())
-
-
-def test_a_lost_end_of_decisions(store: DecidingStore, rm: ReferenceDecider) -> None:
-    rm.decide(X, RMID, b"record")
+        rm.settle(b"another", RMID)
+    assert store.tombstones == ({b"another"} if settled else set())
+    rm.open(store.url, RMID)
+    assert rm.decide(X, RMID, b"record") is Code.XA_OK
     store.script.plan("end_decisions", fate=Fate.REQUEST_LOST)
     with pytest.raises(ResourceUnavailable):
         rm.end_decisions([X.gtrid], RMID)
-    assert store.decided == {X.gtrid: b"record"}
     store.script.plan("decisions", Code.XAER_RMERR)
     rm.open(store.url, RMID)
     with pytest.raises(XaError):
         rm.decisions(RMID)
-    assert len(rm.decisions(RMID)) == 1
+    assert [store.decided, len(rm.decisions(RMID))] == [{X.gtrid: b"record"}, 1]
 
 
 def test_decisions_and_tombstones_survive_a_crash(store: DecidingStore, rm: ReferenceDecider) -> None:
@@ -95,17 +88,6 @@ def test_decisions_and_tombstones_survive_a_crash(store: DecidingStore, rm: Refe
     assert store.decided == {X.gtrid: b"record"}
     assert store.tombstones == {b"settled"}
     assert store.data == {"k": 1}
-
-
-def test_a_second_decision_of_a_gtrid_is_refused(store: DecidingStore, rm: ReferenceDecider) -> None:
-    rm.decide(X, RMID, b"record")
-    second = Xid(1, b"global", b"another branch")
-    rm.start(second, RMID)
-    rm.end(second, RMID, TMSUCCESS)
-    with pytest.raises(XaError) as raised:
-        rm.decide(second, RMID, b"other record")
-    assert raised.value.code is Code.XA_RBROLLBACK
-    assert store.decided == {X.gtrid: b"record"}
 
 
 def test_a_decider_id_has_8_octets() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from xa import TMASYNC, TMJOIN, TMSTARTRSCAN, TMSUCCESS, Code, Handle, ResourceUnavailable, XaMisuse, Xid
+from xa import TMASYNC, TMJOIN, TMSTARTRSCAN, TMSUCCESS, Code, Handle, XaMisuse, Xid
 from xa.diagnosis import Health
 from xa.tables import BranchState
 from xabridge.testing.reference import KeyLocked, ReferenceStore
@@ -44,39 +44,6 @@ def _opened(address: str) -> RemoteReference:
     return remote
 
 
-def test_a_branch_is_committed_through_it(address: str, store: ReferenceStore) -> None:
-    remote = _opened(address)
-    remote.start(ONE, 1)
-    remote.session(1).write("key", "value")
-    assert remote.session(1).read("key") == "value"
-    remote.end(ONE, 1, TMSUCCESS)
-    handle = remote.prepare(ONE, 1, TMASYNC)
-    assert isinstance(handle, Handle)
-    assert remote.complete(handle, 1).code is Code.XA_OK
-    assert remote.recover(1, TMSTARTRSCAN) == [ONE]
-    assert remote.commit(ONE, 1) is Code.XA_OK
-    assert store.data == {"key": "value"}
-
-
-def test_errors_come_through(address: str) -> None:
-    remote = _opened(address)
-    with pytest.raises(XaMisuse) as refused:
-        remote.session(1).write("key", 1)
-    assert refused.value.code is Code.XAER_PROTO
-    remote.start(ONE, 1)
-    remote.session(1).write("key", 1)
-    remote.end(ONE, 1, TMSUCCESS)
-    remote.prepare(ONE, 1)
-    remote.start(TWO, 1)
-    with pytest.raises(KeyLocked):
-        remote.session(1).write("key", 2)
-
-
-def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
-    with pytest.raises(ResourceUnavailable):
-        _opened(str(tmp_path / "nobody"))
-
-
 def _work_and_die(address: str, joined: Event | None = None) -> None:
     remote = _opened(address)
     for xid in (ONE, TWO, THREE):
@@ -94,6 +61,7 @@ def _until_the_death_is_noticed(store: ReferenceStore, client: RemoteReference) 
         client.recover(1, TMSTARTRSCAN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("somebody_else_is_there", [False, True])
 def test_what_a_killed_client_prepared_stays_and_the_rest_lets_go(
     address: str, store: ReferenceStore, somebody_else_is_there: bool
@@ -111,6 +79,7 @@ def test_what_a_killed_client_prepared_stays_and_the_rest_lets_go(
     assert store.data == {"one": 1}
 
 
+@pytest.mark.slow
 def test_what_another_client_has_joined_stays_when_one_is_killed(address: str, store: ReferenceStore) -> None:
     other = _opened(address)
     joined = _SPAWN.Event()
@@ -129,20 +98,28 @@ def test_what_another_client_has_joined_stays_when_one_is_killed(address: str, s
     assert store.data == {"three": 1}
 
 
-def test_who_has_another_key_keeps_nobody_else_out(address: str, store: ReferenceStore) -> None:
+def test_what_comes_through(address: str, store: ReferenceStore, tmp_path: Path) -> None:
+    """Errors as well; who has another key keeps nobody else out."""
     with pytest.raises(AuthenticationError):
         RemoteReference(address, b"another key", "served").open(store.url, 1)
-    assert _opened(address).recover(1, TMSTARTRSCAN) == []
-
-
-def test_what_is_held_and_how_it_is_come_through(address: str, store: ReferenceStore, tmp_path: Path) -> None:
     remote = _opened(address)
+    with pytest.raises(XaMisuse) as refused:
+        remote.session(1).write("key", 1)
+    assert refused.value.code is Code.XAER_PROTO
     remote.start(ONE, 1)
     remote.session(1).write("key", "value")
+    assert remote.session(1).read("key") == "value"
     remote.end(ONE, 1, TMSUCCESS)
-    remote.prepare(ONE, 1)
+    handle = remote.prepare(ONE, 1, TMASYNC)
+    assert isinstance(handle, Handle)
+    assert remote.complete(handle, 1).code is Code.XA_OK
+    remote.start(TWO, 1)
+    with pytest.raises(KeyLocked):
+        remote.session(1).write("key", 2)
     (branch,) = remote.in_doubt(1, TMSTARTRSCAN)
     assert (branch.xid, branch.holdings[0].count) == (ONE, 1)
+    assert remote.commit(ONE, 1) is Code.XA_OK
+    assert store.data == {"key": "value"}
     assert [check.health for check in remote.diagnose(store.url).checks] == [Health.OK]
     (check,) = RemoteReference(str(tmp_path / "nobody"), KEY, "served").diagnose(store.url).checks
     assert check.health is Health.FAIL

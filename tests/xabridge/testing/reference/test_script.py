@@ -12,7 +12,6 @@ from xa import (
     EXCEPTIONS,
     HEURISTIC_CODES,
     TMASYNC,
-    TMENDRSCAN,
     TMNOWAIT,
     TMONEPHASE,
     TMRESUME,
@@ -113,92 +112,43 @@ def check_code_at_verb(store: ReferenceStore, rm: ReferenceResource, call: str, 
     assert store.script.pending() == []
 
 
-@pytest.mark.parametrize("code", sorted(HEURISTIC_CODES))
-def test_a_heuristic_outcome_is_remembered(store: ReferenceStore, rm: ReferenceResource, code: Code) -> None:
-    bring(store, rm, S3)
-    store.script.plan("commit", code)
-    for _ in range(3):
-        with pytest.raises(XaError) as raised:
-            rm.commit(X, RMID)
-        assert raised.value.code is code
-    assert rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN) == [X]
-    rm.forget(X, RMID)
-    assert store.branches == {}
-
-
 def test_a_rollback_code_of_work_dooms_the_branch(store: ReferenceStore, rm: ReferenceResource) -> None:
     rm.start(X, RMID)
     session = rm.session(RMID)
     session.write("k", 1)
     store.script.plan("work", Code.XA_RBDEADLOCK)
-    for _ in range(2):
+    again = (lambda: session.write("l", 1),) * 2
+    for call in (*again, lambda: rm.end(X, RMID, TMSUCCESS), lambda: rm.prepare(X, RMID)):
         with pytest.raises(XaError) as raised:
-            session.write("l", 1)
+            call()
         assert raised.value.code is Code.XA_RBDEADLOCK
-    assert store.locked_keys == {}
-    with pytest.raises(XaError) as raised:
-        rm.end(X, RMID, TMSUCCESS)
-    assert raised.value.code is Code.XA_RBDEADLOCK
-    with pytest.raises(XaError) as raised:
-        rm.prepare(X, RMID)
-    assert raised.value.code is Code.XA_RBDEADLOCK
+        assert store.locked_keys == {}
     assert store.branches == {}
 
 
-@pytest.mark.parametrize("verb", ["open", "close", "recover"])
-def test_errors_of_the_other_verbs(store: ReferenceStore, rm: ReferenceResource, verb: str) -> None:
-    store.script.plan(verb, Code.XAER_RMERR)
-    calls: dict[str, Callable[[], object]] = {
-        "open": lambda: rm.open(store.url, RMID),
-        "close": lambda: rm.close("", RMID),
-        "recover": lambda: rm.recover(RMID, TMSTARTRSCAN),
-    }
-    with pytest.raises(XaError) as raised:
-        calls[verb]()
-    assert raised.value.code is Code.XAER_RMERR
-    assert rm.recover(RMID, TMSTARTRSCAN) == []  # as open as before
-
-
 # --- which call ---------------------------------------------------------------------------------------------
-def test_the_nth_call_and_as_many_as_planned(store: ReferenceStore, rm: ReferenceResource) -> None:
+def test_which_calls_a_plan_is_for(store: ReferenceStore, rm: ReferenceResource) -> None:
     bring(store, rm, S3)
     store.script.plan("commit", Code.XA_RETRY, nth=1, times=2)
     store.script.plan("commit", Code.XAER_INVAL, nth=3)
+    store.script.plan("commit", Code.XA_RETRY, nth=4)
+    store.script.plan("commit", Code.XAER_INVAL, nth=4)
+    assert len(store.script.pending()) == 4
     heard = []
-    for _ in range(3):
+    for _ in range(5):
         with pytest.raises(XaError) as raised:
             rm.commit(X, RMID)
         heard.append(raised.value.code)
-    assert heard == [Code.XA_RETRY, Code.XA_RETRY, Code.XAER_INVAL]
+    assert heard == [Code.XA_RETRY, Code.XA_RETRY, Code.XAER_INVAL, Code.XA_RETRY, Code.XAER_INVAL]
     assert store.script.pending() == []
+    store.script.plan("commit", Code.XA_RETRY, xid=Xid(1, b"global", b"other"))
     assert rm.commit(X, RMID) is Code.XA_OK
-
-
-def test_the_calls_of_one_branch(store: ReferenceStore, rm: ReferenceResource) -> None:
-    other = Xid(1, b"global", b"other")
-    for xid in (X, other):
-        rm.start(xid, RMID)
-        rm.end(xid, RMID, TMSUCCESS)
-    store.script.plan("prepare", Code.XA_RBOTHER, xid=other)
-    assert rm.prepare(X, RMID) is Code.XA_OK
-    with pytest.raises(XaError) as raised:
-        rm.prepare(other, RMID)
-    assert raised.value.code is Code.XA_RBOTHER
-    assert store.in_doubt == [X]
-
-
-def test_plans_for_the_same_call_follow_each_other(store: ReferenceStore, rm: ReferenceResource) -> None:
-    bring(store, rm, S3)
-    store.script.plan("commit", Code.XA_RETRY)
-    store.script.plan("commit", Code.XAER_INVAL)
-    assert [step.answer for _, step in store.script.pending()] == [Code.XA_RETRY, Code.XAER_INVAL]
-    for code in (Code.XA_RETRY, Code.XAER_INVAL):
-        with pytest.raises(XaError) as raised:
-            rm.commit(X, RMID)
-        assert raised.value.code is code
-    store.script.plan("commit", Code.XA_RETRY, times=99)
     store.script.clear()
-    assert rm.commit(X, RMID) is Code.XA_OK
+    for verb, call in (("open", lambda: rm.open(store.url, RMID)), ("close", lambda: rm.close("", RMID))):
+        store.script.plan(verb, Code.XAER_RMERR)
+        with pytest.raises(XaError):
+            call()
+        assert rm.recover(RMID, TMSTARTRSCAN) == []  # as open as before
 
 
 @pytest.mark.parametrize(
@@ -218,37 +168,23 @@ def test_plans_that_are_none(store: ReferenceStore, verb: str, arguments: dict[s
 
 
 # --- fates --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("fate", "after"),
-    [(Fate.REQUEST_LOST, S2), (Fate.REPLY_LOST, S3), (Fate.IN_FLIGHT, S2)],
-)
-def test_a_lost_prepare(store: ReferenceStore, rm: ReferenceResource, fate: Fate, after: BranchState) -> None:
+@pytest.mark.parametrize("answer", [None, Code.XA_RBINTEGRITY])
+@pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.IN_FLIGHT])
+def test_a_lost_prepare(store: ReferenceStore, rm: ReferenceResource, fate: Fate, answer: Code | None) -> None:
     bring(store, rm, S2)
-    store.script.plan("prepare", fate=fate)
+    arrived = S0 if answer else S3
+    store.script.plan("prepare", *([answer] if answer and fate is not Fate.REQUEST_LOST else []), fate=fate)
     with pytest.raises(ResourceUnavailable) as lost:
         rm.prepare(X, RMID)
     assert lost.value.xid == X
-    assert store.branches[X] is after
+    assert store.branches.get(X, S0) is (arrived if fate is Fate.REPLY_LOST else S2)
     with pytest.raises(XaError) as raised:
         rm.prepare(X, RMID)
     assert raised.value.code is Code.XAER_PROTO  # not open for this thread
     rm.open(store.url, RMID)
-    if fate is Fate.IN_FLIGHT:
-        assert store.deliver() == 1
-    assert store.branches[X] is (S2 if fate is Fate.REQUEST_LOST else S3)
-    rm.rollback(X, RMID)
+    assert store.deliver() == (fate is Fate.IN_FLIGHT)
+    assert store.branches.get(X, S0) is (S2 if fate is Fate.REQUEST_LOST else arrived)
     assert store.in_flight == []
-
-
-@pytest.mark.parametrize(("fate", "answer"), [(Fate.REPLY_LOST, Code.XA_RBINTEGRITY), (Fate.IN_FLIGHT, Code.XA_HEURRB)])
-def test_an_answer_that_nobody_hears(store: ReferenceStore, rm: ReferenceResource, fate: Fate, answer: Code) -> None:
-    verb, state = ("prepare", S2) if fate is Fate.REPLY_LOST else ("commit", S3)
-    bring(store, rm, state)
-    store.script.plan(verb, answer, fate)
-    with pytest.raises(ResourceUnavailable):
-        getattr(rm, verb)(X, RMID)
-    store.deliver()
-    assert store.branches.get(X, S0) is (S0 if fate is Fate.REPLY_LOST else S5)
 
 
 @pytest.mark.parametrize(
@@ -278,51 +214,43 @@ def test_an_association_of_a_lost_connection(
     rm.start(Xid(1, b"another"), RMID)
 
 
-def test_an_end_in_flight_that_never_arrives(store: ReferenceStore, rm: ReferenceResource) -> None:
+def test_requests_arrive_late_in_their_order_or_never(store: ReferenceStore, rm: ReferenceResource) -> None:
+    def in_flight(verb: str, call: Callable[[], object]) -> None:
+        store.script.plan(verb, fate=Fate.IN_FLIGHT)
+        with pytest.raises(ResourceUnavailable):
+            call()
+        assert store.in_flight[-1].verb == verb
+
     bring(store, rm, S1)
-    store.script.plan("end", fate=Fate.IN_FLIGHT)
-    with pytest.raises(ResourceUnavailable):
-        rm.end(X, RMID, TMSUCCESS)
+    in_flight("end", lambda: rm.end(X, RMID, TMSUCCESS))
     assert store.branches[X] is S1  # the server has not noticed
     assert store.drop() == 1
     assert store.branches[X] is S4
-    assert store.locked_keys == {}
+    rm.open(store.url, RMID)
+    rm.rollback(X, RMID)
 
-
-def test_a_resume_in_flight(store: ReferenceStore, rm: ReferenceResource) -> None:
-    bring(store, rm, S1)
-    rm.end(X, RMID, TMSUSPEND)
-    store.script.plan("start", fate=Fate.IN_FLIGHT)
-    with pytest.raises(ResourceUnavailable):
-        rm.start(X, RMID, TMRESUME)
-    store.deliver()
-    assert store.branches[X] is S4
-    assert store.associations == 0
-
-
-def test_requests_arrive_late_in_their_order(store: ReferenceStore, rm: ReferenceResource) -> None:
     bring(store, rm, S2)
-    for verb in ("prepare", "commit"):
-        store.script.plan(verb, fate=Fate.IN_FLIGHT)
-        with pytest.raises(ResourceUnavailable):
-            getattr(rm, verb)(X, RMID)
-        rm.open(store.url, RMID)
-    assert [flight.verb for flight in store.in_flight] == ["prepare", "commit"]
+    in_flight("prepare", lambda: rm.prepare(X, RMID))
+    rm.open(store.url, RMID)
+    in_flight("commit", lambda: rm.commit(X, RMID))
     assert store.deliver() == 2
     assert set(store.data) == {"first", "second"}
 
-
-def test_a_late_commit_finds_its_branch_rolled_back(store: ReferenceStore, rm: ReferenceResource) -> None:
+    rm.open(store.url, RMID)
     bring(store, rm, S3)
-    store.script.plan("commit", fate=Fate.IN_FLIGHT)
-    with pytest.raises(ResourceUnavailable):
-        rm.commit(X, RMID)
+    in_flight("commit", lambda: rm.commit(X, RMID))
     rm.open(store.url, RMID)
     rm.rollback(X, RMID)
-    flight = store.in_flight[0]
+    (flight,) = store.in_flight
     assert store.deliver(X) == 1
-    assert flight.code is Code.XAER_NOTA
-    assert store.data == {}
+    assert (flight.code, store.branches) == (Code.XAER_NOTA, {}), "it is rolled back already"
+
+    bring(store, rm, S1)
+    rm.end(X, RMID, TMSUSPEND)
+    in_flight("start", lambda: rm.start(X, RMID, TMRESUME))
+    store.deliver()
+    assert store.branches[X] is S4
+    assert store.associations == 0
 
 
 def test_a_late_request_finds_its_branch_by_the_xid(store: ReferenceStore, rm: ReferenceResource) -> None:
@@ -338,56 +266,27 @@ def test_a_late_request_finds_its_branch_by_the_xid(store: ReferenceStore, rm: R
 
 
 # --- asynchronously -----------------------------------------------------------------------------------------
-def test_the_effect_is_at_the_server_when_the_request_is_sent(store: ReferenceStore, rm: ReferenceResource) -> None:
-    bring(store, rm, S2)
-    handle = rm.prepare(X, RMID, TMASYNC)
-    assert isinstance(handle, Handle)
-    assert store.in_doubt == [X]
-    assert rm.outstanding == 1
-    assert rm.complete(handle, RMID).code is Code.XA_OK
-    assert rm.outstanding == 0
-
-
-def delayed(store: ReferenceStore, rm: ReferenceResource) -> Handle:
+@pytest.mark.parametrize("ends", ["somebody waits", "it is delivered", "it is dropped", "the connection is cut"])
+def test_a_delayed_request(store: ReferenceStore, rm: ReferenceResource, ends: str) -> None:
     bring(store, rm, S2)
     store.script.plan("prepare", fate=Fate.DELAYED)
     handle = rm.prepare(X, RMID, TMASYNC)
     assert isinstance(handle, Handle)
-    assert store.branches[X] is S2
+    assert (store.branches[X], rm.outstanding) == (S2, 1)
     with pytest.raises(TryAgain):
         rm.complete(handle, RMID, TMNOWAIT)
-    return handle
-
-
-def test_a_delayed_request_arrives_when_somebody_waits(store: ReferenceStore, rm: ReferenceResource) -> None:
-    handle = delayed(store, rm)
-    assert rm.complete(handle, RMID).code is Code.XA_OK
-    assert store.in_doubt == [X]
-    assert store.in_flight == []
-
-
-def test_a_delayed_request_arrives_when_the_test_says_so(store: ReferenceStore, rm: ReferenceResource) -> None:
-    handle = delayed(store, rm)
-    assert store.deliver() == 1
-    assert store.in_doubt == [X]
-    assert rm.complete(handle, RMID, TMNOWAIT).code is Code.XA_OK
-
-
-def test_a_delayed_request_that_never_arrives(store: ReferenceStore, rm: ReferenceResource) -> None:
-    handle = delayed(store, rm)
-    assert store.drop() == 1
-    assert rm.complete(handle, RMID).code is Code.XAER_RMFAIL
-    assert store.branches[X] is S2
-
-
-def test_a_delayed_request_behind_a_lost_connection(store: ReferenceStore, rm: ReferenceResource) -> None:
-    """The client hears that the connection is gone; the request arrives after that."""
-    handle = delayed(store, rm)
-    store.cut(rm)
-    assert rm.complete(handle, RMID, TMNOWAIT).code is Code.XAER_RMFAIL
-    assert store.branches[X] is S2
-    store.deliver()
-    assert store.in_doubt == [X]
+    if ends == "it is delivered":
+        assert store.deliver() == 1
+    elif ends == "it is dropped":
+        assert store.drop() == 1
+    elif ends == "the connection is cut":
+        store.cut(rm)
+    is_heard = ends in {"somebody waits", "it is delivered"}
+    flags = 0 if ends in {"somebody waits", "it is dropped"} else TMNOWAIT
+    assert rm.complete(handle, RMID, flags).code is (Code.XA_OK if is_heard else Code.XAER_RMFAIL)
+    assert (rm.outstanding, store.in_doubt) == (0, [X] if is_heard else [])
+    store.deliver()  # what was cut off arrives after that
+    assert store.in_doubt == ([] if ends == "it is dropped" else [X])
 
 
 def test_a_lost_reply_takes_the_other_replies_of_the_thread_with_it(
@@ -403,10 +302,3 @@ def test_a_lost_reply_takes_the_other_replies_of_the_thread_with_it(
     assert codes == [Code.XA_OK, Code.XAER_RMFAIL, Code.XAER_RMFAIL]
     assert store.in_doubt == xids
     assert rm.outstanding == 0
-
-
-def test_a_synchronous_call_waits_for_what_is_delayed(store: ReferenceStore, rm: ReferenceResource) -> None:
-    bring(store, rm, S2)
-    store.script.plan("prepare", fate=Fate.DELAYED)
-    assert rm.prepare(X, RMID) is Code.XA_OK
-    assert store.in_doubt == [X]
