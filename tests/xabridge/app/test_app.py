@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -15,9 +15,7 @@ from sqlalchemy import text
 from tests.xabridge.app.shop import NOWHERE, Invoice, Shop, rows, set_up
 from xabridge import App, Broker, Configuration, ConfigurationError, Database, Message, ProtocolMisuse, Transaction, Tx
 from xabridge.testing import TestApp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from xabridge.testing.contract.client import case
 
 
 @dataclass
@@ -41,12 +39,37 @@ def shop() -> App:
     return app
 
 
-def test_a_handler_gets_what_it_declares() -> None:
-    with TestApp(shop()) as test:
+def test_handlers_get_what_they_declare() -> None:
+    """Transactions of several classes, too."""
+
+    class Audit(Tx):
+        broker: Broker
+
+    app = shop()
+
+    @app.consumer("audit")
+    def note(what: str, tx: Audit) -> None:
+        tx.broker.send("noted", Message(what))
+
+    told: list[int] = []
+
+    @app.consumer("told")
+    def tell(number: int, tx: Shop) -> None:
+        tx.after_commit(told.append, number)
+        if number == 2:
+            raise LookupError
+
+    with TestApp(app) as test:
         set_up(test)
         test.deliver("orders", Order(1, "Ada"))
         test.assert_sent("invoices", Invoice(1))
         assert rows(test) == [1]
+        test.deliver("audit", "a look")
+        assert test.sent("noted") == ["a look"]
+        test.deliver("told", 1)
+        with pytest.raises(LookupError):
+            test.deliver("told", 2)
+        assert told == [1], "it is called when it is committed, and not otherwise"
 
 
 def test_what_does_not_fit_is_a_dead_letter_and_the_handler_is_not_called() -> None:
@@ -100,40 +123,6 @@ def test_coroutine_functions_are_handlers_too() -> None:
             assert await asyncio.to_thread(test.sent, "invoices") == [Invoice(1)]
 
     asyncio.run(in_a_loop())
-
-
-def test_handlers_may_declare_transactions_of_several_classes() -> None:
-    class Audit(Tx):
-        broker: Broker
-
-    app = shop()
-
-    @app.consumer("audit")
-    def note(what: str, tx: Audit) -> None:
-        tx.broker.send("noted", Message(what))
-
-    with TestApp(app) as test:
-        set_up(test)
-        test.deliver("audit", "a look")
-        assert test.sent("noted") == ["a look"]
-        test.deliver("orders", Order(1, "Ada"))
-
-
-def test_after_commit_is_called_when_it_is_committed_and_not_otherwise() -> None:
-    app = App(NOWHERE)
-    told: list[int] = []
-
-    @app.consumer("orders")
-    def handle(order: Order, tx: Shop) -> None:
-        tx.after_commit(told.append, order.number)
-        if order.number == 2:
-            raise LookupError
-
-    with TestApp(app) as test:
-        test.deliver("orders", Order(1, "Ada"))
-        with pytest.raises(LookupError):
-            test.deliver("orders", Order(2, "Boole"))
-    assert told == [1]
 
 
 def test_a_transactional_function_needs_no_manager_before_it_is_called() -> None:
@@ -201,14 +190,6 @@ def test_nothing_happens_at_import(tmp_path: Any) -> None:
     assert not {"pydantic", "msgspec", "fastapi", "django", "sqlalchemy", "proton", "dtx.broker"} & loaded
 
 
-def wrong_setting(app: App) -> Any:
-    return app.consumer("orders", workrs=4)  # type: ignore[call-arg]
-
-
-def wrong_value(app: App) -> Any:
-    return app.consumer("orders", workers=0)
-
-
 def no_type(app: App) -> Any:
     @app.consumer("orders")
     def handle(order, tx: Tx) -> None: ...  # type: ignore[no-untyped-def]
@@ -234,25 +215,22 @@ def not_there(app: App) -> Any:
     def handle(order: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
-@pytest.mark.parametrize(
-    ("declare", "told"),
-    [
-        (wrong_setting, "consumer of orders: workrs: there is no such setting; did you mean workers?"),
-        (wrong_value, "workers is 0: expected 1 to"),
+def test_mistakes_are_told_when_it_is_declared() -> None:
+    for declare, told in (
         (no_type, "order: say its type"),
         (two_bodies, "order and invoice are both the body"),
         (no_list, "it is a list"),
         (unreadable, "order: Thread: no message can be made into it"),
         (not_there, "Nowhere"),
-    ],
-)
-def test_mistakes_are_told_when_it_is_declared(declare: Callable[[App], Any], told: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        declare(App(NOWHERE))
-    assert told in str(refused.value)
+    ):
+        with case(told), pytest.raises(ConfigurationError) as refused:
+            declare(App(NOWHERE))
+        assert told in str(refused.value)
+    with pytest.raises(TypeError, match="a transaction has a send of its own"):
 
+        class Wrong(Tx):
+            send: Broker  # type: ignore[assignment]
 
-def test_a_plain_transaction_class_is_refused() -> None:
     class Plain(Transaction):
         shop: Database
 
@@ -263,15 +241,5 @@ def test_a_plain_transaction_class_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="is a subclass of Tx"), TestApp(app):
         pass
-
-
-def test_a_resource_that_is_called_as_a_method() -> None:
-    with pytest.raises(TypeError, match="a transaction has a send of its own"):
-
-        class Wrong(Tx):
-            send: Broker  # type: ignore[assignment]
-
-
-def test_the_manager_says_which_setting_was_meant() -> None:
     with TestApp(App(NOWHERE)) as test, pytest.raises(ConfigurationError, match="did you mean batch"):
         test.manager.consumer("orders", bach=4)(lambda *_: None)  # type: ignore[call-arg]

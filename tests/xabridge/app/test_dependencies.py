@@ -56,7 +56,12 @@ async def awaited() -> int:
     return 7
 
 
+def count(messages: list[Message]) -> int:
+    return len(messages)
+
+
 def test_dependencies_are_made_once_and_cleaned_up_before_the_commit() -> None:
+    """Of a batch, once for all of it; for a coroutine function, awaited; in tests, something else."""
     app = App(NOWHERE)
 
     @app.consumer("orders")
@@ -67,6 +72,16 @@ def test_dependencies_are_made_once_and_cleaned_up_before_the_commit() -> None:
         if number < 0:
             raise LookupError(number)
 
+    @app.consumer("awaited")
+    async def handle_awaited(
+        number: int, client: AClient, what: Annotated[str, Depends(later)], seven: Annotated[int, Depends(awaited)]
+    ) -> None:
+        TOLD.append(f"handle {number} {what} {seven} {type(client).__name__}")
+
+    @app.consumer("many", takes="batch", batch=5)
+    def handle_many(numbers: list[int], many: Annotated[int, Depends(count)]) -> None:
+        TOLD.append((numbers, many))
+
     with TestApp(app) as test:
         test.deliver("orders", 1, id="m")
         assert TOLD == [
@@ -76,48 +91,16 @@ def test_dependencies_are_made_once_and_cleaned_up_before_the_commit() -> None:
         with pytest.raises(LookupError):
             test.deliver("orders", -1, id="n")
         assert TOLD[-2:] == ["bad: -1", "client closed while active"]
-
-
-def test_coroutine_functions_have_them_awaited() -> None:
-    app = App(NOWHERE)
-
-    @app.consumer("orders")
-    async def handle(
-        number: int, client: AClient, what: Annotated[str, Depends(later)], seven: Annotated[int, Depends(awaited)]
-    ) -> None:
-        TOLD.append(f"handle {number} {what} {seven} {type(client).__name__}")
-
-    with TestApp(app) as test:
-        test.deliver("orders", 1, id="m")
-    assert TOLD[1:4] == ["later", "handle 1 of Client 7 Client", "later closed"]
-
-
-def test_in_tests_something_else_is_made() -> None:
-    app = App(NOWHERE)
-
-    @app.consumer("orders")
-    def handle(number: int, name: Annotated[str, Depends(user)]) -> None:
-        TOLD.append((number, name))
-
+        TOLD.clear()
+        test.deliver("awaited", 1, id="m")
+        assert TOLD[1:4] == ["later", "handle 1 of Client 7 Client", "later closed"]
+        TOLD.clear()
+        test.deliver("many", 1, 2, "three")
+        assert TOLD == [([1, 2], 2)]
     app.dependency_overrides[user] = lambda: "Boole"
     with TestApp(app) as test:
         test.deliver("orders", 1)
-    assert TOLD == [(1, "Boole")]
-
-
-def test_a_batch_has_one_of_each() -> None:
-    app = App(NOWHERE)
-
-    def count(messages: list[Message]) -> int:
-        return len(messages)
-
-    @app.consumer("orders", takes="batch", batch=5)
-    def handle(numbers: list[int], many: Annotated[int, Depends(count)]) -> None:
-        TOLD.append((numbers, many))
-
-    with TestApp(app) as test:
-        test.deliver("orders", 1, 2, "three")
-    assert TOLD == [([1, 2], 2)]
+    assert "handle 1 for Boole" in TOLD
 
 
 def test_middlewares_are_around_every_handler() -> None:
@@ -238,46 +221,36 @@ def round_trip(there: Annotated[int, Depends(lambda: 0)]) -> int:
 round_trip.__annotations__["there"] = Annotated[int, Depends(round_trip)]
 
 
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
+def test_mistakes_are_told_when_it_is_declared() -> None:
+    wrong: list[tuple[Any, str]] = [
         (awaited, "awaited is awaited, and .*handle is no coroutine function: write async def"),
         (itself, "awaited is awaited"),
         (body, "body: number: what makes a dependency gets the transaction"),
         (round_trip, "round_trip depends on itself"),
-    ],
-)
-def test_mistakes_are_told_when_it_is_declared(make: Any, told: str) -> None:
+    ]
+    for make, told in wrong:
+        with pytest.raises(ConfigurationError, match=told):
+
+            @App(NOWHERE).consumer("orders")
+            def handle(number: int, made: Annotated[Any, Depends(make)]) -> None: ...
+
+    for declare in (App.middleware, App.lifespan):
+        with pytest.raises(ConfigurationError, match="is a generator function"):
+            declare(App(NOWHERE), lambda: None)  # type: ignore[operator]
+
+
+def test_a_middleware_is_around_handlers_of_batches_too() -> None:
     app = App(NOWHERE)
-    with pytest.raises(ConfigurationError, match=told):
-
-        @app.consumer("orders")
-        def handle(number: int, made: Annotated[Any, Depends(make)]) -> None: ...
-
-
-@pytest.mark.parametrize("declare", [App.middleware, App.lifespan])
-def test_a_middleware_or_lifespan_yields(declare: Any) -> None:
-    with pytest.raises(ConfigurationError, match="is a generator function"):
-        declare(App(NOWHERE), lambda: None)
-
-
-def test_a_middleware_is_around_handlers_of_messages_and_of_batches() -> None:
-    app, seen = App(NOWHERE), list[object]()
-
-    @app.consumer("one")
-    def one(number: int, tx: Tx) -> None:
-        pass
 
     @app.consumer("many", batch=5, takes="batch")
-    def many(numbers: list[int], tx: Tx) -> None:
-        pass
+    def many(numbers: list[int]) -> None:
+        TOLD.append(numbers)
 
     @app.middleware
     def around(came: Message | list[Message]) -> Iterator[None]:
-        seen.append([message.id for message in came] if isinstance(came, list) else came.id)
+        TOLD.append([message.id for message in came] if isinstance(came, list) else came.id)
         yield
 
     with TestApp(app) as test:
-        test.deliver("one", 7, id="a")
         test.deliver("many", 7, 8, id="b")
-    assert seen == ["a", ["b", "b"]]
+    assert TOLD == [["b", "b"], [7, 8]]

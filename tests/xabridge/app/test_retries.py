@@ -13,6 +13,7 @@ import pytest
 from tests.xabridge.app.shop import NOWHERE
 from tm.consumer.failures import Failures
 from xa import Code, xa_error
+from xa.coroutines import drive
 from xabridge import App, Message, Tx
 from xabridge.testing import Killed, TestApp
 
@@ -48,6 +49,7 @@ def told_with(test: TestApp) -> dict[Any, Any]:
 
 
 def test_an_error_that_is_final_is_not_tried_again() -> None:
+    """And with `retry_on` only what is named is tried again."""
     handler = Handler(dead_on=ValueError)
     handler.raises = [ValueError("no such product"), KeyError("x"), None]
     with TestApp(handler.app) as test:
@@ -58,9 +60,6 @@ def test_an_error_that_is_final_is_not_tried_again() -> None:
         fails(test, KeyError, 2)
         test.deliver("orders")
         assert test.sent("done") == [2]
-
-
-def test_only_what_is_named_is_tried_again() -> None:
     handler = Handler(retry_on=TimeoutError)
     handler.raises = [TimeoutError(), None, LookupError("x")]
     with TestApp(handler.app) as test:
@@ -70,15 +69,10 @@ def test_only_what_is_named_is_tried_again() -> None:
         fails(test, LookupError, 2)
         test.deliver("orders")
         assert (handler.calls, len(test.dead("orders"))) == (3, 1)
-
-
-def test_a_resource_that_is_away_makes_no_dead_letter() -> None:
-    handler = Handler(retry_on=TimeoutError)
-    with TestApp(handler.app) as test:
         test.fail("broker", at="prepare")
-        fails(test, Exception, 1, match="votes no")
+        fails(test, Exception, 3, match="votes no")  # a resource that is away makes no dead letter
         test.deliver("orders")
-        assert test.sent("done") == [1]
+        assert test.sent("done") == [1, 3]
 
 
 def test_conflicts_are_no_failures_of_the_message() -> None:
@@ -101,7 +95,7 @@ def test_a_message_that_is_put_off_keeps_its_count() -> None:
         for count, reason in enumerate(("first", "second"), start=1):
             with pytest.raises(LookupError, match=reason):
                 test.deliver("orders", *([7] if count == 1 else []), **({"id": "o-7"} if count == 1 else {}))
-            put_off(test)
+            drive(test._pass("orders"))  # one pass, which puts it off
             told = told_with(test)
             assert told["x-opt-retry-count"] == count
             assert told["x-opt-retry-reason"] == f"LookupError: {reason}"
@@ -119,15 +113,8 @@ def test_a_message_that_is_put_off_keeps_its_count() -> None:
         assert (letter.annotations or {})["x-opt-dead-deliveries"] == 3
 
 
-def put_off(test: TestApp) -> None:
-    """One pass, which puts the message off."""
-    from xa.coroutines import drive  # noqa: PLC0415
-
-    drive(test._pass("orders"))
-
-
 @pytest.mark.parametrize("at", ["before the decision", "after the decision"])
-def test_a_process_that_dies_while_it_puts_off_loses_and_doubles_nothing(at: Any) -> None:
+def test_a_process_that_dies_while_it_puts_off_or_away_loses_and_doubles_nothing(at: Any) -> None:
     handler = Handler(retry_waits="broker", retry_first_s=30.0)
     handler.raises = [LookupError("no")]
     with TestApp(handler.app) as test:
@@ -140,29 +127,28 @@ def test_a_process_that_dies_while_it_puts_off_loses_and_doubles_nothing(at: Any
         test.advance(60)
         test.deliver("orders")
         assert (test.sent("done"), test.waiting("orders")) == ([7], 0)
-
-
-@pytest.mark.parametrize("at", ["before the decision", "after the decision"])
-def test_a_process_that_dies_while_it_puts_away_loses_and_doubles_nothing(at: Any) -> None:
-    handler = Handler(batch=5)
-    with TestApp(handler.app) as test:
+    with TestApp(Handler(batch=5).app) as test:
         test.kill(at)
         fails(test, Killed, 1, "two", 3)
         test.deliver("orders")
-        assert test.sent("done") == [1, 3]
-        assert len(test.dead("orders")) == 1
+        assert (test.sent("done"), len(test.dead("orders"))) == ([1, 3], 1)
 
 
 def test_the_time_for_attempts_has_a_limit() -> None:
+    """It begins with the message's own failure."""
     handler = Handler(retry_for_s=3600.0)
-    handler.raises = [LookupError("no"), LookupError("no"), None]
+    handler.raises = [LookupError("no")] * 4
     with TestApp(handler.app) as test:
-        for body in ([1], []):
-            with pytest.raises(LookupError):
-                test.deliver("orders", *body)
-        test.advance(3601)
+        fails(test, LookupError, 1)
+        take_away(test)
+        test.advance(4000)
+        fails(test, LookupError, 1)
+        fails(test, LookupError)
+        test.advance(3599)
+        fails(test, LookupError)
+        test.advance(2)
         test.deliver("orders")
-        assert (handler.calls, test.dead("orders")) == (2, ["LookupError: no"])
+        assert (handler.calls, test.dead("orders"), test.sent("done")) == (4, ["LookupError: no"], [])
 
 
 def take_away(test: TestApp, queue: str = "orders") -> None:
@@ -171,29 +157,7 @@ def take_away(test: TestApp, queue: str = "orders") -> None:
         tx["broker"].receive(queue, 0)
 
 
-def test_what_failed_once_is_not_held_against_a_message_that_comes_later() -> None:
-    handler = Handler(dead_on=ValueError)
-    handler.raises = [ValueError("no such product"), None]
-    with TestApp(handler.app) as test:
-        fails(test, ValueError, 1, match="no such product")
-        take_away(test)
-        test.deliver("orders", 1)  # an operator has sent the dead letter again
-        assert (test.sent("done"), test.dead("orders")) == ([1], [])
-
-
-def test_the_time_for_attempts_of_a_message_begins_with_its_own_failure() -> None:
-    handler = Handler(retry_for_s=3600.0)
-    handler.raises = [LookupError("no"), LookupError("no"), None]
-    with TestApp(handler.app) as test:
-        fails(test, LookupError, 1)
-        take_away(test)
-        test.advance(4000)
-        fails(test, LookupError, 1)
-        test.deliver("orders")
-        assert (test.sent("done"), test.dead("orders")) == ([1], [])
-
-
-def test_a_dead_letter_that_is_sent_again_has_all_its_attempts() -> None:
+def test_a_dead_letter_that_is_sent_again_has_all_its_attempts(caplog: pytest.LogCaptureFixture) -> None:
     handler = Handler(retry_waits="broker", max_deliveries=2, retry_for_s=3600.0, retry_jitter=0)
     handler.raises = [LookupError("first"), LookupError("second")]
     with TestApp(handler.app) as test:
@@ -202,6 +166,7 @@ def test_a_dead_letter_that_is_sent_again_has_all_its_attempts() -> None:
         test.advance(60)
         fails(test, LookupError)
         test.deliver("orders")
+        assert "dead-lettered to orders.dead after 2 deliveries: LookupError: second" in caplog.text
         (letter,) = test.messages("orders.dead")
         assert (letter.annotations or {})["x-opt-dead-deliveries"] == 2
         assert not [name for name in letter.annotations or {} if str(name).startswith("x-opt-retry-")]
@@ -210,18 +175,6 @@ def test_a_dead_letter_that_is_sent_again_has_all_its_attempts() -> None:
             tx["broker"].send("orders", tx["broker"].receive("orders.dead", 0))
         test.deliver("orders")
         assert (test.sent("done"), test.waiting("orders.dead")) == ([7], 0)
-
-
-def test_the_log_counts_the_deliveries_before_a_message_was_put_off(caplog: pytest.LogCaptureFixture) -> None:
-    handler = Handler(retry_waits="broker", max_deliveries=2)
-    handler.raises = [LookupError("first"), LookupError("second")]
-    with TestApp(handler.app) as test:
-        fails(test, LookupError, 7)
-        test.deliver("orders")
-        test.advance(60)
-        fails(test, LookupError)
-        test.deliver("orders")
-    assert "dead-lettered to orders.dead after 2 deliveries: LookupError: second" in caplog.text
 
 
 @pytest.mark.parametrize("batch", [1, 5])
@@ -236,6 +189,7 @@ def test_a_message_is_not_put_away_besides_being_handled(batch: int) -> None:
 
 
 def test_a_message_that_is_sent_on_as_it_came_has_all_its_attempts() -> None:
+    """And does not wait again."""
     handler = Handler(retry_waits="broker", retry_jitter=0)
     handler.raises = [LookupError("first")]
     errors: list[Exception] = [LookupError("there")]
@@ -257,6 +211,7 @@ def test_a_message_that_is_sent_on_as_it_came_has_all_its_attempts() -> None:
         test.deliver("orders")
         test.advance(60)
         test.deliver("orders")
+        assert (test.later("onward"), test.waiting("onward")) == ([], 1)
         with pytest.raises(LookupError, match="there"):
             test.deliver("onward")
         test.deliver("onward")
@@ -278,23 +233,6 @@ def test_the_wait_does_not_depend_on_the_clock_of_the_consumer(behind_s: float) 
             test.advance(wait_s + 1)
         test.deliver("orders")
         assert (test.sent("done"), test.waiting("orders")) == ([7], 0)
-
-
-def test_a_message_that_was_put_off_and_is_sent_on_does_not_wait_again() -> None:
-    handler = Handler(retry_waits="broker", retry_first_s=30.0)
-    handler.raises = [LookupError("no")]
-
-    @handler.app.middleware
-    def send_on(message: Message, tx: Tx) -> Iterator[None]:
-        yield
-        tx.send("onward", message)
-
-    with TestApp(handler.app) as test:
-        fails(test, LookupError, 7)
-        test.deliver("orders")
-        test.advance(60)
-        test.deliver("orders")
-        assert (test.sent("done"), test.later("onward"), test.waiting("onward")) == ([7], [], 1)
 
 
 # --- what another process knows
@@ -328,7 +266,8 @@ def test_the_reason_goes_with_the_message_to_another_process(is_async: bool) -> 
 
 
 def test_a_batch_that_fails_is_no_attempt_of_its_messages() -> None:
-    """They are tried one by one, by another process too, and each has its own reason."""
+    """They are tried one by one, by another process too, and each has its own reason. A middleware that has the
+    transaction commit after the handler's error ends it."""
     app = App(NOWHERE)
 
     @app.consumer("orders", takes="batch", batch=5, max_deliveries=1)
@@ -343,10 +282,6 @@ def test_a_batch_that_fails_is_no_attempt_of_its_messages() -> None:
         test.restart()
         test.deliver("orders")
         assert (test.dead("orders"), test.waiting("orders")) == (["LookupError: [2]"], 0)
-
-
-def test_a_reason_is_of_the_last_failure_and_commits_nothing() -> None:
-    """A middleware that has the transaction commit after the handler's error: nothing comes again."""
     handler = Handler()
     handler.raises = [LookupError("no")]
 

@@ -162,19 +162,17 @@ def test_a_source_file_that_changes_is_loaded_again(shop: Shop) -> None:
     assert shop.stop() == 0
 
 
-@pytest.mark.parametrize(
-    ("program", "flags", "told"),
-    [
+def test_an_application_that_can_not_run(shop: Shop) -> None:
+    cases: list[tuple[str, list[str], str]] = [
         ("import nothing_of_that_name", [], "a_shop:app can't be loaded"),
         ("app = 7", ["--workers", "2"], "app is a int, and no App"),
         ("from xabridge import App; app = App('nowhere.toml')", [], "nowhere.toml: no such file"),
-    ],
-)
-def test_an_application_that_can_not_run(shop: Shop, program: str, flags: list[str], told: str) -> None:
-    shop.write(program)
-    shop.run(*flags)
-    assert shop.process.wait(PATIENCE_S) == 2
-    assert told in shop.log.read_text()
+    ]
+    for program, flags, told in cases:
+        shop.write(program)
+        shop.run(*flags)
+        assert shop.process.wait(PATIENCE_S) == 2
+        assert told in shop.log.read_text()
 
 
 def children_of(pid: int) -> list[int]:

@@ -55,15 +55,12 @@ class Called(Callee):
     """One that has it from its base."""
 
 
-@pytest.mark.parametrize("function", [generates, generates_later])
-def test_a_generator_function_is_no_handler(function: Any) -> None:
-    with pytest.raises(ConfigurationError, match="is a generator function"):
-        App(NOWHERE).consumer("orders")(function)
-    with pytest.raises(ConfigurationError, match="is a generator function"):
-        Handler(function)
-
-
-def test_an_object_with_a_coroutine_function_is_awaited() -> None:
+def test_a_generator_function_is_no_handler_and_an_object_with_a_coroutine_function_is_awaited() -> None:
+    for function in (generates, generates_later):
+        with pytest.raises(ConfigurationError, match="is a generator function"):
+            App(NOWHERE).consumer("orders")(function)
+        with pytest.raises(ConfigurationError, match="is a generator function"):
+            Handler(function)
     app = App(NOWHERE)
     app.consumer("orders")(Called())
     with TestApp(app) as test:

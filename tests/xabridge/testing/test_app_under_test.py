@@ -23,7 +23,6 @@ from xabridge import (
     ResourceConfig,
     RolledBack,
     TransactionManager,
-    Tx,
 )
 from xabridge.app.find import find_app
 from xabridge.testing import TestApp, TestBroker
@@ -82,14 +81,6 @@ def test_what_keeps_failing_becomes_a_dead_letter(test: TestApp) -> None:
     assert (rows(test), test.waiting("orders")) == ([], 0)
 
 
-def test_time_is_moved(test: TestApp) -> None:
-    with test.manager.begin() as tx:
-        tx.send("letters", "soon of no use", ttl=60.0)
-        tx.send("letters", "of use")
-    test.advance(61)
-    assert test.sent("letters") == ["of use"]
-
-
 def test_assert_sent_says_what_there_is(test: TestApp) -> None:
     test.deliver("orders", Order(1))
     with pytest.raises(AssertionError, match=r"invoices has \[Invoice\(order=1\)\], expected \[Invoice\(order=2\)\]"):
@@ -97,6 +88,11 @@ def test_assert_sent_says_what_there_is(test: TestApp) -> None:
     with pytest.raises(AssertionError):
         test.assert_sent("invoices")
     assert test.sent("invoices", dict) == [{"order": 1}]
+    with test.manager.begin() as tx:
+        tx.send("letters", "soon of no use", ttl=60.0)
+        tx.send("letters", "of use")
+    test.advance(61)
+    assert test.sent("letters") == ["of use"], "time is moved"
 
 
 def test_what_it_does_not_know_is_told(test: TestApp) -> None:
@@ -106,27 +102,10 @@ def test_what_it_does_not_know_is_told(test: TestApp) -> None:
         test.fail("shopp", at="prepare")
     with pytest.raises(ValueError, match="expected 'start' or"):
         test.fail("shop", at="vote")  # type: ignore[arg-type]
-
-
-def test_two_databases_need_one_that_is_given() -> None:
     two = {"broker": "amqp://x", "shop": "postgresql://x/y", "stock": "mariadb://x/y"}
-    with (
-        pytest.raises(ConfigurationError, match="one database can be SQLite"),
-        TestApp(App(Configuration("n", None, two))),
-    ):
+    app = App(Configuration("n", None, two))
+    with pytest.raises(ConfigurationError, match="one database can be SQLite"), TestApp(app):
         pass
-
-
-def test_without_a_database_there_is_a_log() -> None:
-    app = App(Configuration("n", None, {"broker": "amqp://nowhere.invalid"}))
-
-    @app.consumer("in")
-    def handle(number: int, tx: Tx) -> None:
-        tx.send("out", number)
-
-    with TestApp(app) as test:
-        test.deliver("in", 1)
-        assert test.sent("out") == [1]
 
 
 def test_a_broker_in_the_process(tmp_path: Path) -> None:
@@ -198,24 +177,22 @@ def test_the_fixture_of_the_plugin(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("told", "expected"),
-    [
+def test_an_app_that_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    (tmp_path / "shop.py").rename(tmp_path / "the_shop.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    for told, expected in (
         ("the_shop:apo", "the_shop has no apo; it has the_shop:app"),
         ("the_shopp:app", "there is no module the_shopp"),
         ("the.shopp:app", "No module named 'the'"),
         ("the_shop", "expected module:name"),
         ("the_shop:Order", "and no App"),
-    ],
-)
-def test_an_app_that_is_not_found(told: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path)
-    (tmp_path / "shop.py").rename(tmp_path / "the_shop.py")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigurationError, match=expected):
-        find_app(told)
+    ):
+        with pytest.raises(ConfigurationError, match=expected):
+            find_app(told)
 
 
+@pytest.mark.slow
 def test_the_first_one_loads_no_driver_that_it_does_not_need(tmp_path: Path) -> None:
     """psycopg takes longer to load than all of the rest takes to start."""
     program = """

@@ -137,11 +137,6 @@ def test_a_vote_of_no_and_an_unknown_outcome(tested: Running) -> None:
     assert tested.done() == 1
 
 
-def test_a_point_that_there_is_not_is_told(tested: Running) -> None:
-    with pytest.raises(ValueError, match=r"at='after': expected 'before the decision' or 'after the decision'"):
-        tested.test.kill("after")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("failure", ["fail", *POINTS])
 def test_nothing_stays_prepared_where_a_test_forgets_to_recover(failure: str) -> None:
     """A broker or a database of the test's own outlives the application."""
@@ -162,6 +157,9 @@ def test_nothing_stays_prepared_where_a_test_forgets_to_recover(failure: str) ->
 
 def test_what_can_not_be_put_under_test_is_told() -> None:
     app = App(Configuration("shop-1", "file:///nowhere", {"broker": "amqp://nowhere"}))
+    told = r"at='after': expected 'before the decision' or 'after the decision'"
+    with TestApp(app) as test, pytest.raises(ValueError, match=told):
+        test.kill("after")  # type: ignore[arg-type]
     with TestApp(app), pytest.raises(ProtocolMisuse, match="connected already, as by a request"), TestApp(app):
         pass
     wrong: Any = {"broker": {"url": "amqp://127.0.0.1"}}

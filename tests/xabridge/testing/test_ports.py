@@ -16,7 +16,7 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listening:
     print("up", flush=True)
     sys.stdin.read()
 """
-TAKER = "import sys; from xabridge.testing.ports import free_port; print(*(free_port() for _ in range(200)))"
+TAKER = "import sys; from xabridge.testing.ports import free_port; print(*(free_port() for _ in range(80)))"
 
 
 def test_a_server_listens_there_and_again_after_a_stop() -> None:

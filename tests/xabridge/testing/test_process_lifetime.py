@@ -82,6 +82,7 @@ def runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     servers = {way: ended(way, STARTS, tmp_path) for way in WAYS}
     assert [len(each) for each in servers.values()] == [2] * len(WAYS)
