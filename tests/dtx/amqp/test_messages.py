@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -33,6 +33,9 @@ from dtx.protocol.addresses import branch_address, parse_branch_address
 from tests.cases import each
 from xa import Xid
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def proton_message(octets: bytes) -> Message:
     message = Message()
@@ -40,10 +43,16 @@ def proton_message(octets: bytes) -> Message:
     return message
 
 
-def test_a_header_that_proton_wrote_is_read() -> None:
-    octets = Message(body="x", durable=True, priority=7, ttl=2.5).encode()
-    header = read_header(bytes(octets))
+def test_a_message_that_proton_wrote_is_read() -> None:
+    told = {"id": "m1", "reply_to": "$reply/1", "properties": {"operation": "queues"}}
+    message = Message(body=[1], durable=True, priority=7, ttl=2.5, **told)
+    octets = bytes(message.encode())
+    header = read_header(octets)
     assert (header.durable, header.priority, header.ttl_ms, header.delivery_count) == (True, 7, 2500, 0)
+    assert decode(body_value(octets)) == [1]
+    request = read_request(octets)
+    assert (request.reply_to, request.correlation) == ("$reply/1", "m1")
+    assert request.application_properties() == {"operation": "queues"}
 
 
 @each("octets", [value_message(b"\x40"), b"\x00\x53\x75\xa0\x01x"])
@@ -91,24 +100,33 @@ def test_a_header_is_read_in_each_of_its_encodings(fields: list[Value]) -> None:
                 read_header(header[:-1])
 
 
+NO_HEADERS: list[Any] = [{}, [Ubyte(1)], [None, None, "ttl"], [None] * 6]
+NO_PROPERTIES: list[Any] = [{}, [None, None, None, None, Uint(5)]]
+
+
+def header(value: Value) -> bytes:
+    return encode(Described(Ulong(0x70), value))
+
+
+def properties(value: Value) -> bytes:
+    return encode(Described(Ulong(0x73), value)) + value_message(b"\x40")
+
+
 @each(
-    "octets",
+    ("read", "octets"),
     [
-        b"",
-        b"x",
-        b"\x00",
-        b"\x00\x53\x99\x45",
-        b"\x00\x53\x70\xc0",
-        encode(Described(Ulong(0x70), {})),
-        encode(Described(Ulong(0x70), [Ubyte(1)])),
-        encode(Described(Ulong(0x70), [None, None, "ttl"])),
-        encode(Described(Ulong(0x70), [None] * 6)),
-        encode(Described("amqp:header:list", [])),
+        *((read_header, octets) for octets in (b"", b"x", b"\x00", b"\x00\x53\x99\x45", b"\x00\x53\x70\xc0")),
+        *((read_header, header(value)) for value in NO_HEADERS),
+        (read_header, encode(Described("amqp:header:list", []))),
+        *((body_value, octets) for octets in (b"", b"\x00\x53\x75\xa0\x01x", value_message(b""), b"junk")),
+        *((body_value, value_message(b"\x40") + more) for more in (value_message(b"\x40"), b"\x00\x53\x70\x45")),
+        *((read_request, properties(value)) for value in NO_PROPERTIES),
     ],
 )
-def test_what_begins_with_no_section_is_refused(octets: bytes) -> None:
+def test_what_begins_with_no_section_is_refused(read: Callable[[bytes], object], octets: bytes) -> None:
+    """Nor is a body that is not one value, nor properties of a wrong type."""
     with pytest.raises(WireError):
-        read_header(octets)
+        read(octets)
 
 
 def test_sections_with_symbols_as_descriptors_are_read() -> None:
@@ -129,34 +147,12 @@ def test_delivery_annotations_are_put_in_place_of_those_that_are_there() -> None
     assert found.body == "x"
 
 
-def test_the_body_is_one_value() -> None:
-    message = Message(body=[1], durable=True, properties={"a": "b"})
-    assert decode(body_value(bytes(message.encode()))) == [1]
-    for octets in (
-        b"",
-        b"\x00\x53\x75\xa0\x01x",
-        value_message(b"\x40") + value_message(b"\x40"),
-        value_message(b"\x40") + b"\x00\x53\x70\x45",
-        value_message(b""),
-        b"junk",
-    ):
-        with pytest.raises(WireError):
-            body_value(octets)
-
-
 @each("correlation", [Ulong(7), b"bytes", "text", None])
 def test_a_response_carries_the_correlation_of_its_request(correlation: Any) -> None:
     request = read_request(request_message(b"\x40", "$reply/1", correlation))
     assert (request.body, request.reply_to, request.correlation) == (b"\x40", "$reply/1", correlation)
     response = proton_message(response_message(b"\x40", request.correlation))
     assert response.correlation_id == correlation
-
-
-def test_a_request_of_proton_is_read() -> None:
-    message = Message(id="m1", reply_to="$reply/1", body="x", properties={"operation": "queues"})
-    request = read_request(bytes(message.encode()))
-    assert request.correlation == "m1"
-    assert request.application_properties() == {"operation": "queues"}
 
 
 @each(
@@ -183,14 +179,6 @@ def test_a_body_of_several_sections_is_left_alone() -> None:
     assert read_destination(with_to(octets, "there")) == ("there", False)
     annotated = with_message_annotations(octets, {Symbol("x-opt-b"): Uint(2)})
     assert annotated == encode(Described(Ulong(0x72), {Symbol("x-opt-a"): Uint(1), Symbol("x-opt-b"): Uint(2)})) + body
-
-
-def test_properties_of_a_wrong_type_are_refused() -> None:
-    wrong: list[Any] = [{}, [None, None, None, None, Uint(5)]]
-    for properties in wrong:
-        octets = encode(Described(Ulong(0x73), properties)) + value_message(b"\x40")
-        with pytest.raises(WireError):
-            read_request(octets)
 
 
 @given(st.binary(max_size=100))

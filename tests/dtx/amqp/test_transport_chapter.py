@@ -405,8 +405,7 @@ def test_a_begin_answers_or_does_not() -> None:
     session = stranger.end.begin()
     (begun,) = stranger.listen(Begin)
     assert begun.remote_channel is None
-    closed = Stranger().ask(Close, Begin(5, 0, 1, 1))
-    assert error_of(closed) == Condition.INVALID_FIELD
+    assert error_of(Stranger().ask(Close, Begin(5, 0, 1, 1))) == Condition.INVALID_FIELD
     stranger.say(Begin(session.channel, 0, 1, 1), channel=3)
     assert session.mapped
 
@@ -436,8 +435,7 @@ def test_an_error_ends_the_session_and_what_follows_is_discarded() -> None:
     In this case any incoming frames on the session MUST be silently discarded until the peer's end frame is
     received."""
     stranger, _ = sending()
-    ended = stranger.ask(End, Transfer(7, 0, b"0"))
-    assert error_of(ended) == Condition.UNATTACHED_HANDLE
+    assert error_of(stranger.ask(End, Transfer(7, 0, b"0"))) == Condition.UNATTACHED_HANDLE
     stranger.say(Transfer(0, 0, b"0"), flow(echo=True), attach("y", 1, receiver=True), Detach(0), Detach(9))
     assert stranger.hear() == []
     stranger.say(End())
@@ -758,8 +756,7 @@ def test_a_delivery_without_credit_detaches() -> None:
     stranger, link = sending()
     link.give_credit(0)
     stranger.hear()
-    detach = stranger.ask(Detach, Transfer(0, 0, b"0"))
-    assert error_of(detach) == Condition.TRANSFER_LIMIT
+    assert error_of(stranger.ask(Detach, Transfer(0, 0, b"0"))) == Condition.TRANSFER_LIMIT
     assert kept(stranger.end.connection) == 4  # until the peer has detached it too
 
 
@@ -817,8 +814,7 @@ def test_handles_up_to_the_last_one() -> None:
     both.settle()
     both.client.attach(session, "c", receives=False)
     stranger = begun(end=Application(Connection("server", handle_max=1)))
-    closed = stranger.ask(Close, attach("x", 2, receiver=False))
-    assert error_of(closed) == Condition.FRAMING_ERROR
+    assert error_of(stranger.ask(Close, attach("x", 2, receiver=False))) == Condition.FRAMING_ERROR
 
 
 @each("receives", [True, False])
