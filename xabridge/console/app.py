@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import hmac
 import json
@@ -90,19 +91,12 @@ class Console:
         """Sign-ins that wait, by the address that they come from."""
         self.jobs: set[asyncio.Task[None]] = set()
         self._silent: dict[str, str] = {}
-        self._clock = clock
+        self.clock = clock
         self._secret = secrets.token_bytes(32)
         self._watchers = {
             broker.name: BrokerLink(broker, broker.watch, clock) for broker in settings.brokers if broker.watch
         }
-        self._templates = Environment(
-            loader=PackageLoader("xabridge.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-            lstrip_blocks=True, auto_reload=False,
-        )  # fmt: skip
-        self._templates.filters.update(FILTERS)
-        self._templates.globals.update(
-            sparkline=sparkline, picture=picture, key_of=key_of, assets=_digest(), url=address
-        )
+        self._templates = _templates()
         self.app = Starlette(
             routes=self._routes(),
             middleware=[Middleware(Guard, settings=settings)],
@@ -275,6 +269,18 @@ class _Assets(StaticFiles):
         response = super().file_response(*args, **kwargs)
         response.headers["cache-control"] = "public, max-age=86400"
         return response
+
+
+@functools.cache
+def _templates() -> Environment:
+    """The templates, which are compiled once in a process."""
+    made = Environment(
+        loader=PackageLoader("xabridge.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, auto_reload=False,
+    )  # fmt: skip
+    made.filters.update(FILTERS)
+    made.globals.update(sparkline=sparkline, picture=picture, key_of=key_of, assets=_digest(), url=address)
+    return made
 
 
 def _digest() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections import deque
@@ -12,13 +13,14 @@ from typing import Final
 # for the sake of open files.
 _KEPT: Final[deque[int]] = deque()
 _MOST_KEPT: Final = 256
+_OFFSETS: Final = itertools.count()
 
 
 def free_port() -> int:
     """A port below those that the system hands out for outgoing connections. Nobody listens there, and nobody else is
     given it."""
-    for offset in range(20_000):
-        port = 10_000 + (os.getpid() * 16 + offset) % 20_000
+    for _ in range(20_000):
+        port = 10_000 + (os.getpid() * 16 + next(_OFFSETS)) % 20_000
         kept = socket.socket()
         try:
             kept.bind(("127.0.0.1", port))  # without SO_REUSEADDR: refused wherever anybody else is bound

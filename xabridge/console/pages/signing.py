@@ -81,7 +81,10 @@ async def signed_in(console: Console, request: Request) -> Response:
 
 async def _tried(console: Console, user: str, password: str) -> tuple[dict[str, BrokerLink] | None, str]:
     """The links, if a broker takes the user; otherwise None, and if none has refused, which are away."""
-    links = {broker.name: BrokerLink(broker, broker.as_user(user, password)) for broker in console.settings.brokers}
+    links = {
+        broker.name: BrokerLink(broker, broker.as_user(user, password), console.clock)
+        for broker in console.settings.brokers
+    }
     results = await asyncio.gather(*map(_opened, links.values()))
     if any(result is None for result in results):
         return links, ""
