@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
@@ -101,6 +103,17 @@ def fields_of(page: str) -> dict[str, str]:
     return {name: html.unescape(value) for name, value in found}
 
 
+def text_of(page: str) -> str:
+    """What a page says, without its tags."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page.partition("<main")[2])).split())
+
+
+def choice(visitor: Visitor, act: str, name: str, on: str = "") -> tuple[str, dict[str, str]]:
+    """What the preview of an act says, and the fields of its form."""
+    page = visitor.get(f"/transactions/act?act={act}&name={quote(name)}&on={on}")
+    return text_of(page), fields_of(page)
+
+
 def _hidden(page: str, name: str) -> str:
     found = re.search(rf'name="{name}" value="([^"]+)"', page)
     assert found is not None, page[-1500:]
@@ -115,20 +128,39 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     made.stop()
 
 
+@pytest.fixture(scope="session")
+def filled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of such a broker with queues, dead letters and a branch in doubt; it is stopped."""
+    folder = tmp_path_factory.mktemp("filled")
+    made = broker_with_users(folder)
+    fill(made)
+    made.stop()
+    return folder / "broker.db"
+
+
 @pytest.fixture
-def filled(broker: EmbeddedBroker) -> EmbeddedBroker:
-    """The same with queues, dead letters and a branch in doubt."""
-    fill(broker)
-    return broker
+def filled(filled_store: Path, tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker with all that."""
+    shutil.copy(filled_store, tmp_path)
+    made = broker_with_users(tmp_path)
+    yield made
+    made.stop()
 
 
 @pytest.fixture(scope="module")
-def settled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+def settled(filled_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     """The same for all tests of a module that change nothing at it."""
-    made = broker_with_users(tmp_path_factory.mktemp("settled"))
-    fill(made)
+    folder = tmp_path_factory.mktemp("settled")
+    shutil.copy(filled_store, folder)
+    made = broker_with_users(folder)
     yield made
     made.stop()
+
+
+def break_down(broker: EmbeddedBroker) -> None:
+    """Stops it as a crash does: a console's connection that nobody uses would not answer a goodbye."""
+    broker.cut("")
+    broker.stop()
 
 
 @pytest.fixture
@@ -172,14 +204,10 @@ def visit(clock: Clock) -> Iterator[Callable[..., Visitor]]:
 
 
 @pytest.fixture
-def visitor(broker: EmbeddedBroker, visit: Callable[..., Visitor]) -> Visitor:
-    """Somebody who visits a console for the broker."""
-    return visit(place_of(broker))
-
-
-@pytest.fixture
-def operator(visitor: Visitor) -> Visitor:
-    """The same, who has signed in."""
+def operator(request: pytest.FixtureRequest, visit: Callable[..., Visitor]) -> Visitor:
+    """An operator at the broker of the test, which is filled or has nothing in it."""
+    name = "filled" if "filled" in request.fixturenames else "broker"
+    visitor = visit(place_of(request.getfixturevalue(name)))
     visitor.sign_in()
     return visitor
 

@@ -17,10 +17,10 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.tm.two_resources import Clock
 from tests.xabridge.cli.field import ROOT, xid_of
-from tests.xabridge.console.conftest import fields_of, place_of
-from tests.xabridge.console.test_pages import choice, text_of
-from tests.xabridge.node.conftest import ACT_TOKEN, TOKEN, field, running
+from tests.xabridge.console.conftest import choice, fields_of, place_of, text_of
+from tests.xabridge.node.conftest import ACT_TOKEN, NAME, TOKEN, field, running, undecided
 from tm.log import read_log
 from xa import Code
 from xa.tables import BranchState
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["field", "running"]  # the fixtures
 
-NAME = "orders-1·3fa91c·1"
 AT = "orders-a"
 CHILD = """
 import signal, sys
@@ -52,13 +51,6 @@ with TransactionManager.from_config(sys.argv[1]):
     print("ready", flush=True)
     signal.pause()
 """
-
-
-def undecided(field: Field) -> bytes:
-    gtrid = field.gtrid(1)
-    for store in ("broker", "shop"):
-        field.prepare(store, gtrid, "key")
-    return gtrid
 
 
 def watched(port: int, **changed: str) -> WatchedNode:
@@ -90,19 +82,27 @@ def audit(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, Any]]:
 def test_a_transaction_is_shown_as_its_node_knows_it(
     field: Field, running: Running, see: Callable[..., Visitor]
 ) -> None:
-    _, asker = running()
+    manager, asker = running()
+    operations: Any = manager._operations
+    clock = operations._clock = Clock()
     visitor = see(watched(asker.port))
     assert "Nothing in doubt" in text_of(visitor.get("/transactions"))
     undecided(field)
+    clock.now += 60  # it tells the same for a few seconds
     said = wait_for(visitor, "/transactions", NAME)
     assert f"(as {AT} tells)" in said
+    assert f"Recovery pass at {AT}…" in said
     said = text_of(visitor.get(f"/transactions/one?name={quote(NAME)}"))
     assert f"Told by {AT} (process {os.getpid()})" in said
     assert "Commit… Roll back… Retry now (recovery pass)…" in said
+    page = visitor.get(f"/transactions/recover?at={AT}")
+    assert "would be rolled back on broker and shop" in text_of(page)
+    said = text_of(visitor.post("/transactions/recover", fields_of(page)))
+    assert "rolled back on broker, shop" in said
 
 
 def wait_for(visitor: Visitor, path: str, wanted: str) -> str:
-    """The page, as soon as it has `wanted`: the node tells the same for a few seconds."""
+    """The page, as soon as it has `wanted`: the console keeps for a moment what a node told."""
     until = time.monotonic() + 30
     while True:
         for link in visitor.console.nodes:
@@ -120,6 +120,7 @@ def test_it_is_finished_through_the_node(
     manager, asker = running()
     undecided(field)
     visitor = see(watched(asker.port))
+    caplog.clear()  # of the sign-in, if somebody has asked for it
     caplog.set_level(logging.INFO)
     said, fields = chosen(visitor, "commit")
     assert f"Done by the process of {AT}, which has the log open." in said
@@ -150,43 +151,24 @@ def test_a_decision_is_ended_without_what_is_gone(field: Field, running: Running
     visitor = see(watched(asker.port))
     said = text_of(visitor.get(f"/transactions/one?name={quote(NAME)}"))
     assert "End without shop…" in said
+    assert asker.preview("end", NAME, gone=["broker"])[1]["refused"] == (
+        "broker is configured: recovery commits its branch"
+    )
     said, fields = chosen(visitor, "end")
     assert "End the decision of orders-1·3fa91c·1" in said
     assert "makes one recovery pass first" in said
     assert "ends the decision without shop: if that has the branch prepared" in said
     assert fields["gone"] == "shop"
+    assert manager.log is not None
+    field.stores["broker"].reachable = False
+    assert "nothing was done" in text_of(visitor.post("/transactions/act", fields))
+    assert manager.log.decisions(), "not while a resource is away"
+    field.stores["broker"].reachable = True
+    said, fields = chosen(visitor, "end")
     said = text_of(visitor.post("/transactions/act", fields))
     assert f"{NAME}: the decision is ended" in said
     assert field.stores["broker"].data == {"order": True}
-    assert manager.log is not None
     assert not manager.log.decisions()
-
-
-def test_a_decision_is_not_ended_while_a_resource_is_away(
-    field: Field, running: Running, see: Callable[..., Visitor]
-) -> None:
-    gtrid = field.gtrid(1)
-    field.decide(gtrid, "broker", "shop")
-    manager, asker = running("broker")
-    field.prepare("broker", gtrid, "order")
-    visitor = see(watched(asker.port))
-    _, fields = chosen(visitor, "end")
-    field.stores["broker"].reachable = False
-    said = text_of(visitor.post("/transactions/act", fields))
-    assert "nothing was done" in said
-    assert manager.log is not None
-    assert manager.log.decisions()
-
-
-def test_a_pass_is_made_at_the_node(field: Field, running: Running, see: Callable[..., Visitor]) -> None:
-    _, asker = running()
-    undecided(field)
-    visitor = see(watched(asker.port))
-    assert f"Recovery pass at {AT}…" in text_of(visitor.get("/transactions"))
-    page = visitor.get(f"/transactions/recover?at={AT}")
-    assert "would be rolled back on broker and shop" in text_of(page)
-    said = text_of(visitor.post("/transactions/recover", fields_of(page)))
-    assert "rolled back on broker, shop" in said
 
 
 def test_who_may_not_does_not(field: Field, running: Running, see: Callable[..., Visitor]) -> None:
@@ -197,18 +179,17 @@ def test_who_may_not_does_not(field: Field, running: Running, see: Callable[...,
     looks = see(watched(asker.port, act_token=""))
     assert f"This console only looks at {AT}" in text_of(looks.get(one))
     assert "only looks" in looks.get(act, status=403)
-    viewer = see(watched(asker.port), user="viewer")
-    assert "needs the permissions manage and coordinate = all" in text_of(viewer.get(one))
-    viewer.get(act, status=403)
-    fields = {"act": "rollback", "name": NAME, "at": AT, "ticket": "x", "told": ""}
-    assert "needs the permissions" in viewer.post("/transactions/act", fields, status=403)
-    assert "no node of this name" in see(watched(asker.port)).post(
-        "/transactions/act", {**fields, "at": "x"}, status=404
-    )
     other = see(watched(asker.port, act_token="another token, which is wrong"))  # noqa: S106 — as it says
     assert "has another token for acting" in other.get(act, status=403)
-    nobody = see(watched(asker.port), user="orders-svc")
-    assert NAME not in nobody.get("/transactions", status=403)
+    visitor = see(watched(asker.port))
+    fields = {"act": "rollback", "name": NAME, "at": AT, "ticket": "x", "told": ""}
+    assert "no node of this name" in visitor.post("/transactions/act", {**fields, "at": "x"}, status=404)
+    visitor.sign_in("viewer")
+    assert "needs the permissions manage and coordinate = all" in text_of(visitor.get(one))
+    visitor.get(act, status=403)
+    assert "needs the permissions" in visitor.post("/transactions/act", fields, status=403)
+    visitor.sign_in("orders-svc")
+    assert NAME not in visitor.get("/transactions", status=403)
     assert len(asker.in_doubt()["survey"]["transactions"]) == 1
 
 
@@ -240,6 +221,7 @@ def test_a_lost_answer_is_asked_for_again(
         return told
 
     monkeypatch.setattr(NodeLink, "_post", lost)
+    monkeypatch.setattr(nodes, "AGAIN_S", 0.01)
     _, fields = chosen(visitor, "rollback")
     assert f"{NAME} on broker: rolled back" in text_of(visitor.post("/transactions/act", fields))
     assert posted.count("/node/act") == 2

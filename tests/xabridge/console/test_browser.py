@@ -163,23 +163,7 @@ def test_every_page_in_every_look(browser: Browser, shown: Scene) -> None:
     assert window.complaints == []
 
 
-def test_the_menu_is_one_row_or_a_grid(browser: Browser, shown: Scene) -> None:
-    window = Window(browser, shown.base)
-    window.sign_in()
-    rows_at = {1440: 1, 1100: 1, 1024: 1, 800: 1, 390: 3}
-    entries = "[...document.querySelectorAll('.top li a')]"
-    for width, rows in rows_at.items():
-        window.page.set_viewport_size({"width": width, "height": 900})
-        tops = window.page.evaluate(f"{entries}.map(one => Math.round(one.getBoundingClientRect().top))")
-        assert len(set(tops)) == rows, (width, tops)
-        assert all(tops.count(top) == len(tops) // rows for top in tops), (width, tops)
-        ends = "['.brand', '.who'].map(one => document.querySelector(one).getBoundingClientRect().top)"
-        brand, leave = window.page.evaluate(ends)
-        assert abs(brand - leave) < 20, "name and way out are in one row"
-    window.context.close()
-
-
-def test_timelines_of_a_node(window: Window) -> None:
+def test_nodes_and_pipelines(window: Window) -> None:
     page = window.page
     window.go("/nodes")
     expect(page.get_by_role("heading", name="orders-1")).to_be_visible()
@@ -192,9 +176,6 @@ def test_timelines_of_a_node(window: Window) -> None:
     expect(page.locator("svg.timeline")).to_have_count(3)
     expect(page.get_by_text("can't be reached")).to_be_visible()
 
-
-def test_batches_of_a_pipeline(window: Window) -> None:
-    page = window.page
     window.go("/")
     page.get_by_role("heading", name="Pipelines").get_by_role("link").click()
     expect(page.get_by_role("heading", name="revenue")).to_be_visible()
@@ -220,18 +201,7 @@ def test_what_moves_is_brought_up_to_date(window: Window, shown: Scene) -> None:
     expect(page.get_by_role("button", name="Updates are paused")).to_have_attribute("aria-pressed", "true")
 
 
-def test_a_page_whose_session_is_over_goes_to_the_form(browser: Browser, shown: Scene) -> None:
-    window = Window(browser, shown.base)
-    window.sign_in()
-    window.go("/queues")
-    key = next(one["value"] for one in window.context.cookies() if one["name"] == "xabridge")
-    shown.server.console.sessions.find(key, active=False).over = True  # type: ignore[union-attr]
-    expect(window.page.get_by_label("Password")).to_be_visible()
-    assert "next=%2Fqueues" in window.page.url
-    window.context.close()
-
-
-def test_by_keyboard_alone(window: Window) -> None:
+def test_the_keyboard_the_menu_and_the_switch(window: Window) -> None:
     page = window.page
     window.go("/")
     page.keyboard.press("Tab")
@@ -243,18 +213,24 @@ def test_by_keyboard_alone(window: Window) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Retry")
 
+    for width, rows in {1440: 1, 1100: 1, 1024: 1, 800: 1, 390: 3}.items():
+        page.set_viewport_size({"width": width, "height": 900})
+        entries = "[...document.querySelectorAll('.top li a')]"
+        tops = page.evaluate(f"{entries}.map(one => Math.round(one.getBoundingClientRect().top))")
+        assert len(set(tops)) == rows, (width, tops)
+        assert all(tops.count(top) == len(tops) // rows for top in tops), (width, tops)
+        ends = "['.brand', '.who'].map(one => document.querySelector(one).getBoundingClientRect().top)"
+        brand, leave = page.evaluate(ends)
+        assert abs(brand - leave) < 20, "name and way out are in one row"
 
-def test_light_and_dark_by_a_switch(window: Window) -> None:
-    page = window.page
-    switch = page.get_by_role("button", name="Switch between light and dark")
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    switch.click()
+    page.get_by_role("button", name="Switch between light and dark").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
     page.reload()
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
-def test_one_dead_letter_is_retried(window: Window) -> None:
+def test_one_dead_letter_is_retried_and_one_is_opened(window: Window) -> None:
     page = window.page
     window.go("/")
     page.get_by_role("link", name="rejected").first.click()
@@ -266,9 +242,6 @@ def test_one_dead_letter_is_retried(window: Window) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Done")
     expect(page.get_by_text("1 message done of 1")).to_be_visible()
 
-
-def test_content_is_opened_and_harmless(window: Window) -> None:
-    page = window.page
     window.go(f"/b/main/queue?name={quote(HOSTILE.replace('/', '|'), safe='')}")
     page.get_by_role("table", name="Messages of the queue").get_by_role("link").first.click()
     page.get_by_role("button", name="Open the content").click()
@@ -277,7 +250,8 @@ def test_content_is_opened_and_harmless(window: Window) -> None:
     assert page.locator("main script, main img").count() == 0
 
 
-def test_a_click_is_not_lost_when_the_page_moves_under_it(window: Window) -> None:
+def test_a_transaction_is_finished_by_hand(window: Window, shown: Scene) -> None:
+    """A click is not lost when the page moves under it."""
     page = window.page
     window.go("/transactions")
     page.get_by_role("link", name=DECIDED).hover()
@@ -285,7 +259,6 @@ def test_a_click_is_not_lost_when_the_page_moves_under_it(window: Window) -> Non
     page.evaluate("show(live.innerHTML + '<p>news</p>')")
     page.mouse.up()
     expect(page.get_by_role("heading", name=DECIDED)).to_be_visible()
-
     page.get_by_role("img", name="Decision: commit").hover()
     page.mouse.down()
     page.evaluate("show(live.innerHTML + '<p>news</p>')")
@@ -293,12 +266,6 @@ def test_a_click_is_not_lost_when_the_page_moves_under_it(window: Window) -> Non
     page.mouse.up()
     expect(page.get_by_text("news")).to_be_visible()
 
-
-def test_a_transaction_is_finished_by_hand(window: Window, shown: Scene) -> None:
-    page = window.page
-    window.go("/transactions")
-    page.get_by_role("link", name=DECIDED).click()
-    expect(page.get_by_role("img", name="Decision: commit")).to_be_visible()
     page.get_by_role("link", name="Commit…").first.click()
     expect(page.get_by_text("commits the branch on broker: as recovery would")).to_be_visible()
     page.get_by_role("button", name="Commit").click()
@@ -366,12 +333,18 @@ def test_transactions_are_finished_through_a_node(
         assert window.complaints == []
 
 
-def test_somebody_without_permissions(browser: Browser, shown: Scene) -> None:
+def test_who_has_no_permissions_and_whose_session_is_over(browser: Browser, shown: Scene) -> None:
     window = Window(browser, shown.base)
     window.sign_in("orders-svc")
     expect(window.page.get_by_text("may not view this broker").first).to_be_visible()
     assert "orders.dead" not in window.page.content()
     window.page.get_by_role("button", name="Sign out").click()
     expect(window.page.get_by_label("Password")).to_be_visible()
+    window.sign_in()
+    window.go("/queues")
+    key = next(one["value"] for one in window.context.cookies() if one["name"] == "xabridge")
+    shown.server.console.sessions.find(key, active=False).over = True  # type: ignore[union-attr]
+    expect(window.page.get_by_label("Password")).to_be_visible()
+    assert "next=%2Fqueues" in window.page.url
     window.context.close()
     assert window.complaints == []

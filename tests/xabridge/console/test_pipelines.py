@@ -18,9 +18,8 @@ import httpx2
 import pytest
 
 from tests.xabridge.console.batches import Pipeline, pipeline
-from tests.xabridge.console.conftest import place_of
+from tests.xabridge.console.conftest import place_of, text_of
 from tests.xabridge.console.scene import PASSWORD, broker_with_users
-from tests.xabridge.console.test_pages import text_of
 from xabridge.console.brokers import Away, Trouble
 from xabridge.console.pages.pipelines import _queues
 from xabridge.console.pipeline_questions import PipelineQuestions

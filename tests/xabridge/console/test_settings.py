@@ -29,9 +29,12 @@ def settings(folder: Path, text: str, **flags: Any) -> Any:
     return console_settings(file, {"SECRET": "p@ss"}, **flags)
 
 
-def test_without_a_file_it_watches_the_broker_of_this_machine() -> None:
+def test_which_brokers_it_watches(tmp_path: Path) -> None:
     made = console_settings(None, {})
     assert [(one.name, one.url) for one in made.brokers] == [("broker", "amqp://127.0.0.1:5672")]
+    flags = {"listen": "127.0.0.1:2", "brokers": {"x": "amqp://h"}}
+    made = settings(tmp_path, '[console]\nlisten = "127.0.0.1:1"\n', **flags)
+    assert (made.listen, made.brokers[0].name) == ("127.0.0.1:2", "x"), "flags go before the file"
 
 
 def test_without_a_table_the_brokers_are_those_of_the_resources_without_their_users(tmp_path: Path) -> None:
@@ -52,12 +55,6 @@ def test_the_user_of_a_url_watches_and_is_nobody_elses(tmp_path: Path) -> None:
         told = parse(broker.as_user(user, "pass word/@:%"))
         assert (told.user, told.password) == (user, "pass word/@:%" if user else "")
         assert bool(told.certificate) is bool(user)  # nobody comes in with the console's certificate
-
-
-def test_flags_go_before_the_file(tmp_path: Path) -> None:
-    made = settings(tmp_path, '[console]\nlisten = "127.0.0.1:1"\n', listen="127.0.0.1:2", brokers={"x": "amqp://h"})
-    assert made.listen == "127.0.0.1:2"
-    assert made.brokers[0].name == "x"
 
 
 def test_nodes_have_their_tokens_from_the_environment(tmp_path: Path) -> None:
@@ -173,9 +170,12 @@ def test_who_asks_for_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) 
     form = b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 9\r\n\r\nuser"
     with serving(ConsoleSettings(listen=f"127.0.0.1:{free_port()}")) as server, ExitStack() as stack:
         place = server.console.settings.address
+        begun_by = {}
         for begun in (b"", head, head + form):
             silent = stack.enter_context(socket.create_connection(place, timeout=30))
             silent.sendall(begun)
+            begun_by[silent] = begun
+        for silent, begun in begun_by.items():
             said = b""
             while piece := silent.recv(4096):  # until the console closes it
                 said += piece

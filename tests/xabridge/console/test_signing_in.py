@@ -15,7 +15,7 @@ from xabridge.console.app import WAITING
 from xabridge.console.live import OVER
 from xabridge.console.pages import LIVE, PAGES
 from xabridge.console.security import MAX_BODY
-from xabridge.console.sessions import PER_USER
+from xabridge.testing.contract.client import case
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,32 +81,31 @@ def test_a_browser_is_told_what_it_may_do(visitor: Visitor) -> None:
     assert not re.search(r"<script(?![^>]*src=)|\son\w+=|style=", page)
 
 
-def test_the_cookie_is_kept_from_scripts_and_other_sites(visitor: Visitor) -> None:
-    visitor.client.follow_redirects = False
-    visitor.sign_in(status=303)
-    assert visitor.latest is not None
-    (cookie,) = [one for one in visitor.latest.headers.get_list("set-cookie") if one.startswith("xabridge=")]
-    assert "HttpOnly" in cookie
-    assert "SameSite=strict" in cookie
+def test_the_cookie_is_kept_from_scripts_and_other_sites(
+    settled: EmbeddedBroker, visit: Callable[..., Visitor]
+) -> None:
+    """Behind HTTPS it is for HTTPS only."""
+    for https in (False, True):
+        visitor = visit(place_of(settled), https=https)
+        origin = HOST.replace("http:", "https:") if https else HOST
+        visitor.client.base_url = origin
+        visitor.client.headers["origin"] = origin
+        visitor.client.follow_redirects = False
+        visitor.sign_in(status=303)
+        assert visitor.latest is not None
+        name = "__Host-xabridge=" if https else "xabridge="
+        (cookie,) = [one for one in visitor.latest.headers.get_list("set-cookie") if one.startswith(name)]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert ("Secure" in cookie) is https
+        assert ("strict-transport-security" in visitor.latest.headers) is https
 
 
-def test_behind_https_the_cookie_is_for_https_only(settled: EmbeddedBroker, visit: Callable[..., Visitor]) -> None:
-    visitor = visit(place_of(settled), https=True)
-    visitor.client.base_url = HOST.replace("http:", "https:")
-    visitor.client.headers["origin"] = HOST.replace("http:", "https:")
-    visitor.client.follow_redirects = False
-    visitor.sign_in(status=303)
-    assert visitor.latest is not None
-    cookies = visitor.latest.headers.get_list("set-cookie")
-    assert any(one.startswith("__Host-xabridge=") and "Secure" in one for one in cookies)
-    assert "strict-transport-security" in visitor.latest.headers
-
-
-@pytest.mark.parametrize(("user", "password"), [("operator", "wrong"), ("nobody", "x"), ("operator", ""), ("", "")])
-def test_a_wrong_password_is_refused(visitor: Visitor, user: str, password: str) -> None:
-    page = visitor.sign_in(user, password, status=401)
-    assert "do not take this name" in page
-    assert visitor.client.get("/", follow_redirects=False).status_code == 303
+def test_a_wrong_password_is_refused(visitor: Visitor) -> None:
+    for user, password in (("operator", "wrong"), ("nobody", "x"), ("operator", ""), ("", "")):
+        with case(user, password):
+            assert "do not take this name" in visitor.sign_in(user, password, status=401)
+            assert visitor.client.get("/", follow_redirects=False).status_code == 303
 
 
 def test_many_sign_ins_of_one_address_wait_and_hold_up_nobody_else(visitor: Visitor) -> None:
@@ -118,17 +117,12 @@ def test_many_sign_ins_of_one_address_wait_and_hold_up_nobody_else(visitor: Visi
     assert visitor.console.waiting == {"elsewhere": WAITING}
 
 
-def test_signing_in_needs_the_form_that_was_given(visitor: Visitor) -> None:
+def test_signing_in_leads_nowhere_else(visitor: Visitor) -> None:
+    for back in ("//evil.example/", "https://evil.example", "/\\evil.example", "javascript:x", "/live/"):
+        with case(back):
+            assert 'name="next" value=""' in visitor.get(f"/login?next={back}")
     fields = {"user": "operator", "password": "x", "before": "0" * 64, "next": ""}
-    assert visitor.client.post("/login", data=fields).status_code == 403
-
-
-@pytest.mark.parametrize(
-    "back", ["//evil.example/", "https://evil.example", "/\\evil.example", "javascript:x", "/live/"]
-)
-def test_signing_in_leads_nowhere_else(visitor: Visitor, back: str) -> None:
-    page = visitor.get(f"/login?next={back}")
-    assert 'name="next" value=""' in page
+    assert visitor.client.post("/login", data=fields).status_code == 403, "the form was not given"
 
 
 def test_a_session_ends_when_it_is_idle_and_when_its_time_is_over(visitor: Visitor, clock: Clock) -> None:
@@ -144,28 +138,28 @@ def test_a_session_ends_when_it_is_idle_and_when_its_time_is_over(visitor: Visit
     clock.now += 1000
     assert "Sign in" in visitor.get("/users")
 
-
-def test_a_page_that_updates_itself_keeps_no_session_alive(visitor: Visitor, clock: Clock) -> None:
-    visitor.sign_in()
-    clock.now += IDLE_S - 1
-    key = visitor.client.cookies["xabridge"]
-    clock.now += 2
-    answer = visitor.client.get("/live/", headers={"cookie": f"xabridge={key}"})
-    assert answer.text == OVER
-    assert "Sign in" in visitor.get("/")
-
-
-def test_signing_out_ends_the_session(visitor: Visitor) -> None:
+    visitor.client.cookies.clear()
     visitor.sign_in()
     key = visitor.client.cookies["xabridge"]
     visitor.post("/logout")
     visitor.client.cookies.set("xabridge", key)
     assert "Sign in" in visitor.get("/")
 
+    visitor.client.cookies.clear()
+    visitor.sign_in()
+    clock.now += IDLE_S + 1
+    key = visitor.client.cookies["xabridge"]
+    answer = visitor.client.get("/live/", headers={"cookie": f"xabridge={key}"})
+    assert answer.text == OVER, "a page that updates itself keeps no session alive"
+    assert "Sign in" in visitor.get("/")
 
-def test_one_user_has_so_many_sessions_and_the_idlest_ends(visitor: Visitor, clock: Clock) -> None:
+
+def test_one_user_has_so_many_sessions_and_the_idlest_ends(
+    visitor: Visitor, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xabridge.console.sessions.PER_USER", 3)
     keys = []
-    for _ in range(PER_USER + 1):
+    for _ in range(4):
         visitor.client.cookies.clear()
         clock.now += 1
         visitor.sign_in()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TOKEN: Final = "a token that looks"  # noqa: S105 — of these tests
 ACT_TOKEN: Final = "a token that acts"  # noqa: S105 — of these tests
 WAIT_S: Final = 30
+NAME: Final = "orders-1·3fa91c·1"
 
 
 class Asker:
@@ -67,6 +68,14 @@ class Asker:
         status, came = self.act(told["ticket"], heuristic=heuristic)
         assert status == 200, came
         return came
+
+
+def undecided(field: Field) -> bytes:
+    """Transaction NAME: prepared on both, and nothing is decided."""
+    gtrid = field.gtrid(1)
+    for store in ("broker", "shop"):
+        field.prepare(store, gtrid, "key")
+    return gtrid
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from tests.tm.two_resources import Clock, TwoResources
 from tests.xabridge.cli.field import OTHER_LOG, OTHERS, xid_of
-from tests.xabridge.node.conftest import ACT_TOKEN, TOKEN, Asker
+from tests.xabridge.node.conftest import ACT_TOKEN, NAME, TOKEN, Asker, undecided
 from tm import ConfigurationError, ResourceConfig, TransactionManager
 from tm.log import read_log
 from tm.recovery import Action
@@ -31,21 +31,14 @@ if TYPE_CHECKING:
 
     Running = Callable[..., tuple[TransactionManager, Asker]]
 
-NAME = "orders-1·3fa91c·1"
-
-
-def undecided(field: Field) -> bytes:
-    """Prepared on both, and nothing is decided."""
-    gtrid = field.gtrid(1)
-    for store in ("broker", "shop"):
-        field.prepare(store, gtrid, "key")
-    return gtrid
-
 
 def test_a_node_tells_what_its_log_knows(field: Field, running: Running) -> None:
+    """What is under way is not in doubt."""
     decided = field.gtrid(8)
     field.decide(decided, "broker", "shop")
     manager, asker = running()
+    operations: Any = manager._operations
+    clock = operations._clock = Clock()
     field.prepare("shop", decided, "key")  # after the pass at the start
     other = field.gtrid(5, incarnation=OTHERS, node="orders-2", log_id=OTHER_LOG)
     field.prepare("shop", other, "another")
@@ -57,14 +50,12 @@ def test_a_node_tells_what_its_log_knows(field: Field, running: Running) -> None
     manager.recover()
     assert field.stores["shop"].data == {}
 
-
-def test_what_is_under_way_is_not_in_doubt(field: Field, running: Running) -> None:
-    manager, asker = running()
     transaction = manager.begin()
     manager["broker"].write("a", 1)
     field.prepare("shop", transaction.gtrid, "as if its completion had begun")
+    clock.now += 60
     told = asker.in_doubt()
-    assert told["survey"]["transactions"] == []
+    assert [view["decision"] for view in told["survey"]["transactions"]] == ["unknown"]
     assert told["live"] == [transaction.gtrid.hex()]
     status, said = asker.preview("rollback", str(transaction))
     assert status == 409
@@ -76,7 +67,7 @@ def test_what_is_under_way_is_not_in_doubt(field: Field, running: Running) -> No
 def test_it_commits_and_rolls_back_as_recover_does(
     field: Field, running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, asker = running()
+    manager, asker = running()
     gtrid = undecided(field)
     status, told = asker.preview("rollback", NAME)
     assert status == 200
@@ -93,6 +84,12 @@ def test_it_commits_and_rolls_back_as_recover_does(
         ("anna", "asked", "rollback", NAME),
         ("anna", "done", "rollback", NAME),
     ]
+    undecided(field)
+    told = asker.preview("commit", NAME)[1]
+    manager.recover()
+    status, came = asker.act(told["ticket"])
+    assert (status, came["state"]) == (200, "refused"), "it has changed since"
+    assert not field.stores["shop"].data
 
 
 def test_against_the_log_it_needs_consent_and_is_noted_first(field: Field, running: Running) -> None:
@@ -115,7 +112,7 @@ def test_against_the_log_it_needs_consent_and_is_noted_first(field: Field, runni
     assert not read_log(field.log_folder).heuristics
 
 
-def test_a_ticket_serves_once(field: Field, running: Running) -> None:
+def test_a_ticket_serves_once_and_expires(field: Field, running: Running) -> None:
     manager, asker = running()
     undecided(field)
     told = asker.preview("commit", NAME, on=["shop"])[1]
@@ -127,6 +124,12 @@ def test_a_ticket_serves_once(field: Field, running: Running) -> None:
     field.prepare("broker", field.gtrid(2), "again")
     assert asker.act(told["ticket"], heuristic=True) == first
     assert asker.act("x" * 32)[0] == 410
+    clock, operations = Clock(), manager._operations
+    operations._clock = clock  # type: ignore[union-attr]
+    told = asker.preview("rollback", "orders-1·3fa91c·2")[1]
+    clock.now += TICKET_S + 1
+    assert asker.act(told["ticket"])[0] == 410
+    assert asker.in_doubt()["survey"]["transactions"]
 
 
 def test_of_two_operators_one_does_it(field: Field, running: Running) -> None:
@@ -151,27 +154,6 @@ def test_of_two_operators_one_does_it(field: Field, running: Running) -> None:
     assert lost["why"].startswith("nothing was done")
 
 
-def test_what_has_changed_since_is_not_done(field: Field, running: Running) -> None:
-    manager, asker = running()
-    undecided(field)
-    told = asker.preview("commit", NAME)[1]
-    manager.recover()
-    status, came = asker.act(told["ticket"], heuristic=True)
-    assert (status, came["state"]) == (200, "refused")
-    assert not field.stores["shop"].data
-
-
-def test_a_ticket_expires(field: Field, running: Running) -> None:
-    manager, asker = running()
-    clock = Clock()
-    manager._operations._clock = clock  # type: ignore[union-attr]
-    undecided(field)
-    told = asker.preview("rollback", NAME)[1]
-    clock.now += TICKET_S + 1
-    assert asker.act(told["ticket"])[0] == 410
-    assert asker.in_doubt()["survey"]["transactions"]
-
-
 def test_a_pass_is_made_now(field: Field, running: Running) -> None:
     _, asker = running()
     undecided(field)
@@ -183,23 +165,6 @@ def test_a_pass_is_made_now(field: Field, running: Running) -> None:
     came = asker.act(told["ticket"])[1]
     assert came["said"] == [[True, f"{NAME}    rolled back on broker, shop"]]
     assert asker.preview("recover")[1]["told"] == ["nothing found in doubt"]
-
-
-def test_a_decision_is_ended_without_what_is_gone(field: Field, running: Running) -> None:
-    gtrid = field.gtrid(1)
-    field.decide(gtrid, "broker", "shop")
-    field.prepare("broker", gtrid, "order")
-    manager, asker = running("broker")
-    refused = asker.preview("end", NAME, gone=["broker"])[1]
-    assert refused["refused"] == "broker is configured: recovery commits its branch"
-    status, told = asker.preview("end", NAME, gone=["shop"])
-    assert (status, told["refused"]) == (200, None)
-    assert "ends the decision without shop" in " ".join(told["told"])
-    came = asker.act(told["ticket"])[1]
-    assert came["said"][-1] == [True, f"{NAME}: the decision is ended"]
-    assert field.stores["broker"].data == {"order": True}
-    assert manager.log is not None
-    assert not manager.log.decisions()
 
 
 def test_without_its_token_nothing_can_be_posted(field: Field, running: Running) -> None:
@@ -231,17 +196,15 @@ def test_it_is_off_unless_configured(running: Running) -> None:
     assert asker.preview("recover")[0] == 404
 
 
-@pytest.mark.parametrize(
-    ("tokens", "why"),
-    [
+def test_wrong_tokens_are_refused() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"http_token": TOKEN, "http_act_token": TOKEN}, "the same as http_token"),
         ({"http_token": TOKEN, "http_act_token": "short"}, "at least 16 printable ASCII characters"),
         ({"http_act_token": ACT_TOKEN}, "has to see first"),
-    ],
-)
-def test_wrong_tokens_are_refused(tokens: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigurationError, match=why):
-        TwoResources(http=f"127.0.0.1:{free_port()}", **tokens)
+    ]
+    for tokens, why in wrong:
+        with pytest.raises(ConfigurationError, match=why):
+            TwoResources(http=f"127.0.0.1:{free_port()}", **tokens)
 
 
 def test_a_resource_manager_that_is_away_is_told(field: Field, running: Running) -> None:
@@ -339,7 +302,7 @@ def test_no_pass_runs_while_something_is_done_by_hand(
     assert held.wait(30)
     passing = threading.Thread(target=lambda: reports.append(manager.recover()))
     passing.start()
-    passing.join(0.5)
+    passing.join(0.1)
     assert passing.is_alive(), "it waits"
     assert not reports
     going.set()
