@@ -1,4 +1,5 @@
-"""This module sends this process a signal at any instruction of our modules, whose handler raises.
+"""This module sends this process a signal at any instruction of our modules, whose handler raises, and checks what a
+transaction comes to that is interrupted.
 
 CPython looks for signals when a function begins, after each call and when a loop jumps back, and only in the main
 thread. `Interruptions` counts those points in the frames of our packages, and sends the signal at the chosen ones.
@@ -14,6 +15,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.tm.shop import Shop
 from tm.concurrency.with_block import handler_at
 
 if TYPE_CHECKING:
@@ -23,6 +25,35 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 OURS: Final = tuple(f"{ROOT / name}/" for name in ("tm", "xa", "rm_db", "rm_amqp", "dtx"))
+
+
+class Run:
+    """One transaction over fresh stores, which something interrupts; `where` says at which points."""
+
+    def __init__(self, folder: Path, names: str, *, decider: bool, flags: int) -> None:
+        self.shop = Shop(folder, names)
+        if decider:
+            self.shop.add_decider()
+        self.shop.flags = dict.fromkeys(self.shop.stores, flags)
+
+    @property
+    def where(self) -> list[str]:
+        raise NotImplementedError
+
+    def check(self) -> object:
+        """The context can be used again, and recovery has finished everything, alike everywhere: the value there."""
+        tm, where = self.shop.tm, self.where
+        with tm.begin() as again:
+            self.shop.write(again, 2, key="again")
+        assert set(self.shop.values("again").values()) == {2}, where
+        tm.wait_for_completions()
+        for _ in range(2):
+            report = tm.recover()
+        assert report.clean, (where, report)
+        assert tm.current_or_none() is None, where
+        self.shop.assert_nothing_left()
+        (value,) = set(self.shop.values().values())
+        return value
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.tm.wrapped import Wrapped, hooked
+from tests.tm.wrapped import Gate, Wrapped
 from tm import GlobalState, ProtocolMisuse, RolledBack, Verdict
 from xa import TMNOWAIT, Code, thread_of_control, xa_error
 from xabridge.testing.reference import Fate
@@ -20,29 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.tm.shop import Shop
-    from xa import ResourceManager, Xid
+    from xa import Xid
 
 
-class Gate:
-    """Holds one verb of `a`, in whatever thread it is called, until it is let through."""
-
-    def __init__(self, shop: Shop, verb: str) -> None:
-        self.reached = threading.Event()
-        self._open = threading.Event()
-        self._verb = verb
-        shop.wrap["a"] = hooked(self._hold)
-        shop.flags["a"] = 0
-
-    def _hold(self, when: str, verb: str) -> None:
-        if (when, verb) == ("before", self._verb):
-            self.reached.set()
-            assert self._open.wait(30)
-
-    def let_through(self) -> None:
-        self._open.set()
-
-    async def wait(self) -> None:
-        assert await asyncio.to_thread(self.reached.wait, 30)
+def gate_at(shop: Shop, verb: str) -> Gate:
+    """It holds `a`, in whatever thread it is called."""
+    gate = Gate(verb)
+    shop.wrap["a"] = gate.wrap
+    shop.flags["a"] = 0
+    return gate
 
 
 ENDS: dict[str, tuple[type[Exception], str]] = {
@@ -96,19 +82,19 @@ def test_the_end_may_be_taken_in_the_block(shop: Shop) -> None:
 
 
 def test_the_loop_runs_while_a_commit_waits_and_another_task_is_refused_and_harms_nothing(shop: Shop) -> None:
-    gate = Gate(shop, "prepare")
+    gate = gate_at(shop, "prepare")
 
     async def main() -> None:
         async with shop.tm.begin() as tx:
             shop.write(tx)
             committing = asyncio.ensure_future(tx.acommit())
-            await gate.wait()
+            assert await asyncio.to_thread(gate.reached.wait, 30)
             assert not committing.done()
             with pytest.raises(ProtocolMisuse, match="in use by another thread or task"):
                 await tx.arollback()
             with pytest.raises(ProtocolMisuse, match="in use by another thread or task"):
                 tx.set_rollback_only()
-            gate.let_through()
+            gate.opened.set()
             await committing
 
     asyncio.run(main())
@@ -194,7 +180,7 @@ def test_suspended_and_resumed_in_another_task(shop: Shop) -> None:
 # --- cancellation -------------------------------------------------------------------------------------------------
 def cancelled_at(shop: Shop, verb: str, finish: Callable[[], object]) -> GlobalState:
     """A block that is cancelled while `verb` of `a` is under way; where its transaction stands at the end."""
-    gate = Gate(shop, verb)
+    gate = gate_at(shop, verb)
     state: list[GlobalState] = []
 
     async def block() -> None:
@@ -211,14 +197,14 @@ def cancelled_at(shop: Shop, verb: str, finish: Callable[[], object]) -> GlobalS
 
     async def main() -> None:
         task = asyncio.ensure_future(block())
-        await gate.wait()
+        assert await asyncio.to_thread(gate.reached.wait, 30)
         task.cancel()
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.sleep(0)
         assert not task.done(), "it ends its work before it lets go"
         finish()
-        gate.let_through()
+        gate.opened.set()
         with pytest.raises(asyncio.CancelledError):
             await task
 
@@ -265,13 +251,13 @@ def test_cancelled_in_the_block_it_rolls_back(shop: Shop) -> None:
 
 
 def test_a_timeout_around_a_commit_does_not_tear_it(shop: Shop) -> None:
-    gate = Gate(shop, "commit")
+    gate = gate_at(shop, "commit")
 
     async def main() -> None:
         tx = shop.tm.begin()
         tx["a"].write("k", 1)
         tx["b"].write("k", 1)
-        asyncio.get_running_loop().call_later(0.05, gate.let_through)
+        asyncio.get_running_loop().call_later(0.05, gate.opened.set)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await tx.acommit()
@@ -285,32 +271,30 @@ class AtOnce(Wrapped):
     """Says that it starts at once, and notes the threads in which it does. So many starts that must not wait find
     nothing free."""
 
-    def __init__(self, rm: ResourceManager, busy: int = 0) -> None:
-        super().__init__(rm)
-        self.busy = busy
-        self.started: list[int] = []
+    started: list[int]
+    busy: int
 
     def starts_at_once(self, rmid: int) -> bool:
         return rmid > 0
 
     def start(self, xid: Xid, rmid: int, flags: int = 0) -> Any:
         if self.busy and flags & TMNOWAIT:
-            self.busy -= 1
+            type(self).busy -= 1
             raise xa_error(Code.XA_RETRY, "none is free", xid)
         self.started.append(threading.get_ident())
         return self.rm.start(xid, rmid, flags)
 
 
+@pytest.fixture(autouse=True)
+def nothing_started() -> None:
+    AtOnce.started, AtOnce.busy = [], 0
+
+
 @pytest.mark.parametrize("busy", [0, 1])
 def test_what_need_not_wait_is_enlisted_on_the_thread_of_the_loop(shop: Shop, busy: int) -> None:
     """Where another thread has taken the last free connection meanwhile, a worker thread waits for one."""
-    made: list[AtOnce] = []
-
-    def wrap(rm: ResourceManager) -> ResourceManager:
-        made.append(AtOnce(rm, busy))
-        return made[-1]
-
-    shop.wrap["a"] = wrap
+    AtOnce.busy = busy
+    shop.wrap["a"] = AtOnce
 
     async def main() -> None:
         async with shop.tm.begin() as tx:
@@ -318,7 +302,7 @@ def test_what_need_not_wait_is_enlisted_on_the_thread_of_the_loop(shop: Shop, bu
             assert await tx.aenlist("a") is session
             session.write("k", 1)
             (await tx.aenlist("b")).write("k", 1)
-            assert [thread == threading.get_ident() for thread in made[0].started] == [not busy]
+            assert [thread == threading.get_ident() for thread in AtOnce.started] == [not busy]
 
     asyncio.run(main())
     shop.assert_ended(1)
@@ -343,14 +327,8 @@ def test_a_start_that_fails_at_once_makes_the_transaction_rollback_only(shop: Sh
 
 def test_a_resource_of_another_ones_identity_is_joined_in_a_thread(shop: Shop) -> None:
     """To join may wait for whoever is at work in the branch."""
-    made: list[AtOnce] = []
-
-    def wrap(rm: ResourceManager) -> ResourceManager:
-        made.append(AtOnce(rm))
-        return made[-1]
-
     shop.stores["b"] = shop.stores["a"]
-    shop.wrap = {"a": wrap, "b": wrap}
+    shop.wrap = {"a": AtOnce, "b": AtOnce}
 
     async def main() -> None:
         async with shop.tm.begin() as tx:
@@ -359,8 +337,7 @@ def test_a_resource_of_another_ones_identity_is_joined_in_a_thread(shop: Shop) -
             (await tx.aenlist("b")).write("l", 2)
 
     asyncio.run(main())
-    assert [len(one.started) for one in made] == [1, 1]
-    assert made[1].started != [threading.get_ident()]
+    assert [thread == threading.get_ident() for thread in AtOnce.started] == [True, False]
     assert shop["a"].data == {"k": 1, "l": 2}
 
 

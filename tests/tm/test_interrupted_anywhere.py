@@ -3,7 +3,8 @@ finish the transaction.
 
 A transaction passes the same instruction many times, and so do transactions of different shapes. Without
 `XABRIDGE_INTERRUPTIONS=all` each instruction is tried once, in a shape and at a time that the seed draws, and so are
-some pairs; with it, each instruction each time, and many pairs. `XABRIDGE_SEED` sets the seed.
+some pairs; the fast tests try some of these. With it, each instruction is tried each time, and so are many pairs.
+`XABRIDGE_SEED` sets the seed.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.tm.interrupting import Interruptions
-from tests.tm.shop import Shop
+from tests.memory_disk import new_folder
+from tests.tm.interrupting import Interruptions, Run
 from tm import Verdict
 from xa import TMUSEASYNC
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 ALL: Final = os.environ.get("XABRIDGE_INTERRUPTIONS") == "all"
 SEED: Final = int(os.environ.get("XABRIDGE_SEED", "20"))
 PAIRS: Final = 24_000 if ALL else 90
+SOME: Final = 80
+SHARES: Final = [pytest.param(SOME, id="some"), pytest.param(None, id="each", marks=pytest.mark.slow)]
+"""How many of the instructions, and how many of the pairs, a test tries; None for all."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +53,28 @@ ENDS: Final = [Shape(*party, *how) for party in PARTIES for how in itertools.pro
 SHAPES: Final = [*ENDS, *(Shape(*party, begins=True) for party in PARTIES)]
 
 
-class Run:
-    """One transaction over fresh stores."""
+class SignalledRun(Run):
+    """It is interrupted at these instructions."""
 
     def __init__(self, folder: Path, shape: Shape, *at: int) -> None:
         folder.mkdir()
+        super().__init__(folder, shape.names, decider=shape.decider, flags=shape.flags)
         self.shape = shape
         self.interruptions = Interruptions(at)
-        self.shop = Shop(folder, shape.names)
-        if shape.decider:
-            self.shop.add_decider()
-        for name in self.shop.stores:
-            self.shop.flags[name] = shape.flags
-        self.tm = self.shop.open()
         self.tx: Transaction | None = None
+
+    @property
+    def where(self) -> list[str]:
+        return [f"seed {SEED}", str(self.shape), *self.interruptions.where]
 
     def block(self) -> str:
         """A block that commits, or fails; what its caller heard."""
         begins = self.shape.begins
+        tm = self.shop.tm
         try:
             if begins:
                 self.interruptions.__enter__()
-            with self.tm.begin() as tx:
+            with tm.begin() as tx:
                 self.tx = tx
                 self.shop.write(tx)
                 if not begins:
@@ -86,38 +90,25 @@ class Run:
         return "committed"
 
     def block_and_check(self) -> str:
-        """A block, and what its caller heard. The context can be used again, and recovery has finished everything,
-        alike everywhere."""
+        """A block, and what its caller heard."""
         heard = self.block()
-        where = (f"seed {SEED}", self.shape, self.interruptions.where)
-        with self.tm.begin() as again:
-            self.shop.write(again, 2, key="again")
-        assert set(self.shop.values("again").values()) == {2}, where
-        self.tm.wait_for_completions()
-        for _ in range(2):
-            report = self.tm.recover()
-        assert report.clean, (where, report)
-        self.shop.assert_nothing_left()
-        values = set(self.shop.values().values())
-        assert len(values) == 1, (where, self.shop.values())
-        committed = values == {1}
+        committed = self.check() == 1
         if self.tx is not None:
-            assert self.tx.outcome is not None, where
+            assert self.tx.outcome is not None, self.where
             told = self.tx.outcome.verdict
-            assert told is not (Verdict.ROLLED_BACK if committed else Verdict.COMMITTED), (where, told)
-        assert heard != "committed" or committed, where
-        assert heard != "failed" or not committed, where
-        assert self.tm.current_or_none() is None, where
+            assert told is not (Verdict.ROLLED_BACK if committed else Verdict.COMMITTED), (self.where, told)
+        assert heard != "committed" or committed, self.where
+        assert heard != "failed" or not committed, self.where
         self.shop.close()
         return heard
 
 
 @pytest.fixture(scope="module")
-def met(tmp_path_factory: pytest.TempPathFactory) -> dict[Shape, list[tuple[CodeType, int]]]:
+def met() -> dict[Shape, list[tuple[CodeType, int]]]:
     """Shape → the instructions that its transaction passes, where nothing interrupts it."""
-    folder, found = tmp_path_factory.mktemp("counted"), {}
+    folder, found = new_folder("counted"), {}
     for number, shape in enumerate(SHAPES):
-        run = Run(folder / str(number), shape)
+        run = SignalledRun(folder / str(number), shape)
         run.block_and_check()
         found[shape] = run.interruptions.points
     return found
@@ -131,22 +122,25 @@ def some_of(met: dict[Shape, list[tuple[CodeType, int]]]) -> list[tuple[Shape, i
 
 
 @pytest.mark.timeout(1200 if ALL else 120)
-def test_once(tmp_path: Path, met: dict[Shape, list[tuple[CodeType, int]]]) -> None:
+@pytest.mark.parametrize("share", SHARES)
+def test_once(tmp_path: Path, met: dict[Shape, list[tuple[CodeType, int]]], share: int | None) -> None:
     heard = set()
-    for number, (shape, at) in enumerate(some_of(met)):
-        heard.add((shape.fails, Run(tmp_path / str(number), shape, at).block_and_check()))
+    points = some_of(met)
+    assert len(points) > 300, "transactions pass more instructions than these"
+    for number, (shape, at) in enumerate(points[:share]):
+        heard.add((shape.fails, SignalledRun(tmp_path / str(number), shape, at).block_and_check()))
     assert heard > {(False, "interrupted"), (True, "interrupted")}
-    assert number > 300, "transactions pass more instructions than these"
 
 
 @pytest.mark.timeout(1200 if ALL else 120)
-def test_twice(tmp_path: Path, met: dict[Shape, list[tuple[CodeType, int]]]) -> None:
+@pytest.mark.parametrize("share", SHARES)
+def test_twice(tmp_path: Path, met: dict[Shape, list[tuple[CodeType, int]]], share: int | None) -> None:
     generator = random.Random(SEED)
     twice = 0
-    for number in range(PAIRS):
+    for number in range(PAIRS if share is None else share // 6):
         shape = generator.choice(ENDS)
         first = generator.randint(1, len(met[shape]))
-        run = Run(tmp_path / str(number), shape, first, first + generator.randint(1, 60))
+        run = SignalledRun(tmp_path / str(number), shape, first, first + generator.randint(1, 60))
         run.block_and_check()
         twice += len(run.interruptions.where) == 2
     assert twice

@@ -9,14 +9,17 @@ import ast
 import logging
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import tm
+from tests.tm.shop import Shop
 from tests.tm.two_resources import TwoResources
-from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, transaction
+from tests.tm.wrapped import Wrapped, hooked
+from tm import Transaction, TransactionError, transaction
 from tm.concurrency import deferred_signals
 from tm.concurrency.reaper import Reaper
 from tm.log import Branch, Decision
@@ -24,18 +27,13 @@ from tm.recovery import unfinished
 from tm.tx import TxInterface
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xabridge.testing.reference import (
-    DecidingStore,
     Fate,
-    ReferenceDeciderFactory,
-    ReferenceFactory,
     ReferenceResource,
-    ReferenceStore,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from xa import Handle
 
 ABOUT_NO_TRANSACTION = {
     "the lease at %s could not be ended, it runs out: %s": "lease.py",
@@ -82,11 +80,13 @@ class Interrupted(BaseException):
     """Stands for a signal."""
 
 
-class InterruptedResource(ReferenceResource):
-    """Its commit is interrupted."""
+def over(rm: Callable[[ReferenceResource], Any]) -> TwoResources:
+    """Two resources whose managers are wrapped."""
+    return TwoResources(factory=lambda store: lambda registrar: rm(ReferenceResource(store, registrar, 0)))
 
-    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        raise Interrupted(xid, rmid, flags)
+
+def interrupted(when: str, verb: str) -> None:
+    raise Interrupted(when, verb)
 
 
 class BrokenTransaction(Transaction):
@@ -98,8 +98,10 @@ class BrokenTransaction(Transaction):
         raise RuntimeError(f"broken at {now}")
 
 
-def attempt(both: TwoResources, **commit: Any) -> Transaction:
-    """A transaction with work at both, that ends as it may."""
+def attempt(both: TwoResources, vote: Code | None = None, **commit: Any) -> Transaction:
+    """A transaction with work at both, that ends as it may; `two` votes."""
+    if vote is not None:
+        both.two.script.plan("prepare", vote)
     transaction: Transaction = both.manager.begin()
     try:
         both.write()
@@ -110,13 +112,6 @@ def attempt(both: TwoResources, **commit: Any) -> Transaction:
 
 
 # --- failure paths, each with the transaction that it is about ---------------------------------------------------
-def committed(both: TwoResources) -> None:
-    attempt(both)
-
-
-def refused(both: TwoResources) -> None:
-    both.two.script.plan("prepare", Code.XA_RBDEADLOCK)
-    attempt(both)
 
 
 def recovered(both: TwoResources) -> None:
@@ -137,11 +132,6 @@ def log_stopped(both: TwoResources) -> None:
     attempt(both)
     with pytest.raises(TransactionError):
         both.manager.begin()
-
-
-def promise_broken(both: TwoResources) -> None:
-    both.two.script.plan("prepare", Code.XA_RDONLY)  # with writes pending: the reference raises ValueError
-    attempt(both)
 
 
 def expired(both: TwoResources) -> None:
@@ -173,45 +163,45 @@ def alive_at_shutdown(both: TwoResources) -> None:
 
 
 def interrupted_in_the_background(_: TwoResources) -> None:
-    with TwoResources(factory=lambda store: lambda registrar: InterruptedResource(store, registrar, 0)) as both:
+    with over(hooked(interrupted, ("commit",))) as both:
         attempt(both, wait="logged")
         both.manager.close()
 
 
-class ImpatientResource(ReferenceResource):
+class Impatient(Wrapped):
     """Somebody presses Ctrl-C twice while its commit is under way, and its connections can't be broken."""
-
-    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        for heard in (self.waits, self.is_broken):
-            signal.raise_signal(signal.SIGINT)
-            assert heard.wait(30)
-        return super().commit(xid, rmid, flags)
-
-    def break_off(self) -> None:
-        raise OSError("no connection of its own")
 
     waits = threading.Event()
     is_broken = threading.Event()
 
+    def commit(self, *arguments: Any) -> Any:
+        for heard in (self.waits, self.is_broken):
+            signal.raise_signal(signal.SIGINT)
+            assert heard.wait(30)
+        return self.rm.commit(*arguments)
+
+    def break_off(self) -> None:
+        raise OSError("no connection of its own")
+
 
 def interrupted_twice(_: TwoResources) -> None:
-    ImpatientResource.waits.clear()
-    ImpatientResource.is_broken.clear()
+    Impatient.waits.clear()
+    Impatient.is_broken.clear()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     log = deferred_signals.logger
 
     def warned(text: str, *arguments: object) -> None:
         log.log(logging.WARNING, text, *arguments)
         if "waits for" in text:
-            ImpatientResource.waits.set()
+            Impatient.waits.set()
 
     def failed(text: str, *arguments: object) -> None:
         log.error(text, *arguments)
-        ImpatientResource.is_broken.set()
+        Impatient.is_broken.set()
 
     try:
         with (
-            TwoResources(factory=lambda store: lambda registrar: ImpatientResource(store, registrar, 0)) as both,
+            over(Impatient) as both,
             pytest.MonkeyPatch.context() as patch,
         ):
             patch.setattr(deferred_signals, "TOLD_AFTER_S", 0.0)
@@ -223,68 +213,35 @@ def interrupted_twice(_: TwoResources) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-class SlowResource(ReferenceResource):
-    """Its rollback takes longer than a generator waits that is closed."""
-
-    def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        assert self.go_on.wait(30)
-        return super().rollback(xid, rmid, flags)
-
+def closed_generator(_: TwoResources, *, fails: bool) -> None:
+    """A rollback takes longer than a generator waits that is closed."""
     go_on = threading.Event()
 
-
-class SlowInterruptedResource(SlowResource):
-    """The same, and it is interrupted then."""
-
-    def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        assert self.go_on.wait(30)
-        raise Interrupted(xid, rmid, flags)
-
-
-def closed_generator(_: TwoResources) -> None:
-    _close_generator(SlowResource)
-
-
-def closed_generator_interrupted(_: TwoResources) -> None:
-    _close_generator(SlowInterruptedResource)
-
-
-def _close_generator(kind: type[SlowResource]) -> None:
-    SlowResource.go_on.clear()
+    def slow(when: str, verb: str) -> None:
+        assert go_on.wait(30)
+        if fails:
+            interrupted(when, verb)
 
     def generator(both: TwoResources) -> Iterator[None]:
         with both.manager.begin():
             both.write()
             yield
 
-    with (
-        TwoResources(factory=lambda store: lambda registrar: kind(store, registrar, 0)) as both,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with over(hooked(slow, ("rollback",))) as both, pytest.MonkeyPatch.context() as patch:
         patch.setattr(transaction, "CLOSED_S", 0.0)
         running = generator(both)
         next(running)
         del running
-        SlowResource.go_on.set()
+        go_on.set()
         both.manager.wait_for_completions()
 
 
 def end_not_noted(_: TwoResources) -> None:
-    store, other = DecidingStore("decides"), ReferenceStore("other")
-    manager = TransactionManager(
-        "node-1",
-        None,
-        {
-            "decides": ResourceConfig(store.url, mode="decider", factory=ReferenceDeciderFactory(store)),
-            "other": ResourceConfig(other.url, factory=ReferenceFactory(other)),
-        },
-        background=False,
-    )
-    store.script.plan("end_decisions", fate=Fate.REQUEST_LOST)
-    with manager.begin() as transaction:
-        transaction["decides"].write("key", 1)
-        transaction["other"].write("key", 1)
-    manager.close(timeout_s=0)
+    shop = Shop(Path(), "a")
+    shop.add_decider().script.plan("end_decisions", fate=Fate.REQUEST_LOST)
+    with shop.open(node="node-1").begin() as tx:
+        shop.write(tx)
+    shop.close()
 
 
 def through_tx(both: TwoResources) -> None:
@@ -318,21 +275,21 @@ def ended_by_hand(both: TwoResources) -> None:
     both.manager.end_decision(gtrid, gone=["gone"])
 
 
-PATHS: list[Callable[[TwoResources], None]] = [
-    committed,
-    refused,
+PATHS: list[Callable[[TwoResources], object]] = [
+    attempt,
+    partial(attempt, vote=Code.XA_RBDEADLOCK),
+    partial(attempt, vote=Code.XA_RDONLY),  # with writes pending: the reference raises ValueError
     recovered,
     completed_on_its_own,
     log_stopped,
-    promise_broken,
     expired,
     reaper_in_trouble,
     callback_failed,
     alive_at_shutdown,
     interrupted_in_the_background,
     interrupted_twice,
-    closed_generator,
-    closed_generator_interrupted,
+    partial(closed_generator, fails=False),
+    partial(closed_generator, fails=True),
     end_not_noted,
     through_tx,
     given_up,
@@ -340,7 +297,7 @@ PATHS: list[Callable[[TwoResources], None]] = [
 ]
 
 
-def records_of(path: Callable[[TwoResources], None], caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+def records_of(path: Callable[[TwoResources], object], caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     with caplog.at_level(logging.DEBUG, logger="xabridge"), TwoResources() as both:
         caplog.clear()
         path(both)

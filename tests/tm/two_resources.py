@@ -10,16 +10,15 @@ from tests.simulation.log import Disk, SimulatedLog
 from tests.tm.shop import Clock
 from tm import ResourceConfig, TransactionManager
 from xa import TMUSEASYNC
-from xabridge.testing.reference import ReferenceFactory, ReferenceResource, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
     from typing import Self
 
-    from xa import Code, Handle, Registrar, ResourceFactory, Xid
+    from xa import ResourceFactory
 
-__all__ = ["Clock", "HeldResource", "TwoResources"]
+__all__ = ["Clock", "TwoResources"]
 
 LOG_ID = b"two-res."
 
@@ -58,15 +57,3 @@ class TwoResources:
         """Work at both resource managers, in the calling thread's transaction."""
         self.manager["one"].write(key, value)
         self.manager["two"].write(key, value)
-
-
-class HeldResource(ReferenceResource):
-    """Commits when the test lets it."""
-
-    def __init__(self, store: ReferenceStore, registrar: Registrar, gate: threading.Event) -> None:
-        super().__init__(store, registrar, 0)
-        self._gate = gate
-
-    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        assert self._gate.wait(30)
-        return super().commit(xid, rmid, flags)

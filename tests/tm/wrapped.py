@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from bench.crash.points import DECIDER_VERBS, VERBS, Wrapped, hooked
+import threading
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["DECIDER_VERBS", "VERBS", "Interrupter", "Wrapped", "hooked"]
+from bench.crash.points import DECIDER_VERBS, VERBS, Wrapped, hooked
+from xabridge.testing.reference import ReferenceResource
+
+if TYPE_CHECKING:
+    from xabridge.testing.reference import ReferenceStore
+
+__all__ = ["DECIDER_VERBS", "VERBS", "Gate", "Interrupter", "Wrapped", "hooked"]
 
 
 class Interrupter:
@@ -23,3 +30,21 @@ class Interrupter:
         self.where.append(f"{when} {what}")
         if self.points == self.at:
             raise KeyboardInterrupt(f"{when} {what}")
+
+
+class Gate:
+    """Holds whoever is about to carry out a verb of what `wrap` has wrapped, until it is opened."""
+
+    def __init__(self, verb: str) -> None:
+        self.reached = threading.Event()
+        self.opened = threading.Event()
+        self.wrap = hooked(self._hold, (verb,))
+
+    def _hold(self, when: str, _: str) -> None:
+        if when == "before":
+            self.reached.set()
+            assert self.opened.wait(30)
+
+    def over(self, store: ReferenceStore) -> Any:
+        """A factory for `TwoResources`."""
+        return lambda registrar: self.wrap(ReferenceResource(store, registrar, 0))

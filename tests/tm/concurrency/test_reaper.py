@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tm.wrapped import hooked
+from tests.tm.wrapped import Gate, hooked
 from tm import GlobalState, RolledBack
 from xa import Code
 from xabridge.testing.reference import Fate
@@ -28,12 +29,19 @@ def reap(shop: Shop, seconds: float) -> None:
     shop.tm._reaper.reap()
 
 
-def test_nothing_is_reaped_before_its_time(shop: Shop) -> None:
-    tx = begun(shop)
+@pytest.mark.parametrize("of_the_manager", [False, True])
+def test_nothing_is_reaped_before_its_time(shop: Shop, *, of_the_manager: bool) -> None:
+    shop.open(timeout_s=10 if of_the_manager else 60)
+    tx = shop.tm.begin(None if of_the_manager else 10)
+    shop.write(tx)
     reap(shop, 9.9)
     assert tx.status is GlobalState.ACTIVE
     tx.commit()
     assert shop.values() == {"a": 1, "b": 1}
+    late = shop.tm.begin(None if of_the_manager else 10)
+    reap(shop, 10)
+    assert late.expired
+    late.rollback()
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -51,13 +59,6 @@ def test_what_takes_too_long_is_rolled_back_and_its_block_hears_it(shop: Shop, *
             tx["b"]
     assert shop.tm.current_or_none() is None
     shop.assert_ended(None)
-
-
-def test_the_default_timeout_is_the_managers(shop: Shop) -> None:
-    shop.open(timeout_s=5)
-    tx = shop.tm.begin()
-    reap(shop, 5)
-    assert tx.expired
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
@@ -81,16 +82,24 @@ def test_an_explicit_end_of_a_reaped_transaction(shop: Shop, how: str, end: str)
     shop.assert_ended(None)
 
 
-def test_others_are_not_touched(shop: Shop) -> None:
-    short = begun(shop, 1)
+@pytest.mark.parametrize("fails", [False, True])
+def test_others_are_not_touched_and_not_kept_waiting_by_a_resource_that_fails(shop: Shop, *, fails: bool) -> None:
+    if fails:
+        shop["a"].script.plan("rollback", None, Fate.REQUEST_LOST)
+    first = begun(shop)
+    shop.tm.suspend()
+    second = shop.tm.begin(10)
     shop.tm.suspend()
     long = shop.tm.begin(100)
     long["a"].write("j", 1)
     reap(shop, 10)
-    assert short.expired
+    assert first.expired
+    assert second.expired
     assert not long.expired
     long.commit()
+    assert shop.tm.recover().clean
     assert shop["a"].data == {"j": 1}
+    shop.assert_nothing_left()
 
 
 @pytest.mark.parametrize("verb", ["end", "prepare", "commit"])
@@ -121,38 +130,16 @@ def test_what_is_in_doubt_is_never_touched(shop: Shop) -> None:
 
 def test_a_commit_that_meets_the_reaper_at_work_waits_and_hears_it(shop: Shop) -> None:
     """Not a misuse: the application has used its transaction from one thread only."""
-    at_work, go_on = threading.Event(), threading.Event()
-
-    def slow(when: str, verb: str) -> None:
-        if (when, verb) == ("before", "rollback") and threading.current_thread() is reaper:
-            at_work.set()
-            assert go_on.wait(30)
-
-    shop.wrap["a"] = hooked(slow)
+    gate = Gate("rollback")
+    shop.wrap["a"] = gate.wrap
     tx = begun(shop)
     shop.clock.pass_by(10)
-    reaper = threading.Thread(target=shop.tm._reaper.reap)
-    reaper.start()
-    assert at_work.wait(30)
-    releaser = threading.Timer(0.05, go_on.set)
-    releaser.start()
-    with pytest.raises(RolledBack, match="longer than its 10 s"):
-        tx.commit()
-    reaper.join()
-    releaser.join()
-    shop.assert_nothing_left()
-
-
-def test_a_resource_that_fails_keeps_the_reaper_from_nobody(shop: Shop) -> None:
-    shop["a"].script.plan("rollback", None, Fate.REQUEST_LOST)
-    first = begun(shop)
-    shop.tm.suspend()
-    second = shop.tm.begin(10)
-    second["a"].write("j", 1)
-    reap(shop, 10)
-    assert first.expired
-    assert second.expired
-    assert shop.tm.recover().clean
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(shop.tm._reaper.reap)
+        assert gate.reached.wait(30)
+        threading.Timer(0.05, gate.opened.set).start()
+        with pytest.raises(RolledBack, match="longer than its 10 s"):
+            tx.commit()
     shop.assert_nothing_left()
 
 
@@ -164,7 +151,8 @@ def test_the_branch_may_have_its_own_timeout_too(shop: Shop) -> None:
     shop.assert_ended(None)
 
 
-def test_the_thread_reaps_by_itself(shop: Shop) -> None:
+def test_the_thread_reaps_by_itself(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tm.concurrency.reaper.INTERVAL_S", 0.005)
     ended = threading.Event()
     tx = shop.open(background=True).begin(10)
     tx["a"].write("k", 1)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.memory_disk import new_folder
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import Stall
 
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+def broker() -> Iterator[EmbeddedBroker]:
     """One broker, whose queues keep what is delivered in vain longer than any consumer here."""
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
+    broker = EmbeddedBroker(new_folder("broker"))
     yield broker
     broker.stop()
 

@@ -43,6 +43,12 @@ NODE = "orders-1"
 SMALL = 5120
 
 
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder on a disk, since a file system in memory may have no identities of files."""
+    return tmp_path_factory.mktemp("log")
+
+
 @pytest.fixture(params=["file", "sql"])
 def former_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A log of the former version."""

@@ -279,14 +279,6 @@ def test_a_decision_is_ended_without_what_is_gone() -> None:
     assert list(report.unreachable) == ["b"], "the other decision names it still"
 
 
-def test_what_is_gone_is_committed_where_it_is_found_after_all() -> None:
-    one = Pass(a=[], renamed=[Branch("renamed", B.xid)]).logged(DECISION)
-    one.gone = {gtrid(): frozenset("b")}
-    report = one.run()
-    assert one.asked == [*ORDER, "commit, again: renamed1", "ended 1"]
-    assert report.clean
-
-
 TROUBLES = ["renamed pending", "own pending", "own unreachable", "old name unreachable", "another one", "live", "other"]
 
 
@@ -316,10 +308,13 @@ def test_a_decision_is_not_ended_while_a_branch_may_be_left(trouble: str, gone: 
     assert one.run().ended == []
 
 
-@pytest.mark.parametrize("code", [Code.XA_OK, Code.XAER_NOTA, Code.XA_HEURCOM, Code.XA_HEURRB])
-def test_a_resource_with_a_new_name_has_its_branches_committed(code: Code) -> None:
-    """The exact xids decide, not the names: a branch that was found and finished is done, wherever that was."""
+@each("code", [Code.XA_OK, Code.XAER_NOTA, Code.XA_HEURCOM, Code.XA_HEURRB])
+@each("gone", [frozenset(), frozenset("b")])
+def test_a_resource_with_a_new_name_has_its_branches_committed(code: Code, gone: frozenset[str]) -> None:
+    """The exact xids decide, not the names: a branch that was found and finished is done, wherever that was, also where
+    somebody says that it is gone."""
     one = Pass(a=[A], renamed=[Branch("renamed", B.xid)]).logged(DECISION)
+    one.gone = {gtrid(): gone}
     one.answers[Verb.COMMIT_AGAIN, Branch("renamed", B.xid)] = code
     report = one.run()
     assert one.asked[len(ORDER)] == "commit, again: a1 renamed1"
@@ -350,21 +345,16 @@ def test_a_name_is_told_for_those_branches_only_that_were_not_found() -> None:
     assert list(report.unreachable) == ["b"]
 
 
-def test_a_branch_that_can_not_be_told_stays_pending_with_its_decision() -> None:
-    one = Pass(a=[A], b=[B]).logged(DECISION)
-    one.answers[Verb.COMMIT_AGAIN, B] = Code.XAER_RMFAIL
+@each("code", [Code.XAER_RMFAIL, Code.XA_RETRY])
+def test_a_branch_that_can_not_be_told_stays_pending_with_its_decision_and_others_are_ended(code: Code) -> None:
+    second = Decision(gtrid(2), (branch("b", gtrid(2)),))
+    one = Pass(a=[A], b=[B, *second.branches]).logged(DECISION, second)
+    one.answers[Verb.COMMIT_AGAIN, B] = code
     report = one.run()
-    assert actions(report) == {"a": Action.COMMITTED, "b": Action.PENDING}
+    assert [finding.action for finding in report.findings] == [Action.COMMITTED, Action.PENDING, Action.COMMITTED]
     assert "decided to commit" in report.findings[1].why
     assert not report.clean
-    assert not report.ended
-
-
-def test_an_other_decision_is_ended_beside_a_pending_one() -> None:
-    second = Decision(gtrid(2), (branch("a", gtrid(2)), branch("b", gtrid(2))))
-    one = Pass(a=[A], b=[B, second.branches[1]]).logged(DECISION, second)
-    one.answers[Verb.COMMIT_AGAIN, B] = Code.XA_RETRY
-    assert one.run().ended == [gtrid(2)]
+    assert report.ended == [gtrid(2)]
 
 
 # --- heuristics -----------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import urllib.error
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,12 +17,23 @@ from xa.telemetry.metric import prometheus_label
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
-def test_a_manager_is_ready_while_its_resources_can_be_reached() -> None:
+TOKEN = "a token of 24 characters"  # noqa: S105 — of these tests
+
+
+@contextmanager
+def served(**settings: Any) -> Iterator[tuple[TwoResources, int]]:
+    """A manager, and the port at which it tells about itself."""
     port = free_port()
-    with TwoResources(http=f"127.0.0.1:{port}") as both:
+    with TwoResources(http=f"127.0.0.1:{port}", **settings) as both:
+        yield both, port
+
+
+def test_a_manager_is_ready_while_its_resources_can_be_reached() -> None:
+    with served() as (both, port):
         assert said(port, "ready") == (200, {"ready": True, "trouble": []})
         assert said(port, "live") == (200, {"live": True, "trouble": []})
         both.two.partition()
@@ -36,8 +48,7 @@ def test_a_manager_is_ready_while_its_resources_can_be_reached() -> None:
 
 
 def test_the_metrics_are_those_of_the_table() -> None:
-    port = free_port()
-    with TwoResources(http=f"127.0.0.1:{port}") as both:
+    with served() as (both, port):
         with both.manager.begin():
             both.write("key")
         both.manager.recover()
@@ -57,17 +68,22 @@ def test_the_metrics_are_those_of_the_table() -> None:
     } <= found
 
 
-def test_a_port_that_is_taken_is_an_error_of_the_configuration() -> None:
+def test_a_port_that_is_taken_and_a_wrong_token_are_errors_of_the_configuration() -> None:
     port = free_port()
-    with TwoResources(http=f"127.0.0.1:{port}"), pytest.raises(ConfigurationError, match=f"http 127.0.0.1:{port}: "):
-        TwoResources(http=f"127.0.0.1:{port}")
+    here = f"127.0.0.1:{port}"
+    with TwoResources(http=here), pytest.raises(ConfigurationError, match=f"http {here}: "):
+        TwoResources(http=here)
     with pytest.raises(ConfigurationError, match="expected host:port"):
         TwoResources(http="somewhere")
+    with pytest.raises(ConfigurationError, match="http, which is not configured"):
+        TwoResources(http_token=TOKEN)
+    for token in ("short", "x" * 15, "with a line end\r\n here", "ä" * 20):
+        with pytest.raises(ConfigurationError, match="at least 16 printable ASCII characters"):
+            TwoResources(http=here, http_token=token)
 
 
 def test_a_handler_that_hangs_in_every_worker_is_not_alive() -> None:
-    port = free_port()
-    with TwoResources(http=f"127.0.0.1:{port}") as both:
+    with served() as (both, port):
         consumer = both.manager.consumer("orders", resource="one")(lambda _message, _tx: None)
         assert said(port, "ready")[0] == 503  # it is not started
         consumer._statistics._busy[0] = both.manager.begin(timeout_s=0.001), 0.0
@@ -112,14 +128,10 @@ def test_pools_and_the_log_are_shown(tmp_path: Path) -> None:
     assert 'xabridge_log_size_bytes{xabridge_node="n-1"} 0.0' not in text
 
 
-TOKEN = "a token of 24 characters"  # noqa: S105 — of these tests
-
-
 def test_the_page_of_the_node_is_for_who_has_the_token() -> None:
-    port = free_port()
-    with TwoResources(http=f"127.0.0.1:{port}"):
+    with served() as (_, port):
         assert asked(port, "node", f"Bearer {TOKEN}")[0] == 404
-    with TwoResources(http=f"127.0.0.1:{port}", http_token=TOKEN):
+    with served(http_token=TOKEN) as (_, port):
         assert asked(port, "node")[0] == 401
         for wrong in ("", "Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer \xe4"):
             status, headers, _ = asked(port, "node", wrong)
@@ -129,8 +141,7 @@ def test_the_page_of_the_node_is_for_who_has_the_token() -> None:
 
 
 def test_the_page_of_the_node_has_live_and_completed_transactions() -> None:
-    port = free_port()
-    with TwoResources(http=f"127.0.0.1:{port}", http_token=TOKEN) as both:
+    with served(http_token=TOKEN) as (both, port):
         with both.manager.begin() as first:
             both.write("key")
         with pytest.raises(LookupError), both.manager.begin():
@@ -162,14 +173,6 @@ def test_the_page_of_the_node_has_live_and_completed_transactions() -> None:
     assert {each["name"] for each in told["slowest"]} == {each["name"] for each in told["last"]}
     took = [each["took_s"] for each in told["slowest"]]
     assert took == sorted(took, reverse=True)
-
-
-def test_a_token_is_checked() -> None:
-    with pytest.raises(ConfigurationError, match="http, which is not configured"):
-        TwoResources(http_token=TOKEN)
-    for token in ("short", "x" * 15, "with a line end\r\n here", "ä" * 20):
-        with pytest.raises(ConfigurationError, match="at least 16 printable ASCII characters"):
-            TwoResources(http=f"127.0.0.1:{free_port()}", http_token=token)
 
 
 def test_the_configuration_names_the_variable_of_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +15,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from tests.simulation.log import Disk, SimulatedLog
-from tests.tm.two_resources import HeldResource, TwoResources
+from tests.tm.two_resources import TwoResources
+from tests.tm.wrapped import Gate
 from tm import (
     ConfigurationError,
     HeuristicMixed,
     OutcomeUnknown,
-    ResourceConfig,
     RolledBack,
     TransactionError,
     TransactionManager,
@@ -32,10 +30,12 @@ from tm.telemetry import METRICS, opentelemetry
 from tm.telemetry.metrics import NODE
 from tm.telemetry.recorder import Recorder
 from xa import TMREGISTER, TMUSEASYNC, Code
-from xabridge.testing.reference import DecidingStore, Fate, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+    from tests.tm.shop import Shop
 
 ROOT = Path(__file__).parents[3]
 
@@ -139,35 +139,26 @@ def test_every_point_has_the_attributes_of_the_table(both: TwoResources, exporte
     assert exported.value("resource.verb.failures", resource="two", verb="commit", code="XA_HEURRB") == 1
 
 
-def full(both: TwoResources) -> None:
-    both.log.fault = "full"
-
-
-def votes(code: Code) -> Callable[[TwoResources], None]:
-    return lambda both: both.two.script.plan("prepare", code)
-
-
 @pytest.mark.parametrize(
-    ("fails", "failures", "forces"),
+    ("vote", "failures"),
     [
-        (
-            lambda both: both.two.script.plan("prepare", Code.XA_RBDEADLOCK),
-            {"verb": "prepare", "code": "XA_RBDEADLOCK"},
-            0,
-        ),
+        (Code.XA_RBDEADLOCK, {"verb": "prepare", "code": "XA_RBDEADLOCK"}),
         # with writes pending, which the reference refuses with ValueError: it raises what its contract does not name
-        (votes(Code.XA_RDONLY), {"verb": "prepare", "code": "RAISED"}, 0),
-        (full, {}, 1),
+        (Code.XA_RDONLY, {"verb": "prepare", "code": "RAISED"}),
+        (None, {}),
     ],
     ids=["refused", "broken promise", "force fails"],
 )
-def test_what_is_rolled_back(both: TwoResources, exported: Exported, fails: Any, failures: Any, forces: int) -> None:
-    fails(both)
+def test_what_is_rolled_back(both: TwoResources, exported: Exported, vote: Code | None, failures: Any) -> None:
+    if vote is None:
+        both.log.fault = "full"
+    else:
+        both.two.script.plan("prepare", vote)
     with pytest.raises(RolledBack):
         transact(both)
     assert exported.value("transactions.completed", outcome="rolled_back") == 1
     assert exported.value("phase.duration", phase="rollback") == 1
-    assert exported.value("log.force.duration", record="decision", failed=True) == forces
+    assert exported.value("log.force.duration", record="decision", failed=True) == (vote is None)
     assert exported.value("log.force.duration", failed=False) == 0
     assert exported.value("resource.verb.failures") == bool(failures)
     assert exported.value("resource.verb.failures", resource="two", **failures) == bool(failures)
@@ -206,38 +197,25 @@ def test_in_doubt_while_a_rollback_could_not_be_told(both: TwoResources, exporte
     assert exported.value("recovery.findings", resource="two", action="rolled_back") == 1
 
 
-def test_in_doubt_from_the_process_before(exported: Exported) -> None:
+def test_in_doubt_from_the_process_before(shop: Shop, exported: Exported) -> None:
     """The decision is in the log, the branch at a resource manager that can't be reached."""
-    disk = Disk(b"two-res.")
-    store, other = ReferenceStore("one"), ReferenceStore("two")
-    resources = {s.name: ResourceConfig(s.url, factory=ReferenceFactory(s)) for s in (store, other)}
-    settings: dict[str, Any] = {"background": False, "sleep": lambda _: None}
-    first = TransactionManager("node-1", SimulatedLog(disk, "node-1"), resources, **settings)
-    store.script.plan("commit", fate=Fate.REQUEST_LOST, times=3)
-    transaction = first.begin()
-    transaction["one"].write("key", 1)
-    transaction["two"].write("key", 1)
-    with pytest.raises(OutcomeUnknown):
-        transaction.commit()
-    first.close(timeout_s=0)
-    store.partition()
-    second = TransactionManager(
-        "node-1", SimulatedLog(disk, "node-1"), resources, telemetry=exported.telemetry, **settings
-    )
+    shop.in_doubt("a")
+    shop.kill()
+    shop["a"].script.clear()
+    shop["a"].partition()
+    manager = shop.open(telemetry=exported.telemetry)
     assert exported.value("transactions.in_doubt") == 1
-    store.heal()
-    second.recover()
+    shop["a"].heal()
+    manager.recover()
     assert exported.value("transactions.in_doubt") == 0
-    second.close(timeout_s=0)
+    manager.close(timeout_s=0)
     assert "xabridge.transactions.in_doubt" not in exported.points()
 
 
 def test_what_lives_is_not_in_doubt(exported: Exported) -> None:
     """Decided, and its branches are being told at this moment."""
-    gate = threading.Event()
-    with TwoResources(
-        factory=lambda store: lambda registrar: HeldResource(store, registrar, gate), telemetry=exported.telemetry
-    ) as both:
+    gate = Gate("commit")
+    with TwoResources(factory=gate.over, telemetry=exported.telemetry) as both:
         transaction = both.manager.begin()
         both.write()
         transaction.commit(wait="logged")
@@ -245,38 +223,27 @@ def test_what_lives_is_not_in_doubt(exported: Exported) -> None:
         assert len(both.one.in_doubt) == len(both.two.in_doubt) == 1
         assert report.clean
         assert exported.value("transactions.in_doubt") == 0
-        gate.set()
+        gate.opened.set()
         both.manager.close()
         assert both.one.data == both.two.data == {"key": "value"}
 
 
-def test_two_managers_share_one_telemetry(both: TwoResources, exported: Exported) -> None:
-    store = DecidingStore("decides")
-    other = ReferenceStore("other")
-    manager = TransactionManager(
-        "node-2",
-        None,
-        {
-            "decides": ResourceConfig(store.url, mode="decider", factory=ReferenceDeciderFactory(store)),
-            "other": ResourceConfig(other.url, factory=ReferenceFactory(other)),
-        },
-        background=False,
-        telemetry=exported.telemetry,
-    )
+def test_two_managers_share_one_telemetry(both: TwoResources, shop: Shop, exported: Exported) -> None:
+    shop.add_decider()
+    manager = shop.open(node="node-2", names="ad", telemetry=exported.telemetry)
     with manager.begin() as transaction:
-        transaction["decides"].write("key", 1)
-        transaction["other"].write("key", 1)
+        shop.write(transaction, names="ad")
     transact(both)
     manager.recover()
     manager.close(timeout_s=0)
     assert exported.value("transactions.completed", node="node-1") == 1
     assert exported.value("transactions.completed", node="node-2") == 1
-    assert exported.value("resource.verb.duration", resource="decides", verb="decide") == 1
-    assert exported.value("resource.verb.duration", resource="decides", verb="end_decisions") == 1
-    assert exported.value("resource.verb.duration", resource="decides", verb="decisions") >= 1
+    assert exported.value("resource.verb.duration", resource="d", verb="decide") == 1
+    assert exported.value("resource.verb.duration", resource="d", verb="end_decisions") == 1
+    assert exported.value("resource.verb.duration", resource="d", verb="decisions") >= 1
     assert exported.value("resource.verb.failures") == 0
     outcomes = {attributes(s)["xabridge.resource"]: attributes(s)["xabridge.outcome"] for s in exported.spans("branch")}
-    assert outcomes == dict.fromkeys(("decides", "other", "one", "two"), "committed")
+    assert outcomes == dict.fromkeys(("d", "a", "one", "two"), "committed")
 
 
 # --- spans --------------------------------------------------------------------------------------------------
@@ -380,22 +347,18 @@ def test_nothing_is_kept_of_what_is_over(both: TwoResources) -> None:
 
 
 # --- asked for, or not --------------------------------------------------------------------------------------
-def run(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-def test_nothing_is_imported_that_was_not_asked_for() -> None:
-    done = run("import sys, tm, tm.telemetry; print([m for m in sys.modules if 'opentelemetry' in m])")
-    assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_a_missing_extra_is_told() -> None:
-    done = run(
-        "import sys; sys.modules['opentelemetry'] = None\n"
-        "from tm import ConfigurationError\nfrom tm.telemetry import opentelemetry\n"
-        "try: opentelemetry()\nexcept ConfigurationError as error: print(error)"
+def test_nothing_is_imported_that_was_not_asked_for_and_a_missing_extra_is_told() -> None:
+    program = (
+        "import sys, tm, tm.telemetry; print([m for m in sys.modules if 'opentelemetry' in m])\n"
+        "sys.modules['opentelemetry'] = None\n"
+        "try: tm.telemetry.opentelemetry()\nexcept tm.ConfigurationError as error: print(error)"
     )
-    assert 'pip install "xabridge[otel]"' in done.stdout, done.stderr
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    imported, _, told = done.stdout.partition("\n")
+    assert imported == "[]", done.stderr
+    assert 'pip install "xabridge[otel]"' in told, done.stderr
 
 
 def test_without_telemetry_nothing_stands_between() -> None:
@@ -414,10 +377,6 @@ def test_the_configuration_asks(tmp_path: Path, line: str, asked: bool) -> None:
     assert configuration_from(path).telemetry is asked
     with TransactionManager.from_config(path) as manager:
         assert (manager._recorder is not None) is asked
-
-
-def test_a_wrong_value_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "xabridge.toml"
     path.write_text('node = "orders-1"\ntelemetry = "yes"\n')
     with pytest.raises(ConfigurationError, match="telemetry: expected true or false, not 'yes'"):
         configuration_from(path)

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.tm.two_resources import HeldResource, TwoResources
+from tests.tm.shop import elsewhere
+from tests.tm.two_resources import TwoResources
+from tests.tm.wrapped import Gate
 from tm.outcome import Verdict
 from tm.resources.states import ResourceState
 from tm.two_phase.states import GlobalState
@@ -29,12 +32,11 @@ from tm.tx.codes import (
 from tm.tx.states import CHAINED, IN_TRANSACTION, TX, TxState, TxVerb
 from xa import FORMAT_ID, NULL_XID, TMREGISTER, TMUSEASYNC, AxCode, Code, Xid
 from xa.machine import advance
-from xabridge.testing.reference import Fate, ReferenceResource, ReferenceStore
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from xa import Handle, Registrar, ResourceFactory
 
 OK, REFUSED = TxCode.TX_OK, TxCode.TX_PROTOCOL_ERROR
 COMPLETED, LOGGED = CommitReturn.TX_COMMIT_COMPLETED, CommitReturn.TX_COMMIT_DECISION_LOGGED
@@ -100,21 +102,6 @@ def test_every_call_in_every_state(tx: TxInterface, state: TxState, verb: TxVerb
     legal = TX.refusal(state, verb) is None
     assert CALLS[verb](tx) == (OK if legal else REFUSED)
     assert state_of(tx) is (advance(TX, state, verb) if legal else state)
-
-
-@pytest.mark.parametrize("state", [TxState.S3, TxState.S4], ids=lambda state: state.name)
-@pytest.mark.parametrize("end", [TxInterface.tx_commit, TxInterface.tx_rollback])
-def test_a_transaction_that_cannot_be_followed(
-    both: TwoResources, tx: TxInterface, state: TxState, end: Callable[[TxInterface], TxCode]
-) -> None:
-    bring_to(tx, state)
-    both.write()
-    both.two.script.plan("start", Code.XAER_RMERR)
-    chained = state is TxState.S4
-    assert end(tx) is (TxCode.TX_NO_BEGIN if chained else OK)
-    assert state_of(tx) is (TxState.S2 if chained else TxState.S1)
-    assert both.one.branches == both.two.branches == {}
-    assert both.one.data == both.two.data == ({"key": "value"} if end is TxInterface.tx_commit else {})
 
 
 def test_a_chain(both: TwoResources, tx: TxInterface) -> None:
@@ -272,26 +259,10 @@ def test_a_timeout(both: TwoResources, tx: TxInterface, end: Callable[[TxInterfa
     assert not both.manager.get_transaction().expire(1e12)
 
 
-class SlowToRollBack(ReferenceResource):
-    """Says when it is asked to roll back, and does it when the test lets it."""
-
-    def __init__(
-        self, store: ReferenceStore, registrar: Registrar, asked: threading.Event, gate: threading.Event
-    ) -> None:
-        super().__init__(store, registrar, 0)
-        self._asked = asked
-        self._gate = gate
-
-    def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        self._asked.set()
-        assert self._gate.wait(30)
-        return super().rollback(xid, rmid, flags)
-
-
 def test_a_timeout_that_is_under_way() -> None:
     """Who commits while the reaper is inside hears of the timeout, not of a misuse."""
-    asked, gate = threading.Event(), threading.Event()
-    with TwoResources(factory=lambda store: lambda registrar: SlowToRollBack(store, registrar, asked, gate)) as both:
+    gate = Gate("rollback")
+    with TwoResources(factory=gate.over) as both:
         tx = TxInterface(both.manager)
         bring_to(tx, TxState.S1)
         tx.tx_set_transaction_timeout(5)
@@ -300,8 +271,8 @@ def test_a_timeout_that_is_under_way() -> None:
         transaction = both.manager.get_transaction()
         reaper = threading.Thread(target=transaction.expire, args=(both.clock.now + 5,))
         reaper.start()
-        assert asked.wait(30)
-        threading.Timer(0.05, gate.set).start()
+        assert gate.reached.wait(30)
+        threading.Timer(0.05, gate.opened.set).start()
         assert tx.tx_commit() is TxCode.TX_ROLLBACK
         reaper.join()
         assert both.one.branches == both.two.branches == {}
@@ -330,8 +301,8 @@ def test_suspended_it_is_not_completed_and_committed_through_the_manager_it_is_o
 
 # --- when commit returns ------------------------------------------------------------------------------------
 def test_when_commit_returns() -> None:
-    gate = threading.Event()
-    with TwoResources(factory=lambda store: lambda registrar: HeldResource(store, registrar, gate)) as both:
+    gate = Gate("commit")
+    with TwoResources(factory=gate.over) as both:
         tx = TxInterface(both.manager)
         bring_to(tx, TxState.S1)
         assert tx.tx_set_commit_return(LOGGED) is OK
@@ -346,10 +317,10 @@ def test_when_commit_returns() -> None:
         assert tx.tx_set_commit_return(COMPLETED) is OK
         assert tx.tx_begin() is OK
         both.write("completed")
-        opened = threading.Timer(0.05, gate.set)
+        opened = threading.Timer(0.05, gate.opened.set)
         opened.start()
         assert tx.tx_commit() is OK
-        assert gate.is_set()
+        assert gate.opened.is_set()
         assert "completed" in both.one.data
         assert "completed" in both.two.data
         opened.join()
@@ -379,47 +350,36 @@ def test_open_needs_one_resource_manager(both: TwoResources, tx: TxInterface) ->
     assert tx.tx_rollback() is OK
 
 
-def test_begin_when_no_resource_manager_is_left(both: TwoResources, tx: TxInterface) -> None:
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [(Code.XAER_OUTSIDE, TxCode.TX_OUTSIDE), (Code.XAER_RMERR, TxCode.TX_ERROR), (None, TxCode.TX_ERROR)],
+)
+def test_begin_refused_by_a_resource_manager_or_because_none_is_left(
+    both: TwoResources, tx: TxInterface, answer: Code | None, code: TxCode
+) -> None:
     bring_to(tx, TxState.S1)
-    for store in (both.one, both.two):
+    if answer is not None:
+        both.two.script.plan("start", answer)
+    for store in (both.one, both.two) if answer is None else ():
         store.partition()
         both.manager.resource(store.name).close()
-    assert tx.tx_begin() is TxCode.TX_ERROR
-    assert state_of(tx) is TxState.S1
-    assert both.manager.current_or_none() is None
-
-
-@pytest.mark.parametrize(
-    ("answer", "code"), [(Code.XAER_OUTSIDE, TxCode.TX_OUTSIDE), (Code.XAER_RMERR, TxCode.TX_ERROR)]
-)
-def test_begin_refused_by_a_resource_manager(both: TwoResources, tx: TxInterface, answer: Code, code: TxCode) -> None:
-    bring_to(tx, TxState.S1)
-    both.two.script.plan("start", answer)
     assert tx.tx_begin() is code
     assert state_of(tx) is TxState.S1
     assert both.manager.current_or_none() is None
     assert both.one.branches == {}
-    assert tx.tx_begin() is OK
+    if answer is not None:
+        assert tx.tx_begin() is OK
 
 
 def test_work_outside_of_one_that_registers_itself() -> None:
-    registrars: list[Registrar] = []
-
-    def factory(store: ReferenceStore) -> ResourceFactory:
-        def make(registrar: Registrar) -> ReferenceResource:
-            registrars.append(registrar)
-            return ReferenceResource(store, registrar, TMREGISTER)
-
-        return make
-
-    with TwoResources(factory=factory) as both:
-        tx = TxInterface(both.manager)
+    with TwoResources(TMREGISTER) as both:
+        tx, registrar = TxInterface(both.manager), both.manager._registrar
         bring_to(tx, TxState.S1)
         rmid = both.manager.resource("two").rmid
-        assert registrars[1].ax_reg(rmid)[0] is AxCode.TM_OK
+        assert registrar.ax_reg(rmid)[0] is AxCode.TM_OK
         assert tx.tx_begin() is TxCode.TX_OUTSIDE
         assert state_of(tx) is TxState.S1
-        assert registrars[1].ax_unreg(rmid) is AxCode.TM_OK
+        assert registrar.ax_unreg(rmid) is AxCode.TM_OK
         assert tx.tx_begin() is OK
         assert both.manager.get_transaction().resources == ()
         both.write()
@@ -444,41 +404,33 @@ def test_initial_values_and_what_info_tells(both: TwoResources, tx: TxInterface)
     assert tx.tx_info() == (0, TxInfo(NULL_XID, COMPLETED, NO_CHAIN, 0, None))
 
 
+NO_TIMEOUTS: tuple[Any, ...] = (-1, 2**31, True, 1.5)
+INVALID: list[Callable[[TxInterface], TxCode]] = [
+    lambda tx: tx.tx_set_commit_return(2),
+    lambda tx: tx.tx_set_transaction_control(-1),
+    *(partial(TxInterface.tx_set_transaction_timeout, timeout_s=timeout_s) for timeout_s in NO_TIMEOUTS),
+]
+
+
 @pytest.mark.parametrize("state", TxState, ids=lambda state: state.name)
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda tx: tx.tx_set_commit_return(2),
-        lambda tx: tx.tx_set_transaction_control(-1),
-        lambda tx: tx.tx_set_transaction_timeout(-1),
-        lambda tx: tx.tx_set_transaction_timeout(2**31),
-        lambda tx: tx.tx_set_transaction_timeout(True),
-        lambda tx: tx.tx_set_transaction_timeout(1.5),
-    ],
-)
-def test_invalid_values(tx: TxInterface, state: TxState, call: Callable[[TxInterface], TxCode]) -> None:
+def test_invalid_values(tx: TxInterface, state: TxState) -> None:
     bring_to(tx, state)
     before = tx.tx_info()
-    assert call(tx) is (REFUSED if state is TxState.S0 else TxCode.TX_EINVAL)
-    assert tx.tx_info() == before
+    for call in INVALID:
+        assert call(tx) is (REFUSED if state is TxState.S0 else TxCode.TX_EINVAL)
+        assert tx.tx_info() == before
 
 
 def test_each_thread_has_its_own_state(both: TwoResources, tx: TxInterface) -> None:
     bring_to(tx, TxState.S4)
-    seen: list[TxState] = []
 
     def other() -> None:
-        seen.append(state_of(tx))
-        tx.tx_open()
-        tx.tx_begin()
+        assert state_of(tx) is TxState.S0
+        bring_to(tx, TxState.S3)
         both.manager["one"].write("other", 1)
-        seen.append(state_of(tx))
         assert tx.tx_commit() is OK
 
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    assert seen == [TxState.S0, TxState.S3]
+    elsewhere(other)
     assert state_of(tx) is TxState.S4
     assert both.one.data == {"other": 1}
 
