@@ -10,56 +10,21 @@ as POINT it recovers until nothing is in doubt, and ends.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
 from collections import Counter
 from typing import Any
 
+from bench.crash.points import GatedLog, hooked
 from rm_amqp import AmqpResource, Message, NoMessage
 from rm_amqp.amqp010.resource import QpidResource
-from tests.tm.wrapped import Wrapped, hooked
+from tests.crash.manager_child import AGAIN_S, Fuse, recover
 from tm import ManagerUnusable, OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
 from tm.log import FileLog
 from xa import XaError
 
 COMMITTED = 4
 MOST_TRIES = 500
-MOST_PASSES = 40
-AGAIN_S = 0.05
-
-
-class Fuse:
-    """Kills when it passes the point for the count-th time."""
-
-    def __init__(self, point: str, pids: list[str]) -> None:
-        self._where, _, count = point.rpartition(" ")
-        self._count = int(count)
-        self._pids = [os.getpid() if pid == "self" else int(pid) for pid in pids]
-        self._passed: Counter[str] = Counter()
-
-    def hit(self, when: str, what: str) -> None:
-        where = f"{when} {what}"
-        self._passed[where] += 1
-        if where == self._where and self._passed[where] == self._count:
-            for pid in self._pids:
-                os.kill(pid, signal.SIGKILL)
-            if os.getpid() in self._pids:
-                threading.Event().wait()  # for the signal
-
-
-class FusedLog(Wrapped):
-    """A FileLog with the point "force"."""
-
-    def __init__(self, log: FileLog, fuse: Fuse) -> None:
-        super().__init__(log)
-        self._fuse = fuse
-
-    def decide(self, decision: Any) -> None:
-        self._fuse.hit("before", "force")
-        self.rm.decide(decision)
-        self._fuse.hit("after", "force")
 
 
 def move(tm: TransactionManager, fuse: Fuse) -> tuple[str, str]:
@@ -80,15 +45,6 @@ def move(tm: TransactionManager, fuse: Fuse) -> tuple[str, str]:
     return body, "committed"
 
 
-def recover(tm: TransactionManager) -> None:
-    for _ in range(MOST_PASSES):
-        report = tm.recover()
-        if report.clean and not report.ended and not report.findings:
-            return
-        threading.Event().wait(AGAIN_S)
-    sys.exit(f"{MOST_PASSES} passes and still in doubt: {report}")
-
-
 def main() -> None:
     source, target, folder, point, *pids = sys.argv[1:]
     recovers = point == "recover"
@@ -102,7 +58,7 @@ def main() -> None:
         url = address if "://" in address else f"amqp://{address}/?timeout=10&connect_timeout=2&branch_timeout=2"
         return ResourceConfig(url, factory=factory)
 
-    log: Any = FusedLog(FileLog(folder, "mover-1", segment_size=65536), fuse)
+    log: Any = GatedLog(FileLog(folder, "mover-1", segment_size=65536), fuse.hit)
     resources = {"in": config("in", source), "out": config("out", target)}
     work(TransactionManager("mover-1", log, resources, background=not recovers), fuse, recovers=recovers)
 

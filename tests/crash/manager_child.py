@@ -16,23 +16,28 @@ import signal
 import sys
 import threading
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.crash.points import GatedLog, hooked
 from tm import OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
 from tm.log import FileLog
 from xabridge.testing.reference.remote import RemoteReference
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 STORES = ("a", "b")
-MOST_PASSES = 20
+MOST_PASSES = 40
+AGAIN_S = 0.05
 
 
 class Fuse:
-    """Kills this process with SIGKILL when it passes the point for the count-th time."""
+    """Kills with SIGKILL when it passes the point for the count-th time: this process ("self"), and others."""
 
-    def __init__(self, point: str) -> None:
+    def __init__(self, point: str, pids: Sequence[str] = ("self",)) -> None:
         self._where, _, count = point.rpartition(" ")
         self._count = int(count)
+        self._pids = [os.getpid() if pid == "self" else int(pid) for pid in pids]
         self._passed: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -41,8 +46,20 @@ class Fuse:
             where = f"{when} {what}"
             self._passed[where] += 1
             if where == self._where and self._passed[where] == self._count:
-                os.kill(os.getpid(), signal.SIGKILL)
-                threading.Event().wait()  # for the signal
+                for pid in self._pids:
+                    os.kill(pid, signal.SIGKILL)
+                if os.getpid() in self._pids:
+                    threading.Event().wait()  # for the signal
+
+
+def recover(tm: TransactionManager) -> None:
+    """Until nothing is in doubt."""
+    for _ in range(MOST_PASSES):
+        report = tm.recover()
+        if report.clean and not report.ended and not report.findings:
+            return
+        threading.Event().wait(AGAIN_S)
+    sys.exit(f"{MOST_PASSES} passes and still in doubt: {report}")
 
 
 def run(tm: TransactionManager, name: str, number: int, said: threading.Lock) -> None:
@@ -77,12 +94,7 @@ def main() -> None:
     log: Any = GatedLog(FileLog(folder, "orders-1", segment_size=65536), fuse.hit)
     tm = TransactionManager("orders-1", log, {store: config(store) for store in STORES}, background=int(threads) > 0)
     if threads == "0":
-        for _ in range(MOST_PASSES):
-            report = tm.recover()
-            if report.clean and not report.ended and not report.findings:
-                break
-        else:
-            sys.exit(f"{MOST_PASSES} passes and still in doubt: {report}")
+        recover(tm)
         left = log.decisions()
         tm.close()
         sys.exit(f"decisions left: {left}" if left else 0)

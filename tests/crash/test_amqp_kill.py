@@ -1,5 +1,6 @@
-"""These tests move messages from one broker to another, each in a process of its own. At every step in turn they kill
-with SIGKILL a broker, the client, or the client and both brokers at the same moment.
+"""These tests move messages from one broker to another, each in a process of its own: in two phases with a log, or the
+first broker decides by local transactions. At steps of the transaction in turn they kill with SIGKILL a broker, the
+client, or the client and both brokers at the same moment.
 
 After recovery every message must be at one of the two brokers, once, and the outcomes that the application got must be
 true. (What was ended and never prepared is available again when the timeout of its branch has passed.)
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rm_amqp.decider.tokens import Token
 from tests.crash.forked import ForkedProcess
 from tests.rm_amqp.client import RMID, Client
 from tests.simulation.seeds import EVERY_POINT
@@ -34,6 +36,16 @@ STEPS = {
     "complete": ("before complete in", "after complete in"),
     "force": ("before force", "after force"),
     "commit": ("before commit in", "after commit in", "before commit out", "after commit out"),
+}
+DECIDER_STEPS = {
+    "start": ("before start in", "after start in"),
+    "work": ("between work", "before end in", "after end in"),
+    "prepare": ("before prepare out", "after prepare out"),
+    "decide": ("before decide in", "before token"),
+    "token": ("after token", "before discharge"),
+    "discharge": ("after discharge", "answered discharge"),
+    "decided": ("after decide in", "before commit out"),
+    "commit": ("after commit out", "before end_decisions in"),
 }
 
 
@@ -109,28 +121,28 @@ class Field:
 
     def __init__(self, folder: Path, child: str = "tests.crash.amqp_child", source: Any = None) -> None:
         self._child = child
-        self.source, self.target = source or Site(folder / "in"), Site(folder / "out")
-        self.sites = {"in": self.source, "out": self.target}
+        self.source: Any = source or Site(folder / "in")
+        self.target = Site(folder / "out")
+        self.sites: dict[str, Any] = {"in": self.source, "out": self.target}
         self._folder = folder
         self.told: dict[str, str] = {}
         self.messages: list[str] = []
-
-    @property
-    def source_address(self) -> str:
-        """Where the movers find the source."""
-        return self.source.address
 
     def feed(self, step: str) -> None:
         """Messages to move."""
         new = [f"{step} {number}".replace(" ", "-") for number in range(PER_STEP)]
         self.messages += new
+        self.put(new)
+
+    def put(self, bodies: list[str]) -> None:
+        """Puts them into the source."""
         with self.source.client() as client:
-            client.put("x", new)
+            client.put("x", bodies)
 
     def run(self, point: str, *victims: str) -> int:
         """One mover; its exit code. Whoever is killed is started again meanwhile."""
         pids = [victim if victim == "self" else self.sites[victim].pid for victim in victims]
-        arguments = [self.source_address, self.target.address, str(self._folder / "log"), point, *pids]
+        arguments = [self.source.address, self.target.address, str(self._folder / "log"), point, *pids]
         gone = threading.Event()
 
         def restart() -> None:
@@ -168,21 +180,41 @@ class Field:
         check_moved(self.messages, left, moved, self.told)
 
 
+class DecidingField(Field):
+    """The source decides: in the end every decision has ended too."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "tests.crash.decider_child")
+
+    def check(self) -> None:
+        super().check()
+        with self.source.client() as source:
+            for slot in range(3):
+                (body,) = source.look(f"xabridge.tokens.{slot}")
+                assert Token.decode(body).decided == ()
+
+
+WAYS = {"two-phase": (Field, STEPS), "decider": (DecidingField, DECIDER_STEPS)}
+EACH = pytest.mark.parametrize(
+    ("way", "steps"), [pytest.param(way, steps, id=f"{way}-{steps}") for way in WAYS for steps in WAYS[way][1]]
+)
+
+
 @pytest.fixture
-def field(tmp_path: Path) -> Iterator[Field]:
+def field(tmp_path: Path, way: str) -> Iterator[Field]:
     with ExitStack() as stack:
-        field = Field(tmp_path)
+        field = WAYS[way][0](tmp_path)
         for site in field.sites.values():
             stack.callback(site.remove)
         yield field
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", STEPS)
+@EACH
 @pytest.mark.parametrize("victim", ["in", "out"])
-def test_a_broker_is_killed(field: Field, victim: str, steps: str) -> None:
+def test_a_broker_is_killed(field: Field, victim: str, way: str, steps: str) -> None:
     """The application goes on when it is back."""
-    some = some_of(STEPS[steps], 0 if victim == "in" else 1)
+    some = some_of(WAYS[way][1][steps], 0 if victim == "in" else 1)
     for deaths, step in enumerate(some, 1):
         field.feed(step)
         assert field.run(f"{step} {COUNT}", victim) == 0, step
@@ -193,11 +225,11 @@ def test_a_broker_is_killed(field: Field, victim: str, steps: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", STEPS)
+@EACH
 @pytest.mark.parametrize("victims", [("self",), ("in", "out", "self")], ids=["client", "all"])
-def test_the_client_is_killed(field: Field, victims: tuple[str, ...], steps: str) -> None:
+def test_the_client_is_killed(field: Field, victims: tuple[str, ...], way: str, steps: str) -> None:
     """Alone, or with both brokers at the same moment."""
-    for step in some_of(STEPS[steps], 1 if victims == ("self",) else 0):
+    for step in some_of(WAYS[way][1][steps], 1 if victims == ("self",) else 0):
         field.feed(step)
         assert field.run(f"{step} {COUNT}", *victims) == -9, step
         field.recover(step)

@@ -16,48 +16,39 @@ import pytest
 
 from rm_amqp import Message
 from rm_amqp.decider.tokens import Token
-from tests.crash.test_amqp_kill import PER_STEP, Field, Site, check_moved, some_of
-from tests.crash.test_decider_kill import STEPS
+from tests.crash.test_amqp_kill import COUNT, DECIDER_STEPS, Field, check_moved, some_of
 from tests.rm_amqp.service_bus.server import TOPIC, ServiceBusServer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.rm_amqp.service_bus.namespace import Namespace
 
-COUNT = 2
 LOCK_S = 2.0
 SLOTS = 2
 CUTS = 4
 CUT_EVERY_S = 0.7
 
 
-class ServiceBusField(Field):
-    """A namespace, a broker, and what the movers were told."""
+class Service:
+    """The source: a namespace."""
 
-    def __init__(self, folder: Path) -> None:
-        self._child = "tests.crash.decider_child"
+    def __init__(self) -> None:
         self.server = ServiceBusServer(lock_s=LOCK_S)
         self.server.namespace.drops_locks = False
         self.server.tokens("xabridge.tokens", SLOTS)
         self.server.subscriptions("x")
-        self.target = Site(folder / "out")
-        self.sites = {"out": self.target}
-        self._folder = folder
-        self.told: dict[str, str] = {}
-        self.messages: list[str] = []
+        self.address = self.server.open_string(f"&timeout=10&connect_timeout=2&slots={SLOTS}")
 
-    @property
-    def source_address(self) -> str:
-        return self.server.open_string(f"&timeout=10&connect_timeout=2&slots={SLOTS}")
+    def come_back(self) -> None:
+        """Nobody kills it."""
 
-    def feed(self, step: str) -> None:
-        new = [f"{step} {number}".replace(" ", "-") for number in range(PER_STEP)]
-        self.messages += new
+    def put(self, bodies: Sequence[str]) -> None:
+        """Messages to move."""
 
         def publish(namespace: Namespace) -> None:
-            for body in new:
+            for body in bodies:
                 namespace.publish(TOPIC, Message(body).encode(), "x")
 
         self.server.inside(publish)
@@ -72,14 +63,24 @@ class ServiceBusField(Field):
 
         return self.server.inside(look)
 
+
+class ServiceBusField(Field):
+    """A namespace, a broker, and what the movers were told."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "tests.crash.decider_child", Service())
+
+    def put(self, bodies: Sequence[str]) -> None:
+        self.source.put(bodies)
+
     def check(self) -> None:
-        left = self.bodies("x")
+        left = self.source.bodies("x")
         with self.target.client() as target:
             moved = target.look("y")
         check_moved(self.messages, left, moved, self.told)
-        assert self.server.inside(lambda namespace: namespace.transactions) == {}
+        assert self.source.server.inside(lambda namespace: namespace.transactions) == {}
         for slot in range(SLOTS):
-            (body,) = self.bodies(f"xabridge.tokens.{slot}")
+            (body,) = self.source.bodies(f"xabridge.tokens.{slot}")
             assert Token.decode(body).decided == ()
 
 
@@ -87,15 +88,15 @@ class ServiceBusField(Field):
 def field(tmp_path: Path) -> Iterator[ServiceBusField]:
     with ExitStack() as stack:
         field = ServiceBusField(tmp_path)
-        stack.callback(field.server.stop)
+        stack.callback(field.source.server.stop)
         stack.callback(field.target.remove)
         yield field
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("steps", DECIDER_STEPS)
 def test_the_client_is_killed(field: ServiceBusField, steps: str) -> None:
-    for step in some_of(STEPS[steps], 0):
+    for step in some_of(DECIDER_STEPS[steps], 0):
         field.feed(step)
         assert field.run(f"{step} {COUNT}", "self") == -9, step
         field.recover(step)
@@ -111,7 +112,7 @@ def test_the_service_cuts_every_connection_now_and_then(field: ServiceBusField) 
         for _ in range(CUTS):
             if over.wait(CUT_EVERY_S):
                 return
-            field.server.cut()
+            field.source.server.cut()
 
     cutting = threading.Thread(target=cut)
     cutting.start()

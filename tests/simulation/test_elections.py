@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rm_amqp.decider.tokens import Founding, Token
     from tests.simulation.elections import Algorithm
 
-QUICK = 600
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "2000"))
+QUICK = 150
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "600"))
 PARTS = 2
 SEARCH = 60_000
 

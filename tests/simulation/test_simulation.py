@@ -65,12 +65,12 @@ def mutated_pipeline(seed: int, mutant: pipeline_mutants.Mutant) -> pipeline_wor
 
 
 SIMULATIONS = {
-    "transactions": Simulation(world.World, mutated_transactions, mutants.MUTANTS, 300, 3_000),
+    "transactions": Simulation(world.World, mutated_transactions, mutants.MUTANTS, 80, 1_000),
     "transactions that leave answers": Simulation(
-        partial(world.World, leaving=True), mutated_transactions, (), 300, 3_000
+        partial(world.World, leaving=True), mutated_transactions, (), 40, 500
     ),
-    "consumers": Simulation(consumers.World, consumers.World, consumer_mutants.MUTANTS, 60, 600),
-    "pipelines": Simulation(pipeline_world.World, mutated_pipeline, pipeline_mutants.MUTANTS, 30, 300),
+    "consumers": Simulation(consumers.World, consumers.World, consumer_mutants.MUTANTS, 20, 200),
+    "pipelines": Simulation(pipeline_world.World, mutated_pipeline, pipeline_mutants.MUTANTS, 8, 100),
 }
 EACH = pytest.mark.parametrize("simulation", SIMULATIONS.values(), ids=SIMULATIONS)
 

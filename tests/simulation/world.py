@@ -60,7 +60,7 @@ from xabridge.testing.reference import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from tm.log import Decision, Heuristic
     from tm.recovery.ownership import AtWork
@@ -642,15 +642,20 @@ class World:
 
     def _ask(self, process: Process, control: ThreadOfControl, routine: str, branch: Branch, flags: int) -> Any:
         self._mischief(routine, branch, flags)
-        name = branch.resource
+        answer = self._called(
+            process, control, branch.resource, lambda client: getattr(client, routine)(branch.xid, 1, flags)
+        )
+        self.stores[branch.resource].script.clear()  # what was planned for this call, where it did not come that far
+        return answer
+
+    def _called(self, process: Process, control: ThreadOfControl, name: str, call: Callable[[Any], Any]) -> Any:
+        """What a resource manager answers, or the error that it raises."""
         try:
             with entered(control):
                 self.reopen(process, control, name)
-                return getattr(process.clients[name], routine)(branch.xid, 1, flags)
+                return call(process.clients[name])
         except XaError as error:
             return self.noticed(process, control, name, error)
-        finally:
-            self.stores[name].script.clear()  # what was planned for this call, where it did not come that far
 
     def _collect(self, process: Process, control: ThreadOfControl, branch: Branch, handle: Handle) -> Any:
         try:
@@ -713,27 +718,15 @@ class World:
 
     def decide(self, process: Process, control: ThreadOfControl, branch: Branch, decision: Decision) -> Answer:
         self._mischief("decide", branch, 0)
-        client = process.clients["decider"]
-        assert isinstance(client, ReferenceDecider)
-        try:
-            with entered(control):
-                self.reopen(process, control, "decider")
-                return client.decide(branch.xid, 1, encode_branches(decision.branches))
-        except XaError as error:
-            return self.noticed(process, control, "decider", error)
+        record = encode_branches(decision.branches)
+        answer: Answer = self._called(process, control, "decider", lambda client: client.decide(branch.xid, 1, record))
+        return answer
 
     def end(self, process: Process, control: ThreadOfControl, decision: Decision, decider: str | None) -> None:
         if decider is None:
             process.log.end(decision.gtrid)
             return
-        client = process.clients[decider]
-        assert isinstance(client, ReferenceDecider)
-        try:
-            with entered(control):
-                self.reopen(process, control, decider)
-                client.end_decisions([decision.gtrid], 1)
-        except XaError as error:
-            self.noticed(process, control, decider, error)
+        self._called(process, control, decider, lambda client: client.end_decisions([decision.gtrid], 1))
 
     # --- recovery ---------------------------------------------------------------------------------------------
 
@@ -755,18 +748,14 @@ class World:
                 self.reported.add(finding.branch.xid.gtrid)
 
     def at_work(self, process: Process, control: ThreadOfControl) -> dict[str, Any]:
-        client = process.clients.get("decider")
-        if not isinstance(client, ReferenceDecider):
+        if not self.decider_mode:
             return {}
         if self.random.random() < self.fault_rate:
             self.disturbances += 1
             self.stores["decider"].script.plan("owners", None, Fate.REQUEST_LOST)
-        try:
-            with entered(control):
-                self.reopen(process, control, "decider")
-                owners = client.owners(1)
-        except XaError as error:
-            return {"decider": self.noticed(process, control, "decider", error)}
+        owners = self._called(process, control, "decider", lambda client: client.owners(1))
+        if isinstance(owners, XaError):
+            return {"decider": owners}
         alive = {other.name for other in self.processes}
         gone = {owner for owner in owners if self.known_machine and owner.process not in alive}
         return {
@@ -777,42 +766,25 @@ class World:
 
     def decisions(self, process: Process, control: ThreadOfControl) -> Decisions:
         by_decider: dict[str, dict[bytes, Decision]] = {}
-        client = process.clients.get("decider")
-        if isinstance(client, ReferenceDecider):
-            try:
-                with entered(control):
-                    self.reopen(process, control, "decider")
-                    records = client.decisions(1)
+        if self.decider_mode:
+            records = self._called(process, control, "decider", lambda client: client.decisions(1))
+            if not isinstance(records, XaError):
                 by_decider["decider"] = {r.gtrid: _decision(r.gtrid, r.record) for r in records}
-            except XaError as error:
-                self.noticed(process, control, "decider", error)
         logged = {decision.gtrid: decision for decision in process.log.decisions()}
         return Decisions(logged, by_decider, frozenset(h.branch.xid for h in process.log.heuristics()))
 
     async def scan(self, process: Process, control: ThreadOfControl) -> Scanned:
         scanned: dict[str, Any] = {}
-        for name, client in process.clients.items():
+        for name in process.clients:
             await suspension()
-            try:
-                with entered(control):
-                    self.reopen(process, control, name)
-                    scanned[name] = client.recover(1, TMSTARTRSCAN) if name != "decider" else []
-            except XaError as error:
-                scanned[name] = self.noticed(process, control, name, error)
+            scanned[name] = self._called(process, control, name, _nothing if name == "decider" else _prepared)
         return scanned
 
     def settle(
         self, process: Process, control: ThreadOfControl, decider: str, gtrid: bytes
     ) -> Decision | XaError | None:
-        client = process.clients[decider]
-        assert isinstance(client, ReferenceDecider)
-        try:
-            with entered(control):
-                self.reopen(process, control, decider)
-                record = client.settle(gtrid, 1)
-        except XaError as error:
-            return self.noticed(process, control, decider, error)
-        return None if record is None else _decision(gtrid, record)
+        record = self._called(process, control, decider, lambda client: client.settle(gtrid, 1))
+        return _decision(gtrid, record) if isinstance(record, bytes) else record
 
     # --- the checker ------------------------------------------------------------------------------------------
 
@@ -885,6 +857,14 @@ def _decision(gtrid: bytes, record: bytes) -> Decision:
     from tm.log import Decision  # noqa: PLC0415 — the name is a type elsewhere in this module
 
     return Decision(gtrid, decode_branches(record))
+
+
+def _prepared(client: ReferenceResource) -> Sequence[Xid]:
+    return client.recover(1, TMSTARTRSCAN)
+
+
+def _nothing(_: ReferenceResource) -> Sequence[Xid]:
+    return ()
 
 
 def _to_its_end(activity: Coroutine[None, None, None]) -> None:
