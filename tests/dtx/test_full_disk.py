@@ -15,6 +15,7 @@ import pytest
 
 from dtx.store.sql import compact
 from rm_amqp import Message
+from tests.memory_disk import new_folder
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tm import RolledBack, TransactionManager
 
@@ -221,8 +222,9 @@ def test_a_store_whose_file_is_unused_takes_posts_after_a_start(
 
 
 def test_space_is_given_back_after_a_backlog(tmp_path: Path) -> None:
-    path = tmp_path / "broker.db"
-    with at_work(tmp_path, tmp_path) as (_, manager):
+    folder = new_folder("broker")
+    path = folder / "broker.db"
+    with at_work(folder, tmp_path) as (_, manager):
         assert post(manager, 40, b"x" * 1_000_000) == 40
         consume(manager, 40)
         with closing(sqlite3.connect(path)) as other:

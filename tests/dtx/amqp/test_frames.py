@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -218,12 +217,6 @@ def test_a_performative_is_bounded_and_a_payload_is_not() -> None:
     assert refused(performative_frame(0, attach), limit=65_536).condition == Condition.RESOURCE_LIMIT
     payload = bytes(2 * MAX_PERFORMATIVE)
     assert read([AMQP_HEADER + octets_of(0, Transfer(0), payload)], 65_536) == [(0, Transfer(0), payload)]
-
-
-@given(st.binary(max_size=100))
-def test_whatever_the_body_is_it_is_read_or_refused(octets: bytes) -> None:
-    with suppress(ProtocolError):
-        read([AMQP_HEADER + frame(0, b"\x00\x53" + octets)])
 
 
 # -- made by hand

@@ -243,17 +243,6 @@ def test_octets_that_are_no_value_are_no_performative(index: int, item: bytes) -
     assert refused(performatives.OPEN_TYPE, items).condition == conditions.Condition.DECODE_ERROR
 
 
-@given(everything, st.data())
-def test_a_damaged_performative_is_refused_or_another_one(value: Any, data: st.DataObject) -> None:
-    octets = bytearray(PERFORMATIVES.encode(value))
-    octets[data.draw(st.integers(0, len(octets) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        found = PERFORMATIVES.decode(bytes(octets))
-    except WireError:
-        return
-    assert type(found) in PERFORMATIVES.by_type
-
-
 # -- proton's engine
 def symbols(*items: str) -> Array:
     return Array(UNDESCRIBED, Data.SYMBOL, *map(symbol, items))  # type: ignore[arg-type] # None is what it is

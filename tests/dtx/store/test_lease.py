@@ -162,16 +162,6 @@ def test_who_is_paused_and_replaced_by_nobody_goes_on(url: str) -> None:
     process.store.close()
 
 
-def test_a_store_that_was_closed_is_open_for_others_at_once(url: str) -> None:
-    first, second = Process(url), SqlStore(url, Loop().deliver)
-    first.open()
-    with pytest.raises(StoreLocked, match="is in use by process"):
-        second.open()
-    first.store.close()
-    second.open()
-    second.close()
-
-
 def test_a_broker_of_a_version_without_leases_keeps_its_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "_OPENING_S", 0.0)
     database = postgres.PostgresDatabase(make_url(url), LEASE_S)
