@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +22,6 @@ def field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
     monkeypatch.syspath_prepend(tmp_path / "plugin")
     yield made
     made.close()
-    logging.getLogger("xabridge").propagate = True
 
 
 @pytest.fixture

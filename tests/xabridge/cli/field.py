@@ -16,7 +16,7 @@ import termios
 import tty
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tests.xabridge.cli.served import KEY, install
 from tm.log import Branch, Decision, FileLog
@@ -34,7 +34,10 @@ NODE: Final = "orders-1"
 INCARNATION: Final = bytes.fromhex("3fa91c0000000001")
 OTHERS: Final = bytes.fromhex("c07d110000000002")
 OTHER_LOG: Final = bytes.fromhex("7f3a000000000001")
+NAME: Final = "orders-1:3fa91c:1"
 PATIENCE_S: Final = 60
+Xabridge: TypeAlias = "Callable[..., Said]"
+"""A command in this process: the fixture `xabridge`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,11 @@ class Said:
     code: int
     out: str
     err: str
+
+    @property
+    def words(self) -> str:
+        """All of it, without its line breaks."""
+        return " ".join(f"{self.out} {self.err}".split())
 
 
 class Typed:
@@ -109,6 +117,10 @@ class Field:
         log = self.open_log()
         log.decide(Decision(gtrid, tuple(Branch(name, xid_of(gtrid, name)) for name in resources)))
         log.close()
+
+    def log_files(self) -> list[tuple[str, bytes]]:
+        """The log's files, and what is in them."""
+        return sorted((path.name, path.read_bytes()) for path in self.log_folder.iterdir())
 
     # --- what is in doubt ---------------------------------------------------------------------------------------------
     def prepare(self, store: str, gtrid: bytes, *keys: str, xid: Xid | None = None) -> Xid:

@@ -1,22 +1,203 @@
-"""These tests run `log backup`, and use a copy in place of the log."""
+"""These tests run `broker backup` and `log backup`, beside a broker or a manager that is at work, killed at every step,
+and where the disk is full; and use a copy in place of the log.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
+from dtx.store.contract import Batch
+from dtx.store.sql import SqlStore
+from dtx.store.sql.image import look_at_store
+from rm_amqp import Message
+from tests.dtx.store.stores import Loop, Opened, enqueued
+from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.cli.field import INCARNATION, xid_of
+from tm import TransactionManager
 from tm.log import Branch, Decision, read_log
+from tm.log.factory import look_at_log, open_log
+from xa import FORMAT_ID, Gtrid, Xid
+from xabridge.cli import main
+from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.xabridge.cli.field import Field, Xabridge
 
-    from tests.xabridge.cli.field import Field, Said
+ROOT = Path(__file__).parents[3]
+QUEUE = 1
+KILLED = """
+import os, signal, sys
+from xa.sql import copying
+from xabridge.cli import main
 
-    Xabridge = Callable[..., Said]
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+step = sys.argv.pop(1)
+if step == "copied":
+    copying._force = die
+elif step == "forced":
+    copying.Path = None
+    force = copying._force
+    copying._force = lambda path: die() if path.name.endswith(".part") and force(path) is None else force(path)
+elif step == "renamed":
+    force = copying._force
+    copying._force = lambda path: die() if path.is_dir() else force(path)
+sys.exit(main(sys.argv[1:]))
+"""
+FULL = """
+import resource, signal, sys
+from xabridge.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+sys.exit(main(sys.argv[1:]))
+"""
 
 
+def store_of(folder: Path, messages: int = 20) -> str:
+    """A store with some messages, each of some octets, that nobody has open."""
+    url = f"sqlite:///{folder}/store.db"
+    opened = Opened(SqlStore(url, (loop := Loop()).deliver), loop)
+    batch = Batch()
+    batch.create_queue(QUEUE, "orders")
+    opened.keep(batch, enqueued(range(10, 10 + messages), QUEUE, bytes(10_000)))
+    opened.store.close()
+    return url
+
+
+@pytest.mark.slow
+def test_a_copy_beside_a_broker_at_work_has_all_that_was_answered_before(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path)
+    broker.start()
+    sent: list[int] = []
+    stop = threading.Event()
+    url = f"amqp://127.0.0.1:{broker.port}"
+
+    def send(first: int) -> None:
+        with TransactionManager(
+            f"node-{first}", f"file://{tmp_path}/log{first}", {"broker": url}, background=False
+        ) as tm:
+            number = first
+            while not stop.is_set():
+                with tm.begin() as tx:
+                    tx["broker"].send("orders", Message(body=number))
+                    tx["broker"].send("invoices", Message(body=number))
+                sent.append(number)
+                number += 2
+
+    threads = [threading.Thread(target=send, args=(first,)) for first in (1, 2)]
+    for thread in threads:
+        thread.start()
+    copies = []
+    try:
+        for number in range(2):
+            before = len(sent)
+            while len(sent) < before + 20:
+                threading.Event().wait(0.01)
+            answered = set(sent)
+            source = f"sqlite:///{tmp_path}/store.db"
+            assert main(["broker", "backup", "--store", source, f"{tmp_path}/copy{number}.db"]) == 0
+            copies.append((tmp_path / f"copy{number}.db", answered, set(sent)))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        broker.stop()
+    for copy, before_it, after_it in copies:
+        folder = tmp_path / copy.stem
+        folder.mkdir()
+        image = look_at_store(f"sqlite:///{copy}")
+        assert image.faults == ()
+        assert image.copied_ms is not None
+        copy.rename(folder / "broker.db")
+        restored = EmbeddedBroker(folder)
+        url = f"amqp://{restored.address}"
+        log = f"file://{folder}/log"
+        with TransactionManager("node-3", log, {"broker": url}, background=False) as tm, tm.begin() as tx:
+            found = {
+                queue: {int(message.body) for message in tx["broker"].receive_batch(queue, 100_000, timeout_s=5)}
+                for queue in ("orders", "invoices")
+            }
+        restored.stop()
+        assert found["orders"] == found["invoices"]  # nothing is half in it
+        assert before_it <= found["orders"]
+        assert len(found["orders"] - after_it) <= len(threads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["copied", "forced", "renamed"])
+def test_killed_at_a_step_it_leaves_a_whole_copy_or_none(tmp_path: Path, step: str) -> None:
+    url, copy = store_of(tmp_path), tmp_path / "copy.db"
+    command = [sys.executable, "-c", KILLED, step, "broker", "backup", "--store", url, str(copy)]
+    assert subprocess.run(command, check=False, cwd=ROOT).returncode == -9
+    assert copy.exists() is (step == "renamed")
+    copy.unlink(missing_ok=True)
+    assert main(["broker", "backup", "--store", url, str(copy)]) == 0
+    assert look_at_store(f"sqlite:///{copy}").faults == ()
+    assert sorted(file.name for file in tmp_path.iterdir() if "copy" in file.name) == ["copy.db"]
+
+
+@pytest.mark.slow
+def test_without_space_there_is_no_copy_and_it_says_so(tmp_path: Path) -> None:
+    url, copy = store_of(tmp_path), tmp_path / "copy.db"
+    command = [sys.executable, "-c", FULL, "broker", "backup", "--store", url, str(copy)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert said.returncode == 1
+    assert f"can't be copied to {copy}" in said.stderr
+    assert "Traceback" not in said.stderr
+    assert not [file.name for file in tmp_path.iterdir() if "copy" in file.name]
+
+
+def test_it_says_what_it_has_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url, copy = store_of(tmp_path), tmp_path / "copy.db"
+    assert main(["broker", "--store", url, "backup", "--json", str(copy)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["messages"], told["branches"], told["openings"]) == (20, 0, 1)
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert main(["broker", "backup", "--store", url, str(copy)]) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert main(["broker", "backup", "--store", f"sqlite:///{tmp_path}/no.db", str(tmp_path / "x")]) == 1
+    assert "there is no file" in capsys.readouterr().err
+    assert not (tmp_path / "no.db").exists()
+    assert main(["broker", "backup", "--store", "postgresql://me:secret@db/broker", str(tmp_path / "x")]) == 1
+    said = capsys.readouterr().err
+    assert f"pg_dump --format=custom --file={tmp_path}/x URL" in said
+    assert "secret" not in said
+    assert look_at_store(f"sqlite:///{copy}").copied_ms is not None
+    opened = Opened(SqlStore(f"sqlite:///{copy}", (loop := Loop()).deliver), loop)
+    opened.store.close()
+    assert look_at_store(f"sqlite:///{copy}").copied_ms is None, "one that was opened is a store like any other"
+
+
+def test_a_copy_of_a_log_in_sqlite_presumes_nothing_about_who_was_at_work(tmp_path: Path) -> None:
+    url, copy = f"sqlite:///{tmp_path}/log.db", tmp_path / "copy.db"
+    log = open_log(url, "orders-1")
+    gtrid = Gtrid("orders-1", log.log_id, log.incarnation, 1).encode()
+    log.decide(Decision(gtrid, (Branch("broker", Xid(FORMAT_ID, gtrid, b"broker")),)))
+    config = tmp_path / "xabridge.toml"
+    config.write_text(f'node = "orders-1"\nlog = "{url}"\n')
+    assert main(["log", "backup", str(copy), "--config", str(config)]) == 0
+    incarnation = log.incarnation
+    log.close()
+    assert not look_at_log(url, "orders-1").incarnations.cut
+    image = look_at_log(f"sqlite:///{copy}", "orders-1")
+    assert image.incarnations.cut == (incarnation,)
+    assert [decision.gtrid for decision in image.decisions] == [gtrid]
+    copy.rename(tmp_path / "log.db")  # in the place of the log
+    restored = open_log(url, "orders-1")
+    assert restored.incarnations.cut == (incarnation,)
+    restored.close()
+
+
+# --- a log in files ---------------------------------------------------------------------------------------------------
 def backed_up(field: Field, xabridge: Xabridge) -> None:
     """A copy is made while a manager is at work, which goes on, dies, and leaves two transactions in doubt: one was
     decided before the copy was made, one after it. Then the copy takes the log's place."""
@@ -52,39 +233,28 @@ def test_a_restored_copy_carries_out_what_it_knows_and_presumes_nothing_else(fie
 
 def test_who_says_that_it_is_the_newest_has_it_presume_again(field: Field, xabridge: Xabridge) -> None:
     backed_up(field, xabridge)
+    said = xabridge("recover", "run", "--newest", "00" * 8)
+    assert said.code == 1
+    assert "was not at work when this copy of the log was made (that was: 3fa91c0000000001)" in said.err
+    assert field.stores["shop"].in_doubt
+    with pytest.raises(SystemExit, match="2"):
+        xabridge("recover", "run", "--newest", "3fa91")
     said = xabridge("recover", "run", "--newest", INCARNATION.hex())
     assert said.code == 0, said
     assert "orders-1·3fa91c·2    rolled back on broker, shop" in said.out
     assert not read_log(field.log_folder).incarnations.cut
 
 
-def test_an_incarnation_that_is_not_in_question_is_refused(field: Field, xabridge: Xabridge) -> None:
-    backed_up(field, xabridge)
-    said = xabridge("recover", "run", "--newest", "00" * 8)
-    assert said.code == 1
-    assert "was not at work when this copy of the log was made (that was: 3fa91c0000000001)" in said.err
-    assert field.stores["shop"].in_doubt
-    assert field.run("recover", "run", "--newest", "3fa91").returncode == 2
-
-
-def test_json(field: Field, xabridge: Xabridge) -> None:
-    log = field.open_log()
-    said = xabridge("log", "backup", str(field.folder / "copy"), "--json")
-    assert json.loads(said.out) == {
-        "destination": "/field/copy",
-        "node": "orders-1",
-        "log": "ab" * 8,
-        "decisions": 0,
-        "heuristics": 0,
-        "at_work": [INCARNATION.hex()],
-    }
-    log.close()
-
-
 def test_what_can_not_be_copied(field: Field, xabridge: Xabridge) -> None:
     said = xabridge("log", "backup", str(field.folder / "copy"))
     assert (said.code, "there is no decision log" in said.err) == (1, True)
-    field.open_log().close()
+    log = field.open_log()
+    said = xabridge("log", "backup", str(field.folder / "other"), "--json")
+    assert json.loads(said.out) == {
+        "destination": "/field/other", "node": "orders-1", "log": "ab" * 8, "decisions": 0, "heuristics": 0,
+        "at_work": [INCARNATION.hex()],
+    }  # fmt: skip
+    log.close()
     said = xabridge("log", "backup", str(field.folder))
     assert (said.code, "is there already" in said.err) == (1, True)
     said = xabridge("log", "backup", str(field.folder / "no" / "copy"))

@@ -9,11 +9,9 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from tests.xabridge.cli.field import NODE, xid_of
+from tests.xabridge.cli.field import NAME, NODE, xid_of
 from tests.xabridge.cli.served import DECIDER
-from tests.xabridge.cli.test_recovering import decide, deciding, its_gtrid
+from tests.xabridge.cli.test_recovering import decide, deciding, its_gtrid, without_the_shop
 from tm.log import read_log
 from xa import Code, Gtrid, Owner
 from xa.tables import BranchState
@@ -21,13 +19,12 @@ from xa.tables import BranchState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.xabridge.cli.field import Field, Said
+    import pytest
 
-    Xabridge = Callable[..., Said]
+    from tests.xabridge.cli.field import Field, Xabridge
 
 __all__ = ["deciding"]  # the fixture
 
-NAME = "orders-1:3fa91c:1"
 END = ("recover", "end", NAME, "--gone", "shop")
 
 
@@ -44,30 +41,22 @@ def decisions(field: Field) -> list[bytes]:
     return [decision.gtrid for decision in read_log(field.log_folder).decisions]
 
 
-def flat(text: str) -> str:
-    return " ".join(text.split())
-
-
 def test_it_is_ended_for_good(field: Field, xabridge: Xabridge) -> None:
+    """What is left elsewhere is committed first."""
     gtrid = lost(field)
     assert xabridge("recover", "run").code == 4
-    said = xabridge(*END, "--yes")
-    assert said.code == 0
-    assert f"orders-1·3fa91c·1 on shop: ended without it (xid {xid_of(gtrid, 'shop')})\n" in said.out
-    assert said.out.endswith("orders-1·3fa91c·1: the decision is ended\n")
-    assert not decisions(field)
-    assert xabridge("recover", "run").out == "nothing in doubt\n"
-    assert xabridge(*END, "--yes").code == 1, "there is none any more"
-
-
-def test_what_is_left_elsewhere_is_committed_first(field: Field, xabridge: Xabridge) -> None:
-    lost(field)
+    field.prepare("broker", gtrid, "late order")
     field.prepare("broker", field.gtrid(2), "another")
     said = xabridge(*END, "--yes")
     assert said.code == 0
     assert "orders-1·3fa91c·1    committed on broker\n" in said.out
     assert "orders-1·3fa91c·2    rolled back on broker\n" in said.out
-    assert field.stores["broker"].data == {"order": True}
+    assert field.stores["broker"].data == {"order": True, "late order": True}
+    assert f"orders-1·3fa91c·1 on shop: ended without it (xid {xid_of(gtrid, 'shop')})\n" in said.out
+    assert said.out.endswith("orders-1·3fa91c·1: the decision is ended\n")
+    assert not decisions(field)
+    assert xabridge("recover", "run").out == "nothing in doubt\n"
+    assert xabridge(*END, "--yes").code == 1, "there is none any more"
 
 
 def test_under_another_name_it_is_committed_and_said_so(field: Field, xabridge: Xabridge) -> None:
@@ -76,88 +65,68 @@ def test_under_another_name_it_is_committed_and_said_so(field: Field, xabridge: 
     field.configure("broker", urls=[("store", field.url("shop"))])
     said = xabridge(*END, "--yes")
     assert said.code == 0
-    assert "commits the branch of shop, which was found on store" in flat(said.err)
+    assert "commits the branch of shop, which was found on store" in said.words
     assert "orders-1·3fa91c·1    committed on broker, store\n" in said.out
     assert "ended without it" not in said.out
     assert field.stores["shop"].data == {"row": True}
     assert not decisions(field)
 
 
-@pytest.mark.parametrize(
-    ("names", "why"),
-    [
-        (["broker"], "broker is configured: recovery commits its branch"),
-        (["shop", "x"], "x has no branch in it"),
-        (["shop"], "it also names billing, not configured any more"),
-    ],
-)
-def test_gone_is_all_that_the_decision_names_and_nobody_has(
-    field: Field, xabridge: Xabridge, names: list[str], why: str
-) -> None:
+def test_gone_is_all_that_the_decision_names_and_nobody_has(field: Field, xabridge: Xabridge) -> None:
     gtrid = lost(field, gone=("shop", "billing"))
-    gone = [word for name in names for word in ("--gone", name)]
-    said = xabridge("recover", "end", NAME, *gone, "--yes")
-    assert (said.code, said.out) == (5, "")
-    assert f"nothing was done: {why}" in flat(said.err)
-    assert decisions(field) == [gtrid]
-    assert field.stores["broker"].branches[xid_of(gtrid, "broker")] is BranchState.S3
+    for names, why in (
+        ("broker", "broker is configured: recovery commits its branch"),
+        ("shop x", "x has no branch in it"),
+        ("shop", "it also names billing, not configured any more"),
+    ):
+        gone = [word for name in names.split() for word in ("--gone", name)]
+        said = xabridge("recover", "end", NAME, *gone, "--yes")
+        assert (said.code, said.out) == (5, "")
+        assert f"nothing was done: {why}" in said.words
+        assert decisions(field) == [gtrid]
+        assert field.stores["broker"].branches[xid_of(gtrid, "broker")] is BranchState.S3
     assert xabridge("recover", "end", NAME, "--gone", "billing", "--gone", "shop", "--yes").code == 0
 
 
-def test_what_recovery_can_end_is_not_ended_by_hand(field: Field, xabridge: Xabridge) -> None:
-    lost(field, "shop")
-    field.prepare("shop", field.gtrid(1), "row")
-    said = xabridge(*END, "--yes")
-    assert said.code == 5
-    assert "every resource that it names is configured: recovery ends it" in flat(said.err)
-
-
-def test_what_nobody_decided_can_not_be_ended(field: Field, xabridge: Xabridge) -> None:
+def test_what_can_not_be_ended(field: Field, xabridge: Xabridge) -> None:
     field.open_log().close()
-    field.prepare("broker", field.gtrid(1))
-    field.configure("broker")
-    said = xabridge(*END, "--yes")
+    field.prepare("broker", field.gtrid(2))
+    said = xabridge("recover", "end", "orders-1:3fa91c:2", "--gone", "shop", "--yes")
     assert said.code == 5
-    assert "no decision of it is known here (none)" in flat(said.err)
+    assert "no decision of it is known here (none)" in said.words
     assert field.stores["broker"].in_doubt
 
-
-def test_it_is_refused_while_it_may_be_anywhere_else(field: Field, xabridge: Xabridge) -> None:
-    gtrid = lost(field)
+    gtrid = lost(field, "shop")
+    said = xabridge(*END, "--yes")
+    assert said.code == 5
+    assert "every resource that it names is configured: recovery ends it" in said.words
     field.configure("broker", urls=[("analytics", field.url("analytics", socket="nowhere"))])
     said = xabridge(*END, "--yes")
     assert said.code == 5
-    assert "analytics could not be reached, and may have a branch of it" in flat(said.err)
-    assert decisions(field) == [gtrid]
+    assert "analytics could not be reached, and may have a branch of it" in said.words
 
-
-def test_a_branch_that_can_not_be_committed_keeps_it(field: Field, xabridge: Xabridge) -> None:
-    gtrid = lost(field)
+    field.configure("broker")
     field.stores["broker"].script.plan("commit", Code.XA_RETRY)
     said = xabridge(*END, "--yes")
     assert said.code == 1
     assert "still in doubt on broker" in said.out, "the pass that was made"
     assert "is ended" not in said.out
-    assert "can't be ended as long as a branch of it may be left elsewhere" in flat(said.err)
+    assert "can't be ended as long as a branch of it may be left elsewhere" in said.words
     assert decisions(field) == [gtrid]
 
 
-def test_a_dry_run(field: Field, xabridge: Xabridge) -> None:
+def test_it_asks(field: Field, xabridge: Xabridge) -> None:
     gtrid = lost(field)
     said = xabridge(*END, "--dry-run")
     assert (said.code, said.out) == (0, "")
-    assert "ends the decision without shop" in flat(said.err)
+    assert "ends the decision without shop" in said.words
     assert "dry run: nothing was done" in said.err
     assert decisions(field) == [gtrid]
     assert field.stores["broker"].in_doubt
-
-
-@pytest.mark.parametrize(("typed", "code", "left"), [("yes\n", 0, 0), ("no\n", 5, 1)])
-def test_asking(field: Field, xabridge: Xabridge, typed: str, code: int, left: int) -> None:
-    lost(field)
-    said = xabridge(*END, typed=typed)
-    assert "end orders-1·3fa91c·1 without shop? This can't be undone." in said.err
-    assert (said.code, len(decisions(field))) == (code, left)
+    for typed, code, left in (("no\n", 5, 1), ("yes\n", 0, 0)):
+        said = xabridge(*END, typed=typed)
+        assert "end orders-1·3fa91c·1 without shop? This can't be undone." in said.err
+        assert (said.code, len(decisions(field))) == (code, left)
 
 
 def test_a_decision_that_has_ended_since_it_was_shown(field: Field, xabridge: Xabridge) -> None:
@@ -169,7 +138,7 @@ def test_a_decision_that_has_ended_since_it_was_shown(field: Field, xabridge: Xa
         log.close()
 
     said = xabridge(*END, typed="yes\n", meanwhile=somebody_else)
-    assert "has no decision that has not ended" in flat(said.err)
+    assert "has no decision that has not ended" in said.words
     assert said.code == 1
     assert field.stores["broker"].in_doubt, "no pass was made"
 
@@ -188,12 +157,12 @@ def test_json(field: Field, xabridge: Xabridge) -> None:
     assert (value["act"], value["ended"], value["trouble"]) == ("end", True, None)
 
 
-@pytest.mark.parametrize("command", [["run"], ["run", "--dry-run"], ["show", NAME]])
-def test_the_command_is_named_where_it_may_be_needed(field: Field, xabridge: Xabridge, command: list[str]) -> None:
+def test_the_command_is_named_where_it_may_be_needed(field: Field, xabridge: Xabridge) -> None:
     lost(field)
-    said = xabridge("recover", *command)
-    assert "xabridge recover end orders-1·3fa91c·1 --gone shop" in flat(said.out)
-    assert "again, under any name" in flat(said.out), "the better way comes first"
+    for command in (["show", NAME], ["run", "--dry-run"], ["run"]):
+        said = xabridge("recover", *command)
+        assert "xabridge recover end orders-1·3fa91c·1 --gone shop" in said.words
+        assert "again, under any name" in said.words, "the better way comes first"
 
 
 def test_an_end_that_the_disk_does_not_take_is_not_told(
@@ -215,36 +184,26 @@ def test_an_end_that_the_disk_does_not_take_is_not_told(
             patched.setattr(os, name, broken_when_committed(getattr(os, name)))
         said = xabridge(*END, "--yes")
     assert said.code == 1
-    assert "could not be written: try again" in flat(said.err)
+    assert "could not be written: try again" in said.words
     assert "is ended" not in said.out
     assert decisions(field) == [gtrid]
     assert xabridge(*END, "--yes").code == 0
 
 
 # --- where a resource decides -----------------------------------------------------------------------------------------
-def without_the_shop(deciding: Field) -> None:
-    lines = [line for line in deciding.config.read_text().splitlines() if not line.startswith("shop")]
-    deciding.config.write_text("\n".join((*lines, f'broker = "{deciding.url("broker")}"')))
-
-
 def test_a_decision_in_a_resource_that_decides(deciding: Field, xabridge: Xabridge) -> None:
+    """An end that the decider did not hear of is not told."""
     decide(its_gtrid(1))
-    without_the_shop(deciding)
+    without_the_shop(deciding, f'broker = "{deciding.url("broker")}"')
     DECIDER.hold(Owner(NODE, b"at work!", ""), 300)
     deciding.prepare("broker", Gtrid(NODE, DECIDER.decider_id, b"at work!", 2).encode())
+    DECIDER.script.plan("end_decisions", Code.XAER_RMERR)
+    said = xabridge(*END, "--yes")
+    assert said.code == 1
+    assert "could not be written: try again" in said.words
+    assert "is ended" not in said.out
     said = xabridge(*END, "--yes")
     assert said.code == 0, said
     assert "left alone: another process of this node" in said.out
     assert not DECIDER.tombstones, "the pass spares what others have under way"
     assert not DECIDER._decisions
-
-
-def test_an_end_that_the_decider_did_not_hear_of_is_not_told(deciding: Field, xabridge: Xabridge) -> None:
-    decide(its_gtrid(1))
-    without_the_shop(deciding)
-    DECIDER.script.plan("end_decisions", Code.XAER_RMERR)
-    said = xabridge(*END, "--yes")
-    assert said.code == 1
-    assert "could not be written: try again" in flat(said.err)
-    assert "is ended" not in said.out
-    assert xabridge(*END, "--yes").code == 0

@@ -1,65 +1,66 @@
-"""These tests cover the command itself: its help on subcommands, and the modules that it loads for that."""
+"""These tests cover the command itself: its help, the modules that it loads for that, completion in shells, output that
+can't be written, and docs/recover.md, which shows what the commands print.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
+from contextlib import closing
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import tm
+from tests.xabridge.cli.field import OTHER_LOG, OTHERS, ROOT
+from xabridge.cli.exits import Exit
 from xabridge.cli.main import GROUP, main, make_parser, summary_of
+from xabridge.testing.contract.client import case
+
+if TYPE_CHECKING:
+    from tests.xabridge.cli.field import Field, Xabridge
 
 LOADED = """
 import json, sys
 from xabridge.cli.main import main
-try:
-    main(sys.argv[1:])
-except SystemExit:
-    pass
+for words in ["--help"], ["--version"], ["nonsense"], []:
+    try:
+        main(words)
+    except SystemExit:
+        pass
 print(json.dumps(sorted(sys.modules)))
 """
 COMMANDS = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+FULL = "xabridge: what the command says can't be written: No space left on device\n"
+MANUAL = (ROOT / "docs" / "recover.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"^```console\n\$ xabridge ([^\n]*)\n(.*?)^```", MANUAL, re.DOTALL | re.MULTILINE)
+MENTIONED = sorted(set(re.findall(r"`xabridge ((?:recover|doctor|completion) ?[^`|>]*)`?", MANUAL)))
 
 
-@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
-def test_what_a_command_is_said_to_do_is_what_it_says(entry: EntryPoint) -> None:
-    assert summary_of(entry) == entry.load().SUMMARY
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["nonsense"], []])
-def test_help_loads_no_command(arguments: list[str]) -> None:
+def test_help_loads_no_command() -> None:
     """And none of what they are made of: it is there in a moment, and a command that can't be loaded breaks nothing."""
-    ran = subprocess.run([sys.executable, "-c", LOADED, *arguments], capture_output=True, text=True, check=True)
+    ran = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in json.loads(ran.stdout.splitlines()[-1])}
-    assert not loaded & {
-        "xa",
-        "dtx",
-        "rm_amqp",
-        "rm_db",
-        "sqlalchemy",
-        "psycopg",
-        "proton",
-        "asyncio",
-    }
+    assert not loaded & {"xa", "dtx", "rm_amqp", "rm_db", "sqlalchemy", "psycopg", "proton", "asyncio"}
 
 
-def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_is_listed_with_what_it_says_of_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         make_parser().parse_args(["--help"])
     said = " ".join(capsys.readouterr().out.split())
     for entry in COMMANDS:
+        assert summary_of(entry) == entry.load().SUMMARY
         assert f"{entry.name} {entry.load().SUMMARY}" in said
-
-
-@pytest.mark.parametrize("module", ["no_such_package.command", "xabridge.cli.no_such_module"])
-def test_a_command_whose_module_is_missing(module: str) -> None:
-    assert summary_of(EntryPoint("broken", module, GROUP)) == f"can't be read: there is no text of {module}"
-
-
-def test_a_module_that_says_nothing() -> None:
+    for module in ("no_such_package.command", "xabridge.cli.no_such_module"):
+        assert summary_of(EntryPoint("broken", module, GROUP)) == f"can't be read: there is no text of {module}"
     assert summary_of(EntryPoint("quiet", "xabridge.cli.text", GROUP)) == "has no description"
 
 
@@ -73,13 +74,140 @@ def test_public_names_of_the_manager() -> None:
         tm.Nonsense  # type: ignore[attr-defined]  # noqa: B018 — that is the test
 
 
-@pytest.mark.parametrize("seconds", ["-1", "0", "nan", "inf", "1e400", "9" * 30])
-def test_health_takes_no_time_that_is_none(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["health", f"--timeout={seconds}"])
-    assert "expected seconds, above 0 and at most 3600" in capsys.readouterr().err
-
-
-def test_health_tells_a_url_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_takes_no_time_and_no_url_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for seconds in ("-1", "0", "nan", "inf", "1e400", "9" * 30):
+        with case(seconds), pytest.raises(SystemExit, match="2"):
+            main(["health", f"--timeout={seconds}"])
+        assert "expected seconds, above 0 and at most 3600" in capsys.readouterr().err
     assert main(["health", "http://a b/"]) == 4
     assert "could not be reached: " in capsys.readouterr().err
+
+
+# --- completion -------------------------------------------------------------------------------------------------------
+def script_for(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `xabridge completion` prints."""
+    assert main(["completion", shell]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_one_the_shell_takes(shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = script_for(shell, capsys)
+    for word in ("recover", "doctor", "rollback", "heuristic", "gone", "older-than", "xabridge recover list --names"):
+        assert word in script
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    path = tmp_path / "script"
+    path.write_text(script)
+    assert subprocess.run([program, "-n", path], check=False).returncode == 0
+
+
+def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bash = shutil.which("bash")
+    assert bash is not None
+    path = tmp_path / "completion"
+    path.write_text(
+        script_for("bash", capsys)
+        + "\nxabridge() { echo orders-1·3fa91c·8231; }\n"
+        + 'ask() { COMP_WORDS=(xabridge "$@"); COMP_CWORD=$#; COMPREPLY=(); '
+        + '$(complete -p xabridge | sed \'s/.*-F \\([^ ]*\\) .*/\\1/\') xabridge "${@: -1}" "${@: -2:1}"; '
+        + 'echo "${COMPREPLY[*]}"; }\n'
+        + "ask rec; ask recover ro; ask recover rollback --h; ask recover show ord\n"
+    )
+    said = subprocess.run([bash, "--norc", path], capture_output=True, text=True, check=True, cwd=tmp_path)
+    completed = [set(line.split()) for line in said.stdout.splitlines()]
+    assert completed == [{"recover"}, {"rollback"}, {"--help", "--heuristic"}, {"orders-1·3fa91c·8231"}], said
+
+
+# --- output that can't be written: the disk is full, the reader of a pipe has gone, or the shell has closed it --------
+def refused(words: list[str], capsys: pytest.CaptureFixture[str], *, unbuffered: bool) -> str:
+    """What the command says on stderr when stdout is on a full disk."""
+    stream = io.TextIOWrapper(io.FileIO("/dev/full", "w"), "utf-8", write_through=unbuffered)
+    with (
+        closing(stream),
+        pytest.MonkeyPatch.context() as patch,
+    ):  # not in a fixture, behind which capsys takes the streams again
+        patch.setattr("sys.stdout", stream)
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+    assert ended.value.code == 1
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unbuffered", [False, True])
+def test_a_full_disk(capsys: pytest.CaptureFixture[str], tmp_path: Path, *, unbuffered: bool) -> None:
+    path = tmp_path / "xabridge.toml"
+    path.write_text(
+        f'node = "n"\n[resources.shop]\nurl = "sqlite:///{tmp_path}/shop.db"\nmode = "decider"\n'
+        '[outbox]\ndatabase = "shop"\nbroker = "amqp://127.0.0.1:1"\n'
+    )
+    for command in ([], *([entry.name] for entry in COMMANDS)):
+        assert refused([*command, "--help"], capsys, unbuffered=unbuffered) == FULL, command
+    assert refused(["completion", "bash"], capsys, unbuffered=unbuffered) == FULL
+    for words in (["recover", "list"], ["doctor"], ["outbox", "create", "--dry-run"]):
+        assert refused([*words, "--config", str(path)], capsys, unbuffered=unbuffered).endswith(FULL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_in_a_process_of_its_own(unbuffered: str) -> None:
+    program = [sys.executable, "-m", "xabridge.cli", "--version"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with Path("/dev/full").open("w") as disk:
+        done = subprocess.run(program, stdout=disk, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (1, FULL)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        done = subprocess.run(program, stdout=pipe, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (141, "")
+    closed = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *program]  # the shell has closed it
+    done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- docs/recover.md --------------------------------------------------------------------------------------------------
+def comparable(text: str) -> str:
+    """Without line breaks, which depend on the length of a path, and without what differs by machine and moment."""
+    text = re.sub(r"forced in [0-9.]+ ms|within [0-9.]+ s|\s+\(next\s+try\s+in\s+[^)]*\)", "", text)
+    text = re.sub(r"^(warn|fail)  log        it is .*\n(?: {17}.*\n)*", "", text, flags=re.MULTILINE)
+    return " ".join(re.sub(r"^\d+ checks: .*", "", text, flags=re.MULTILINE).split())
+
+
+def test_the_manual_shows_what_is_printed(field: Field, xabridge: Xabridge) -> None:
+    decided = field.gtrid(8231)
+    field.decide(decided, "broker", "shop")
+    field.prepare("broker", decided)
+    field.prepare("shop", decided)
+    field.now += 240
+    field.prepare("shop", field.gtrid(114, node="orders-2", log_id=OTHER_LOG, incarnation=OTHERS))
+    field.now += 100
+    urls = [(name, field.url(name, scheme="shown-test")) for name in ("broker", "shop")]
+    field.configure(urls=[*urls, ("analytics", field.url("analytics", socket="nowhere"))])
+    assert len(SHOWN) == 5
+    shown = {shlex.split(command)[-1]: (command, text) for command, text in SHOWN}
+    for last in ("list", "orders-1:3fa91c:8231", "doctor", "run"):
+        command, text = shown[last]
+        said = xabridge(*shlex.split(command))
+        assert comparable(said.out + said.err) == comparable(text), command
+    gone = field.gtrid(9000)
+    field.decide(gone, "broker", "billing")
+    field.prepare("broker", gone)
+    field.configure(urls=urls)
+    command, text = shown["--yes"]
+    said = xabridge(*shlex.split(command))
+    assert comparable(said.err + said.out) == comparable(text), command
+
+
+def test_the_manual_tells_commands_and_exit_codes_that_there_are() -> None:
+    for command in MENTIONED:
+        words = shlex.split(command.split("||", maxsplit=1)[0].replace('"', "").replace(")", ""))
+        if words[-1] in {"recover", "completion"}:
+            continue  # the name of the command itself
+        if words[1:2] == ["recover"] or words[0] == "recover":
+            words += ["x"] if words[-1] in {"commit", "rollback", "forget", "show"} else []
+        with case(command):
+            make_parser(words[0]).parse_args(words)
+    table = dict(re.findall(r"^\| (\d) \| (.*?) \|", MANUAL, re.MULTILINE))
+    assert {int(code) for code in table} == set(map(int, Exit))

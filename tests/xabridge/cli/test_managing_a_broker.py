@@ -18,6 +18,7 @@ from tests.xabridge.cli.field import Typed
 from xa import TMONEPHASE, TMREGISTER, TMSUCCESS, XaError, Xid
 from xabridge.cli import main
 from xabridge.cli.broker import tables, views
+from xabridge.testing.contract.client import case
 from xabridge.testing.no_transaction import NoTransaction
 from xabridge.testing.ports import free_port
 
@@ -63,14 +64,35 @@ def shell(broker: EmbeddedBroker, capsys: pytest.CaptureFixture[str]) -> Shell:
     return Shell(f"amqp://{broker.address}/?timeout=20", capsys)
 
 
-def prepare(broker: EmbeddedBroker, rm: AmqpResource) -> None:
-    """A prepared branch takes an order, and posts an invoice."""
+def connected(broker: EmbeddedBroker) -> AmqpResource:
+    """An application."""
+    rm = AmqpResource()
     rm.open(f"amqp://{broker.address}/?timeout=20", 1)
+    return rm
+
+
+def prepare(broker: EmbeddedBroker) -> AmqpResource:
+    """A prepared branch takes an order, and posts an invoice."""
+    rm = connected(broker)
     rm.start(XID, 1)
     assert rm.session(1).receive("orders", timeout_s=20) is not None
     rm.session(1).send("invoices", Message("invoice"))
     rm.end(XID, 1, TMSUCCESS)
     rm.prepare(XID, 1)
+    return rm
+
+
+def reject(broker: EmbeddedBroker, queue: str, count: int) -> None:
+    """A consumer rejects messages."""
+    rm = connected(broker)
+    rm.start(XID, 1)
+    for _ in range(count):
+        message = rm.session(1).receive(queue, timeout_s=20)
+        assert message is not None
+        rm.session(1).reject(message)
+    rm.end(XID, 1, TMSUCCESS)
+    rm.commit(XID, 1, TMONEPHASE)
+    rm.close("", 1)
 
 
 def post(broker: EmbeddedBroker, queue: str, *bodies: Any) -> None:
@@ -84,11 +106,10 @@ def post(broker: EmbeddedBroker, queue: str, *bodies: Any) -> None:
         pass  # the store has not got them yet
 
 
-def test_queues_are_shown_in_sixty_columns(broker: EmbeddedBroker, shell: Shell) -> None:
-    rm = AmqpResource()
+def test_what_there_is_is_shown_in_sixty_columns(broker: EmbeddedBroker, shell: Shell) -> None:
     post(broker, "orders", "a", "b", "c")
     post(broker, LONG, "x")
-    prepare(broker, rm)
+    rm = prepare(broker)
     lines = shell.lines("queues")
     assert max(map(len, (line for line in lines if line != LONG))) <= tables.WIDTH
     assert lines[0].split() == ["QUEUE", "DEPTH", "HELD", "SIZE", "OLDEST", "CONS", "IN/S", "OUT/S"]
@@ -100,14 +121,10 @@ def test_queues_are_shown_in_sixty_columns(broker: EmbeddedBroker, shell: Shell)
     assert (orders["name"], orders["depth"], orders["held"], orders["came"]) == ("orders", 3, 1, 3)
     assert orders["octets"] > 0
     assert abs(orders["oldest"] / 1000 - time.time()) < 60
-    rm.rollback(XID, 1)
-    rm.close("", 1)
+    assert shell.lines("messages", "orders", "--most", "2")[-1] == "there are more: --most N shows them"
+    assert len(shell.value("messages", "orders", "--most", "2")) == 2
+    assert len(shell.lines("messages", "orders", "--most", "3")) == 4
 
-
-def test_connections_links_and_branches_are_shown(broker: EmbeddedBroker, shell: Shell) -> None:
-    rm = AmqpResource()
-    post(broker, "orders", "a")
-    prepare(broker, rm)
     mine = [one for one in shell.value("connections") if "operator" not in one["container"]]
     assert sum(one["received"] for one in mine) >= 1
     assert {one["user"] for one in mine} == {"anonymous"}
@@ -122,6 +139,12 @@ def test_connections_links_and_branches_are_shown(broker: EmbeddedBroker, shell:
     rm.rollback(XID, 1)
     rm.close("", 1)
     assert shell.lines("branches") == ["no branches"]
+
+    (setting,) = shell.value("configuration", "limits.queues")
+    assert setting == {"name": "limits.queues", "value": "10000", "from": "default"}
+    assert "limits.queues = 10000" in shell.lines("configuration")
+    assert shell.lines("configuration", "--changed") == ["no settings"]
+    assert broker.address in shell.lines("configuration", "listen")[0]
 
 
 def test_a_broker_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,30 +169,6 @@ def test_watching_looks_again_until_it_is_interrupted(
     code, out = shell.run("queues", "orders", "--watch", "1s", "--json")
     assert code == 0
     assert [[queue["depth"] for queue in json.loads(line)] for line in out.splitlines()] == [[], [1], [2]]
-
-
-@pytest.mark.parametrize(
-    ("number", "shown"),
-    [(0, "0"), (0.25, "0.2"), (7, "7"), (99_999, "99999"), (123_456, "123k"), (4_500_000, "4.5M"), (3e12, "3T")],
-)
-def test_amounts_take_five_characters(number: float, shown: str) -> None:
-    assert tables.amount(number) == shown
-    assert len(tables.octets(number)) <= 5
-
-
-def reject(broker: EmbeddedBroker, queue: str, count: int) -> None:
-    """A consumer rejects messages."""
-    rm = AmqpResource()
-    rm.open(f"amqp://{broker.address}/?timeout=20", 1)
-    rm.start(XID, 1)
-    session = rm.session(1)
-    for _ in range(count):
-        message = session.receive(queue, timeout_s=20)
-        assert message is not None
-        session.reject(message)
-    rm.end(XID, 1, TMSUCCESS)
-    rm.commit(XID, 1, TMONEPHASE)
-    rm.close("", 1)
 
 
 def depths(shell: Shell) -> dict[str, int]:
@@ -220,24 +219,19 @@ def test_what_is_lost_is_confirmed(broker: EmbeddedBroker, shell: Shell, monkeyp
     assert shell.run("purge", "orders", "--yes") == (5, "")
 
 
-@pytest.mark.parametrize(
-    "words", [("purge", "a", "--yes"), ("move", "a", "b"), ("copy", "a", "b"), ("retry", "a", "--to", "b")]
-)
-def test_ids_that_are_not_in_the_queue_are_told(broker: EmbeddedBroker, shell: Shell, words: tuple[str, ...]) -> None:
-    post(broker, "a", "one")
+def test_ids_that_are_not_in_the_queue_are_told(broker: EmbeddedBroker, shell: Shell) -> None:
     shell.lines("create", "b")
-    known = json.loads(shell.run("messages", "a", "--json")[1])[0]["id"]
-    assert shell.run(*words, "--id", "ffff") == (1, "0 messages done\n1 left: not in the queue\n")
-    assert shell.run(*words, "--id", "ffff", "--dry-run")[0] == 1
-    code, out = shell.run(*words, "--id", "ffff", "--id", known, "--id", "fffe", "--json")
-    assert (code, json.loads(out)) == (1, {"done": 1, "left": {"not in the queue": 2}})
-
-
-def test_what_can_t_go_back_says_which_option_helps(broker: EmbeddedBroker, shell: Shell) -> None:
-    post(broker, "a", "one")
-    code, out = shell.run("retry", "a")
+    for words in (("purge", "a", "--yes"), ("move", "a", "b"), ("copy", "a", "b"), ("retry", "a", "--to", "b")):
+        with case(words):
+            post(broker, "a", "one")
+            known = shell.value("messages", "a")[0]["id"]
+            assert shell.run(*words, "--id", "ffff") == (1, "0 messages done\n1 left: not in the queue\n")
+            assert shell.run(*words, "--id", "ffff", "--dry-run")[0] == 1
+            code, out = shell.run(*words, "--id", "ffff", "--id", known, "--id", "fffe", "--json")
+            assert (code, json.loads(out)) == (1, {"done": 1, "left": {"not in the queue": 2}})
+    code, out = shell.run("retry", "b")
     assert code == 1
-    assert "--to" in out
+    assert "--to" in out, "says which option helps"
 
 
 def test_queues_are_made_paused_and_emptied_into_others(broker: EmbeddedBroker, shell: Shell) -> None:
@@ -260,8 +254,7 @@ def test_queues_are_made_paused_and_emptied_into_others(broker: EmbeddedBroker, 
 
 def test_a_connection_is_closed_and_a_branch_dropped(broker: EmbeddedBroker, shell: Shell) -> None:
     post(broker, "orders", "a")
-    rm = AmqpResource()
-    rm.open(f"amqp://{broker.address}/?timeout=20", 1)
+    rm = connected(broker)
     rm.start(XID, 1)
     assert rm.session(1).receive("orders", timeout_s=20) is not None
     assert shell.lines("drop", str(XID), "--yes") == [f"done: drop branch {XID}, which is not prepared"]
@@ -289,6 +282,11 @@ def test_users_and_permissions_are_changed_while_the_broker_runs(
         monkeypatch.setattr("sys.stdin", io.StringIO("word\n"))
         assert shell.lines("set-password", "alice") == ["done: set the password of alice"]
         alice = Shell(f"amqp://alice:word@{broker.address}/?timeout=20", capsys)
+        for who, why in (("operator:@", "is empty"), ("operator:%07@", "a character that is not allowed")):
+            nobody = Shell(f"amqp://{who}{broker.address}/?timeout=20", capsys)
+            assert nobody.run("queues")[0] == 5
+            assert why in nobody.error
+            assert nobody.error.startswith("xabridge broker queues: ")
         assert alice.run("queues") == (5, "")
         assert "alice may not view this broker" in alice.error
         assert shell.lines("permit", "alice", "--view", "--consume", "orders*")[0].startswith("done: let alice")
@@ -314,20 +312,11 @@ def test_users_and_permissions_are_changed_while_the_broker_runs(
         broker.stop()
 
 
-def test_the_configuration_is_shown_with_its_origins(broker: EmbeddedBroker, shell: Shell) -> None:
-    (setting,) = shell.value("configuration", "limits.queues")
-    assert setting == {"name": "limits.queues", "value": "10000", "from": "default"}
-    assert "limits.queues = 10000" in shell.lines("configuration")
-    assert shell.lines("configuration", "--changed") == ["no settings"]
-    assert broker.address in shell.lines("configuration", "listen")[0]
-
-
 def test_dead_letters_that_a_consumer_sent_are_found(broker: EmbeddedBroker, shell: Shell) -> None:
     """The broker knows of these only in which queue they are; why, their annotations say."""
     post(broker, "orders", "alive")
     letter = Message("order", annotations={"x-opt-dead-reason": "ValueError: no\x1b[2J", "x-opt-dead-queue": "orders"})
-    rm = AmqpResource()
-    rm.open(f"amqp://{broker.address}/?timeout=20", 1)
+    rm = connected(broker)
     rm.start(XID, 1)
     rm.session(1).send("orders.dead", letter)
     rm.end(XID, 1, TMSUCCESS)
@@ -345,21 +334,17 @@ def test_dead_letters_that_a_consumer_sent_are_found(broker: EmbeddedBroker, she
     assert "there is no queue 'orders.daed'" in shell.error
 
 
-def test_a_list_that_is_cut_says_so(broker: EmbeddedBroker, shell: Shell) -> None:
-    post(broker, "orders", *range(3))
-    assert shell.lines("messages", "orders", "--most", "2")[-1] == "there are more: --most N shows them"
-    assert len(shell.value("messages", "orders", "--most", "2")) == 2
-    assert len(shell.lines("messages", "orders", "--most", "3")) == 4
-
-
-def test_what_is_watched_keeps_its_head_on_a_short_terminal() -> None:
-    lines = [str(number) for number in range(20)]
-    assert views.fitted(lines, 21) == lines
-    assert views.fitted(lines, 20) == [*lines[:18], "and 2 lines more"]
-
-
-def test_wide_names_keep_the_columns() -> None:
-    """A sign of Chinese takes two columns of a terminal, and a combining one none."""
+def test_tables() -> None:
+    """A sign of Chinese takes two columns of a terminal, and a combining one none; amounts take five characters; what
+    is watched keeps its head on a short terminal."""
+    for number, shown in (
+        (0, "0"), (0.25, "0.2"), (7, "7"), (99_999, "99999"), (123_456, "123k"), (4_500_000, "4.5M"), (3e12, "3T"),
+    ):  # fmt: skip
+        assert tables.amount(number) == shown
+        assert len(tables.octets(number)) <= 5
+    numbers = [str(number) for number in range(20)]
+    assert views.fitted(numbers, 21) == numbers
+    assert views.fitted(numbers, 20) == [*numbers[:18], "and 2 lines more"]
     row = ("available", "2", "1", "0", "1")
     lines = tables.table(
         ("QUEUE", "A", "B", "C", "D", "E"), [("队列", *row), ("e\u0301", *row), ("plain", *row)], [()] * 3
@@ -368,20 +353,3 @@ def test_wide_names_keep_the_columns() -> None:
     letters = [{"id": "1000000001d", "state": "available", "octets": 104, "since": 0, "queue": f"{'队' * 12}.dead",
                 "from": "orders", "why": "rejected"}]  # fmt: skip
     assert tables.dead(letters, 0)[2] == f"    in {'队' * 12}.dead"
-
-
-@pytest.mark.parametrize(
-    ("who", "why"), [("operator:@", "is empty"), ("operator:%07@", "a character that is not allowed")]
-)
-def test_a_password_that_nobody_can_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], who: str, why: str
-) -> None:
-    set_password(tmp_path / "users", "operator", "secret")
-    broker = EmbeddedBroker(tmp_path, users=tmp_path / "users", plain_without_tls=True)
-    try:
-        shell = Shell(f"amqp://{who}{broker.address}/?timeout=20", capsys)
-        assert shell.run("queues")[0] == 5
-        assert why in shell.error
-        assert shell.error.startswith("xabridge broker queues: ")
-    finally:
-        broker.stop()

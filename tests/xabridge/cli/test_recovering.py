@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.xabridge.cli.field import INCARNATION, NODE, OTHER_LOG, OTHERS, xid_of
+from tests.xabridge.cli.field import INCARNATION, NAME, NODE, OTHER_LOG, OTHERS, xid_of
 from tests.xabridge.cli.served import DECIDER
 from tm.log import Branch, Decision, read_log
 from tm.log.decision_record import encode_branches
@@ -16,11 +16,9 @@ from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Owner, Xid
 from xabridge.testing.reference import Fate, ReferenceDecider
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from tests.xabridge.cli.field import Field, Said
-
-    Xabridge = Callable[..., Said]
+    from tests.xabridge.cli.field import Field, Xabridge
 
 
 def fill(field: Field) -> None:
@@ -47,7 +45,14 @@ orders-2·c07d11·114  would be left alone: another node's: its log is not here
 
 
 def test_a_pass(field: Field, xabridge: Xabridge) -> None:
+    """A dry run changes nothing, and no thread is left."""
+    threads = set(threading.enumerate())  # those that other tests have left
     fill(field)
+    before = field.log_files()
+    said = xabridge("recover", "run", "--dry-run")
+    assert (said.code, said.out) == (3, DRY)
+    assert field.log_files() == before
+    assert not field.stores["broker"].data
     said = xabridge("recover", "run")
     assert (said.code, said.out) == (0, REPORT)
     assert field.stores["broker"].data == {"a": True}
@@ -55,24 +60,14 @@ def test_a_pass(field: Field, xabridge: Xabridge) -> None:
     assert not read_log(field.log_folder).decisions
     said = xabridge("recover", "run")
     assert said.out == "orders-2·c07d11·114  left alone: belongs to node orders-2, log 7f3a000000000001\n"
+    left = [thread.name for thread in threading.enumerate() if thread not in threads]
+    assert not [name for name in left if name.startswith("xabridge")], left
 
 
-def test_a_dry_run(field: Field, xabridge: Xabridge) -> None:
-    fill(field)
-    before = sorted((path.name, path.read_bytes()) for path in field.log_folder.iterdir())
-    said = xabridge("recover", "run", "--dry-run")
-    assert (said.code, said.out) == (3, DRY)
-    assert sorted((path.name, path.read_bytes()) for path in field.log_folder.iterdir()) == before
-    assert not field.stores["broker"].data
-
-
-def test_nothing_to_do(xabridge: Xabridge) -> None:
+def test_nothing_to_do_and_nothing_to_go_by(field: Field, xabridge: Xabridge) -> None:
     said = xabridge("recover", "run")
     assert (said.code, said.out) == (0, "nothing in doubt\n")
     assert xabridge("recover", "run", "--dry-run").out == "nothing found in doubt\n"
-
-
-def test_without_a_log_there_is_nothing_to_go_by(field: Field, xabridge: Xabridge) -> None:
     field.config.write_text(f'node = "n"\n[resources]\nshop = "{field.url("shop")}"\n')
     said = xabridge("recover", "run")
     assert said.code == 2
@@ -87,17 +82,13 @@ def test_what_can_not_be_reached_is_said_and_the_rest_is_done(field: Field, xabr
     assert "orders-1·3fa91c·8231 committed on broker\n" in said.out
     assert "shop could not be reached" in said.out
     assert len(read_log(field.log_folder).decisions) == 1
-    field.configure("broker", "shop")
-    assert xabridge("recover", "run").code == 0
-    assert not read_log(field.log_folder).decisions
-
-
-def test_a_resource_manager_that_is_not_configured_any_more(field: Field, xabridge: Xabridge) -> None:
-    fill(field)
     field.configure("broker")
     said = xabridge("recover", "run")
     assert said.code == 4
     assert "shop could not be reached: not configured any more" in said.out
+    field.configure("broker", "shop")
+    assert xabridge("recover", "run").code == 0
+    assert not read_log(field.log_folder).decisions
 
 
 def test_a_resource_manager_with_another_name_now(field: Field, xabridge: Xabridge) -> None:
@@ -126,10 +117,6 @@ def test_what_stays_in_doubt(field: Field, xabridge: Xabridge) -> None:
     said = xabridge("recover", "run")
     assert said.code == 3
     assert "still in doubt on shop: decided to commit; " in said.out
-
-
-def test_a_connection_that_breaks_on_the_way(field: Field, xabridge: Xabridge) -> None:
-    fill(field)
     field.stores["shop"].script.plan("commit", fate=Fate.REPLY_LOST)
     assert xabridge("recover", "run").code == 3
     assert xabridge("recover", "run").code == 0
@@ -178,6 +165,12 @@ def decide(gtrid: bytes) -> None:
     rm.decide(xid, 1, encode_branches([Branch("shop", xid_of(gtrid, "shop"))]))
 
 
+def without_the_shop(deciding: Field, *more: str) -> None:
+    """It is not configured any more."""
+    lines = [line for line in deciding.config.read_text().splitlines() if not line.startswith("shop")]
+    deciding.config.write_text("\n".join((*lines, *more)))
+
+
 AT_WORK = Owner(NODE, INCARNATION, "")
 
 
@@ -189,7 +182,7 @@ def test_what_another_process_of_the_node_is_at_work_with_is_left_to_it(deciding
         said = xabridge("recover", "run", "--dry-run")
         assert said.out.startswith("orders-1·3fa91c·1    would be left alone: ledger ")
         said = xabridge("recover", "run")
-        assert " ".join(said.out.split()) == (
+        assert said.words == (
             "orders-1·3fa91c·1 left alone: another process of this node is working on it, as ledger says"
         )
         assert not DECIDER.tombstones
@@ -201,14 +194,24 @@ def test_what_another_process_of_the_node_is_at_work_with_is_left_to_it(deciding
     assert not DECIDER.decided
 
 
-def test_what_another_process_of_the_node_is_at_work_with_can_not_be_ended(deciding: Field, xabridge: Xabridge) -> None:
+def test_what_another_process_of_the_node_is_at_work_with_is_not_ended_nor_forgotten(
+    deciding: Field, xabridge: Xabridge
+) -> None:
+    """That process has to hear first how the branch was completed."""
     DECIDER.hold(AT_WORK, 300)
+    xid = deciding.prepare("shop", its_gtrid(2), "row")
+    deciding.stores["shop"].complete_heuristically(xid, Code.XA_HEURRB)
+    said = xabridge("recover", "forget", "orders-1:3fa91c:2", "--yes")
+    assert said.code == 5
+    assert "another process of this node is at work" in said.words
+    assert len(deciding.stores["shop"].branches) == 1
+    assert xabridge("recover", "forget", "orders-1:3fa91c:2", "--yes", "--heuristic").code == 0
+    assert not deciding.stores["shop"].branches
     decide(its_gtrid(1))
-    lines = [line for line in deciding.config.read_text().splitlines() if not line.startswith("shop")]
-    deciding.config.write_text("\n".join(lines))
-    said = xabridge("recover", "end", "orders-1:3fa91c:1", "--gone", "shop", "--yes")
+    without_the_shop(deciding)
+    said = xabridge("recover", "end", NAME, "--gone", "shop", "--yes")
     assert said.code == 1
-    assert "another process of this node is working on it" in " ".join(said.err.split())
+    assert "another process of this node is working on it" in said.words
     assert its_gtrid(1) in DECIDER.decided
 
 
@@ -230,6 +233,10 @@ def test_whose_lease_has_run_out_is_settled(deciding: Field, xabridge: Xabridge)
     said = xabridge("recover", "run")
     assert said.out == "orders-1·3fa91c·1    rolled back on shop\n"
     assert DECIDER.tombstones == {its_gtrid(1)}
+    DECIDER.hold(AT_WORK, 0)
+    deciding.prepare("shop", its_gtrid(2), "row")
+    assert xabridge("recover", "rollback", "orders-1:3fa91c:2", "--yes").code == 0, "by hand as well"
+    assert not deciding.stores["shop"].branches
 
 
 def test_by_hand_the_decider_has_the_last_word(deciding: Field, xabridge: Xabridge) -> None:
@@ -256,7 +263,7 @@ def test_by_hand_what_another_process_is_at_work_with_is_left_to_it(
     if act == "commit":
         decide(its_gtrid(1))
     said = xabridge("recover", act, "orders-1:3fa91c:1", "--yes")
-    told = " ".join(said.err.split())
+    told = said.words
     assert (said.code, said.out) == (5, "")
     assert "as recovery would" not in told
     assert "nothing was done: another process of this node is at work with orders-1·3fa91c·1" in told
@@ -270,26 +277,6 @@ def test_by_hand_what_another_process_is_at_work_with_is_left_to_it(
     assert DECIDER.tombstones == (set() if act == "commit" else {its_gtrid(1)}), "it can't decide otherwise any more"
 
 
-def test_by_hand_a_lease_that_has_run_out_protects_nothing(deciding: Field, xabridge: Xabridge) -> None:
-    DECIDER.hold(AT_WORK, 0)
-    deciding.prepare("shop", its_gtrid(1), "row")
-    assert xabridge("recover", "rollback", "orders-1:3fa91c:1", "--yes").code == 0
-    assert not deciding.stores["shop"].branches
-
-
-def test_by_hand_what_another_process_is_at_work_with_is_not_forgotten(deciding: Field, xabridge: Xabridge) -> None:
-    """That process has to hear first how the branch was completed."""
-    DECIDER.hold(AT_WORK, 300)
-    xid = deciding.prepare("shop", its_gtrid(1), "row")
-    deciding.stores["shop"].complete_heuristically(xid, Code.XA_HEURRB)
-    said = xabridge("recover", "forget", "orders-1:3fa91c:1", "--yes")
-    assert said.code == 5
-    assert "another process of this node is at work" in " ".join(said.err.split())
-    assert len(deciding.stores["shop"].branches) == 1
-    assert xabridge("recover", "forget", "orders-1:3fa91c:1", "--yes", "--heuristic").code == 0
-    assert not deciding.stores["shop"].branches
-
-
 def test_a_decider_that_can_not_be_reached(deciding: Field, xabridge: Xabridge) -> None:
     deciding.prepare("shop", its_gtrid(1))
     DECIDER.partition()
@@ -297,16 +284,8 @@ def test_a_decider_that_can_not_be_reached(deciding: Field, xabridge: Xabridge) 
         said = xabridge("recover", "list")
         assert said.code == 4
         assert "prepared     unknown   shop" in said.out
-        assert "ledger, where it may live, could not be reached" in " ".join(said.out.split())
+        assert "ledger, where it may live, could not be reached" in said.words
         assert xabridge("recover", "run").code == 4
         assert xabridge("recover", "rollback", "orders-1:3fa91c:1", "--yes").code == 5
     finally:
         DECIDER.heal()
-
-
-def test_no_thread_is_left(field: Field, xabridge: Xabridge) -> None:
-    fill(field)
-    before = set(threading.enumerate())  # those that other tests have left
-    xabridge("recover", "run")
-    names = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert not [name for name in names if name.startswith("xabridge")], names

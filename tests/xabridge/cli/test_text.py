@@ -10,24 +10,17 @@ from xabridge.cli.text import age, duration, held, listed, printable, several
 FROM, TO, LOCKED = Relation.FROM, Relation.TO, Relation.LOCKED
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "?"), (-3.0, "0 s"), (0.4, "0 s"), (119, "119 s"), (120, "2 m"), (7199, "119 m"), (7200, "2 h"),
-     (172_799, "47 h"), (172_800, "2 d")],
-)  # fmt: skip
-def test_ages(seconds: float | None, text: str) -> None:
-    assert age(seconds) == text
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("2 h", 7200), ("1.5d", 129_600)])
-def test_durations(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "soon", "-5m", "5 weeks", "5mm", "1e3"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a duration: write 90s, 5m, 2h or 1d"):
-        duration(text)
+def test_ages_and_durations() -> None:
+    for seconds, text in (
+        (None, "?"), (-3.0, "0 s"), (0.4, "0 s"), (119, "119 s"), (120, "2 m"), (7199, "119 m"), (7200, "2 h"),
+        (172_799, "47 h"), (172_800, "2 d"),
+    ):  # fmt: skip
+        assert age(seconds) == text
+    for text, told in (("90", 90), ("90s", 90), ("5m", 300), ("2 h", 7200), ("1.5d", 129_600)):
+        assert duration(text) == told
+    for text in ("", "soon", "-5m", "5 weeks", "5mm", "1e3"):
+        with pytest.raises(ValueError, match="is not a duration: write 90s, 5m, 2h or 1d"):
+            duration(text)
 
 
 HELD = {

@@ -1,23 +1,26 @@
-"""These tests run the commands over real databases: what prepared transactions lock there, and what doctor reports
-about a server.
+"""These tests run the commands over real databases and a broker: what prepared transactions lock there, and what doctor
+reports about a server.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
+from rm_amqp import AmqpResource, Message
 from tests.postgres import Postgres
 from tm import TransactionManager
-from xa import FORMAT_ID, Gtrid, Xid
+from xa import FORMAT_ID, TMSUCCESS, Gtrid, Xid
 from xabridge.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.rm_amqp.embedded import EmbeddedBroker
 
 
 class Shop:
@@ -34,6 +37,11 @@ class Shop:
         self._capsys.readouterr()
         code = main([*arguments, "--config", str(self.config)])
         return code, self._capsys.readouterr().out
+
+    def doctor(self) -> tuple[int, dict[tuple[str, str], Any]]:
+        """Its exit code, and each check by what it is of and what it checks."""
+        code, out = self.run("doctor", "--json")
+        return code, {(check["of"], check["check"]): check for check in json.loads(out)["checks"]}
 
     def sql(self, name: str, statement: str) -> list[tuple[object, ...]]:
         with psycopg.connect(self.urls[name], autocommit=True) as connection:
@@ -90,7 +98,7 @@ def test_what_is_held_and_by_whom(shop: Shop) -> None:
     assert "tables locked in public.odd table\\n" in out
 
 
-def test_by_hand(shop: Shop) -> None:
+def test_by_hand_and_by_a_pass(shop: Shop) -> None:
     log = opened_log(shop)
     undecided = shop.prepare("shop", "INSERT INTO orders VALUES (1)", 1, *log)
     assert shop.run("recover", "commit", str(undecided), "--yes")[0] == 5
@@ -100,10 +108,6 @@ def test_by_hand(shop: Shop) -> None:
     assert shop.run("recover", "commit", str(lost), "--heuristic", "--yes")[0] == 0
     assert shop.sql("shop", "SELECT id FROM orders") == [(2,)]
     assert shop.run("recover", "list")[0] == 0
-
-
-def test_a_pass(shop: Shop) -> None:
-    log = opened_log(shop)
     shop.prepare("shop", "INSERT INTO orders VALUES (1)", 7, *log)
     assert shop.run("recover", "run") == (0, f"orders-1·{log[1][:3].hex()}·7    rolled back on shop\n")
 
@@ -111,8 +115,7 @@ def test_a_pass(shop: Shop) -> None:
 def test_doctor(shop: Shop) -> None:
     opened_log(shop)
     shop.prepare("shop", "INSERT INTO orders VALUES (1)", 1)
-    code, out = shop.run("doctor", "--json")
-    found = {(check["of"], check["check"]): check for check in json.loads(out)["checks"]}
+    code, found = shop.doctor()
     assert found["shop", "reachable"]["found"].startswith("PostgreSQL 1")
     prepared = found["shop", "max_prepared_transactions"]
     assert prepared["health"] == "ok"
@@ -120,21 +123,16 @@ def test_doctor(shop: Shop) -> None:
     assert found["clock", "clock"]["health"] == "ok"
     assert found["node", "node id"]["health"] == "fail", "another log has the same node id"
     assert code == 1
-
-
-def test_doctor_of_databases_that_are_not_there(shop: Shop, postgres: Postgres) -> None:
     url = shop.urls["shop"]
     text = shop.config.read_text().replace(url, url.rpartition("/")[0] + "/nowhere")
     text += 'down = "postgresql://127.0.0.1:1/nowhere"\nodd = "postgresql://x/y?xa_nonsense=1"\n'
     shop.config.write_text(text)
-    code, out = shop.run("doctor", "--json")
-    found = {(check["of"], check["check"]): check for check in json.loads(out)["checks"]}
+    code, found = shop.doctor()
     assert code == 1
     assert 'database "nowhere" does not exist' in found["shop", "credentials"]["found"]
     assert found["down", "reachable"]["health"] == "fail"
     assert found["odd", "open string"]["health"] == "fail"
     assert found["stock", "reachable"]["health"] == "ok", "the others are looked at all the same"
-    assert postgres.running
 
 
 def test_doctor_of_a_server_without_prepared_transactions(
@@ -163,7 +161,43 @@ def test_doctor_of_a_sqlite_database_that_decides(tmp_path: Path, capsys: pytest
     shop = Shop(tmp_path, {}, capsys)
     place = f"sqlite:///{tmp_path}/ledger.db"
     shop.config.write_text(f'node = "n"\n[resources]\nledger = {{ url = "{place}", mode = "decider" }}\n')
-    code, out = shop.run("doctor", "--json")
-    found = {(check["of"], check["check"]): check for check in json.loads(out)["checks"]}
+    code, found = shop.doctor()
     assert code == 0
     assert found["ledger", "reachable"]["found"].endswith("there is none yet; the first start makes it")
+
+
+def test_messages_are_counted_by_queue(
+    broker: EmbeddedBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"amqp://{broker.address}/?timeout=20"
+    shop = Shop(tmp_path, {"broker": url}, capsys)
+    with TransactionManager.from_config(shop.config) as tm:
+        with tm.begin() as tx:
+            tx["broker"].send("orders", Message("order"))
+        assert tm.log is not None
+        gtrid = Gtrid("orders-1", tm.log.log_id, tm.log.incarnation, 8231).encode()
+    xid = Xid(FORMAT_ID, gtrid, b"broker")
+    rm = AmqpResource()
+    rm.open(url, 1)
+    rm.start(xid, 1)
+    assert rm.session(1).receive("orders", timeout_s=20) is not None
+    rm.session(1).send("invoices", Message("invoice"))
+    rm.end(xid, 1, TMSUCCESS)
+    rm.prepare(xid, 1)
+    rm.close("", 1)
+
+    code, out = shop.run("recover", "list")
+    assert code == 3
+    assert "    2 messages: 1 from orders, 1 to invoices\n" in out
+    _, found = shop.doctor()
+    assert found["broker", "usable"]["health"] == "ok"
+    code, out = shop.run("recover", "run")
+    assert (code, out) == (0, f"{Gtrid.decode(gtrid)} rolled back on broker\n")
+    assert shop.run("recover", "list")[0] == 0
+    broker.stop()
+    code, out = shop.run("recover", "list")
+    assert code == 4
+    assert "broker could not be reached: " in out
+    code, out = shop.run("doctor")
+    assert code == 1
+    assert "start the broker, or make it reachable from this machine" in " ".join(out.split())
