@@ -236,7 +236,7 @@ def test_mistakes_are_told_when_it_is_declared() -> None:
 
     for declare in (App.middleware, App.lifespan):
         with pytest.raises(ConfigurationError, match="is a generator function"):
-            declare(App(NOWHERE), lambda: None)  # type: ignore[operator]
+            declare(App(NOWHERE), lambda: None)
 
 
 def test_a_middleware_is_around_handlers_of_batches_too() -> None:

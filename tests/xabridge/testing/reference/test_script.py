@@ -144,7 +144,11 @@ def test_which_calls_a_plan_is_for(store: ReferenceStore, rm: ReferenceResource)
     store.script.plan("commit", Code.XA_RETRY, xid=Xid(1, b"global", b"other"))
     assert rm.commit(X, RMID) is Code.XA_OK
     store.script.clear()
-    for verb, call in (("open", lambda: rm.open(store.url, RMID)), ("close", lambda: rm.close("", RMID))):
+    calls: dict[str, Callable[[], object]] = {
+        "open": lambda: rm.open(store.url, RMID),
+        "close": lambda: rm.close("", RMID),
+    }
+    for verb, call in calls.items():
         store.script.plan(verb, Code.XAER_RMERR)
         with pytest.raises(XaError):
             call()
@@ -173,7 +177,7 @@ def test_plans_that_are_none(store: ReferenceStore, verb: str, arguments: dict[s
 def test_a_lost_prepare(store: ReferenceStore, rm: ReferenceResource, fate: Fate, answer: Code | None) -> None:
     bring(store, rm, S2)
     arrived = S0 if answer else S3
-    store.script.plan("prepare", *([answer] if answer and fate is not Fate.REQUEST_LOST else []), fate=fate)
+    store.script.plan("prepare", answer if fate is not Fate.REQUEST_LOST else None, fate)
     with pytest.raises(ResourceUnavailable) as lost:
         rm.prepare(X, RMID)
     assert lost.value.xid == X
