@@ -89,43 +89,37 @@ def yesterday(place: Place) -> Earlier:
     return earlier
 
 
-def test_a_store_of_yesterday_is_opened_with_its_branch_in_doubt(sql_place: Place) -> None:
-    yesterday(sql_place)
+def test_a_store_of_yesterday_is_opened_with_its_branch_in_doubt_and_opened_again_by_its_version(
+    sql_place: Place,
+) -> None:
+    """Which sees messages and branches as before, and commits what this version has prepared; it knows no delay."""
+    earlier = yesterday(sql_place)
     opened = sql_place.open()
-    assert list(opened.restored.messages()) == [StoredMessage(n, 1, n, 5, 0, 0) for n in (11, 12)]
-    assert (opened.restored.records, [queue.name for queue in opened.restored.queues]) == ([], ["orders"])
-    (branch,) = opened.restored.branches
+    restored = opened.restored
+    assert list(restored.messages()) == [StoredMessage(n, 1, n, 5, 0, 0) for n in (11, 12)]
+    assert (restored.records, [queue.name for queue in restored.queues]) == ([], ["orders"])
+    (branch,) = restored.branches
     assert (branch.xid, branch.outcome) == (XID, None)
     assert branch.enqueues == (StoredMessage(13, 1, PENDING, 5, 0, 0),)
     with opened.batch() as batch:
         batch.finish(20)
         batch.dequeue(11, 5)
         batch.place(13, 1, 30, 0)
-        batch.enqueue(14, 1, 31, b"later", due_ms=10**13, group="g")
-        batch.record(40, "audit", "who did what")
-    restored = sql_place.open().restored
-    assert [facts.number for facts in restored.messages()] == [12, 13, 14]
-    assert [record.text for record in restored.records] == ["who did what"]
-
-
-def test_the_version_of_yesterday_opens_it_again(sql_place: Place) -> None:
-    """It sees messages and branches as before, and commits what this version has prepared; it knows no delay."""
-    earlier = yesterday(sql_place)
-    opened = sql_place.open()
-    with opened.batch() as batch:
         batch.enqueue(40, 1, PENDING, b"later", due_ms=-60_000, group="g")
         batch.prepare(50, Xid(7, b"other", b"b"), "me", 1, enqueues=[40])
         batch.enqueue(41, 1, 41, b"later", due_ms=10**13, group="g")
+        batch.record(60, "audit", "who did what")
     sql_place.close()
-    assert earlier.messages() == [(n, 1, n, 5, 0, 0) for n in (11, 12, 41)]
+    assert earlier.messages() == [(n, 1, p, 5, 0, 0) for n, p in ((12, 12), (13, 30), (41, 41))]
     earlier.execute(COMMIT, number=40, position=42)
     earlier.execute(POST, number=43, position=43, data=b"\0Sw@\0")
     restored = sql_place.open().restored
     assert list(restored.branches) == []
     assert [(facts.number, facts.due_ms, facts.group) for facts in restored.messages()] == [
-        (11, 0, ""),
         (12, 0, ""),
+        (13, 0, ""),
         (41, 10**13, "g"),
         (40, -60_000, "g"),
         (43, 0, ""),
     ]
+    assert [record.text for record in restored.records] == ["who did what"]
