@@ -19,6 +19,7 @@ from xabridge import App, ConfigurationError, Propagation, ProtocolMisuse, Trans
 from xabridge.app import app as app_settings
 from xabridge.app import schedule as schedule_settings
 from xabridge.testing import TestApp
+from xabridge.testing.contract.client import case
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,14 +110,12 @@ CASES: list[tuple[Callable[..., None], str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("declare", "name", "value", "told"), CASES)
-def test_a_wrong_setting_is_told(declare: Callable[..., None], name: str, value: Any, told: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        declare(**{name: value})
-    assert told in str(refused.value)
-
-
-def test_there_is_a_case_for_every_setting() -> None:
+def test_a_wrong_setting_is_told() -> None:
+    """There is a case for every setting."""
+    for declare, name, value, told in CASES:
+        with case(name, value), pytest.raises(ConfigurationError) as refused:
+            declare(**{name: value})
+        assert told in str(refused.value)
     tables: dict[Callable[..., None], dict[str, Any]] = {
         make_app: app_settings.OPTIONS,
         consume: {"queue": None, **consumer_settings.OPTIONS},
@@ -134,17 +133,14 @@ def test_what_fits_is_taken() -> None:
     be_transactional(rollback_on=(ValueError,), timeout_s=None, retries=0, propagation=Propagation.MANDATORY)
 
 
-@pytest.mark.parametrize("decorate", ["consumer", "schedule"])
-def test_a_decorator_without_its_brackets_is_told(decorate: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"as in {decorate}\("):
-        getattr(App(NOWHERE), decorate)(handle)
-
-
-@pytest.mark.parametrize("decorate", [("consumer", "orders"), ("schedule", "* * * * *"), ("transactional",)])
-def test_what_can_not_be_called_is_told(decorate: tuple[str, ...]) -> None:
-    name, *arguments = decorate
-    with pytest.raises(ConfigurationError, match="7 is no function: write the decorator above one"):
-        getattr(App(NOWHERE), name)(*arguments)(7) if arguments else getattr(App(NOWHERE), name)(7)
+def test_a_decorator_without_its_brackets_or_its_function_is_told() -> None:
+    for decorate in ("consumer", "schedule"):
+        with pytest.raises(ConfigurationError, match=rf"as in {decorate}\("):
+            getattr(App(NOWHERE), decorate)(handle)
+    for decorator in (App(NOWHERE).consumer("orders"), App(NOWHERE).schedule("* * * * *"), App(NOWHERE).transactional):
+        wrong: Any = decorator
+        with pytest.raises(ConfigurationError, match="7 is no function: write the decorator above one"):
+            wrong(7)
 
 
 def test_the_times_of_a_manager_are_told(tmp_path: Path) -> None:

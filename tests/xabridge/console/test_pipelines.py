@@ -76,7 +76,10 @@ def look(made: Pipeline, visit: Callable[..., Visitor]) -> Callable[..., Visitor
     return looks
 
 
-def test_the_page_shows_batches_and_what_waits(made: Pipeline, look: Callable[..., Visitor]) -> None:
+def test_the_page_shows_batches_and_what_waits(
+    made: Pipeline, look: Callable[..., Visitor], changed: Callable[..., WatchedPipelines]
+) -> None:
+    """Also where the driver is gone while messages wait."""
     page = look(made.watched).get("/pipelines")
     said = text_of(page)
     assert "Pipelines 1 " in said
@@ -92,6 +95,11 @@ def test_the_page_shows_batches_and_what_waits(made: Pipeline, look: Callable[..
     assert "5 active" in said
     assert "4 done" in said
     assert f'href="/b/main/queue?name={made.queue}"' in page
+    visitor = look(changed("xabridge_pipeline SET driver = :gone", gone=f"{socket.gethostname()}/1/1"))
+    said = text_of(visitor.get("/pipelines"))
+    assert "Driver gone" in said
+    assert "stands still" in said
+    assert "revenue stands still: 5 messages wait" in text_of(visitor.get("/"))
 
 
 def test_brokers_that_were_skipped_and_orphans_are_shown_with_the_reason(
@@ -121,44 +129,36 @@ def wait_for(visitor: Visitor, clock: Clock, wanted: str) -> str:
     return said
 
 
-def test_a_driver_that_is_gone_while_messages_wait_stands_still(
+def test_whatever_stands_in_the_log_is_text(
     changed: Callable[..., WatchedPipelines], look: Callable[..., Visitor]
 ) -> None:
-    visitor = look(changed("xabridge_pipeline SET driver = :gone", gone=f"{socket.gethostname()}/1/1"))
-    said = text_of(visitor.get("/pipelines"))
-    assert "Driver gone" in said
-    assert "stands still" in said
-    assert "revenue stands still: 5 messages wait" in text_of(visitor.get("/"))
+    for changes in (
+        (
+            "xabridge_pipeline SET driver = :text", "xabridge_pipeline_query SET query = :text",
+            "xabridge_pipeline_source SET source = 'main: ' || :text", "xabridge_gtrid SET state = substr(:text, 1, 9)",
+        ),
+        ("xabridge_pipeline_source SET source = :text", "xabridge_pipeline SET pipeline = :text"),
+        ("xabridge_gtrid SET gtrid = :text || gtrid",),
+    ):  # fmt: skip
+        visitor = look(changed(*changes, text=f"{HOSTILE}\u202e"))
+        for path in ("/pipelines", "/"):
+            page = visitor.get(path)
+            assert "<img" not in page.replace('<img src="/static', "")
+            assert "\u202e" not in page
 
 
-@pytest.mark.parametrize("changes", [
-    (
-        "xabridge_pipeline SET driver = :text", "xabridge_pipeline_query SET query = :text",
-        "xabridge_pipeline_source SET source = 'main: ' || :text", "xabridge_gtrid SET state = substr(:text, 1, 9)",
-    ),
-    ("xabridge_pipeline_source SET source = :text", "xabridge_pipeline SET pipeline = :text"),
-    ("xabridge_gtrid SET gtrid = :text || gtrid",),
-])  # fmt: skip
-def test_whatever_stands_in_the_log_is_text(
-    changes: tuple[str, ...], changed: Callable[..., WatchedPipelines], look: Callable[..., Visitor]
+def test_who_sees_no_pipeline_is_told_why(
+    made: Pipeline, look: Callable[..., Visitor], visit: Callable[..., Visitor]
 ) -> None:
-    visitor = look(changed(*changes, text=f"{HOSTILE}\u202e"))
-    for path in ("/pipelines", "/"):
-        page = visitor.get(path)
-        assert "<img" not in page.replace('<img src="/static', "")
-        assert "\u202e" not in page
-
-
-def test_who_may_not_look_at_the_broker_sees_no_pipeline(made: Pipeline, look: Callable[..., Visitor]) -> None:
     visitor = look(made.watched, "orders-svc")
     assert "revenue" not in visitor.get("/pipelines", status=403)
     assert "revenue" not in visitor.get("/")
-
-
-def test_without_a_log_the_page_says_how_to_have_pipelines(made: Pipeline, visit: Callable[..., Visitor]) -> None:
     visitor = visit(place_of(made.broker))
     visitor.sign_in()
     assert "No pipeline is configured: [pipeline] log" in text_of(visitor.get("/pipelines"))
+    visitor = look(WatchedPipelines("", trouble="the environment variable GONE is not set"))
+    for path in ("/pipelines", "/"):
+        assert "GONE is not set" in text_of(visitor.get(path))
 
 
 def test_a_broker_that_the_console_does_not_watch(made: Pipeline, look: Callable[..., Visitor]) -> None:
@@ -286,24 +286,10 @@ def test_the_log_is_the_one_of_the_file(tmp_path: Path) -> None:
     own = told('node = "n"\nlog = "file:///tmp/log"\n' + resources + '[pipeline]\nlog = "sqlite:////tmp/p.db"\n')
     assert own.log == "sqlite:////tmp/p.db"
     assert "p%40ss" not in repr(of_the_node)
-    assert "GONE is not set" in told('node = "n"\n[pipeline]\nlog = "postgresql://u:${GONE}@h/log"\n').trouble
-
-
-def test_what_is_wrong_with_the_settings_is_said_on_the_page(look: Callable[..., Visitor]) -> None:
-    visitor = look(WatchedPipelines("", trouble="the environment variable GONE is not set"))
-    assert "GONE is not set" in text_of(visitor.get("/pipelines"))
-    assert "GONE is not set" in text_of(visitor.get("/"))
-
-
-def test_a_watch_without_a_log_asks_nobody() -> None:
-    async def looks() -> None:
-        watch = PipelineWatch(None)
-        assert await watch.look() == ()
-        watch.close()
-
-    asyncio.run(looks())
+    assert asyncio.run(PipelineWatch(None).look()) == (), "a watch without a log asks nobody"
     with pytest.raises(Trouble):
         asyncio.run(PipelineWatch(WatchedPipelines("", trouble="why")).look())
+    assert "GONE is not set" in told('node = "n"\n[pipeline]\nlog = "postgresql://u:${GONE}@h/log"\n').trouble
 
 
 def test_a_pattern_stands_for_the_queues_that_the_pipeline_reads() -> None:

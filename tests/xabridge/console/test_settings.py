@@ -119,8 +119,6 @@ def test_an_hour_is_kept_and_no_more() -> None:
     assert total is not None
     assert known(total.depth) == []
 
-
-def test_the_first_minutes_are_not_a_line_at_the_edge_of_an_hour() -> None:
     now = 100_000.0
     history = History(lambda: now)
     assert (history.of(), history.span) == (None, "last minute")
@@ -135,7 +133,7 @@ def test_the_first_minutes_are_not_a_line_at_the_edge_of_an_hour() -> None:
     assert list(dict.fromkeys(spans)) == [
         ("last minute", 12), ("last 2 minutes", 24), ("last 3 minutes", 36), ("last 4 minutes", 48),
         ("last 5 minutes", 60), ("last hour", SLOTS),
-    ]  # fmt: skip
+    ], "the first minutes are not a line at the edge of an hour"  # fmt: skip
     fine = history._rings["q"].fine.line(int(now // FINE_S) - 1, 12, "")
     assert len(known(fine.depth)) == 12
 

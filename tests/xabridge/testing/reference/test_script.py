@@ -1,9 +1,11 @@
 """These tests script outcomes: every code at every verb must have the effect that the tables say, and every fate the
-one that it names.
+one that it names. And they cover what the contract suite can't see: crashes and partitions by the state of a branch.
 """
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,9 @@ from xa import (
     EXCEPTIONS,
     HEURISTIC_CODES,
     TMASYNC,
+    TMENDRSCAN,
+    TMFAIL,
+    TMMIGRATE,
     TMNOWAIT,
     TMONEPHASE,
     TMRESUME,
@@ -21,9 +26,11 @@ from xa import (
     Code,
     Handle,
     ResourceUnavailable,
+    ThreadOfControl,
     TryAgain,
     XaError,
     Xid,
+    entered,
 )
 from xa.machine import RESULT_OF, IllegalTransition
 from xa.tables import BRANCH, BranchState, BranchVerb
@@ -34,8 +41,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RMID = 1
-X = Xid(1, b"global", b"branch")
+X, Y = Xid(1, b"global", b"branch"), Xid(1, b"global", b"other")
 S0, S1, S2, S3, S4, S5 = BranchState
+AT_WORK: list[ThreadOfControl] = []
+"""Threads of control that stay: one that is gone has lost its associations."""
 NO_EFFECT = set(Code) - set(RESULT_OF) - {Code.XAER_NOTA}
 
 CALLS: dict[str, tuple[str, BranchState, BranchVerb, Callable[[ReferenceResource], object]]] = {
@@ -110,20 +119,6 @@ def check_code_at_verb(store: ReferenceStore, rm: ReferenceResource, call: str, 
     assert set(store.data) == committed
     assert set(store.locked_keys) == ({"first", "second"} if expected in {S1, S2, S3} and state is not S0 else set())
     assert store.script.pending() == []
-
-
-def test_a_rollback_code_of_work_dooms_the_branch(store: ReferenceStore, rm: ReferenceResource) -> None:
-    rm.start(X, RMID)
-    session = rm.session(RMID)
-    session.write("k", 1)
-    store.script.plan("work", Code.XA_RBDEADLOCK)
-    again = (lambda: session.write("l", 1),) * 2
-    for call in (*again, lambda: rm.end(X, RMID, TMSUCCESS), lambda: rm.prepare(X, RMID)):
-        with pytest.raises(XaError) as raised:
-            call()
-        assert raised.value.code is Code.XA_RBDEADLOCK
-        assert store.locked_keys == {}
-    assert store.branches == {}
 
 
 # --- which call ---------------------------------------------------------------------------------------------
@@ -257,18 +252,6 @@ def test_requests_arrive_late_in_their_order_or_never(store: ReferenceStore, rm:
     assert store.associations == 0
 
 
-def test_a_late_request_finds_its_branch_by_the_xid(store: ReferenceStore, rm: ReferenceResource) -> None:
-    for verb, call in (("start", CALLS["start"][3]), ("rollback", CALLS["rollback"][3])):
-        store.script.plan(verb, fate=Fate.IN_FLIGHT)
-        with pytest.raises(ResourceUnavailable):
-            call(rm)
-        rm.open(store.url, RMID)
-    starting, ending = store.in_flight
-    assert store.deliver() == 2
-    assert (starting.code, ending.code) == (Code.XA_OK, Code.XA_OK)
-    assert store.branches == {}
-
-
 # --- asynchronously -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ends", ["somebody waits", "it is delivered", "it is dropped", "the connection is cut"])
 def test_a_delayed_request(store: ReferenceStore, rm: ReferenceResource, ends: str) -> None:
@@ -293,16 +276,150 @@ def test_a_delayed_request(store: ReferenceStore, rm: ReferenceResource, ends: s
     assert store.in_doubt == ([] if ends == "it is dropped" else [X])
 
 
-def test_a_lost_reply_takes_the_other_replies_of_the_thread_with_it(
+def end(rm: ReferenceResource, xid: Xid) -> None:
+    rm.end(xid, RMID, TMSUCCESS)
+
+
+# --- associations ---------------------------------------------------------------------------------------------
+def test_an_association_migrates_to_another_client(store: ReferenceStore, rm: ReferenceResource) -> None:
+    other = ReferenceResource(store)
+    other.open(store.url, RMID)
+    rm.start(X, RMID)
+    rm.session(RMID).write("k", 1)
+    rm.end(X, RMID, TMSUSPEND | TMMIGRATE)
+    store.script.plan("start", Code.XAER_RMERR)
+    with pytest.raises(XaError):
+        other.start(X, RMID, TMRESUME)  # it stays where it was
+    other.start(X, RMID, TMRESUME)
+    assert store.associations == 1
+    store.disconnect(rm)  # has nothing to do with the branch any more
+    other.session(RMID).write("l", 2)
+    end(other, X)
+    other.prepare(X, RMID)
+    other.commit(X, RMID)
+    assert store.data == {"k": 1, "l": 2}
+
+
+# --- operator, timer, network, crash --------------------------------------------------------------------------
+def in_every_state(store: ReferenceStore, rm: ReferenceResource) -> dict[Xid, BranchState]:
+    """A branch in each state, held by threads of control of their own."""
+    made = {}
+    for state in (S1, S2, S3, S4, S5):
+        xid = Xid(1, state.name.encode())
+        AT_WORK.append(ThreadOfControl())
+        with entered(AT_WORK[-1]):
+            rm.start(xid, RMID)
+            rm.session(RMID).write(state.name, True)
+            if state is not S1:
+                rm.end(xid, RMID, TMFAIL if state is S4 else TMSUCCESS)
+            if state in {S3, S5}:
+                rm.prepare(xid, RMID)
+            if state is S5:
+                store.complete_heuristically(xid, Code.XA_HEURCOM)
+        made[xid] = state
+    assert store.branches == made
+    return made
+
+
+def test_a_crash_of_the_server_takes_what_was_not_prepared(store: ReferenceStore, rm: ReferenceResource) -> None:
+    made = in_every_state(store, rm)
+    store.crash()
+    assert store.branches == {xid: state for xid, state in made.items() if state in {S3, S5}}
+    assert set(store.locked_keys) == {"S3"}
+    with pytest.raises(ResourceUnavailable):
+        rm.recover(RMID, TMSTARTRSCAN)
+    with pytest.raises(ResourceUnavailable):
+        rm.open(store.url, RMID)
+    store.heal()
+    rm.open(store.url, RMID)
+    assert set(rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)) == {xid for xid, state in made.items() if state in {S3, S5}}
+
+
+@pytest.mark.parametrize("trouble", ["partition", "death", "death of another"])
+def test_a_client_that_is_gone(store: ReferenceStore, rm: ReferenceResource, trouble: str) -> None:
+    """What was being worked for is doomed, and nothing else is touched."""
+    made = in_every_state(store, rm)
+    other = ReferenceResource(store)
+    other.open(store.url, RMID)
+    if trouble == "death of another":
+        store.disconnect(other)
+        store.cut(other)
+        assert store.branches == made
+        return
+    store.partition() if trouble == "partition" else store.disconnect(rm)
+    assert store.branches == {xid: S4 if state is S1 else state for xid, state in made.items()}
+    assert store.associations == 0
+    assert set(store.locked_keys) == {"S2", "S3"}
+    with pytest.raises(XaError) as raised:
+        rm.recover(RMID, TMSTARTRSCAN)
+    assert raised.value.code is (Code.XAER_RMFAIL if trouble == "partition" else Code.XAER_PROTO)
+
+
+def test_an_operator_completes_what_is_prepared(store: ReferenceStore, rm: ReferenceResource) -> None:
+    for xid, state in in_every_state(store, rm).items():
+        if state is not S3:
+            with pytest.raises(IllegalTransition):
+                store.complete_heuristically(xid, Code.XA_HEURRB)
+        with pytest.raises(ValueError, match="not one of XA_HEUR"):
+            store.complete_heuristically(xid, Code.XA_OK)
+        assert store.branches[xid] is state
+    for outcome, committed in (
+        (Code.XA_HEURCOM, {"a", "b", "c"}), (Code.XA_HEURRB, set()), (Code.XA_HEURMIX, {"a", "c"}),
+        (Code.XA_HEURHAZ, set()),
+    ):  # fmt: skip
+        rm.start(X, RMID)
+        for key in ("a", "b", "c"):
+            rm.session(RMID).write(key, outcome)
+        end(rm, X)
+        rm.prepare(X, RMID)
+        store.complete_heuristically(X, outcome)
+        assert {key for key, value in store.data.items() if value is outcome} == committed
+        with pytest.raises(XaError) as raised:
+            rm.rollback(X, RMID)
+        assert raised.value.code is outcome
+        rm.forget(X, RMID)
+
+
+# --- clients --------------------------------------------------------------------------------------------------
+def test_open_does_not_hide_a_loss(store: ReferenceStore, rm: ReferenceResource) -> None:
+    """Who has not heard yet that its association is lost hears it at the next verb, whatever was opened since."""
+    rm.start(X, RMID)
+    rm.end(X, RMID, TMSUSPEND)
+    rm.start(Y, RMID)
+    session = rm.session(RMID)
+    store.cut(rm)
+    rm.open(store.url, RMID)
+    with pytest.raises(ResourceUnavailable):
+        end(rm, Y)
+    rm.open(store.url, RMID)
+    assert store.branches == {X: S4, Y: S4}
+    assert store.associations == 0
+    store.crash()
+    store.heal()
+    with pytest.raises((ResourceUnavailable, XaError)):
+        session.write("k", 1)
+    rm.open(store.url, RMID)
+    rm.start(X, RMID)  # nothing is left of it
+    assert store.branches == {X: S1}
+    store.cut(rm)
+    assert rm.close("", RMID) is Code.XA_OK  # with an association that is lost
+
+
+def test_a_thread_of_control_that_is_gone_leaves_nothing_at_the_client(
     store: ReferenceStore, rm: ReferenceResource
 ) -> None:
-    xids = [Xid(1, b"global", bytes([number])) for number in range(3)]
-    for xid in xids:
-        rm.start(xid, RMID)
-        rm.end(xid, RMID, TMSUCCESS)
-    store.script.plan("prepare", fate=Fate.REPLY_LOST, xid=xids[1])
-    handles = [rm.prepare(xid, RMID, TMASYNC) for xid in xids]
-    codes = [rm.complete(handle, RMID).code for handle in handles if isinstance(handle, Handle)]
-    assert codes == [Code.XA_OK, Code.XAER_RMFAIL, Code.XAER_RMFAIL]
-    assert store.in_doubt == xids
-    assert rm.outstanding == 0
+    control = ThreadOfControl()
+    reference = weakref.ref(control)
+    with entered(control):
+        rm.start(X, RMID)
+        end(rm, X)
+        rm.prepare(X, RMID)
+        rm.recover(RMID, TMSTARTRSCAN, 1)  # and never ended
+        store.partition()
+        with pytest.raises(ResourceUnavailable):
+            rm.commit(X, RMID)  # and never opened again
+    del control
+    gc.collect()
+    assert reference() is None
+    store.heal()
+    rm.commit(X, RMID)

@@ -1,9 +1,12 @@
-"""These tests end a process that has started servers, in every way that a run of tests is ended."""
+"""These tests start servers as tests do: a port stays with the process that asked for it; servers leave each other's
+files alone, and end with the process that started them, in every way that a run of tests is ended.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from xabridge.testing import process_lifetime
+from xabridge.testing.mariadb import MariaDB
+from xabridge.testing.ports import free_port
 
 PATIENCE_S = 60.0
 HEARS = """
@@ -52,7 +57,13 @@ WAYS = {
     "os._exit": "os._exit(0)",
     "a fork goes on": "os.fork() or time.sleep(2)",
 }
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+SERVER = """
+import socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listening:
+    print("up", flush=True)
+    sys.stdin.read()
+"""
+TAKER = "import sys; from xabridge.testing.ports import free_port; print(*(free_port() for _ in range(80)))"
 
 
 def ended(way: str, starts: str, folder: Path) -> list[int]:
@@ -83,6 +94,7 @@ def runs(pid: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     servers = {way: ended(way, STARTS, tmp_path) for way in WAYS}
     assert [len(each) for each in servers.values()] == [2] * len(WAYS)
@@ -91,3 +103,48 @@ def test_servers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     while any(runs(pid) for each in servers.values() for pid in each) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert [way for way, each in servers.items() if any(map(runs, each))] == []
+
+
+def test_a_server_listens_there_and_again_after_a_stop() -> None:
+    port = free_port()
+    for _ in range(2):
+        with subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as server:
+            assert server.stdout is not None
+            assert server.stdout.readline() == b"up\n"
+            socket.create_connection(("127.0.0.1", port), 5).close()
+            server.kill()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5)
+
+
+def test_nobody_else_is_given_the_port_while_its_server_is_stopped() -> None:
+    """The number of ports that are kept is bounded."""
+    for _ in range(260):
+        free_port()
+    mine = {free_port() for _ in range(50)}
+    assert len(mine) == 50
+    taken = subprocess.run([sys.executable, "-c", TAKER], capture_output=True, text=True, check=True).stdout.split()
+    assert not mine & set(map(int, taken))
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", max(mine)))
+    with socket.create_server(("127.0.0.1", free_port())):
+        pass
+
+
+@pytest.mark.slow
+def test_temporary_tables_outlast_the_start_of_another_server(mariadb: MariaDB) -> None:
+    """A server that starts removes the temporary tables that it finds in its folder for them. With one folder for all,
+    another server's installation, which works with such tables, ended with "Unknown table"."""
+    other = MariaDB()
+    mariadb.admin("CREATE OR REPLACE DATABASE kept")
+    try:
+        with mariadb.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE TEMPORARY TABLE kept.kept (id INT) ENGINE = Aria")
+            other.start()
+            cursor.execute("DROP TEMPORARY TABLE kept.kept")
+            cursor.execute("SHOW WARNINGS")
+            assert not cursor.fetchall()
+    finally:
+        other.remove()
