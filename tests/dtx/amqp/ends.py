@@ -47,12 +47,18 @@ class Dice(random.Random):
         found = list(among)
         return [self.choice(found)] if found else []
 
+    def free(self, taken: Iterable[int], first: int) -> int:
+        """One of the `first` numbers that is not taken."""
+        return self.choice(sorted(set(range(first)) - set(taken)))
+
 
 class Application:
     """The least that answers everything: one end of a connection, as a broker or a client would use it."""
 
-    def __init__(self, connection: Connection, *, credit: int = 0, count: int = 0) -> None:
+    def __init__(self, connection: Connection, *, credit: int = 0, count: int = 0, numbers: Dice | None = None) -> None:
         self.connection = connection
+        self.numbers = numbers
+        """What chooses its channels and handles, where they are not the first that are free."""
         self.credit = credit
         self.count = count
         """Where the serial numbers of its sessions and links begin."""
@@ -171,8 +177,18 @@ class Application:
 
     def _prepare(self, session: Session) -> None:
         session._next_outgoing_id = session._next_delivery_id = self.count
+        if self.numbers is not None:
+            channels = self.connection._channels
+            del channels[session.channel]
+            session.channel = self.numbers.free(channels, 20)
+            channels[session.channel] = session
 
     def _count(self, link: Link) -> None:
+        if self.numbers is not None:
+            handles = link.session._handles
+            del handles[link.handle]
+            link.handle = self.numbers.free(handles, 50)
+            handles[link.handle] = link
         if isinstance(link, SenderLink):
             link.delivery_count = link._given = link._limit = self.count
 
@@ -217,11 +233,12 @@ def ends(
     server: Connection | None = None,
     credit: int = 0,
     count: int = 0,
+    numbers: Dice | None = None,
 ) -> Ends:
     """Two ends whose connection is open."""
     both = Ends(
-        Application(client or Connection("client"), credit=credit, count=count),
-        Application(server or Connection("server"), credit=credit, count=count),
+        Application(client or Connection("client"), credit=credit, count=count, numbers=numbers),
+        Application(server or Connection("server"), credit=credit, count=count, numbers=numbers),
     )
     both.client.connection.open()
     both.settle()

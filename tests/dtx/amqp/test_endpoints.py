@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from dtx.amqp.connection import Connection
-from dtx.amqp.delivery import PARTIAL, SETTLED_THERE, UNSETTLED, WAITING, OutgoingDelivery
+from dtx.amqp.delivery import PARTIAL, SETTLED, SETTLED_THERE, UNSETTLED, WAITING, OutgoingDelivery
 from dtx.amqp.events import ConnectionClosed, ConnectionOpened, SessionBegun, SessionEnded
 from dtx.amqp.frames import AMQP_HEADER, performative_frame
 from dtx.amqp.link import ReceiverLink, SenderLink
@@ -20,6 +20,7 @@ from dtx.amqp.performatives import Begin, End, Error, Open
 from dtx.amqp.states import ConnectionState, DeliveryState, LinkState, SessionState
 from tests.cases import each
 from tests.dtx.amqp.ends import ACCEPTED, RECEIVED, REFUSED, Application, Dice, ends
+from tests.dtx.amqp.stranger import kept
 from tests.simulation.seeds import few, many
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Walk:
             server=Connection("server", max_frame_size=pick((512, 600, 65_536)), window=pick((1, 2, 3, 50))),
             credit=pick((0, 1, 5)),
             count=pick((0, 2**32 - 3, 2**31 - 2)),
+            numbers=pick((None, self.random)),
         )
         self.sent: dict[str, list[bytes]] = defaultdict(list)
         """By the names of links, what was sent whole and not aborted."""
@@ -204,6 +206,9 @@ class Walk:
             end.rules.check_answers()
         for end in (client, server):
             self.check_messages(end)
+            unsettled = sum(one.progress is not SETTLED for one in deliveries(end))
+            alive = sum(session.mapped for session in end.sessions) + sum(link.attached for link in end.links)
+            assert kept(end.connection) <= 5 * (alive + unsettled)
         self.check_sessions(client, server)
         self.check_sessions(server, client)
 

@@ -3,10 +3,7 @@ answer gets one, nothing is raised, and what is kept is bounded by what there is
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,18 +24,9 @@ from dtx.amqp.performatives import (
     Open,
     Transfer,
 )
-from dtx.amqp.states import ConnectionState
 from tests.cases import each
-from tests.dtx.amqp.ends import ACCEPTED, Application, Dice
+from tests.dtx.amqp.ends import ACCEPTED, Application
 from tests.dtx.amqp.stranger import WINDOW, Stranger, attach, begun, error_of, flow, kept, receiving, sending
-from tests.simulation.seeds import few, many
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from dtx.amqp.performatives import Performative
-
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "60"))
 
 
 def kinds(stranger: Stranger) -> Counter[str]:
@@ -211,143 +199,3 @@ def test_frames_that_cross_our_end_are_no_errors() -> None:
     stranger.say(End())
     assert stranger.hear() == []
     stranger.begin()
-
-
-@each("seed", few(6))
-def test_legal_frames_in_any_order(seed: int) -> None:
-    Conversation(seed).run()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@each("seed", many(0, 1, SCHEDULES))
-def test_more_legal_frames_in_any_order(seed: int) -> None:
-    Conversation(seed).run()
-
-
-@dataclass(eq=False)
-class Channel:
-    """A session of the peer's."""
-
-    number: int
-    deliveries: int = 0
-    transfers: int = 0
-
-
-@dataclass(eq=False)
-class Handle:
-    """A link of the peer's."""
-
-    channel: Channel
-    number: int
-    receives: bool
-    credit: int = 0
-    partial: bool = False
-    """Whether it is in the middle of a delivery."""
-
-
-class Conversation:
-    """A random peer that keeps to the rules: it uses channels and handles once, windows and credit as it was told. It
-    says several frames before it looks at an answer."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = Dice(seed)
-        largest = self.random.choice((512, 65_536))
-        self.stranger = Stranger(said=Open("stranger", max_frame_size=largest))
-        self.channels: list[Channel] = []
-        self.handles: list[Handle] = []
-        self.waiting: Counter[type] = Counter()
-        """Answers that are owed to it."""
-        self.named: list[Handle] = []
-        """By the numbers that are their names."""
-        self.theirs: dict[tuple[int, int], Handle] = {}
-        """By the application's channels and handles."""
-
-    def run(self) -> None:
-        connection = self.stranger.end.connection
-        for _ in range(60):
-            for _ in range(self.random.randrange(1, 12)):
-                self.random.choice(
-                    (self.begin, self.attach, self.attach, self.flow, self.transfer, self.transfer, self.dispose)
-                    + (self.detach, self.end) * (self.random.random() < 0.3)
-                )()
-            self.hear()
-            assert connection.state is ConnectionState.OPENED
-            deliveries = sum(channel.deliveries for channel in self.channels)
-            assert kept(connection) <= 5 * (len(self.channels) + len(self.handles) + deliveries)
-        self.stranger.end.rules.check_answers()
-        self.stranger.say(Close())
-        self.hear()
-        assert connection.finished
-        assert kept(connection) == 0
-
-    def say(self, channel: Channel, performative: Performative, payload: bytes = b"") -> None:
-        self.stranger.say(performative, channel=channel.number, payload=payload)
-        self.waiting[type(performative)] += 1
-
-    def free(self, taken: Iterable[Channel | Handle], numbers: int) -> int:
-        return self.random.choice(sorted(set(range(numbers)) - {one.number for one in taken}))
-
-    def begin(self) -> None:
-        if len(self.channels) < 20:
-            self.channels.append(Channel(self.free(self.channels, 20)))
-            self.say(self.channels[-1], Begin(None, 0, WINDOW, WINDOW))
-
-    def attach(self) -> None:
-        for channel in self.random.some(self.channels):
-            own = [handle for handle in self.handles if handle.channel is channel]
-            handle = Handle(channel, self.free(own, 50 + len(own)), self.random.random() < 0.5)
-            self.say(channel, attach(f"{len(self.named)}", handle.number, receiver=handle.receives))
-            self.handles.append(handle)
-            self.named.append(handle)
-
-    def flow(self) -> None:
-        if self.random.random() < 0.3:
-            for channel in self.channels:
-                self.say(channel, flow(channel.transfers, echo=True))
-        for handle in self.random.some(self.handles):
-            more = {"delivery_count": 0, "link_credit": 0, "drain": self.random.random() < 0.5}
-            told = {"handle": handle.number, "echo": self.random.random() < 0.5, **(more if handle.receives else {})}
-            self.say(handle.channel, flow(handle.channel.transfers, **told))
-
-    def transfer(self) -> None:
-        for handle in self.random.some(handle for handle in self.handles if handle.credit > 0 or handle.partial):
-            channel = handle.channel
-            more, aborted = self.random.random() < 0.3, handle.partial and self.random.random() < 0.2
-            said = Transfer(handle.number, more=more, aborted=aborted)
-            if not handle.partial:
-                said.delivery_id, said.delivery_tag = channel.deliveries, channel.deliveries.to_bytes(4, "big")
-                said.settled = self.random.random() < 0.3
-                handle.credit -= 1
-                channel.deliveries += 1
-            channel.transfers += 1
-            handle.partial = more and not aborted
-            self.say(channel, said, self.random.randbytes(self.random.randrange(300)))
-
-    def dispose(self) -> None:
-        for channel in self.random.some(self.channels):
-            receiver, settled = self.random.random() < 0.5, self.random.random() < 0.5
-            first = self.random.randrange(100)
-            self.say(channel, Disposition(receiver, first, first + self.random.randrange(1000), settled, ACCEPTED))
-
-    def detach(self) -> None:
-        for handle in self.random.some(self.handles):
-            self.handles.remove(handle)
-            self.say(handle.channel, Detach(handle.number, closed=self.random.random() < 0.5))
-
-    def end(self) -> None:
-        for channel in self.random.some(self.channels):
-            self.channels.remove(channel)
-            self.handles = [handle for handle in self.handles if handle.channel is not channel]
-            self.say(channel, End(self.random.choice((None, Error("amqp:internal-error")))))
-
-    def hear(self) -> None:
-        """Takes the answers; everything that was asked has one."""
-        for channel, performative, _ in self.stranger.hear():
-            self.waiting[type(performative)] -= 1
-            if isinstance(performative, Attach):
-                self.theirs[channel, performative.handle] = self.named[int(performative.name)]
-            elif isinstance(performative, Flow) and performative.handle is not None:
-                handle = self.theirs[channel, performative.handle]
-                handle.credit = 0 if handle.receives else performative.link_credit or 0
-        assert [self.waiting[kind] for kind in (Begin, Attach, Detach, End)] == [0] * 4
