@@ -343,8 +343,8 @@ def lose(seed: int) -> None:
 def assert_empty(end: Application) -> None:
     """Nothing is kept of what is over."""
     connection = end.connection
-    for kept in (connection.sessions, connection._channels, connection.links, connection._owed, connection._disposing):
-        assert not kept
+    for table in (connection.sessions, connection._channels, connection.links, connection._owed, connection._disposing):
+        assert not table
     for session in end.sessions:
         for left in (session.links, session._handles, session._unanswered, session.incoming, session.outgoing):
             assert not left
