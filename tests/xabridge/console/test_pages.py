@@ -289,117 +289,104 @@ def test_more_messages_than_one_request_takes(
     traffic.close()
 
 
-class TwoAtOnce:
-    """A broker where somebody else works with the same messages: the first request finds all of them held, and of each
-    page some are gone when they are asked for. `full`: nothing can be moved at all."""
+class OtherHands:
+    """A broker as a job asks it. Its queue has sixty messages, and `change` answers what the test wants: `done` of the
+    ids or of a number, or a reason to leave them. It may answer every other question only."""
 
-    def __init__(self, *, full: bool = False) -> None:
-        self.name = "main"
-        self.full = full
-        self.asked = 0
-
+    name = "main"
     closed = False
 
+    def __init__(self, change: Callable[[int, list[str], int], Any], *, is_silent: bool = False) -> None:
+        self._change = change
+        self._is_silent = is_silent
+        self.questions = 0
+        self.asked = 0
+
+    def _answers(self) -> None:
+        self.questions += 1
+        if self._is_silent and self.questions % 2:
+            raise Away("it has not answered yet")
+
     async def queue(self, _: str) -> dict[str, Any]:
+        self._answers()
         return {"depth": 60}
 
     async def ask(self, _: str, after: str = "", **__: Any) -> list[dict[str, Any]]:
+        self._answers()
         begin = int(after or 0)
         return [
             {"id": f"{one:x}", "position": str(one + 1), "state": "available", "from": "orders", "why": "rejected"}
             for one in range(begin, min(begin + 20, 60))
         ]
 
-    async def change(self, _: str, *, ids: str = "", most: int = 0, **__: Any) -> dict[str, Any]:
+    async def change(self, _: str, *, ids: str = "", most: int = 0, **__: Any) -> Any:
+        self._answers()
         self.asked += 1
-        count = len(ids.split(",")) if ids else most
-        if self.full:
-            return {"done": 0, "left": {"orders is full": count}}
-        if self.asked <= 2:
+        return self._change(self.asked, ids.split(",") if ids else [], most)
+
+
+def job_at(broker: OtherHands, total: int, **more: Any) -> Job:
+    """A job that retries dead letters there."""
+    link: Any = broker
+    return Job("1", link, "retry", Selection("orders.dead"), {}, "retry", total, **more)
+
+
+def test_what_somebody_else_works_with_ends_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first request finds all of them held, and of each page some are gone when they are asked for."""
+    monkeypatch.setattr("xabridge.console.changes.job.PAGE", 20)
+
+    def two_at_once(asked: int, ids: list[str], most: int) -> Any:
+        count = len(ids) or most
+        if asked <= 2:
             why = "not in the queue" if ids else "held by a consumer or a transaction"
             return {"done": 0, "left": {why: count}}
         return {"done": count, "left": {}}
 
-
-def test_what_somebody_else_works_with_ends_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xabridge.console.changes.job.PAGE", 20)
-    broker: Any = TwoAtOnce()
-    job = Job("1", broker, "retry", Selection("orders.dead"), {}, "retry", 100)
+    job = job_at(OtherHands(two_at_once), 100)
     asyncio.run(job.run())
     assert (job.done, dict(job.left), job.rest, job.same) == (40, {"not in the queue": 20}, 40, False)
-    full: Any = TwoAtOnce(full=True)
-    job = Job("2", full, "retry", Selection("orders.dead"), {}, "retry", 100)
+    full = OtherHands(lambda _, ids, most: {"done": 0, "left": {"orders is full": len(ids) or most}})
+    job = job_at(full, 100)
     asyncio.run(job.run())
     assert (job.done, full.asked, job.rest, job.same) == (0, 2, 80, True)
 
 
-class Silent(TwoAtOnce):
-    """A broker that answers every other question only; it does what it is asked for, but the answer to the change
-    number `loses` is lost. `moved` is what was done, one by one."""
-
-    def __init__(self, loses: int = 0) -> None:
-        super().__init__()
-        self.loses = loses
-        self.questions = 0
-        self.moved: list[str] = []
-
-    def _answers(self) -> None:
-        self.questions += 1
-        if self.questions % 2:
-            raise Away("it has not answered yet")
-
-    async def queue(self, _: str) -> dict[str, Any]:
-        self._answers()
-        return await super().queue(_)
-
-    async def ask(self, _: str, after: str = "", **__: Any) -> list[dict[str, Any]]:
-        self._answers()
-        return await super().ask(_, after)
-
-    async def change(self, _: str, *, ids: str = "", most: int = 0, **__: Any) -> dict[str, Any]:
-        self._answers()
-        if most:
-            return {"done": 0, "left": {"held by a consumer or a transaction": most}}
-        self.asked += 1
-        self.moved += ids.split(",")
-        if self.asked == self.loses:
-            raise Unknown("it is unknown whether this was done")
-        return {"done": len(ids.split(",")), "left": {}}
-
-
 def test_a_change_waits_for_a_broker_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is unknown is not repeated: the answer to one change is lost."""
     monkeypatch.setattr("xabridge.console.changes.job.PAGE", 20)
     monkeypatch.setattr("xabridge.console.changes.job.AGAIN_S", 0.01)
-    broker: Any = Silent()
-    job = Job("1", broker, "retry", Selection("orders.dead"), {}, "retry", 60)
-    asyncio.run(job.run())
-    assert (job.progress, job.done, job.waiting) == (Progress.DONE, 60, "")
-    assert sorted(broker.moved) == sorted({f"{one:x}" for one in range(60)}), "each once"
-    lost: Any = Silent(loses=2)
-    job = Job("2", lost, "retry", Selection("orders.dead"), {}, "retry", 60)
-    asyncio.run(job.run())
-    assert (job.progress, job.done, len(lost.moved)) == (Progress.UNKNOWN, 20, 40), "what is unknown is not repeated"
+    for loses, came in ((0, (Progress.DONE, 60, 60)), (3, (Progress.UNKNOWN, 20, 40))):
+        moved: list[str] = []
+
+        def change(asked: int, ids: list[str], most: int, loses: int = loses, moved: list[str] = moved) -> Any:
+            if most:
+                return {"done": 0, "left": {"held by a consumer or a transaction": most}}
+            moved += ids
+            if asked == loses:
+                raise Unknown("it is unknown whether this was done")
+            return {"done": len(ids), "left": {}}
+
+        job = job_at(OtherHands(change, is_silent=True), 60)
+        asyncio.run(job.run())
+        assert (job.progress, job.done, len(moved)) == came
+        assert len(set(moved)) == len(moved), "each once"
+        assert job.waiting == ""
 
 
 def test_a_change_waits_for_so_long_and_can_be_stopped(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xabridge.console.changes.job.AGAIN_S", 0.0)
+    jobs: list[Job] = []
+    for stops, came, count in ((False, "failed", 30), (True, "stopped", 5)):
 
-    class Gone(TwoAtOnce):
-        stops = False
-
-        async def change(self, *_: Any, **__: Any) -> dict[str, Any]:
+        def gone(asked: int, _ids: list[str], _most: int, stops: bool = stops) -> Any:
             clock.now += 10
-            self.asked += 1
-            if self.asked == 5:
-                job.stopping = self.stops
+            jobs[-1].stopping = stops and asked == 5
             raise Away("it is away")
 
-    for stops, came, asked in ((False, "failed", 30), (True, "stopped", 5)):
-        gone: Any = Gone()
-        gone.stops = stops
-        job = Job("1", gone, "purge", Selection("orders"), {}, "purge", 60, clock=clock)
+        broker = OtherHands(gone)
+        jobs.append(job := job_at(broker, 60, clock=clock))
         asyncio.run(job.run())
-        assert (job.progress.value, gone.asked, job.said) == (came, asked, "the broker is away: it is away")
+        assert (job.progress.value, broker.asked, job.said) == (came, count, "the broker is away: it is away")
 
 
 def test_a_change_goes_on_after_a_restart_of_the_broker(

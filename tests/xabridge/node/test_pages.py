@@ -167,6 +167,22 @@ def test_a_pass_is_made_now(field: Field, running: Running) -> None:
     assert asker.preview("recover")[1]["told"] == ["nothing found in doubt"]
 
 
+def test_it_is_off_unless_configured(running: Running) -> None:
+    _, asker = running(http_act_token=None)
+    assert asker.in_doubt()["acting"] is False
+    assert asker.preview("recover")[0] == 404
+
+
+def test_a_resource_manager_that_is_away_is_told(field: Field, running: Running) -> None:
+    _, asker = running()
+    gtrid = undecided(field)
+    field.stores["shop"].reachable = False
+    told = asker.in_doubt()
+    assert set(told["survey"]["unreachable"]) == {"shop"}
+    assert [one["resource"] for one in told["survey"]["transactions"][0]["branches"]] == ["broker"]
+    assert asker.preview("rollback", str(xid_of(gtrid, "broker")))[0] == 200
+
+
 def test_without_its_token_nothing_can_be_posted(field: Field, running: Running) -> None:
     _, asker = running()
     undecided(field)
@@ -190,12 +206,6 @@ def test_without_its_token_nothing_can_be_posted(field: Field, running: Running)
     assert not field.stores["shop"].data
 
 
-def test_it_is_off_unless_configured(running: Running) -> None:
-    _, asker = running(http_act_token=None)
-    assert asker.in_doubt()["acting"] is False
-    assert asker.preview("recover")[0] == 404
-
-
 def test_wrong_tokens_are_refused() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"http_token": TOKEN, "http_act_token": TOKEN}, "the same as http_token"),
@@ -205,16 +215,6 @@ def test_wrong_tokens_are_refused() -> None:
     for tokens, why in wrong:
         with pytest.raises(ConfigurationError, match=why):
             TwoResources(http=f"127.0.0.1:{free_port()}", **tokens)
-
-
-def test_a_resource_manager_that_is_away_is_told(field: Field, running: Running) -> None:
-    _, asker = running()
-    gtrid = undecided(field)
-    field.stores["shop"].reachable = False
-    told = asker.in_doubt()
-    assert set(told["survey"]["unreachable"]) == {"shop"}
-    assert [one["resource"] for one in told["survey"]["transactions"][0]["branches"]] == ["broker"]
-    assert asker.preview("rollback", str(xid_of(gtrid, "broker")))[0] == 200
 
 
 def test_where_a_resource_decides_it_is_settled_first(field: Field, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from xa.holdings import Holding, Relation
 from xabridge.cli.origins import Origin
 from xabridge.cli.survey import BranchView, Known, State, Survey, TransactionView
 from xabridge.node import survey_json
+from xabridge.testing.contract.client import case
 
 GTRID = Gtrid("orders-1", b"\xab" * 8, b"\x01" * 8, 7).encode()
 XID = Xid(FORMAT_ID, GTRID, b"shop")
@@ -35,28 +36,25 @@ def test_only_the_oldest_are_told() -> None:
     assert (told["count"], len(told["transactions"])) == (survey_json.MOST + 1, survey_json.MOST)
 
 
-@pytest.mark.parametrize(
-    ("path", "wrong"),
-    [
-        (["transactions", 0, "decision"], "perhaps"),
-        (["transactions", 0, "branches"], []),
-        (["transactions", 0, "branches"], "none"),
-        (["transactions", 0, "gtrid"], "xx"),
-        (["transactions", 0, "gtrid"], "00" * 65),
-        (["transactions", 0, "branches", 0, "xid"], "nothing"),
-        (["transactions", 0, "branches", 0, "age_s"], float("inf")),
-        (["transactions", 0, "branches", 0, "age_s"], -1),
-        (["transactions", 0, "branches", 0, "holdings"], [["from"]]),
-        (["transactions", 0, "branches", 0, "outcome"], "XA_PERHAPS"),
-        (["unreachable"], None),
-        (["configured"], "many"),
-    ],
-)
-def test_nothing_else_is_taken_for_one(path: list[Any], wrong: Any) -> None:
-    told: Any = json.loads(json.dumps(survey_json.told(SURVEY)))
-    place = told
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = wrong
-    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-        survey_json.survey_of(told)
+def test_nothing_else_is_taken_for_one() -> None:
+    wrong: list[tuple[list[Any], Any]] = [
+        (["decision"], "perhaps"),
+        (["branches"], []),
+        (["branches"], "none"),
+        (["gtrid"], "xx"),
+        (["gtrid"], "00" * 65),
+        (["branches", 0, "xid"], "nothing"),
+        (["branches", 0, "age_s"], float("inf")),
+        (["branches", 0, "age_s"], -1),
+        (["branches", 0, "holdings"], [["from"]]),
+        (["branches", 0, "outcome"], "XA_PERHAPS"),
+    ]
+    everywhere = [(["transactions", 0, *path], value) for path, value in wrong]
+    for (*path, key), value in (*everywhere, (["unreachable"], None), (["configured"], "many")):
+        told: Any = json.loads(json.dumps(survey_json.told(SURVEY)))
+        place = told
+        for step in path:
+            place = place[step]
+        place[key] = value
+        with case(key, value), pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+            survey_json.survey_of(told)
