@@ -23,10 +23,14 @@ def node(*views: TransactionView, acting: bool = True, live: frozenset[bytes] = 
 
 
 def test_whose_log_knows_tells() -> None:
+    """What is under way is in nobody's doubt."""
     unknown, known = view(1, Known.UNKNOWN), view(1, Known.COMMIT)
     doubts = together(survey(unknown), {"a": node(unknown), "b": node(known)}, {})
     assert doubts.survey.transactions == (known,)
     assert doubts.place_of(known) == "b"
+    live = view(2, Known.UNKNOWN)
+    doubts = together(survey(live, view(1, Known.NONE)), {"a": node(live=frozenset([live.gtrid]))}, {})
+    assert doubts.survey.transactions == (view(1, Known.NONE),)
 
 
 def test_of_several_who_know_one_that_can_be_acted_through() -> None:
@@ -35,12 +39,6 @@ def test_of_several_who_know_one_that_can_be_acted_through() -> None:
     assert together(survey(known), {"a": looks, "b": acts}, {}).place_of(known) == "b"
     assert together(survey(known), {"b": node(busy)}, {}).place_of(known) == HERE
     assert together(survey(known), {}, {"b": "is away"}).place_of(known) == HERE
-
-
-def test_what_is_under_way_is_in_nobodys_doubt() -> None:
-    live = view(2, Known.UNKNOWN)
-    doubts = together(survey(live, view(1, Known.NONE)), {"a": node(live=frozenset([live.gtrid]))}, {})
-    assert doubts.survey.transactions == (view(1, Known.NONE),)
 
 
 def test_the_oldest_is_first_and_who_is_silent_is_told() -> None:
