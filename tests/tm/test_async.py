@@ -5,6 +5,7 @@ cancellation anywhere.
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,20 @@ from xa import TMNOWAIT, Code, thread_of_control, xa_error
 from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from tests.tm.shop import Shop
     from xa import Xid
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that runs in an event loop."""
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
 
 
 def gate_at(shop: Shop, verb: str) -> Gate:
@@ -66,42 +77,39 @@ def test_a_block_commits_or_rolls_back_and_says_why(shop: Shop, end: str) -> Non
     shop.assert_ended(1 if end == "commits" else None)
 
 
-def test_the_end_may_be_taken_in_the_block(shop: Shop) -> None:
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            tx["a"].write("k", 1)
-            await tx.acommit()
-            assert shop.tm.current_or_none() is None
-        async with shop.tm.begin() as tx:
-            tx["a"].write("k", 2)
-            await tx.arollback()
-
-    asyncio.run(main())
+@in_loop
+async def test_the_end_may_be_taken_in_the_block(shop: Shop) -> None:
+    async with shop.tm.begin() as tx:
+        tx["a"].write("k", 1)
+        await tx.acommit()
+        assert shop.tm.current_or_none() is None
+    async with shop.tm.begin() as tx:
+        tx["a"].write("k", 2)
+        await tx.arollback()
     assert shop.values()["a"] == 1
     shop.assert_nothing_left()
 
 
-def test_the_loop_runs_while_a_commit_waits_and_another_task_is_refused_and_harms_nothing(shop: Shop) -> None:
+@in_loop
+async def test_the_loop_runs_while_a_commit_waits_and_another_task_is_refused_and_harms_nothing(shop: Shop) -> None:
     gate = gate_at(shop, "prepare")
 
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            shop.write(tx)
-            committing = asyncio.ensure_future(tx.acommit())
-            assert await asyncio.to_thread(gate.reached.wait, 30)
-            assert not committing.done()
-            with pytest.raises(ProtocolMisuse, match="in use by another thread or task"):
-                await tx.arollback()
-            with pytest.raises(ProtocolMisuse, match="in use by another thread or task"):
-                tx.set_rollback_only()
-            gate.opened.set()
-            await committing
-
-    asyncio.run(main())
+    async with shop.tm.begin() as tx:
+        shop.write(tx)
+        committing = asyncio.ensure_future(tx.acommit())
+        assert await asyncio.to_thread(gate.reached.wait, 30)
+        assert not committing.done()
+        with pytest.raises(ProtocolMisuse, match="in use by another thread or task"):
+            await tx.arollback()
+        with pytest.raises(ProtocolMisuse, match="in use by another thread or task"):
+            tx.set_rollback_only()
+        gate.opened.set()
+        await committing
     shop.assert_ended(1)
 
 
-def test_tasks_have_transactions_of_their_own(shop: Shop) -> None:
+@in_loop
+async def test_tasks_have_transactions_of_their_own(shop: Shop) -> None:
     async def one(number: int) -> None:
         async with shop.tm.begin() as tx:
             for name in "ab":
@@ -111,31 +119,27 @@ def test_tasks_have_transactions_of_their_own(shop: Shop) -> None:
             if number % 3 == 0:
                 raise LookupError(number)
 
-    async def main() -> None:
-        results = await asyncio.gather(*(one(number) for number in range(20)), return_exceptions=True)
-        assert [isinstance(result, LookupError) for result in results] == [number % 3 == 0 for number in range(20)]
-
-    asyncio.run(main())
+    results = await asyncio.gather(*(one(number) for number in range(20)), return_exceptions=True)
+    assert [isinstance(result, LookupError) for result in results] == [number % 3 == 0 for number in range(20)]
     expected = {f"k{number}": number for number in range(20) if number % 3}
     assert shop["a"].data == shop["b"].data == expected
     shop.assert_nothing_left()
 
 
 # --- tasks spawned inside a transaction -----------------------------------------------------------------------------
-def test_a_task_spawned_inside_works_for_the_same_transaction(shop: Shop) -> None:
+@in_loop
+async def test_a_task_spawned_inside_works_for_the_same_transaction(shop: Shop) -> None:
     async def child(name: str) -> None:
         shop.tm[name].write("k", 1)
 
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            await asyncio.gather(child("a"), child("b"))
-            assert set(tx.resources) == {"a", "b"}
-
-    asyncio.run(main())
+    async with shop.tm.begin() as tx:
+        await asyncio.gather(child("a"), child("b"))
+        assert set(tx.resources) == {"a", "b"}
     shop.assert_ended(1)
 
 
-def test_a_spawned_task_may_not_begin_another_but_may_once_it_is_over(shop: Shop) -> None:
+@in_loop
+async def test_a_spawned_task_may_not_begin_another_but_may_once_it_is_over(shop: Shop) -> None:
     async def child(go_on: asyncio.Event) -> None:
         with pytest.raises(ProtocolMisuse, match="complete or suspend it"):
             shop.tm.begin()
@@ -145,35 +149,30 @@ def test_a_spawned_task_may_not_begin_another_but_may_once_it_is_over(shop: Shop
         async with shop.tm.begin() as tx:
             tx["a"].write("k", 2)
 
-    async def main() -> None:
-        go_on = asyncio.Event()
-        async with shop.tm.begin() as tx:
-            tx["a"].write("k", 1)
-            task = asyncio.ensure_future(child(go_on))
-            await asyncio.sleep(0)
-        go_on.set()
-        await task
-
-    asyncio.run(main())
+    go_on = asyncio.Event()
+    async with shop.tm.begin() as tx:
+        tx["a"].write("k", 1)
+        task = asyncio.ensure_future(child(go_on))
+        await asyncio.sleep(0)
+    go_on.set()
+    await task
     assert shop.values()["a"] == 2
     shop.assert_nothing_left()
 
 
-def test_suspended_and_resumed_in_another_task(shop: Shop) -> None:
-    async def main() -> None:
-        tx = shop.tm.begin()
-        tx["a"].write("k", 1)
-        shop.tm.suspend()
+@in_loop
+async def test_suspended_and_resumed_in_another_task(shop: Shop) -> None:
+    tx = shop.tm.begin()
+    tx["a"].write("k", 1)
+    shop.tm.suspend()
 
-        async def other() -> None:
-            shop.tm.resume(tx)
-            tx["b"].write("k", 1)
-            await tx.acommit()
+    async def other() -> None:
+        shop.tm.resume(tx)
+        tx["b"].write("k", 1)
+        await tx.acommit()
 
-        await asyncio.create_task(other())
-        assert shop.tm.current_or_none() is None
-
-    asyncio.run(main())
+    await asyncio.create_task(other())
+    assert shop.tm.current_or_none() is None
     shop.assert_ended(1)
 
 
@@ -231,39 +230,35 @@ def test_cancelled_at_any_verb_it_is_all_or_nothing(shop: Shop, verb: str, fails
     shop.assert_ended(None if expected is GlobalState.ROLLED_BACK else 1)
 
 
-def test_cancelled_in_the_block_it_rolls_back(shop: Shop) -> None:
+@in_loop
+async def test_cancelled_in_the_block_it_rolls_back(shop: Shop) -> None:
     async def block(inside: asyncio.Event) -> None:
         async with shop.tm.begin() as tx:
             tx["a"].write("k", 1)
             inside.set()
             await asyncio.Event().wait()
 
-    async def main() -> None:
-        inside = asyncio.Event()
-        task = asyncio.ensure_future(block(inside))
-        await inside.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    inside = asyncio.Event()
+    task = asyncio.ensure_future(block(inside))
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     shop.assert_ended(None)
 
 
-def test_a_timeout_around_a_commit_does_not_tear_it(shop: Shop) -> None:
+@in_loop
+async def test_a_timeout_around_a_commit_does_not_tear_it(shop: Shop) -> None:
     gate = gate_at(shop, "commit")
 
-    async def main() -> None:
-        tx = shop.tm.begin()
-        tx["a"].write("k", 1)
-        tx["b"].write("k", 1)
-        asyncio.get_running_loop().call_later(0.05, gate.opened.set)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await tx.acommit()
-        assert tx.status is GlobalState.COMMITTED
-
-    asyncio.run(main())
+    tx = shop.tm.begin()
+    tx["a"].write("k", 1)
+    tx["b"].write("k", 1)
+    asyncio.get_running_loop().call_later(0.05, gate.opened.set)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await tx.acommit()
+    assert tx.status is GlobalState.COMMITTED
     shop.assert_ended(1)
 
 
@@ -291,20 +286,18 @@ def nothing_started() -> None:
 
 
 @pytest.mark.parametrize("busy", [0, 1])
-def test_what_need_not_wait_is_enlisted_on_the_thread_of_the_loop(shop: Shop, busy: int) -> None:
+@in_loop
+async def test_what_need_not_wait_is_enlisted_on_the_thread_of_the_loop(shop: Shop, busy: int) -> None:
     """Where another thread has taken the last free connection meanwhile, a worker thread waits for one."""
     AtOnce.busy = busy
     shop.wrap["a"] = AtOnce
 
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            session = await tx.aenlist("a")
-            assert await tx.aenlist("a") is session
-            session.write("k", 1)
-            (await tx.aenlist("b")).write("k", 1)
-            assert [thread == threading.get_ident() for thread in AtOnce.started] == [not busy]
-
-    asyncio.run(main())
+    async with shop.tm.begin() as tx:
+        session = await tx.aenlist("a")
+        assert await tx.aenlist("a") is session
+        session.write("k", 1)
+        (await tx.aenlist("b")).write("k", 1)
+        assert [thread == threading.get_ident() for thread in AtOnce.started] == [not busy]
     shop.assert_ended(1)
 
 
@@ -325,34 +318,30 @@ def test_a_start_that_fails_at_once_makes_the_transaction_rollback_only(shop: Sh
     shop.assert_nothing_left()
 
 
-def test_a_resource_of_another_ones_identity_is_joined_in_a_thread(shop: Shop) -> None:
+@in_loop
+async def test_a_resource_of_another_ones_identity_is_joined_in_a_thread(shop: Shop) -> None:
     """To join may wait for whoever is at work in the branch."""
     shop.stores["b"] = shop.stores["a"]
     shop.wrap = {"a": AtOnce, "b": AtOnce}
 
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            (await tx.aenlist("a")).write("k", 1)
-            tx.delist("a")
-            (await tx.aenlist("b")).write("l", 2)
-
-    asyncio.run(main())
+    async with shop.tm.begin() as tx:
+        (await tx.aenlist("a")).write("k", 1)
+        tx.delist("a")
+        (await tx.aenlist("b")).write("l", 2)
     assert [thread == threading.get_ident() for thread in AtOnce.started] == [True, False]
     assert shop["a"].data == {"k": 1, "l": 2}
 
 
-def test_the_loop_runs_while_the_reaper_is_inside(shop: Shop) -> None:
+@in_loop
+async def test_the_loop_runs_while_the_reaper_is_inside(shop: Shop) -> None:
     """Although the start itself would wait for nothing."""
     shop.wrap["a"] = AtOnce
 
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            assert await asyncio.to_thread(tx._guard.enter_as_reaper)
-            enlisting = asyncio.ensure_future(tx.aenlist("a"))
-            await asyncio.sleep(0)
-            assert not enlisting.done()
-            await asyncio.to_thread(tx._guard.__exit__)
-            (await enlisting).write("k", 1)
-
-    asyncio.run(main())
+    async with shop.tm.begin() as tx:
+        assert await asyncio.to_thread(tx._guard.enter_as_reaper)
+        enlisting = asyncio.ensure_future(tx.aenlist("a"))
+        await asyncio.sleep(0)
+        assert not enlisting.done()
+        await asyncio.to_thread(tx._guard.__exit__)
+        (await enlisting).write("k", 1)
     assert shop.values()["a"] == 1

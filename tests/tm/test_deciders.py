@@ -53,11 +53,15 @@ def test_it_decides_and_its_decision_is_ended(shop: Shop, store: DecidingStore) 
     shop.assert_nothing_left()
 
 
-def test_it_takes_part_with_the_decision_alone_where_others_need_one(shop: Shop, store: DecidingStore) -> None:
-    store.script.plan("decide", Code.XA_RBOTHER)
-    with pytest.raises(RolledBack), shop.tm.begin() as tx:
+@pytest.mark.parametrize("code", [Code.XA_RBINTEGRITY, Code.XAER_RMERR])
+def test_it_takes_part_with_the_decision_alone_where_others_need_one_and_may_say_no(
+    shop: Shop, store: DecidingStore, code: Code
+) -> None:
+    store.script.plan("decide", code)
+    with pytest.raises(RolledBack, match="d: "), shop.tm.begin() as tx:
         shop.write(tx, names="ab")
     assert "d" in tx.resources
+    shop.assert_ended(None)
     with shop.tm.begin() as tx:
         shop.write(tx, names="ab")
     assert shop.values() == {"a": 1, "b": 1, "d": None}
@@ -72,14 +76,6 @@ def test_it_is_not_troubled_where_no_decision_is_needed(shop: Shop, store: Decid
     assert tx.resources == tuple(names)
     assert store.script.pending()
     shop.assert_nothing_left()
-
-
-@pytest.mark.parametrize("code", [Code.XA_RBINTEGRITY, Code.XAER_RMERR])
-def test_a_no_of_the_decider_rolls_back_everybody(shop: Shop, store: DecidingStore, code: Code) -> None:
-    store.script.plan("decide", code)
-    with pytest.raises(RolledBack, match="d: "), shop.tm.begin() as tx:
-        shop.write(tx)
-    shop.assert_ended(None)
 
 
 @pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.IN_FLIGHT], ids=lambda f: f.name)

@@ -112,8 +112,6 @@ def attempt(both: TwoResources, vote: Code | None = None, **commit: Any) -> Tran
 
 
 # --- failure paths, each with the transaction that it is about ---------------------------------------------------
-
-
 def recovered(both: TwoResources) -> None:
     both.two.script.plan("commit", fate=Fate.REQUEST_LOST, times=3)
     attempt(both)

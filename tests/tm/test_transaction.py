@@ -314,8 +314,6 @@ def test_associations_are_ended_together_with_the_prepare_of_their_branch(
 
 
 # --- marks and synchronizations -----------------------------------------------------------------------------------
-
-
 def test_before_completion_may_work_and_register_another_and_after_completion_hears_the_outcome(shop: Shop) -> None:
     heard: list[Outcome] = []
     with shop.tm.begin() as tx:

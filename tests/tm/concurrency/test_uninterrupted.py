@@ -86,22 +86,6 @@ def test_two_interruptions_break_the_connections(shop: Shop, *, fails: bool) -> 
     shop.assert_nothing_left()
 
 
-def test_other_signals_break_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their handlers may have nothing to do with an end."""
-    ticks: list[int] = []
-    monkeypatch.setattr("tests.tm.concurrency.test_uninterrupted.signal.SIGINT", signal.SIGUSR1)
-    before = signal.signal(signal.SIGUSR1, lambda number, _: ticks.append(number))
-    try:
-        held = Held(shop, "prepare", times=3)
-        with shop.tm.begin() as tx:
-            shop.write(tx)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        monkeypatch.undo()
-    assert ticks == [signal.SIGUSR1]
-    assert not held.go_on.is_set()
-
-
 def test_an_interrupted_enlistment_is_rolled_back(shop: Shop) -> None:
     Held(shop, "start", times=2)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:

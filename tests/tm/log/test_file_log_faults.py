@@ -8,6 +8,7 @@ opens again; and it keeps the answers. After the fault the log is opened on what
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ import pytest
 from tests.cases import each
 from tests.tm.log.disk import Disk, PowerCut
 from tests.tm.log.samples import decision, heuristic
-from tm.log import Branch, Decision, FileLog, Heuristic, LogError, LogFull, LogStopped
+from tm.log import Branch, Decision, FileLog, Heuristic, LogError, LogFull, LogStopped, read_log
 from tm.log.incarnations import Standing
 from tm.log.journal import LEAST_SEGMENT_SIZE, segment_name
 
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.slow
 
 NODE = "orders-1"
 EVERY_POINT = os.environ.get("XABRIDGE_POINTS") == "all"
+LONG = os.environ.get("XABRIDGE_LONG") == "all"
 SMALL = LEAST_SEGMENT_SIZE
 """So small that a segment holds a few records, and the run needs many."""
 
@@ -238,27 +240,107 @@ def test_full_disk(step: int) -> None:
     run.check(reopened(disk))
 
 
-@each("capacity", range(SMALL // 2, 8 * SMALL, 512 if EVERY_POINT else 5120))
-def test_full_disk_with_space_that_comes_and_goes(capacity: int) -> None:
-    """Decisions are refused while there is no space, and taken when there is; nothing of that is mixed up."""
-    rng = random.Random(capacity)
-    disk = Disk()
-    run = Run(disk)
-    run.open()
-    assert run.log is not None
-    alive: list[bytes] = []
-    for sequence in range(150):
-        disk.capacity = rng.choice((0, capacity, 1 << 20))
+class History(Run):
+    """A run in the order that a seed draws."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(Disk())
+        self.rng = random.Random(seed)
+        self.numbers = itertools.count(1)
+        self.open()
+        self.incarnations = [self.incarnation]
+
+    def decide_one(self) -> None:
+        self.decide(decision(next(self.numbers), self.rng.randint(0, 30)))
+
+    def decide_and_end_many(self) -> None:
+        """So that the log moves on to further segments."""
+        for _ in range(self.rng.randint(1, 60)):
+            self.decide(made := decision(next(self.numbers), 10))
+            self.end(made.gtrid)
+
+    def end_one(self) -> None:
+        if self.alive:
+            self.end(self.rng.choice(list(self.alive)))
+
+    def note_one(self) -> None:
+        self.note(heuristic(next(self.numbers)))
+
+    def drop_one(self) -> None:
+        if self.noted:
+            self.drop(self.rng.choice(list(self.noted)))
+
+    def resize(self) -> None:
+        self.disk.capacity = self.rng.choice((0, self.rng.randrange(SMALL // 2, 8 * SMALL), 1 << 20))
+
+    def close(self) -> None:
+        assert self.log is not None
+        ended = set(self.ended) if self.disk.capacity >= 1 << 20 else set()
+        self.log.close()
+        self.go_on(self.disk)
+        assert not ended & self.promised.keys(), "an end that was written comes back"
+
+    def kill(self) -> None:
+        self.go_on(self.disk)
+
+    def cut_power(self) -> None:
+        self.go_on(self.disk.crashed(self.rng))
+
+    def cut_power_at_work(self) -> None:
+        self.disk.trouble = raising(self.disk.steps + self.rng.randint(1, 30), PowerCut, times=1 << 30)
+        while True:
+            self.decide(decision(next(self.numbers), 8))
+            self.note(heuristic(next(self.numbers)))
+
+    def go_on(self, disk: Disk) -> None:
+        """What stopped the run is over: the log keeps its promises, and the run goes on with what it says now."""
+        log = reopened(disk)
+        self.check(log)
+        self.disk, self.log, self.incarnation = disk, log, log.incarnation
+        self.incarnations.append(log.incarnation)
+        self.promised = {made.gtrid: made for made in log.decisions()}
+        self.noted = {outcome.branch: outcome for outcome in log.heuristics()}
+        self.ended.clear()
+        self.unsure.clear()
+
+    @property
+    def alive(self) -> dict[bytes, Decision]:
+        return {gtrid: made for gtrid, made in self.promised.items() if gtrid not in self.ended}
+
+    def look(self) -> None:
+        """The log says what was promised, inside and outside, and stays small."""
+        assert self.log is not None
+        assert {made.gtrid: made for made in self.log.decisions()} == self.alive
+        assert {outcome.branch: outcome for outcome in self.log.heuristics()} == self.noted
+        image = read_log("", files=self.disk)
+        assert self.alive.keys() <= {made.gtrid for made in image.decisions} <= self.promised.keys()
+        assert {outcome.branch: outcome for outcome in image.heuristics} == self.noted
+        assert (image.openings, image.incarnations) == (self.log.openings, self.log.incarnations)
+        assert list(image.incarnations.noted) == self.incarnations
+        assert not image.incarnations.cut
+        assert self.disk.used <= 64 * SMALL or len(self.alive) + len(self.noted) >= 40
+
+
+@each("seed", range(SEED, SEED + (400 if LONG else 20)))
+def test_any_history(seed: int) -> None:
+    """Decisions, ends and heuristic outcomes in any order, while the process ends, the power goes, and space comes and
+    goes."""
+    run = History(seed)
+    actions = [
+        run.decide_one, run.decide_one, run.decide_and_end_many, run.end_one, run.end_one, run.note_one, run.drop_one,
+        run.resize, run.resize, run.close, run.kill, run.cut_power, run.cut_power_at_work,
+    ]  # fmt: skip
+    for _ in range(60):
         try:
-            run.decide(decision(sequence, branches=rng.choice((1, 2, 20))))
-            alive.append(decision(sequence).gtrid)
+            run.rng.choice(actions)()
         except LogFull:
+            assert run.disk.capacity < 1 << 20
+            run.unsure.clear()  # what was refused has changed nothing
+        except PowerCut:
             pass
-        while len(alive) > 25 or (alive and rng.random() < 0.4):
-            run.end(alive.pop(rng.randrange(len(alive))))
-        assert {made.gtrid for made in run.log.decisions()} == set(alive)
-    run.check(reopened(disk.crashed(rng)))
-    run.check(reopened(disk))
+        if run.disk.trouble is not None:
+            run.cut_power()
+        run.look()
 
 
 class Signal(KeyboardInterrupt):

@@ -103,8 +103,6 @@ def test_every_node_of_a_former_database_moves_on(tmp_path: Path) -> None:
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
-
-
 def moved(disk: Disk) -> Disk:
     disk.locked = False
     return disk

@@ -107,8 +107,7 @@ def test_work_after_the_reaper_came_is_not_outside_unheard(dynamic: Shop) -> Non
 
 
 def test_two_instances_join(dynamic: Shop) -> None:
-    dynamic.open(resources={"static": dynamic.config("b"), "a": dynamic.config("a")})
-    dynamic.kill()
+
     dynamic.flags["b"] = TMREGISTER
     dynamic.stores["b"] = dynamic["a"]
     dynamic.open(resources={"a": dynamic.config("a"), "b": dynamic.config("b")})

@@ -347,8 +347,6 @@ def test_nothing_is_kept_of_what_is_over(both: TwoResources) -> None:
 
 
 # --- asked for, or not --------------------------------------------------------------------------------------
-
-
 def test_nothing_is_imported_that_was_not_asked_for_and_a_missing_extra_is_told() -> None:
     program = (
         "import sys, tm, tm.telemetry; print([m for m in sys.modules if 'opentelemetry' in m])\n"
