@@ -165,20 +165,15 @@ def encoded_by_proton(value: object) -> bytes:
     )
 )
 @example([None] * 300)
+@example([symbol("x")] * 300)
 def test_what_proton_writes_is_read(value: object) -> None:
     octets = encoded_by_proton(value)
     assert decode(octets) == value
     assert skip(octets) == len(octets)
     assert decode_from(b"x" + octets + b"x", 1, len(octets) + 1) == (value, len(octets) + 1)
-
-
-@FEWER
-@given(st.lists(BY_PROTON, max_size=20))
-@example([symbol("x")] * 300)
-def test_the_fields_of_a_list_are_found(items: list[object]) -> None:
-    octets = encoded_by_proton(items)
-    starts = fields(octets, 0, len(octets))
-    assert [decode(octets[start:stop]) for start, stop in pairwise(starts)] == items
+    if isinstance(value, list):
+        starts = fields(octets, 0, len(octets))
+        assert [decode(octets[start:stop]) for start, stop in pairwise(starts)] == value
 
 
 # -- forms

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dtx.amqp.composites import Catalog, Composite, WireError
 from dtx.amqp.conditions import Condition
@@ -40,85 +39,56 @@ from tests.dtx.protocol.wire_examples import COMMAND_EXAMPLES, CONTROL_EXAMPLES
 from xa import NULL_XID, Code, Xid
 from xa.printable import printable
 
-XIDS = st.one_of(
-    st.just(NULL_XID),
-    st.builds(
-        Xid,
-        st.integers(0, 2**31 - 1),
-        st.binary(min_size=1, max_size=64),
-        st.binary(max_size=64),
-    ),
-)
-NAMED = XIDS.filter(lambda xid: not xid.is_null)
-TXN_IDS = st.binary(max_size=32)
-UINTS = st.integers(0, 2**32 - 1)
-CONTROLS = st.one_of(
-    st.builds(
-        Declare,
-        st.one_of(
-            st.none(),
-            st.builds(Start, NAMED, st.booleans(), st.just(False), st.none() | TXN_IDS, st.none() | UINTS),
-            st.builds(Start, NAMED, st.just(False), st.booleans()),
-        ),
-    ),
-    st.builds(Discharge, TXN_IDS, st.booleans()),
-    st.builds(End, TXN_IDS, st.booleans(), st.booleans(), st.booleans(), st.booleans()),
-)
-COMMANDS = st.one_of(
-    st.builds(Prepare, XIDS, st.booleans()),
-    st.builds(Commit, XIDS, st.booleans()),
-    st.builds(Rollback, XIDS),
-    st.builds(Forget, NAMED),
-    st.builds(
-        Recover,
-        XIDS,
-        st.integers(1, 1000),
-        st.binary(max_size=64),
-        st.lists(st.sampled_from(Found), max_size=2).map(tuple),
-        st.booleans(),
-    ),
-    st.builds(SetTimeout, UINTS, XIDS),
-    st.builds(GetTimeout, XIDS),
-    st.builds(Complete, NAMED, st.booleans()),
-    st.builds(Fence, UINTS, st.binary(min_size=1, max_size=64), st.booleans()),
-)
-HOLDINGS = st.lists(st.builds(Holding, st.text(max_size=10), UINTS, UINTS), max_size=3).map(tuple)
-REPLIES = st.one_of(
-    st.builds(Result, st.sampled_from(Code)),
-    st.builds(Timeout, UINTS),
-    st.builds(
-        Recovered,
-        st.lists(NAMED, max_size=3).map(tuple),
-        st.booleans(),
-        st.lists(
-            st.builds(
-                Details,
-                NAMED,
-                st.sampled_from(Found),
-                st.integers(0, 2**62),
-                st.text(max_size=10),
-                HOLDINGS,
-                st.none() | st.sampled_from(Code),
-            ),
-            max_size=3,
-        ).map(tuple),
-    ),
-    st.builds(Refusal, st.sampled_from(Condition).map(str), st.text(max_size=50), st.sampled_from(Code), NAMED),
-)
+LONGEST = Xid(2**31 - 1, bytes(range(64)), b"\xff" * 64)
+SHORTEST = Xid(0, b"\0", b"")
+LAST = 2**32 - 1
+TEXT = "\n\x1b[2J ü\ud7ff\U0001f642'"
+XIDS = (NULL_XID, SHORTEST, LONGEST)
+HOLDINGS = (Holding("", 0, LAST), Holding(TEXT, LAST, 0))
+PAIRS = tuple(product((False, True), repeat=2))
 
 
-@given(
-    st.one_of(
-        st.tuples(st.just(CONTROL), CONTROLS),
-        st.tuples(st.just(COORDINATION), COMMANDS),
-    )
+@each(
+    "command",
+    [
+        *(Declare(Start(xid, txn_id=txn_id, timeout_s=timeout_s)) for xid in (SHORTEST, LONGEST)
+          for txn_id, timeout_s in ((None, 0), (b"", None), (bytes(32), LAST))),
+        *(Discharge(txn_id, fail=fail) for txn_id in (b"", bytes(32)) for fail in (False, True)),
+        *(End(b"t", *flags) for flags in product((False, True), repeat=4)),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_demarcation_survives_the_wire(command: Any) -> None:
+    assert CONTROL.decode(CONTROL.encode(command)) == command
+
+
+@each(
+    "command",
+    [
+        *(kind(xid, flag) for kind in (Prepare, Commit) for xid in XIDS for flag in (False, True)),
+        *(kind(xid) for kind in (Rollback, GetTimeout) for xid in XIDS),
+        *(Complete(xid, commit=commit) for xid in (SHORTEST, LONGEST) for commit in (False, True)),
+        *(Recover(xid, count, b"p" * count, tuple(Found), details=True) for xid in XIDS for count in (1, 64)),
+        *(SetTimeout(timeout_s, xid) for timeout_s in (0, LAST) for xid in XIDS),
+        *(Fence(LAST, bytes(64), flag) for flag in (False, True)),
+        Forget(LONGEST),
+    ],
 )
-def test_commands_survive_the_wire(said: tuple[Catalog[Any], Any]) -> None:
-    catalog, command = said
-    assert catalog.decode(catalog.encode(command)) == command
+def test_commands_survive_the_wire(command: Any) -> None:
+    assert COORDINATION.decode(COORDINATION.encode(command)) == command
 
 
-@given(REPLIES)
+@each(
+    "reply",
+    [
+        *map(Result, Code),
+        Timeout(0),
+        Timeout(LAST),
+        *(Recovered((SHORTEST, LONGEST), more, tuple(
+            Details(LONGEST, found, 2**62, TEXT, HOLDINGS, outcome) for found in Found for outcome in (None, *Code)
+        ) * detailed) for more, detailed in PAIRS),
+        *(Refusal(str(condition), TEXT, code, LONGEST) for condition in Condition for code in Code),
+    ],
+)  # fmt: skip
 def test_replies_survive_the_wire(reply: Any) -> None:
     expected = reply
     if isinstance(reply, Refusal):  # what can't be printed is read escaped
