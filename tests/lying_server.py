@@ -20,9 +20,11 @@ from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from tests.false_server import PATIENCE_S, FalseServer
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import BinaryIO, Self
+    from typing import BinaryIO
 
 DRIP_S: Final = 0.1
 MOST: Final = 1 << 30
@@ -52,28 +54,17 @@ class Protocol(Enum):
     POSTGRES = "PostgreSQL"
 
 
-class LyingServer:
-    """Listens at `port`. `target` is the true server's host and port, without which it says nothing true. Requests
-    reach the true server always; instead of its replies there are lies from `lie` on, until `be_honest`."""
+class LyingServer(FalseServer):
+    """`target` is the true server's host and port, without which it says nothing true. Requests reach the true server
+    always; instead of its replies there are lies from `lie` on, until `be_honest`."""
 
     def __init__(self, protocol: Protocol, target: tuple[str, int] | None = None) -> None:
+        super().__init__(LyingServer._pass_on)
         self._protocol = protocol
         self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
         self._lie: Lie | None = None
         self._planned: Lie | None = None
         self._when = b""
-        self._closed = threading.Event()
-        self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def lie(self, lie: Lie) -> None:
         """From now on."""
@@ -86,49 +77,12 @@ class LyingServer:
     def be_honest(self) -> None:
         """From now on, to new connections; those that were lied to are broken."""
         self._lie = self._planned = None
-        self._break()
+        self.break_all()
 
-    def close(self) -> None:
-        """The end."""
-        self._closed.set()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._break()
-
-    def _break(self) -> None:
-        with self._lock:
-            sockets, self._sockets = self._sockets, []
-        for one in sockets:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def _keep(self, one: socket.socket) -> None:
-        """It is closed with the server; at once, where that is closed already."""
-        with self._lock:
-            self._sockets.append(one)
-        if self._closed.is_set():
-            self._break()
-
-    def _accept(self) -> None:
-        while not self._closed.is_set():
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        self._keep(client)
-        server: socket.socket | None = None
-        if self._target is not None:
-            try:
-                server = socket.create_connection(self._target)
-            except OSError:
-                client.close()
-                return
-            self._keep(server)
+    def _pass_on(self, client: socket.socket) -> None:
+        server = None if self._target is None else socket.create_connection(self._target)
+        if server is not None:
+            self.keep(server)
         answers = threading.Thread(target=self._answer, args=(client, server), daemon=True)
         answers.start()
         with suppress(OSError):
@@ -140,6 +94,9 @@ class LyingServer:
         if server is not None:
             with suppress(OSError):
                 server.shutdown(socket.SHUT_RDWR)
+        answers.join(PATIENCE_S)
+        if server is not None:
+            server.close()
 
     def _answer(self, client: socket.socket, server: socket.socket | None) -> None:
         with suppress(OSError):
@@ -159,7 +116,7 @@ class LyingServer:
             client.sendall(random.Random(7).randbytes(4096))
         elif lie is Lie.DRIP:
             for octet in itertools.chain.from_iterable(_endless(self._protocol)):
-                if self._closed.wait(DRIP_S):
+                if self.closed.wait(DRIP_S):
                     return
                 client.sendall(bytes([octet]))
         elif lie is Lie.ENDLESS:
@@ -167,7 +124,7 @@ class LyingServer:
             for octets in _endless(self._protocol):
                 client.sendall(octets)
                 sent += len(octets)
-                if sent > MOST or self._closed.is_set():
+                if sent > MOST or self.closed.is_set():
                     return
 
 
@@ -236,7 +193,7 @@ _BEGINNINGS: Final[dict[Protocol, Callable[[], Iterator[bytes]]]] = {
 }
 
 
-class RewritingServer:
+class RewritingServer(FalseServer):
     """A proxy before a true server, which gives `rewrite` each of the server's messages with the octets of the client's
     last request: it passes on what that makes of them. Requests that have `withheld` in them do not reach the server,
     from `armed` on, and nothing is rewritten before."""
@@ -244,51 +201,26 @@ class RewritingServer:
     def __init__(
         self, protocol: Protocol, target: tuple[str, int], rewrite: Callable[[bytes, bytes], list[bytes]]
     ) -> None:
+        super().__init__(RewritingServer._pass_on)
         self._protocol = protocol
         self._target = target
         self._rewrite = rewrite
         self.armed = False
         self.withheld: bytes | None = None
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._sockets: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def be_honest(self) -> None:
         """From now on, to new connections; those that there are break."""
         self.armed = False
-        for one in self._sockets:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+        self.break_all()
 
-    def close(self) -> None:
-        """The end."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.be_honest()
-        for thread in self._threads:
-            thread.join()
-        for one in self._sockets:
-            one.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(self._target)
-                self._sockets += [client, server]
-                asked = bytearray()
-                for serve, ends in ((self._ask, (client, server)), (self._answer, (server, client))):
-                    self._threads.append(threading.Thread(target=serve, args=(*ends, asked), daemon=True))
-                    self._threads[-1].start()
+    def _pass_on(self, client: socket.socket) -> None:
+        with socket.create_connection(self._target) as server:
+            self.keep(server)
+            asked = bytearray()
+            answers = threading.Thread(target=self._answer, args=(server, client, asked), daemon=True)
+            answers.start()
+            self._ask(client, server, asked)
+            answers.join(PATIENCE_S)
 
     def _ask(self, client: socket.socket, server: socket.socket, asked: bytearray) -> None:
         with suppress(OSError):

@@ -5,54 +5,27 @@ from __future__ import annotations
 import re
 import socket
 import struct
-import threading
-from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
 from dtx.amqp.values import Described, Symbol, Ubyte, Ulong
+from tests.false_server import FalseServer, mysql_packet, postgres_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
 
 TIMEOUT_S: Final = 5
 
 
-class RepeatingServer:
-    """Listens at `port`. `received` has the passwords."""
+class RepeatingServer(FalseServer):
+    """`received` has the passwords."""
 
     def __init__(self, talk: Callable[[RepeatingServer, socket.socket], None]) -> None:
-        self._talk = talk
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
         self.received: list[str] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            client.settimeout(TIMEOUT_S)
-            with client, suppress(OSError, struct.error):
-                self._talk(self, client)
-                client.shutdown(socket.SHUT_WR)
-                while client.recv(4096):  # else what it has not read breaks the connection before its error is read
-                    pass
+        super().__init__(partial(_until_it_is_read, talk))
 
     def error_with(self, password: str) -> str:
         """The text of an error that repeats the password."""
@@ -60,46 +33,43 @@ class RepeatingServer:
         return f"no user with the password {password} ({password!r}), at x://shop:{quote(password, safe='')}@here"
 
 
-def _receive(client: socket.socket, count: int) -> bytes:
-    octets = b""
-    while len(octets) < count:
-        more = client.recv(count - len(octets))
-        if not more:
-            raise ConnectionError
-        octets += more
-    return octets
+def _until_it_is_read(
+    talk: Callable[[RepeatingServer, socket.socket], None], server: RepeatingServer, client: socket.socket
+) -> None:
+    client.settimeout(TIMEOUT_S)
+    talk(server, client)
+    client.shutdown(socket.SHUT_WR)
+    while client.recv(4096):  # else what it has not read breaks the connection before its error is read
+        pass
 
 
-def _rest(client: socket.socket, less: int = 4) -> bytes:
+def _rest(server: FalseServer, client: socket.socket, less: int = 4) -> bytes:
     """What follows a length of four octets, which counts `less` octets more than follow."""
-    return _receive(client, struct.unpack(">I", _receive(client, 4))[0] - less)
+    return server.hear(client, struct.unpack(">I", server.hear(client, 4))[0] - less)
 
 
 def postgres(*, logged_in: bool) -> Callable[[RepeatingServer, socket.socket], None]:
     """It refuses the login or, `logged_in`, each statement."""
 
-    def message(kind: bytes, content: bytes) -> bytes:
-        return kind + struct.pack(">I", 4 + len(content)) + content
-
     def failed(severity: str, code: str, why: str) -> bytes:
         fields = {"S": severity, "V": severity, "C": code, "M": why, "D": why, "H": why}
-        return message(b"E", b"".join(f"{key}{value}\0".encode() for key, value in fields.items()) + b"\0")
+        return postgres_message(b"E", b"".join(f"{key}{value}\0".encode() for key, value in fields.items()) + b"\0")
 
     def talk(server: RepeatingServer, client: socket.socket) -> None:
-        while _rest(client)[:4] in {struct.pack(">I", 80877103), struct.pack(">I", 80877104)}:
+        while _rest(server, client)[:4] in {struct.pack(">I", 80877103), struct.pack(">I", 80877104)}:
             client.sendall(b"N")
-        client.sendall(message(b"R", struct.pack(">I", 3)))
-        _receive(client, 1)
-        why = server.error_with(_rest(client)[:-1].decode())
+        client.sendall(postgres_message(b"R", struct.pack(">I", 3)))
+        server.hear(client, 1)
+        why = server.error_with(_rest(server, client)[:-1].decode())
         if not logged_in:
             client.sendall(failed("FATAL", "28P01", why))
             return
-        ready = message(b"Z", b"I")
+        ready = postgres_message(b"Z", b"I")
         settings = {"server_version": "16.0", "client_encoding": "UTF8", "standard_conforming_strings": "on"}
-        told = b"".join(message(b"S", f"{key}\0{value}\0".encode()) for key, value in settings.items())
-        client.sendall(message(b"R", bytes(4)) + told + message(b"K", bytes(8)) + ready)
-        while (kind := _receive(client, 1)) != b"X":
-            _rest(client)
+        told = b"".join(postgres_message(b"S", f"{key}\0{value}\0".encode()) for key, value in settings.items())
+        client.sendall(postgres_message(b"R", bytes(4)) + told + postgres_message(b"K", bytes(8)) + ready)
+        while (kind := server.hear(client, 1)) != b"X":
+            _rest(server, client)
             if kind in b"QS":
                 client.sendall(failed("ERROR", "42601", why) + ready)
 
@@ -110,27 +80,20 @@ def mariadb(*, logged_in: bool) -> Callable[[RepeatingServer, socket.socket], No
     """It refuses the login or, `logged_in`, each statement."""
     capabilities = 0x81BFF7FF | 0x88200
 
-    def packet(number: int, content: bytes) -> bytes:
-        return len(content).to_bytes(3, "little") + bytes([number]) + content
-
-    def read(client: socket.socket) -> tuple[int, bytes]:
-        head = _receive(client, 4)
-        return head[3], _receive(client, int.from_bytes(head[:3], "little"))
-
     def talk(server: RepeatingServer, client: socket.socket) -> None:
         begin = b"\x0a5.5.5-11.4.2-MariaDB\0" + struct.pack("<I", 7) + b"abcdefgh\0"
         flags = struct.pack("<HBHHB", capabilities & 0xF7FF, 33, 2, capabilities >> 16, 21)
-        client.sendall(packet(0, begin + flags + bytes(10) + b"ijklmnopqrst\0mysql_native_password\0"))
-        number, _ = read(client)
-        client.sendall(packet(number + 1, b"\xfemysql_clear_password\0"))
-        number, password = read(client)
+        client.sendall(mysql_packet(0, begin + flags + bytes(10) + b"ijklmnopqrst\0mysql_native_password\0"))
+        number, _ = server.hear_packet(client)
+        client.sendall(mysql_packet(number + 1, b"\xfemysql_clear_password\0"))
+        number, password = server.hear_packet(client)
         why = server.error_with(password.rstrip(b"\0").decode()).encode()
         if not logged_in:
-            client.sendall(packet(number + 1, b"\xff" + struct.pack("<H", 1045) + b"#28000" + why))
+            client.sendall(mysql_packet(number + 1, b"\xff" + struct.pack("<H", 1045) + b"#28000" + why))
             return
-        client.sendall(packet(number + 1, b"\0\0\0\2\0\0\0"))
-        while read(client)[1][:1] != b"\x01":
-            client.sendall(packet(1, b"\xff" + struct.pack("<H", 1064) + b"#42000" + why))
+        client.sendall(mysql_packet(number + 1, b"\0\0\0\2\0\0\0"))
+        while server.hear_packet(client)[1][:1] != b"\x01":
+            client.sendall(mysql_packet(1, b"\xff" + struct.pack("<H", 1064) + b"#42000" + why))
 
     return talk
 
@@ -142,18 +105,18 @@ def amqp(server: RepeatingServer, client: socket.socket) -> None:
         body = encode(Described(Ulong(code), list(items)))  # type: ignore[arg-type]
         return struct.pack(">IBBH", 8 + len(body), 2, kind, 0) + body
 
-    _receive(client, 8)
+    server.hear(client, 8)
     client.sendall(b"AMQP\x03\x01\0\0" + frame(1, 0x40, [Symbol("PLAIN")]))
-    init = decode(_rest(client)[4:])
+    init = decode(_rest(server, client)[4:])
     assert isinstance(init, Described)
     fields = init.value
     assert isinstance(fields, list)
     assert isinstance(fields[1], bytes)
     why = server.error_with(fields[1].rpartition(b"\0")[2].decode())
     client.sendall(frame(1, 0x44, Ubyte(0)))
-    _receive(client, 8)
+    server.hear(client, 8)
     client.sendall(b"AMQP\0\1\0\0")
-    _rest(client)
+    _rest(server, client)
     told = Described(Ulong(0x1D), [Symbol("amqp:unauthorized-access"), why, {Symbol("password"): why}])
     client.sendall(frame(0, 0x10, "false") + frame(0, 0x18, told))
 
@@ -168,10 +131,10 @@ def rabbitmq(server: RepeatingServer, client: socket.socket) -> None:
     def long(text: bytes) -> bytes:
         return struct.pack(">I", len(text)) + text
 
-    _receive(client, 8)
+    server.hear(client, 8)
     client.sendall(method(10, b"\0\x09" + long(b"") + long(b"PLAIN") + long(b"en_US")))
-    _receive(client, 3)
-    said = re.search(rb"\0shop\0(.*?)\x05en_US", _rest(client, -1), re.DOTALL)
+    server.hear(client, 3)
+    said = re.search(rb"\0shop\0(.*?)\x05en_US", _rest(server, client, -1), re.DOTALL)
     why = server.error_with(said[1].decode() if said else "").encode()[:250]
     client.sendall(method(50, struct.pack(">HB", 403, len(why)) + why + bytes(4)))
 

@@ -94,7 +94,9 @@ def test_at_random(request: pytest.FixtureRequest, tmp_path: Path, seed: int, le
         broker.stop()
 
 
-@pytest.mark.parametrize("kind", ["classic", "artemis", "broker-j"])
+@pytest.mark.parametrize(
+    "kind", ["broker-j", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("classic", "artemis"))]
+)
 @pytest.mark.parametrize("seed", few(1))
 @pytest.mark.usefixtures("alarm")
 @pytest.mark.xdist_group("openwire")

@@ -16,6 +16,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from functools import cache
 from importlib.metadata import Distribution, distribution, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ from packaging.requirements import Requirement
 from tools.compilation import libraries, sources
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from xabridge.testing.mariadb import MariaDB
 
 ROOT = Path(__file__).parents[1]
@@ -40,9 +43,13 @@ COMMANDS = sorted(entry.name for entry in entry_points(group="xabridge.commands"
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel."""
-    folder = tmp_path_factory.mktemp("wheel")
+    return built(tmp_path_factory.mktemp("wheel"))
+
+
+def built(folder: Path, **variables: str) -> Path:
+    """A wheel, in this folder."""
     build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(build, check=True)
+    subprocess.run(build, check=True, env=os.environ | variables)
     (made,) = folder.glob("xabridge-*.whl")
     return made
 
@@ -80,48 +87,21 @@ def environment(folder: Path, wheel: Path, *extras: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
-    """The folder of commands of an environment as for the demo."""
-    return environment(tmp_path_factory.mktemp("installed") / "environment", wheel, "demo")
-
-
-@pytest.fixture(
-    scope="module",
-    params=["", *(pytest.param(extra, marks=pytest.mark.long) for extra in EXTRAS)],
-    ids=lambda extra: extra or "alone",
-)
-def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
-    """The folder of commands of an environment with one extra, or none."""
-    extras = [request.param] if request.param else []
-    return environment(tmp_path_factory.mktemp("bare") / "environment", wheel, *extras)
+def with_extras(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Callable[..., Path]:
+    """The folder of commands of an environment with such extras, the same for all who ask for them."""
+    return cache(lambda *extras: environment(tmp_path_factory.mktemp("installed") / "environment", wheel, *extras))
 
 
 def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.fixture(scope="module")
-def compiled_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel with the compiled modules, for this interpreter."""
-    folder = tmp_path_factory.mktemp("compiled-wheel")
-    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(build, check=True, env=os.environ | {"XABRIDGE_COMPILE": "1"})
-    (made,) = folder.glob("xabridge-*.whl")
-    return made
-
-
-@pytest.mark.slow
-def test_the_wheel_is_pure_unless_the_compiled_one_is_asked_for(wheel: Path) -> None:
-    assert wheel.name.endswith("-py3-none-any.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        assert not [name for name in archive.namelist() if name.endswith((".so", ".c"))]
-
-
 @pytest.mark.slow
 @pytest.mark.long  # the modules themselves: make check-compiled
 @pytest.mark.timeout(900)  # the C compiler
-def test_the_compiled_wheel_in_an_empty_environment(compiled_wheel: Path, tmp_path: Path) -> None:
+def test_the_compiled_wheel_in_an_empty_environment(tmp_path: Path) -> None:
     """It has every compiled module and its source, and a first transaction commits on them."""
+    compiled_wheel = built(tmp_path, XABRIDGE_COMPILE="1")
     assert "-none-any" not in compiled_wheel.name
     with zipfile.ZipFile(compiled_wheel) as archive:
         names = set(archive.namelist())
@@ -152,29 +132,27 @@ def test_a_build_fetches_the_compiler_only_where_it_is_asked_for() -> None:
 
 
 @pytest.mark.slow
-def test_it_is_what_is_run(installed: Path, tmp_path: Path) -> None:
+def test_commands_in_an_empty_folder(with_extras: Callable[..., Path], tmp_path: Path) -> None:
+    installed = with_extras("demo")
+    xabridge = installed / "xabridge"
     code = "import dtx, rm_amqp, rm_db, tm, xa, xabridge; print(xabridge.__file__, tm.__file__)"
     told = run(tmp_path, installed / "python", "-c", code).stdout
     assert told.count(str(installed.parent)) == 2, told
-
-
-@pytest.mark.slow
-def test_commands_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
-    xabridge = installed / "xabridge"
     assert run(tmp_path, xabridge, "--version").stdout.startswith("xabridge ")
     helped = run(tmp_path, xabridge)
     assert helped.returncode == 2
     for command in ("broker", "completion", "demo", "doctor", "recover", "shop"):
         assert command in helped.stderr
-    for words, code in ((["doctor"], 1), (["recover", "list"], 2)):
+    for words, status in ((["doctor"], 1), (["recover", "list"], 2)):
         done = run(tmp_path, xabridge, *words)
-        assert done.returncode == code
+        assert done.returncode == status
         assert "xabridge.toml: no such file; write one, or pass --config" in done.stdout + done.stderr
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_the_demo_and_what_it_says_to_read_next(installed: Path, tmp_path: Path) -> None:
+def test_the_demo_and_what_it_says_to_read_next(with_extras: Callable[..., Path], tmp_path: Path) -> None:
+    installed = with_extras("demo")
     arguments = ("demo", "--no-kill", "--orders", "40", "--workers", "2", "--plain")
     done = run(tmp_path, installed / "xabridge", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -186,12 +164,14 @@ def test_the_demo_and_what_it_says_to_read_next(installed: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_it_has_every_file(wheel: Path) -> None:
+def test_it_has_every_file_and_is_pure_unless_the_compiled_one_is_asked_for(wheel: Path) -> None:
     packages = ("xa", "tm", "dtx", "rm_amqp", "rm_db", "rm_delta", "rm_openwire", "xabridge")
     with zipfile.ZipFile(wheel) as archive:
         missing = {str(file.relative_to(ROOT)) for package in packages for file in files_of(package)}
         missing -= set(archive.namelist())
-    assert not missing
+        assert not missing
+        assert not [name for name in archive.namelist() if name.endswith((".so", ".c"))]
+    assert wheel.name.endswith("-py3-none-any.whl")
 
 
 def files_of(package: str) -> list[Path]:
@@ -201,8 +181,8 @@ def files_of(package: str) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_pipelines_and_their_demo_find_what_they_import(wheel: Path, tmp_path: Path) -> None:
-    commands = environment(tmp_path / "environment", wheel, "demo", "pipeline")
+def test_pipelines_and_their_demo_find_what_they_import(with_extras: Callable[..., Path], tmp_path: Path) -> None:
+    commands = with_extras("demo", "pipeline")
     code = """
 from importlib import import_module
 from pkgutil import walk_packages
@@ -222,8 +202,8 @@ for package in (xabridge.demo, xabridge.pipeline):
 @pytest.mark.slow
 @pytest.mark.long  # the wheel's files and imports: the two tests above; the demo: tests/xabridge/demo
 @pytest.mark.timeout(600)  # Spark starts
-def test_the_demo_of_pipelines(wheel: Path, tmp_path: Path) -> None:
-    commands = environment(tmp_path / "environment", wheel, "demo", "pipeline")
+def test_the_demo_of_pipelines(with_extras: Callable[..., Path], tmp_path: Path) -> None:
+    commands = with_extras("demo", "pipeline")
     done = run(tmp_path, commands / "xabridge", "pipeline", "demo", "--orders", "5", "--no-kill", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     proof = json.loads(done.stdout)
@@ -260,7 +240,11 @@ with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # dozens of processes, on a busy machine
-def test_every_command_helps_and_a_first_transaction_commits(bare: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("extra", ["", *(pytest.param(extra, marks=pytest.mark.long) for extra in EXTRAS)])
+def test_every_command_helps_and_a_first_transaction_commits(
+    extra: str, with_extras: Callable[..., Path], tmp_path: Path
+) -> None:
+    bare = with_extras(*filter(None, [extra]))
     xabridge = bare / "xabridge"
     for words in (["--version"], ["--help"], *([command, "--help"] for command in COMMANDS)):
         done = run(tmp_path, xabridge, *words)
@@ -275,8 +259,8 @@ def test_every_command_helps_and_a_first_transaction_commits(bare: Path, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # dozens of processes, on a busy machine
-def test_what_needs_an_extra_says_which(wheel: Path, tmp_path: Path) -> None:
-    commands = environment(tmp_path / "environment", wheel)
+def test_what_needs_an_extra_says_which(with_extras: Callable[..., Path], tmp_path: Path) -> None:
+    commands = with_extras()
     for words in (["demo"], ["pipeline", "demo"], ["console"], ["broker", "--console", "1"]):
         done = run(tmp_path, commands / "xabridge", *words)
         assert done.returncode != 0, words
@@ -286,8 +270,8 @@ def test_what_needs_an_extra_says_which(wheel: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # a dozen processes, on a busy machine
-def test_what_needs_a_driver_says_which_extra_has_it(wheel: Path, tmp_path: Path) -> None:
-    commands = environment(tmp_path / "environment", wheel)
+def test_what_needs_a_driver_says_which_extra_has_it(with_extras: Callable[..., Path], tmp_path: Path) -> None:
+    commands = with_extras()
     (tmp_path / "xabridge.toml").write_text(
         f'node = "n"\nlog = "file://{tmp_path}/log"\n[resources]\nshop = "mariadb://u@127.0.0.1:1/shop"\n'
         f'[outbox]\ndatabase = "sqlite:///{tmp_path}/outbox.db"\nbroker = "amqp091://guest@127.0.0.1:1/"\n'
@@ -333,8 +317,10 @@ with TransactionManager("node-1", "file://log", {"shop": sys.argv[1], "stock": s
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_transaction_with_the_extra_mariadb_alone(wheel: Path, tmp_path: Path, mariadb: MariaDB) -> None:
-    commands = environment(tmp_path / "environment", wheel, "mariadb")
+def test_a_transaction_with_the_extra_mariadb_alone(
+    with_extras: Callable[..., Path], tmp_path: Path, mariadb: MariaDB
+) -> None:
+    commands = with_extras("mariadb")
     url = mariadb.create_database("mariadb")
     mariadb.admin(f"CREATE TABLE {url.rpartition('/')[2]}.orders (number integer) ENGINE = InnoDB")
     done = run(tmp_path, commands / "python", "-c", WITH_MARIADB.replace("file://log", f"file://{tmp_path}/log"), url)
@@ -351,26 +337,18 @@ WRONG = (
 """Mistakes that nobody sees who knows no types of ours."""
 
 
-@pytest.fixture(scope="module")
-def checkers(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> tuple[tuple[str, ...], ...]:
-    """The commands of mypy and pyright, for an environment with the wheel."""
-    commands = environment(tmp_path_factory.mktemp("typed") / "environment", wheel)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_type_checkers_know_our_types_in_a_program_of_a_user(with_extras: Callable[..., Path], tmp_path: Path) -> None:
     if shutil.which("node") is None:
         if os.environ.get("CI"):
             pytest.fail("pyright needs node, and CI has to have it")
         pytest.skip("pyright needs node, which is not installed")
-    python = str(commands / "python")
-    return (
+    python = str(with_extras() / "python")
+    checkers = (
         (sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--python-executable", python),
         (sys.executable, "-m", "pyright", "--pythonpath", python),
     )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_type_checkers_know_our_types_in_a_program_of_a_user(
-    checkers: tuple[tuple[str, ...], ...], tmp_path: Path
-) -> None:
     right = PROGRAM.read_text(encoding="utf-8")
     wrong = right
     for good, bad in WRONG:

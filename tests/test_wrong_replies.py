@@ -3,8 +3,6 @@ another kind, with other rows. What can't be the reply to a request counts as a 
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -13,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from tests.false_server import FalseServer
+from tests.false_server import postgres_message as said
 from tests.lying_server import Protocol, RewritingServer
 from tests.rm_db.harness import MariaDeciderHarness, MariaHarness, PostgresDeciderHarness, PostgresHarness
 from xa import ROLLBACK_CODES, TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, Code, XaError
@@ -20,6 +20,7 @@ from xa.sql.psycopg_connection import BoundedConnection
 from xabridge.testing.contract.client import RMID, Client, new_key, new_xid
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
 
     from tests.postgres import Postgres
@@ -34,11 +35,6 @@ SETTINGS = {
 }
 LOST = frozenset({Code.XAER_RMFAIL, Code.XA_RETRY})
 RECORD = b"the decision"
-
-
-def said(kind: bytes, body: bytes = b"") -> bytes:
-    """A message of PostgreSQL's."""
-    return kind + (len(body) + 4).to_bytes(4) + body
 
 
 READY = said(b"Z", b"I")
@@ -167,12 +163,9 @@ def test_wrong_rows_of_postgres_raise_nothing_but_codes(
     with behind(harness, Protocol.POSTGRES, rows) as (client, server):
         xid = client.prepared(new_key())
         server.armed = True
-        assert code_of(client.in_doubt) in LOST | {Code.XA_OK, Code.XAER_RMERR}
-        client.reopen()
-        assert code_of(lambda: client.rm.in_doubt(RMID, TMSTARTRSCAN | TMENDRSCAN)) in LOST | {
-            Code.XA_OK,
-            Code.XAER_RMERR,
-        }
+        for scan in (client.in_doubt, lambda: client.rm.in_doubt(RMID, TMSTARTRSCAN | TMENDRSCAN)):
+            assert code_of(scan) in LOST | {Code.XA_OK, Code.XAER_RMERR}
+            client.reopen()
         server.be_honest()
         ended_well(client, "rollback", xid)
 
@@ -209,8 +202,8 @@ def test_the_reply_to_another_statement_is_no_commit(postgres: Postgres) -> None
 
 
 def test_a_server_that_orders_much_computing_is_given_up_in_time() -> None:
-    with FalseScram(20_000_000) as port:
-        url = f"postgresql://u:secret@127.0.0.1:{port}/d?connect_timeout=2&sslmode=disable&gssencmode=disable"
+    with FalseServer(many_iterations) as server:
+        url = f"postgresql://u:secret@127.0.0.1:{server.port}/d?connect_timeout=2&sslmode=disable&gssencmode=disable"
         for most_s, why in ((6.0, "timeout"), (2.0, "iterations of SCRAM")):
             begun = time.monotonic()
             with pytest.raises(psycopg.OperationalError, match=why):
@@ -218,36 +211,14 @@ def test_a_server_that_orders_much_computing_is_given_up_in_time() -> None:
             assert time.monotonic() - begun < most_s
 
 
-class FalseScram:
-    """A server of PostgreSQL's protocol that asks for so many iterations of SCRAM, and then for nothing."""
-
-    def __init__(self, iterations: int) -> None:
-        self._iterations = iterations
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._clients: list[socket.socket] = []
-
-    def __enter__(self) -> int:
-        threading.Thread(target=self._serve, daemon=True).start()
-        port: int = self._listener.getsockname()[1]
-        return port
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for client in self._clients:
-            client.close()
-
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                self._clients.append(client)
-                client.recv(4096)
-                client.sendall(said(b"R", (10).to_bytes(4) + b"SCRAM-SHA-256\0\0"))
-                nonce = client.recv(4096).partition(b"r=")[2]
-                first = b"r=" + nonce + b"more,s=QUFBQUFBQUFBQUFB,i=%d" % self._iterations
-                client.sendall(said(b"R", (11).to_bytes(4) + first))
+def many_iterations(server: FalseServer, client: socket.socket) -> None:
+    """Asks for so many iterations of SCRAM, and then for nothing."""
+    client.recv(4096)
+    client.sendall(said(b"R", (10).to_bytes(4) + b"SCRAM-SHA-256\0\0"))
+    nonce = client.recv(4096).partition(b"r=")[2]
+    first = b"r=" + nonce + b"more,s=QUFBQUFBQUFBQUFB,i=%d" % 20_000_000
+    client.sendall(said(b"R", (11).to_bytes(4) + first))
+    server.closed.wait(BOUND_S)
 
 
 # --- MariaDB ----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ WAYS = ("raw_commit", "raw_two_phase", "resource", "decider", "tm_resource", "tm
 
 
 @pytest.mark.slow
+@pytest.mark.long  # figures, which nothing depends on; what is measured: tests/rm_db
 def test_every_figure_is_there() -> None:
     figures = databases.measure(quick=True)
     for clients in databases.CLIENTS:

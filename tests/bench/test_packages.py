@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from bench.packages import drawing, imports, main, reduced, replaced, sizes
+from bench.packages import drawing, imports, main, replaced, sizes
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,20 +40,7 @@ def test_an_arrow_is_an_import_that_runs(project: Path) -> None:
     assert "xabridge --> xa" not in drawn  # follows from the two
     assert "xa --> tm" not in drawn  # for type checkers only
     assert "<b>tm</b><br>log" in drawn
-
-
-def test_arrows_that_follow_from_a_longer_way_are_left_out() -> None:
-    assert reduced({"a": {"b", "c", "d"}, "b": {"c"}, "c": {"d"}, "d": set()}) == {
-        "a": {"b"},
-        "b": {"c"},
-        "c": {"d"},
-        "d": set(),
-    }
-
-
-def test_sizes(project: Path) -> None:
     assert "| `tm/` | 2 | 2 |" in sizes(project)
-    assert "| `xabridge/` | 1 | 6 |" in sizes(project)
 
 
 def test_a_page_gets_the_drawing(project: Path) -> None:
@@ -69,10 +54,3 @@ def test_a_page_gets_the_drawing(project: Path) -> None:
     assert "tm --> xa" in text
     with pytest.raises(ValueError, match="the page has no"):
         replaced("without marks", "")
-
-
-def test_it_is_a_command(project: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.packages", project, "--lines"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("| package | modules | lines |")

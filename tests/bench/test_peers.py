@@ -14,8 +14,6 @@ import pytest
 
 from bench.command import flat, main
 from bench.peers.figures import NAMES, SHAPES, Sample, Shape, figures_of, table
-from bench.peers.java import build
-from bench.peers.programs import Program, watched
 from tests.simulation.seeds import EVERY_POINT
 
 ONE, SIXTEEN, BATCHES = SHAPES
@@ -29,16 +27,6 @@ def sample(who: str, shape: Shape, per_s: int, cpu_us: int = 100) -> Sample:
 def everybody(narayana: int, decider: int) -> list[Sample]:
     rates = {"narayana": narayana, "decider": decider}
     return [sample(who, shape, rates.get(who, 100)) for shape in SHAPES for who in NAMES]
-
-
-def test_shapes_have_the_names_of_the_figures() -> None:
-    assert [str(shape) for shape in SHAPES] == ["1", "16", "batch100"]
-
-
-def test_a_sample_is_for_one_message() -> None:
-    found = Sample.of("outbox", ONE, {"done": 50, "seconds": 0.5, "cpu_s": {"client": 0.01, "relay": 0.001}})
-    assert found.per_s == 100
-    assert found.cpu_us == {"client": pytest.approx(200), "relay": pytest.approx(20)}
 
 
 def test_who_has_done_nothing_has_no_rate() -> None:
@@ -66,30 +54,6 @@ def test_the_table_has_a_line_for_everybody_in_each_shape() -> None:
     assert lines[-1].startswith("| 100, 1 |")
 
 
-SAYS_IT = """
-print("begin"); print("end"); print('{"done": 7, "seconds": 1.5}', flush=True); input()
-"""
-
-
-def test_processor_time_is_taken_between_begin_and_end(tmp_path: Path) -> None:
-    looks = []
-    with Program("one", [sys.executable, "-c", SAYS_IT], tmp_path / "errors") as program:
-        measured = watched(program, {"client": program.pid}, lambda: looks.append(program.pid))
-        pid = program.pid
-    assert (measured["done"], measured["seconds"]) == (7, 1.5)
-    assert measured["cpu_s"]["client"] >= 0
-    assert looks == [pid, pid]
-    assert not Path(f"/proc/{pid}").exists()
-
-
-def test_a_program_that_ends_is_named_with_its_last_lines(tmp_path: Path) -> None:
-    with (
-        Program("the client", [sys.executable, "-c", "raise SystemExit('no broker')"], tmp_path / "errors") as program,
-        pytest.raises(RuntimeError, match="the client ended: no broker"),
-    ):
-        program.expect("ready")
-
-
 def test_without_maven_one_sentence_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,30 +64,6 @@ def test_without_maven_one_sentence_says_so(
     assert output.out == ""
     why = "java, javac, mvn not found: the peers in Java need Maven and a JDK of version 17 or newer"
     assert output.err.splitlines()[1:] == [f"python -m bench peers: {why}"]
-
-
-def test_all_leaves_it_out_where_something_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("bench.command.BENCHMARKS", {"peers": "bench.peers.benchmark", "xa": "bench.contract"})
-    assert main(["all", "--quick", "--json"]) == 0
-    output = capsys.readouterr()
-    assert set(json.loads(output.out)) == {"xa"}
-    assert "mvn not found" in output.err
-
-
-def test_what_maven_can_not_fetch_is_told_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("java", "javac"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / "mvn").write_text("#!/bin/sh\necho 'no network'; exit 1\n")
-    (tmp_path / "mvn").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ModuleNotFoundError, match=r"Maven could not fetch or build .*: see .*maven\.log"):
-        build(tmp_path / "built")
-    assert (tmp_path / "built" / "maven.log").read_text() == "no network\n"
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ CHANGELOG = "# Changelog\n\n## [{newest}]\n\n- Something.\n"
 
 
 @pytest.mark.slow
+@pytest.mark.long  # the wheel: tests/test_wheel.py; what is refused: the tests below
 def test_the_project_can_be_built_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert release.main(["--no-install", "--out", str(tmp_path / "dist")]) == 0
     assert f"the tag would be v{release.project_version()}" in capsys.readouterr().out

@@ -69,6 +69,7 @@ def test_named_points(site: Site, setup: Setup, faults: tuple[Fault, ...]) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.long  # each kind of fault at a point where nodes meet: the test above; a storm: test_campaign.py
 @pytest.mark.timeout(0)
 def test_storms(site: Site) -> None:
     campaign = BankCampaign(site)

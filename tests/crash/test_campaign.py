@@ -39,7 +39,8 @@ def one_of_each(plan: Sequence[tuple[Setup, Sequence[Fault]]]) -> list[tuple[Set
             if fault.point.partition(" ")[2] in DECISIONS and fault.meanwhile == ("kill worker",) and not fault.again:
                 chosen[setup].append(fault)
                 continue
-            where = having.setdefault((fault.meanwhile, fault.afterwards, bool(fault.again)), [])
+            actions = tuple(action.replace("second", "broker") for action in fault.meanwhile)
+            where = having.setdefault((actions, fault.afterwards, bool(fault.again)), [])
             if setup not in dict(where):
                 where.append((setup, fault))
     for number, where in enumerate(having.values()):

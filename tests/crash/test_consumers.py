@@ -59,6 +59,7 @@ def test_who_never_raises_is_handled_once(stage: ConsumerStage, setup: ConsumerS
 
 
 @pytest.mark.slow
+@pytest.mark.long  # one more storm: each kind of weather has one above
 @pytest.mark.timeout(0)
 def test_storms(stage: ConsumerStage) -> None:
     campaign = ConsumerCampaign(stage)

@@ -1,8 +1,9 @@
-"""The tables of settings in the guides name every setting, with the default that holds, and no other."""
+"""The tables of settings and of metrics in the guides name each of them, with the default that holds, and no other."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,12 +12,19 @@ import pytest
 from dtx.broker.access.permissions import Rule
 from dtx.broker.config import BrokerConfig
 from dtx.broker.settings import MEGABYTE, Limits, QueueSettings, Settings
+from dtx.broker.telemetry.metrics import METRICS as BROKER
+from rm_db.address import _DEFAULTS
+from rm_db.connections.pool import RESERVE
+from rm_db.decider.decision_table import END_BATCH
 from tests.docs.guide import ROOT
 from tm import Configuration, ConfigurationError, ConsumerSettings, configuration_from
+from tm.telemetry.metrics import METRICS as MANAGER
+from tm.telemetry.metrics import metrics_table
 from xa.telemetry.metric import table
 from xabridge.console.settings import ConsoleSettings
 from xabridge.outbox import RelaySettings
-from xabridge.outbox.metrics import METRICS
+from xabridge.outbox.metrics import METRICS as OUTBOX
+from xabridge.pipeline.spark.progress_metrics import METRICS as PIPELINES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,5 +114,29 @@ def value(text: str) -> float | bool:
     return float(number.replace(",", "")) * (MEGABYTE if unit else 1)
 
 
-def test_the_metrics_of_the_outbox_are_those_that_are_made() -> None:
-    assert table(METRICS) in (ROOT / "docs" / "outbox.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("page", "of_the_code"),
+    [
+        ("metrics.md", metrics_table()),
+        ("metrics.md", table(BROKER)),
+        ("metrics.md", table(PIPELINES)),
+        ("outbox.md", table(OUTBOX)),
+    ],
+    ids=["manager", "broker", "pipelines", "outbox"],
+)
+def test_the_metrics_are_those_that_are_made(page: str, of_the_code: str) -> None:
+    assert of_the_code in (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+
+def test_a_name_is_one_metric() -> None:
+    every = (*BROKER, *MANAGER, *OUTBOX, *PIPELINES)
+    assert Counter(series for metric in every for series in metric.series).most_common(1)[0][1] == 1
+    assert all(metric.name.startswith(("xabridge.", "messaging.", "db.client.connection.")) for metric in every)
+
+
+def test_the_parameters_and_numbers_of_database_resources_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "database-resources.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `(xa_\w+)` \| `?(\w+)`? \|", page, re.MULTILINE))
+    assert told == _DEFAULTS
+    assert f"have {RESERVE} connections more" in page
+    assert f"batches of {END_BATCH}" in page

@@ -70,6 +70,7 @@ def test_the_console_refuses_it(key: Path) -> None:
         Server(ConsoleSettings(listen="127.0.0.1:0", certificate=str(CERTIFICATE), key=str(key)), None)
 
 
+@pytest.mark.slow  # a process; the same refusal: the tests above
 def test_a_broker_at_a_terminal_does_not_ask(key: Path, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "xabridge.cli", "broker", "--listen-tls", "127.0.0.1:0", "--anonymous",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import struct
-import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,14 +13,15 @@ import pymysql
 import pytest
 
 from rm_db import DecidingDatabase, MariaResource, PostgresResource
+from tests.false_server import FalseServer, mysql_packet
 from xa import Code, ResourceUnavailable, XaError
 from xa.sql.psycopg_connection import NOT_IN_CLEAR, BoundedConnection, guarded
 from xa.sql.pymysql_connection import BoundedConnection as BoundedPymysql
 from xabridge.testing.contract.client import RMID, ScriptedRegistrar
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
-    from typing import Self
 
 CERTIFICATES = Path(__file__).parents[2] / "interop" / "certificates"
 PASSWORD = "marked-pass"  # noqa: S105 — nobody's
@@ -33,60 +32,8 @@ CAPABILITIES = 0x200 | SECURE | PLUGIN_AUTH | 0x1 | 0x4 | 0x8 | 0x2000
 OK = b"\x00\x00\x00\x02\x00\x00\x00"
 
 
-class FalseServer:
-    """Listens, and does to each connection what it was made with. `heard` is all that its clients have said, behind
-    TLS too."""
-
-    def __init__(self, talk: Callable[[FalseServer, socket.socket], None]) -> None:
-        self._talk = talk
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.heard = b""
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            client.settimeout(5)
-            with client, suppress(OSError, struct.error):
-                self._talk(self, client)
-
-    def hear(self, client: socket.socket, count: int) -> bytes:
-        """So many octets."""
-        octets = b""
-        while len(octets) < count:
-            more = client.recv(count - len(octets))
-            if not more:
-                raise ConnectionError
-            octets += more
-        self.heard += octets
-        return octets
-
-    def hear_packet(self, client: socket.socket) -> tuple[int, bytes]:
-        """A packet of MySQL's: its number and content."""
-        head = self.hear(client, 4)
-        return head[3], self.hear(client, int.from_bytes(head[:3], "little"))
-
-
-def packet(number: int, content: bytes) -> bytes:
-    return len(content).to_bytes(3, "little") + bytes([number]) + content
-
-
 def greeting(capabilities: int, plugin: bytes) -> bytes:
-    return packet(
+    return mysql_packet(
         0,
         b"\x0a8.0.36\x00"
         + struct.pack("<I", 7)
@@ -120,12 +67,12 @@ def mysql(
 
     def log_in(server: FalseServer, client: socket.socket, number: int) -> None:
         for ask in asks:
-            client.sendall(packet(number + 1, ask))
+            client.sendall(mysql_packet(number + 1, ask))
             number, _ = server.hear_packet(client)
-        client.sendall(packet(number + 1, OK))
+        client.sendall(mysql_packet(number + 1, OK))
         while True:
             number, _ = server.hear_packet(client)
-            client.sendall(packet(1, OK))
+            client.sendall(mysql_packet(1, OK))
 
     return talk
 
@@ -216,10 +163,10 @@ def test_a_file_is_never_sent(tmp_path: Path) -> None:
     def talk(server: FalseServer, client: socket.socket) -> None:
         client.sendall(greeting(CAPABILITIES | 0x80, b"mysql_native_password"))
         number, _ = server.hear_packet(client)
-        client.sendall(packet(number + 1, OK))
+        client.sendall(mysql_packet(number + 1, OK))
         while True:
             _, asked = server.hear_packet(client)
-            client.sendall(packet(1, OK if asked.startswith(b"\x03SET") else b"\xfb" + str(secret).encode()))
+            client.sendall(mysql_packet(1, OK if asked.startswith(b"\x03SET") else b"\xfb" + str(secret).encode()))
 
     with FalseServer(talk) as server:
         url = f"mysql+pymysql://u:x@127.0.0.1:{server.port}/d"

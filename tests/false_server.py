@@ -1,0 +1,103 @@
+"""This module is a server that a test makes up: it listens, and does to each connection what the test says."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+PATIENCE_S: Final = 30
+
+
+class FalseServer:
+    """Listens at `port`, and gives each connection to `talk` with itself, in a thread of its own. The connection ends
+    with that. `heard` is all that its clients have said to `hear`; `closed` is set when the server is closed."""
+
+    def __init__(self, talk: Callable[[Any, socket.socket], None]) -> None:
+        self._talk = talk
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.heard = b""
+        self.closed = threading.Event()
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """The end."""
+        self.closed.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.break_all()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+    def break_all(self) -> None:
+        """Breaks the connections that there are."""
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+        for one in sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def keep(self, one: socket.socket) -> None:
+        """It is broken with the others; at once, where the server is closed already."""
+        with self._lock:
+            self._sockets.append(one)
+        if self.closed.is_set():
+            self.break_all()
+
+    def hear(self, client: socket.socket, count: int) -> bytes:
+        """So many octets."""
+        octets = b""
+        while len(octets) < count:
+            more = client.recv(count - len(octets))
+            if not more:
+                raise ConnectionError
+            octets += more
+        self.heard += octets
+        return octets
+
+    def hear_packet(self, client: socket.socket) -> tuple[int, bytes]:
+        """A packet of MySQL's: its number and content."""
+        head = self.hear(client, 4)
+        return head[3], self.hear(client, int.from_bytes(head[:3], "little"))
+
+    def _accept(self) -> None:
+        while not self.closed.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.keep(client)
+            thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, suppress(OSError, struct.error):
+            self._talk(self, client)
+
+
+def mysql_packet(number: int, content: bytes) -> bytes:
+    """A packet of MySQL's."""
+    return len(content).to_bytes(3, "little") + bytes([number]) + content
+
+
+def postgres_message(kind: bytes, body: bytes = b"") -> bytes:
+    """A message of PostgreSQL's."""
+    return kind + (len(body) + 4).to_bytes(4) + body
