@@ -65,14 +65,6 @@ class Cutter:
 
 
 @dataclass
-class Delivery:
-    """One in the middle of its transfers."""
-
-    number: int
-    octets: int = 0
-
-
-@dataclass
 class LinkView:
     """A link, as one end has told and heard of it."""
 
@@ -88,12 +80,8 @@ class LinkView:
     """Of an end that sends: after what it has sent."""
     limit: int | None = None
     """Of an end that sends: up to where the credit goes that it has received."""
-    current: Delivery | None = None
-    settled: bool = False
-
-    @property
-    def over(self) -> bool:
-        return self.sent_detach and self.received_detach
+    current: int | None = None
+    """The delivery-id of what it is in the middle of."""
 
 
 @dataclass
@@ -111,8 +99,6 @@ class SessionView:
     window_end: int = 0
     """The first transfer-id that the other end's window does not allow."""
     next_incoming: int = 0
-    told_window_end: int = 0
-    """The first transfer-id that our window does not allow."""
     handle_max: int = 2**32 - 1
     last_delivery: int | None = None
     sent_deliveries: set[int] = field(default_factory=set)
@@ -171,7 +157,6 @@ class FrameRules:
             assert not session.sent_begin, "a begin is answered twice"
         session.sent_begin = True
         session.next_outgoing = one[1]
-        session.told_window_end = session.next_incoming + one[2]
         self._by_sent[one.channel] = session
 
     def _sent_in(self, session: SessionView, one: Frame) -> None:
@@ -191,7 +176,6 @@ class FrameRules:
             assert one[2] == session.next_outgoing % 2**32
             if one[0] is not None:
                 assert one[0] == session.next_incoming % 2**32
-                session.told_window_end = session.next_incoming + one[1]
             if one[4] is not None:
                 link = self._handle(session, one[4])
                 assert one[5] is not None or link.receives
@@ -248,10 +232,10 @@ class FrameRules:
             assert link.delivery_count is not None
             assert distance(link.limit, link.delivery_count) > 0, "a delivery without credit"
             link.delivery_count = (link.delivery_count + 1) % 2**32
-            link.current = Delivery(one[1])
+            link.current = one[1]
             session.sent_deliveries.add(one[1])
         else:
-            assert one[1] in {None, link.current.number}
+            assert one[1] in {None, link.current}
         if not one[5] or one[9]:
             link.current = None
 

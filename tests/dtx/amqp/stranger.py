@@ -23,12 +23,7 @@ class Stranger:
     def __init__(self, end: Application | None = None, said: Open | None = None) -> None:
         self.end = end or Application(Connection("server", max_frame_size=65_536), credit=10)
         self._reader = FrameReader(2**24)
-        self.octets = b""
-        self.said = b""
-        """What it says, and has not sent."""
-        if said is None:
-            said = Open("stranger")
-        self.send(AMQP_HEADER + performative_frame(0, said))
+        self.send(AMQP_HEADER + performative_frame(0, said or Open("stranger")))
         self.listen(Open)
 
     def send(self, octets: bytes) -> None:
