@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.session import Session
 
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "60"))
+SCHEDULES = max(1, int(os.environ.get("XABRIDGE_SCHEDULES", "60")))
 STEPS = 600
 SIZES = (0, 1, 100, 400, 600, 3000, 20_000)
 LARGE = 64 << 20
@@ -353,13 +353,14 @@ def assert_empty(end: Application) -> None:
 
 
 @pytest.mark.slow
-def test_long_walks() -> None:
-    for seed in many(0, 10, SCHEDULES):
+@pytest.mark.timeout(300)
+@each("seed", many(0, 1, SCHEDULES))
+def test_more_walks_and_long_ones(seed: int) -> None:
+    close(seed)
+    lose(seed)
+    if seed % 10 == 0:
         for ending in (0, 1):
             walk(seed, ending=ending, steps=20 * STEPS)
-    for seed in many(0, 1, SCHEDULES):
-        close(seed)
-        lose(seed)
 
 
 def test_the_parts_of_a_large_message_are_taken_without_copying_its_rest() -> None:
