@@ -36,18 +36,3 @@ def test_a_case_that_fails_is_named_and_those_behind_it_are_tried() -> None:
         looped()
     assert tried == [0, 1, 2, 3]
     assert [error.__notes__ for error in raised.value.exceptions] == [["case: number=1"], ["case: number=3"]]
-
-
-def test_one_failure_is_raised_as_it_is() -> None:
-    @each("number", [5])
-    def looped(number: int) -> None:
-        raise LookupError(number)
-
-    with pytest.raises(LookupError, match="5") as raised:
-        looped()
-    assert raised.value.__notes__ == ["case: number=5"]
-
-
-def test_no_cases_are_a_mistake() -> None:
-    with pytest.raises(ValueError, match="there are no cases for number"):
-        each("number", [])

@@ -123,21 +123,16 @@ def test_a_reply_that_is_none_to_a_verb_of_postgres_is_no_outcome(postgres: Post
 
 
 @pytest.mark.parametrize("how", UNLIKE)
-def test_a_reply_that_is_none_to_commit_leaves_the_outcome_unknown(postgres: Postgres, how: str) -> None:
-    harness = PostgresHarness(postgres, postgres.create_database())
-    with behind(harness, Protocol.POSTGRES, UNLIKE[how](b";COMMIT")) as (client, server):
-        xid = client.ended(new_key())
-        server.armed = True
-        assert code_of(lambda: client.commit(xid, TMONEPHASE)) is Code.XAER_RMFAIL
-
-
-@pytest.mark.parametrize("how", UNLIKE)
-def test_a_reply_that_is_none_to_a_decision_leaves_it_unknown(postgres: Postgres, how: str) -> None:
-    harness = PostgresDeciderHarness(postgres, postgres.create_database())
+@pytest.mark.parametrize("decides", [False, True])
+def test_a_reply_that_is_none_to_commit_leaves_the_outcome_unknown(postgres: Postgres, how: str, decides: bool) -> None:
+    harness = (PostgresDeciderHarness if decides else PostgresHarness)(postgres, postgres.create_database())
     with behind(harness, Protocol.POSTGRES, UNLIKE[how](b";COMMIT")) as (client, server):
         key = new_key()
         xid = client.ended(key)
         server.armed = True
+        if not decides:
+            assert code_of(lambda: client.commit(xid, TMONEPHASE)) is Code.XAER_RMFAIL
+            return
         assert code_of(lambda: client.rm.decide(xid, RMID, RECORD)) is Code.XAER_RMFAIL
         server.be_honest()
         client.reopen()

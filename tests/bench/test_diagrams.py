@@ -7,9 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from bench.diagrams import MACHINES, document, main
+from bench.diagrams import MACHINES, document
 from xa import tables
 from xa.machine import Result
 
@@ -75,12 +73,3 @@ def test_every_arrow_is_drawn() -> None:
         arrows = set(re.findall(r"^    (\w+) --> (\w+): ", text, flags=re.MULTILINE))
         assert arrows == {(s.name, t.name) for s, _, _, t, _ in machine.transitions() if s is not t}
         assert f"[*] --> {machine.initial.name}" in text
-
-
-def test_it_is_written_where_it_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "new" / "page.md"
-    assert main([str(page)]) == 0
-    assert page.read_text() == document()
-    assert capsys.readouterr().out == ""
-    with pytest.raises(SystemExit):
-        main([])

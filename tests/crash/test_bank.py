@@ -7,7 +7,6 @@ XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which, XABRIDGE_PO
 
 from __future__ import annotations
 
-import os
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from bench.crash.bank.campaign import PER_POINT, BankCampaign
 from bench.crash.bank.faults import NAMED, SETUPS, Fault, points, setup_of, storm
 from bench.crash.bank.site import WORKER, Site
 from bench.crash.bank.transfers import ACCOUNTS, OPENING, PLACES, Account, Setup, Transfer, some_transfers
-from tests.simulation.seeds import EVERY_POINT
+from tests.simulation.seeds import EVERY_POINT, ROUNDS, SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from bench.crash.bank.faults import Fate
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = int(os.environ.get("XABRIDGE_ROUNDS", "1"))
-SEED = int(os.environ.get("XABRIDGE_SEED", "1"))
 TRIES = (1, 2) if EVERY_POINT else (1,)
 """The seeds of the transfers. Not every transaction that comes to a point has a branch that can be split from the
 others: a mutant is tried with more of them."""

@@ -7,7 +7,6 @@ XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which; XABRIDGE_PO
 
 from __future__ import annotations
 
-import os
 from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,14 +17,12 @@ from bench.crash.campaign import Campaign
 from bench.crash.faults import NAMED, Fault, Setup
 from bench.crash.ledger import compare
 from bench.crash.stage import WORKER, Stage
-from tests.simulation.seeds import EVERY_POINT
+from tests.simulation.seeds import EVERY_POINT, ROUNDS, SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = int(os.environ.get("XABRIDGE_ROUNDS", "1"))
-SEED = int(os.environ.get("XABRIDGE_SEED", "1"))
 DECISIONS = {"force", "decide shop"}
 
 

@@ -6,7 +6,6 @@ XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which; `python -m 
 
 from __future__ import annotations
 
-import os
 from contextlib import chdir
 from pathlib import Path
 from random import Random
@@ -23,13 +22,12 @@ from bench.crash.consumers.campaign import (
     setup_of,
 )
 from bench.crash.consumers.worker import COMMITS, GOOD, RAISES
+from tests.simulation.seeds import ROUNDS, SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = int(os.environ.get("XABRIDGE_ROUNDS", "1"))
-SEED = int(os.environ.get("XABRIDGE_SEED", "1"))
 COUNT = 40
 OWN = "Poison: number 2 is poison"
 

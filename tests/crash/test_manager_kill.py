@@ -108,9 +108,8 @@ def killed_at(field: Field, points: list[str]) -> None:
     assert "committed" in field.told.values()
 
 
-@pytest.mark.parametrize(
-    "point", [pytest.param(point, marks=() if "force" in point else pytest.mark.slow) for point in VITAL]
-)
+@pytest.mark.slow  # without processes, at every step: tests/simulation
+@pytest.mark.parametrize("point", VITAL)
 def test_killed_around_the_decision(field: Field, point: str) -> None:
     killed_at(field, [point])
     assert field.told == {"p0-0-0": "committed", "p0-0-1": "committed"}

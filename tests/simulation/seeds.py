@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+ROUNDS: Final = int(os.environ.get("XABRIDGE_ROUNDS", "1"))
+"""How many storms a campaign has."""
+SEED: Final = int(os.environ.get("XABRIDGE_SEED", "1"))
 EVERY_POINT: Final = os.environ.get("XABRIDGE_POINTS") == "all"
 FIRST: Final = 1_000_000
 """Where the many begin, behind the few."""
