@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TESTS  := $(VENV)/.tests-compiled
 JOBS   ?= 3
 
 # Python keeps what it has compiled, also where the caller's environment forbids it: a run of the tests starts some
@@ -43,6 +44,11 @@ $(STAMP): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $(STAMP)
 
+# Once, in one process: else each of pytest's would compile every test at the same time. What can't be collected is
+# told by the run that follows.
+$(TESTS): $(STAMP)
+	@if $(BIN)/python -m pytest --collect-only -qq >/dev/null; then touch $(TESTS); fi
+
 fuzz: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
 	$(BIN)/python -m tests.fuzz --seconds 1800
@@ -50,11 +56,11 @@ fuzz: setup
 demo: setup
 	$(BIN)/xabridge demo
 
-test: setup
+test: setup $(TESTS)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --durations 40 --durations-min 5
 
 # With the tests of `make check` these are all tests: a run of both need not run any twice.
-test-slow: setup
+test-slow: setup $(TESTS)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --durations 40 --durations-min 5 -m slow
 
 test-long: export XABRIDGE_LONG = all
@@ -98,7 +104,7 @@ types: setup
 layers: setup
 	$(BIN)/lint-imports
 
-fast: setup
+fast: setup $(TESTS)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow" $(PART_OF:%=tests/%)
 
 compiled: setup

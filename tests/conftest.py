@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -30,6 +31,17 @@ settings.load_profile("any machine")  # what a property costs is not what it say
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs and their children are deaf to it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+gc.disable()  # what is collected here is kept until the end: `pytest_collection_finish` goes on
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector leaves alone what was collected: 12,000 items cost a fifth of all tests' processor time if
+    each full collection looks at them."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_teardown() -> None:
