@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import xa.branches
+from tests.xa.answers import RMID, Answer, X, Y, refused
 from xa import (
     TMASYNC,
     TMFAIL,
@@ -23,7 +24,6 @@ from xa import (
     Code,
     Handle,
     ThreadOfControl,
-    XaError,
     Xid,
     entered,
     xa_error,
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
     from xa import DecisionRecord, Owner
     from xa.driver import Pending, SessionContext
-
-RMID = 1
-X, Y = Xid(1, b"global", b"x"), Xid(1, b"global", b"y")
 PATIENCE_S = 30
 
 
@@ -149,13 +146,6 @@ def rm(resource: Resource) -> Switch[Part[Work]]:
     made: Switch[Part[Work]] = Switch(Branches(resource))
     made.open("test://", RMID)
     return made
-
-
-def refused(code: Code, call: str, rm: Switch[Part[Work]], *arguments: object) -> XaError:
-    with pytest.raises(XaError) as raised:
-        getattr(rm, call)(*arguments)
-    assert raised.value.code is code, raised.value
-    return raised.value
 
 
 def ended(rm: Switch[Part[Work]], xid: Xid) -> None:
@@ -321,26 +311,10 @@ def test_one_operation_on_a_branch_at_a_time(rm: Switch[Part[Work]], resource: R
         assert committed.result(PATIENCE_S) is Code.XA_OK
 
 
-class Vote:
-    """A Pending."""
-
-    def __init__(self, *outcomes: Code | BaseException) -> None:
-        self._outcomes = list(outcomes)
-
-    def ready(self) -> bool:
-        return True
-
-    def result(self) -> Code:
-        outcome = self._outcomes.pop(0)
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-
 def test_a_vote_that_comes_later(rm: Switch[Part[Work]], resource: Resource) -> None:
     for xid in (X, Y):
         ended(rm, xid)
-    resource.later = [Vote(Code.XA_OK), Vote(xa_error(Code.XA_RBOTHER, "no", Y))]
+    resource.later = [Answer(Code.XA_OK), Answer(xa_error(Code.XA_RBOTHER, "no", Y))]
     handles = [rm.prepare(xid, RMID, TMASYNC) for xid in (X, Y)]
     codes = [rm.complete(handle, RMID).code for handle in handles if isinstance(handle, Handle)]
     assert codes == [Code.XA_OK, Code.XA_RBOTHER]
@@ -353,7 +327,7 @@ def test_a_vote_that_comes_later(rm: Switch[Part[Work]], resource: Resource) -> 
 def test_a_vote_whose_wait_is_interrupted(rm: Switch[Part[Work]], resource: Resource) -> None:
     ended(rm, X)
     lost = xa_error(Code.XAER_RMFAIL, "interrupted", X)
-    resource.later = [Vote(KeyboardInterrupt(), lost)]
+    resource.later = [Answer(KeyboardInterrupt(), lost)]
     handle = rm.prepare(X, RMID, TMASYNC)
     assert isinstance(handle, Handle)
     with pytest.raises(KeyboardInterrupt):

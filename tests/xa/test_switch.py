@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.xa.answers import RMID, Answer, X, Y, refused
 from xa import (
     NULL_XID,
     TMASYNC,
@@ -25,7 +26,6 @@ from xa import (
     Handle,
     ResourceUnavailable,
     ThreadOfControl,
-    XaError,
     Xid,
     entered,
     thread_of_control,
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
     from xa.driver import Pending
     from xabridge.testing.reference.branch import Association
-
-RMID = 1
-X, Y = Xid(1, b"global", b"x"), Xid(1, b"global", b"y")
 
 
 class Driver(ReferenceDriver):
@@ -74,13 +71,6 @@ def switch(driver: Driver) -> LateEndingSwitch[Association]:
     made = LateEndingSwitch(driver)
     made.open(driver.store.url, RMID)
     return made
-
-
-def refused(code: Code, call: str, switch: Switch[Association], *arguments: object) -> XaError:
-    with pytest.raises(XaError) as raised:
-        getattr(switch, call)(*arguments)
-    assert raised.value.code is code, raised.value
-    return raised.value
 
 
 def sent(answer: Code | Handle) -> Handle:
@@ -276,21 +266,6 @@ def test_only_a_plain_end_is_late(switch: LateEndingSwitch[Association], driver:
 
 
 # --- answers --------------------------------------------------------------------------------------------------
-class Answer:
-    """A Pending that tells what the test wants, one after the other."""
-
-    def __init__(self, *outcomes: Code | BaseException, ready: bool = True) -> None:
-        self._outcomes = list(outcomes)
-        self._ready = ready
-
-    def ready(self) -> bool:
-        return self._ready
-
-    def result(self) -> Code:
-        outcome = self._outcomes.pop(0)
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
 
 
 def answering(driver: Driver, monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> None:
