@@ -599,7 +599,8 @@ def test_what_a_peer_has_chosen_is_text_everywhere(broker: EmbeddedBroker, opera
     pages = ["/", "/queues", "/dead", "/transactions", "/connections", "/users", "/audit", "/queues?q=%3Cscript%3E"]
     for name in depths(broker):
         pages.append(f"/b/main/queue?name={quote(name, safe='')}")
-        pages.append(f"/b/main/change/purge?queue={quote(name, safe='')}")
+        if not name.endswith(".dead"):
+            pages.append(f"/b/main/change/purge?queue={quote(name, safe='')}")
     found = re.findall(r"/transactions/one\?name=([^\"]+)", operator.get("/transactions"))
     pages += [f"/transactions/one?name={name}" for name in found]
     for path in pages:
