@@ -262,7 +262,8 @@ def test_a_node_that_is_killed_while_it_acts_is_looked_at_again(
     caplog: pytest.LogCaptureFixture,
     when: str,
 ) -> None:
-    monkeypatch.setattr(nodes, "LOST_S", 1.0)
+    monkeypatch.setattr(nodes, "LOST_S", 0.2)
+    monkeypatch.setattr(nodes, "AGAIN_S", 0.05)
     caplog.set_level(logging.INFO)
     port = free_port()
     configured(field, port, field.url("shop", scheme="fatal-test") + f"&kill={when}-commit")
@@ -304,7 +305,8 @@ def test_a_node_that_hangs_is_told_as_unknown(
     _, asker = running()
     undecided(field)
     visitor = see(watched(asker.port))
-    monkeypatch.setattr(nodes, "DOING_S", 1.0)
+    monkeypatch.setattr(nodes, "DOING_S", 0.3)
+    monkeypatch.setattr(nodes, "AGAIN_S", 0.05)
     monkeypatch.setattr("xabridge.node.pages.ANSWER_S", 0.2)
     going = threading.Event()
     really = Hand.carry_out

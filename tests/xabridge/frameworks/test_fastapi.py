@@ -47,18 +47,15 @@ def rows(test: TestApp, table: str) -> list[Any]:
         return list(connection.execute(text(f"SELECT number FROM {table}")).scalars())  # noqa: S608
 
 
-def test_it_is_committed_when_it_answers(test: TestApp, client: TestClient) -> None:
+def test_it_is_committed_when_it_answers_and_rolled_back_by_an_exception(test: TestApp, client: TestClient) -> None:
+    assert client.post("/orders", json={"number": 1, "customer": "nobody"}).status_code == 404
+    assert client.post("/orders", json={"number": "one"}).status_code == 422
+    assert (rows(test, "orders"), test.waiting("orders")) == ([], 0)
     assert client.post("/orders", json=ADA).status_code == 201
     assert client.post("/later", json={"number": 2, "customer": "Boole"}).status_code == 200
     assert (rows(test, "orders"), test.waiting("orders")) == ([1], 2)
     test.deliver("orders")
     assert client.get("/invoices/2").json() == [2]
-
-
-def test_an_exception_rolls_it_back(test: TestApp, client: TestClient) -> None:
-    assert client.post("/orders", json={"number": 1, "customer": "nobody"}).status_code == 404
-    assert client.post("/orders", json={"number": "one"}).status_code == 422
-    assert (rows(test, "orders"), test.waiting("orders")) == ([], 0)
 
 
 def test_what_it_answers_when_it_is_not_committed(test: TestApp, client: TestClient) -> None:
