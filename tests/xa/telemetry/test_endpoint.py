@@ -226,10 +226,10 @@ def test_what_is_posted_comes_in_pieces_or_not_at_all(monkeypatch: pytest.Monkey
 
 
 def test_slow_bodies_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OPEN", 4)
     posted = Posted()
     private = Private("x" * 16, {}, Acts(TOKEN, {"/act": posted.take}))
     with EndpointThread({}, "127.0.0.1", 0, private) as server, ExitStack() as stack:
+        monkeypatch.setattr(module, "OPEN", 4)
         for _ in range(8):
             stack.enter_context(connected(server)).sendall(head(4) + b"bo")
         with connected(server) as connection:
