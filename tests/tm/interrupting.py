@@ -84,6 +84,8 @@ class Interruptions:
         self.raised = 0
         self.where: list[str] = []
         self._before: Any = None
+        self._traced: Any = sys.gettrace()
+        """That of coverage, for instance, which goes on afterwards."""
         self._tracing_ended = False
 
     def __enter__(self) -> Self:
@@ -95,7 +97,7 @@ class Interruptions:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        sys.settrace(None)
+        sys.settrace(self._traced)
         sys.setprofile(None)
         if self._before is not None:
             signal.signal(signal.SIGUSR1, self._before)

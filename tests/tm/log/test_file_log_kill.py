@@ -33,7 +33,7 @@ def test_what_was_decided_is_there_after_kill_9(tmp_path: Path) -> None:
     decided: set[int] = set()
     ended: set[int] = set()
     for turn in range(ROUNDS):
-        facts = run_until_killed(tmp_path / "log", rng.randrange(1, 4000), rng.randrange(1 << 30))
+        facts = run_until_killed(tmp_path / "log", rng.randrange(1, 2000), rng.randrange(1 << 30))
         decided.update(number for fact, number in facts if fact == "decided")
         ended.update(number for fact, number in facts if fact == "ending")
         looked = {Gtrid.decode(made.gtrid).sequence for made in read_log(tmp_path / "log").decisions}
