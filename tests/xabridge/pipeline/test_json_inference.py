@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xabridge.pipeline.json_inference import inferred_ddl, read_body
@@ -81,6 +81,7 @@ ARROW: dict[str, pa.DataType] = {
 }
 
 
+@settings(max_examples=30)
 @given(values=st.lists(SIMPLE, min_size=1, max_size=4))
 def test_the_sample_is_read_by_its_schema(values: list[Any]) -> None:
     bodies = [json.dumps({"v": value}) for value in values]

@@ -1,18 +1,24 @@
-"""These tests cover the options of the formats `amqp` and `xa`: which of them work, and how others are refused."""
+"""These tests cover the options of the formats `amqp` and `xa`: which of them work, which belong together, and how
+others are refused.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cases import each
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import AddressTarget, LakeTarget, Once, Shard, Source, TableTarget
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.options import TableRows, sink_options, source_options
 from xabridge.pipeline.routing import Routing
+from xabridge.pipeline.spark.query_options import QueryOptions
+from xabridge.pipeline.spark.registration import register
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 BASE = {
@@ -21,13 +27,18 @@ BASE = {
     "resource.broker": "amqp://localhost/",
     "resource.shop": "postgresql://y/shop",
 }
-NOTHING: dict[str, str] = {}
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No xabridge.toml of this machine is read."""
     monkeypatch.chdir(tmp_path)
+
+
+def refuses(options: Callable[..., Any], given: dict[str, str], message: str) -> None:
+    """These options of a source, or of a sink, do not work."""
+    with pytest.raises(PipelineError, match=message):
+        options({**BASE, **given}, {})
 
 
 def test_a_source_has_defaults() -> None:
@@ -60,8 +71,7 @@ def test_bad_messages_are_rows_or_are_sent() -> None:
         ({"bad_column": "bad", "bad_address": "bad"}, "contradicts bad_column"),
         ({"bad_address": "orders"}, "is a queue that this source reads"),
     ):
-        with pytest.raises(PipelineError, match=told):
-            source_options({**given, **options})
+        refuses(source_options, {**given, **options}, told)
 
 
 def test_a_delta_table_is_named_by_its_folder() -> None:
@@ -69,10 +79,9 @@ def test_a_delta_table_is_named_by_its_folder() -> None:
     assert sink_options({**lake, "table": "lake:sales/orders"}).tables.targets == (
         TableRows(LakeTarget("lake", "sales/orders")),
     )
-    with pytest.raises(PipelineError, match=r"option key: lake:orders is a Delta table, to which rows are appended"):
-        sink_options({**lake, "table": "lake:orders", "key": "id"})
-    with pytest.raises(PipelineError, match=r"there are several \(shop, lake\); name one"):
-        sink_options({**lake, "table": "orders"})
+    told = "option key: lake:orders is a Delta table, to which rows are appended"
+    refuses(sink_options, {**lake, "table": "lake:orders", "key": "id"}, told)
+    refuses(sink_options, {**lake, "table": "orders"}, r"there are several \(shop, lake\); name one")
 
 
 TWO = {"pipeline": "p", "log": "sqlite:///l", "resource.a": "amqp://a/", "resource.b": "amqp://b/"}
@@ -131,8 +140,7 @@ def test_a_sink_takes_several_tables_and_addresses() -> None:
 def test_a_name_that_two_databases_have_needs_its_resource() -> None:
     two = {**BASE, "resource.old": "postgresql://z/old", "table": "shop:t, old:t", "table_column": "kind"}
     assert dict(sink_options(two).tables.places) == {"shop:t": 0, "old:t": 1}
-    with pytest.raises(PipelineError, match=r"there is no table t; there are old:t, shop:t"):
-        sink_options({**two, "key.t": "id"})
+    refuses(sink_options, {**two, "key.t": "id"}, r"there is no table t; there are old:t, shop:t")
 
 
 def test_a_database_that_decides_prepares_nothing(tmp_path: Path) -> None:
@@ -153,39 +161,13 @@ def test_a_database_that_decides_prepares_nothing(tmp_path: Path) -> None:
     written = sink_options({"pipeline": "p", "table": "orders"})
     assert read.settings == written.settings
     assert written.settings.deciders == (("shop", "postgresql://x/shop"),)
-    with pytest.raises(PipelineError, match="option decider: there is no resource 'shpo'"):
-        sink_options({**BASE, "decider": "shpo", "table": "orders"})
+    refuses(sink_options, {"decider": "shpo", "table": "orders"}, "option decider: there is no resource 'shpo'")
 
 
 SEVERAL = {"table": "t, u", "table_column": "kind"}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"table": "t, u"}, "'t, u' is not a table name; .* For several tables set table_column too"),
-        ({**SEVERAL, "table": "t,,u"}, "option table: 't,,u': a name is missing beside a comma"),
-        ({**SEVERAL, "table": "t,u,"}, "a name is missing beside a comma"),
-        ({**SEVERAL, "table": "t, shop:t"}, "t, shop:t: one is named twice"),
-        ({**SEVERAL, "table_default": "v"}, "option table_default: 'v' is not one of t, u"),
-        ({"table": "t", "table_default": "t"}, "table_default: needs the option table_column"),
-        ({"table": "t", "key.t": "id"}, r"option key\.t: there is one table: write key"),
-        ({**SEVERAL, "key.v": "id"}, r"option key\.v: there is no table v; there are shop:t, shop:u, t, u"),
-        ({**SEVERAL, "key.": "id"}, r"option key\.: unknown"),
-        ({**SEVERAL, "kye.t": "id"}, r"option kye\.t: unknown"),
-        ({**SEVERAL, "key.t": "id", "key.shop:t": "nr"}, r"the same table is named by key\.t"),
-        ({**SEVERAL, "update.t": "n = 1"}, r"option update\.t: changes rows that exist; set the option key too"),
-        ({"address": "a", "key.t": "id"}, r"option key\.t: needs a table, and there is none"),
-        ({"address": "a", "table_column": "kind"}, "option table_column: needs a table"),
-        ({"table": "t", "address_column": "to"}, "option address_column: needs an address"),
-    ],
-)
-def test_what_a_sink_with_several_targets_refuses(options: dict[str, str], message: str) -> None:
-    with pytest.raises(PipelineError, match=message):
-        sink_options({**BASE, **options}, NOTHING)
-
-
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"queue": "q", "maxRowPerBatch": "1"}, r"maxrowperbatch: unknown \(did you mean maxRowsPerBatch\?\)"),
@@ -221,11 +203,10 @@ def test_what_a_sink_with_several_targets_refuses(options: dict[str, str], messa
     ],
 )
 def test_what_a_source_refuses(options: dict[str, str], message: str) -> None:
-    with pytest.raises(PipelineError, match=message):
-        source_options({**BASE, **options}, NOTHING)
+    refuses(source_options, options, message)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({}, "option table: missing, and so is address"),
@@ -242,17 +223,31 @@ def test_what_a_source_refuses(options: dict[str, str], message: str) -> None:
         ({"address": "a,a", "shards": "4", "shard_key": "k"}, "an address is named twice"),
         ({"address": "a,b", "shards": "1", "shard_key": "k"}, "fewer than the addresses"),
         ({"table": "t", "shards": "4"}, "option shards: needs an address"),
+        ({"table": "t, u"}, "'t, u' is not a table name; .* For several tables set table_column too"),
+        ({**SEVERAL, "table": "t,,u"}, "option table: 't,,u': a name is missing beside a comma"),
+        ({**SEVERAL, "table": "t,u,"}, "a name is missing beside a comma"),
+        ({**SEVERAL, "table": "t, shop:t"}, "t, shop:t: one is named twice"),
+        ({**SEVERAL, "table_default": "v"}, "option table_default: 'v' is not one of t, u"),
+        ({"table": "t", "table_default": "t"}, "table_default: needs the option table_column"),
+        ({"table": "t", "key.t": "id"}, r"option key\.t: there is one table: write key"),
+        ({**SEVERAL, "key.v": "id"}, r"option key\.v: there is no table v; there are shop:t, shop:u, t, u"),
+        ({**SEVERAL, "key.": "id"}, r"option key\.: unknown"),
+        ({**SEVERAL, "kye.t": "id"}, r"option kye\.t: unknown"),
+        ({**SEVERAL, "key.t": "id", "key.shop:t": "nr"}, r"the same table is named by key\.t"),
+        ({**SEVERAL, "update.t": "n = 1"}, r"option update\.t: changes rows that exist; set the option key too"),
+        ({"address": "a", "key.t": "id"}, r"option key\.t: needs a table, and there is none"),
+        ({"address": "a", "table_column": "kind"}, "option table_column: needs a table"),
+        ({"table": "t", "address_column": "to"}, "option address_column: needs an address"),
     ],
 )
 def test_what_a_sink_refuses(options: dict[str, str], message: str) -> None:
-    with pytest.raises(PipelineError, match=message):
-        sink_options({**BASE, **options}, NOTHING)
+    refuses(sink_options, options, message)
 
 
 def test_without_a_log_it_is_said_where_to_name_one() -> None:
     without = {name: value for name, value in BASE.items() if name != "log"}
     with pytest.raises(PipelineError, match=r"no database for its decisions is configured\. Set the option log"):
-        source_options({**without, "queue": "q"}, NOTHING)
+        source_options({**without, "queue": "q"}, {})
 
 
 def test_spark_passes_options_of_its_own() -> None:
@@ -291,8 +286,7 @@ def test_rows_that_are_written_once_have_a_column_and_a_table() -> None:
         with pytest.raises(PipelineError, match=message):
             sink_options({name: value for name, value in given.items() if name != missing})
     for table, message in (("shop:a b", "is not a table name"), ("broker:seen", "has to be postgresql://")):
-        with pytest.raises(PipelineError, match=message):
-            sink_options({**given, "once_table": table})
+        refuses(sink_options, {**given, "once_table": table}, message)
 
 
 ONCE = {**BASE, "once": "message_id", "once_table": "shop:seen"}
@@ -318,8 +312,7 @@ def test_rows_are_shuffled_by_what_orders_them() -> None:
             r"\(id, day\) and \(line, id\)",
         ),
     ):
-        with pytest.raises(PipelineError, match=told):
-            sink_options({**ONCE, **given})
+        refuses(sink_options, {**ONCE, **given}, told)
 
 
 def test_names_in_quotes_have_commas_and_spaces() -> None:
@@ -335,8 +328,7 @@ def test_names_in_quotes_have_commas_and_spaces() -> None:
     ):
         assert source_options({**BASE, "queue": text}).source.shards == (Shard("broker", queues),)
     for text in ("a,", ",a", '"a", ', '""', '"a",,b'):
-        with pytest.raises(PipelineError, match=r"missing beside a comma"):
-            source_options({**BASE, "queue": text})
+        refuses(source_options, {"queue": text}, r"missing beside a comma")
     bad = source_options({**BASE, "queue": "q", "bad_address": '"bad "'})
     assert bad.source.bad_address == "bad "
     for given, addresses in (
@@ -349,14 +341,10 @@ def test_names_in_quotes_have_commas_and_spaces() -> None:
 
 def test_spaces_at_the_ends_of_a_name_are_not_taken_away() -> None:
     for name in (" lead", "trail "):
-        with pytest.raises(
-            PipelineError, match=rf"option queue: '{name}' has spaces at its ends: omit them, or put quo"
-        ):
-            source_options({**BASE, "queue": name})
-        with pytest.raises(PipelineError, match=r"option bad_address: .* has spaces at its ends"):
-            source_options({**BASE, "queue": "q", "bad_address": name})
-        with pytest.raises(PipelineError, match=r"option address: .* has spaces at its ends"):
-            sink_options({**BASE, "address": name})
+        told = f"option queue: '{name}' has spaces at its ends: omit them, or put quo"
+        refuses(source_options, {"queue": name}, told)
+        refuses(source_options, {"queue": "q", "bad_address": name}, r"option bad_address: .* has spaces at its ends")
+        refuses(sink_options, {"address": name}, r"option address: .* has spaces at its ends")
 
 
 def test_an_address_that_is_too_long_is_refused() -> None:
@@ -365,13 +353,79 @@ def test_an_address_that_is_too_long_is_refused() -> None:
     assert sink_options({**BASE, "address": longest})
     shards = {"shards": "11", "shard_key": "k"}
     assert sink_options({**BASE, "address": "x" * 252, **shards})
-    with pytest.raises(PipelineError, match=r"option queue: x+…x+ has 256 characters, and a broker takes 255 at most"):
-        source_options({**BASE, "queue": f"{longest}x"})
-    with pytest.raises(PipelineError, match=r"option bad_address: x+…x+ has 256 characters"):
-        source_options({**BASE, "queue": "q", "bad_address": f"{longest}x"})
-    with pytest.raises(PipelineError, match=r"option address: x+…x+ has 256 characters"):
-        sink_options({**BASE, "address": f"{longest}x"})
-    with pytest.raises(PipelineError, match=r"option address: x+…x+#10 has 256 characters"):
-        sink_options({**BASE, "address": "x" * 253, **shards})
+    for options, given, named in (
+        (source_options, {"queue": f"{longest}x"}, r"queue: x+…x+ has 256 characters, and a broker takes 255 at most"),
+        (source_options, {"queue": "q", "bad_address": f"{longest}x"}, r"bad_address: x+…x+ has 256 characters"),
+        (sink_options, {"address": f"{longest}x"}, r"address: x+…x+ has 256 characters"),
+        (sink_options, {"address": "x" * 253, **shards}, r"address: x+…x+#10 has 256 characters"),
+    ):
+        refuses(options, given, f"option {named}")
     sent = {**BASE, "resource.jms": "openwire://y/", "address": f"jms:{longest}x"}
     assert sink_options(sent)
+
+
+# --- which sources and sinks belong together ------------------------------------------------------------------------
+SEVERAL_BROKERS = {
+    "pipeline": "orders",
+    "log": "postgresql://x/decisions",
+    "resource.a": "amqp://a/",
+    "resource.b": "amqp://b/",
+    "resource.shop": "postgresql://y/shop",
+}
+
+
+def parts(*sources: dict[str, str], sink: dict[str, str] | None = None) -> QueryOptions:
+    return QueryOptions(
+        tuple(source_options({**SEVERAL_BROKERS, "queue": "orders", "resource": "a", **source}) for source in sources),
+        None if sink is None else sink_options({**SEVERAL_BROKERS, "table": "t", **sink}),
+    )
+
+
+def test_sources_at_several_brokers_and_their_sink() -> None:
+    found = parts({}, {"resource": "b"}, {"queue": "more, others", "adopt": "q1"}, sink={}).settings()
+    assert (found.pipeline, found.log, found.adopt) == ("orders", "postgresql://x/decisions", "q1")
+    assert [name for name, _ in found.resources] == ["a", "b", "shop"]
+
+
+def test_what_the_parts_know_beyond_each_other_is_known() -> None:
+    found = parts({"resource.more": "amqp://m/"}, sink={"resource.other": "postgresql://z/other", "table": "shop:t"})
+    assert [name for name, _ in found.settings().resources] == ["a", "b", "shop", "more", "other"]
+
+
+def test_a_database_that_decides_is_nobodys_to_prepare_in() -> None:
+    found = parts({"decider": "shop"}, sink={"decider": "shop"}).settings()
+    assert ([name for name, _ in found.resources], [name for name, _ in found.deciders]) == (["a", "b"], ["shop"])
+
+
+@each(
+    ("sources", "sink", "message"),
+    [
+        ([{}], {"pipeline": "other"}, "of a: orders belongs to pipeline 'orders', and the sink to pipeline 'other'"),
+        ([{}, {"pipeline": "other", "resource": "b"}], None, "share one decision. Give them the same option pipeline"),
+        (
+            [{}],
+            {"log": "postgresql://x/elsewhere"},
+            "the source of a: orders and the sink have different decision logs",
+        ),
+        ([{}, {"queue": "others, orders"}], {}, "two sources of the query read queue 'orders' of a"),
+        ([{}, {"resource": "b, a", "queue": "ord*"}], {}, "read a queue that matches 'ord\\*' and 'orders' of a"),
+        ([{"resource": "a, c", "resource.c": "amqp://c/"}], {}, "reads from c, and the sink does not know"),
+        ([{}, {"resource.a": "amqp://z/", "resource": "b"}], {}, "another open string for it than another part"),
+        ([{"resource": "c", "resource.c": "amqp://c/"}], {}, "reads from c, and the sink does not know that resource"),
+        ([{"resource": "c", "resource.c": "amqp://c/"}, {}], None, "and the source of a: orders does not know"),
+        (
+            [{"adopt": "q1"}, {"adopt": "q2", "resource": "b"}],
+            {},
+            "a query can adopt the pipeline of one query, not of q1 and q2",
+        ),
+        ([{}], {"decider": "shop"}, "resource shop decides for one part of the query, and another part would prepare"),
+    ],
+)
+def test_what_does_not_belong_together(sources: Any, sink: dict[str, str] | None, message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        parts(*sources, sink=sink).settings()
+
+
+def test_a_session_whose_driver_is_elsewhere_is_refused() -> None:
+    with pytest.raises(PipelineError, match="Spark Connect"):
+        register(object())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""These fixtures give each test an environment, and another broker."""
+"""These fixtures give each test an environment, another broker, and each kind of database that rows go into."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.pipeline.core.environment import CoreEnvironment, new_environment
+from tests.xabridge.pipeline.core.sink_database import KINDS, SinkDatabase, sink_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,13 @@ def env(tmp_path: Path, postgres: Postgres) -> Iterator[CoreEnvironment]:
 
 
 @pytest.fixture
+def small(tmp_path: Path) -> Iterator[CoreEnvironment]:
+    """The same without a database, for tests that run in `make check`."""
+    with new_environment(None, tmp_path) as env:
+        yield env
+
+
+@pytest.fixture
 def second(env: CoreEnvironment, tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """Another broker, the resource `second`."""
     folder = tmp_path / "second"
@@ -34,3 +42,10 @@ def second(env: CoreEnvironment, tmp_path: Path) -> Iterator[EmbeddedBroker]:
         yield broker
     finally:
         broker.stop()
+
+
+@pytest.fixture(params=KINDS)
+def sink(env: CoreEnvironment, request: pytest.FixtureRequest) -> SinkDatabase:
+    """A database that rows go into."""
+    kind: str = request.param
+    return sink_database(env, kind, request.getfixturevalue("mariadb") if kind == "maria" else None)

@@ -10,17 +10,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from sqlalchemy import text
 
 from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.embedded import EmbeddedBroker
+from tm.log.sql.database import Database
 from xa import FORMAT_ID, TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS, Xid
 from xa.coroutines import drive
 from xabridge.pipeline.core import (
     AddressTarget,
     Attempt,
     Batch,
+    LakeTarget,
     Messages,
     Offset,
+    PipelineError,
     Query,
     Settings,
     SinkPlan,
@@ -33,6 +37,7 @@ from xabridge.pipeline.core.driver.open_pipeline import BlockingLog
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import BatchResult, SinkCoordinator
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
+from xabridge.pipeline.core.ledger.status import look
 from xabridge.pipeline.core.protocol import batch_decision
 from xabridge.pipeline.core.resources import Resources, prepared_branches
 from xabridge.pipeline.core.shards import Shard
@@ -46,11 +51,16 @@ if TYPE_CHECKING:
     from tests.postgres import Postgres
     from tm.log import Decision, LogError
     from xabridge.pipeline.core import BatchRefused
+    from xabridge.pipeline.core.ledger.status import PipelineStatus
     from xabridge.pipeline.core.task.staged_rows import StagedRows
 
 _NUMBERS: Final = itertools.count(1)
 TABLE: Final = TableTarget("shop", "public.orders", lock_timeout_s=0.3)
 _GIDS: Final = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+TABLES: Final = (
+    "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, body text NOT NULL)",
+    "CREATE TABLE totals (product text PRIMARY KEY, total bigint, note text)",
+)
 EVERY: Final = 1_000_000
 """A batch that no test reaches."""
 ALERTS: Final = AddressTarget("broker", "alerts")
@@ -62,6 +72,7 @@ class CoreEnvironment:
 
     broker: EmbeddedBroker
     database: str
+    """Empty where there is none."""
     log: str
     pipeline: str = "orders"
     others: tuple[tuple[str, str], ...] = ()
@@ -76,17 +87,22 @@ class CoreEnvironment:
     def settings(self) -> Settings:
         """What the pipeline knows."""
         broker = f"amqp://{self.broker.address}/?timeout=20"
-        shop = (("shop", self.database),)
+        shop = (("shop", self.database),) if self.database else ()
         resources = (("broker", broker), *(() if self.decides else shop), *self.others)
         deciders = shop if self.decides else ()
         return Settings(self.pipeline, self.log, resources, deciders, outage_s=self.outage_s)
 
     # --- the driver -------------------------------------------------------------------------------------------------
     def reader(
-        self, driver: str = "driver-1", *, streaming: bool = True, query: Query | None = None, **source: Any
+        self,
+        driver: str = "driver-1",
+        *of: str,
+        streaming: bool = True,
+        query: Query | None = None,
+        **source: Any,
     ) -> SourcePlanner:
-        """A reader of the queue `orders`, which a query reads that starts now; or a job."""
-        wanted = self.source(**source)
+        """A reader of the queue `orders`, or of others, which a query reads that starts now; or a job."""
+        wanted = self.source(*of, **source)
         if streaming:
             self.start(wanted, driver=driver, query=query)
         return self.joined(wanted, driver, streaming=streaming)
@@ -113,6 +129,10 @@ class CoreEnvironment:
         self._opened.append(writer)
         return writer
 
+    def beside(self, pipeline: str) -> CoreEnvironment:
+        """The same places, for another pipeline in another process."""
+        return replace(self, pipeline=pipeline, resources=Resources(), _opened=[])
+
     def close(self) -> None:
         """Closes what was opened for it."""
         for opened in self._opened:
@@ -126,15 +146,46 @@ class CoreEnvironment:
 
     def write(self, plan: SinkPlan, rows: Sequence[str], attempt: Attempt | None = None) -> SinkReport:
         """What a task writes: each row into the table, and as a message."""
-        with SinkTask(plan, attempt or Attempt(0, 0), resources=self.resources) as task:
-            if rows:
-                task.write_rows(TABLE, ("body",), [(row,) for row in rows])
-                task.send(ALERTS, Messages([row.encode() for row in rows]))
+        return self.task(plan, attempt or Attempt(0, 0), *[(TABLE, rows), (ALERTS, rows)] if rows else ())
+
+    def task(self, plan: SinkPlan, attempt: Attempt, *writes: tuple[Any, ...]) -> SinkReport:
+        """What an attempt writes: bodies into a table or to an address, or rows of some columns into a table."""
+        with SinkTask(plan, attempt, resources=self.resources) as task:
+            for target, *columns, what in writes:
+                if isinstance(target, AddressTarget):
+                    task.send(target, Messages([body.encode() for body in what]))
+                elif isinstance(target, LakeTarget):
+                    task.write_files(target, what, what.num_rows)
+                elif isinstance(what, bytes):
+                    task.write_csv(target, columns[0], what, what.count(b"\n"))
+                elif columns:
+                    task.write_rows(target, columns[0], what)
+                else:
+                    task.write_rows(target, ("body",), [(body,) for body in what])
             return task.prepare()
 
-    def began(self, driver: str = "driver-1", **source: Any) -> tuple[SourcePlanner, Offset, Sequence[SourcePartition]]:
+    def tasks(
+        self, plan: SinkPlan, parts: Sequence[SourcePartition], *, write: Any = None, first: int = 0
+    ) -> list[SinkReport]:
+        """What the tasks of a batch have prepared; `write` is how one does it. Their attempts count from `first`."""
+        one = write or self.write
+        return [one(plan, self.rows(part), Attempt(part.index, first + part.index)) for part in parts]
+
+    def job(self, *tasks: Sequence[tuple[Any, ...]], driver: str = "driver-1") -> None:
+        """A batch of so many tasks, without streaming. PipelineError: it is given up."""
+        writer = self.writer(driver)
+        plan = writer.plan(streaming=False)
+        try:
+            writer.commit(plan, None, [self.task(plan, Attempt(at, at), *task) for at, task in enumerate(tasks)])
+        except PipelineError:
+            writer.abort(plan, None, [])
+            raise
+
+    def began(
+        self, driver: str = "driver-1", *of: str, **source: Any
+    ) -> tuple[SourcePlanner, Offset, Sequence[SourcePartition]]:
         """A reader, the end of its first batch, and what the tasks of that read."""
-        reader = self.reader(driver, **source)
+        reader = self.reader(driver, *of, **source)
         end = reader.latest(Offset())
         return reader, end, reader.plan(Offset(), end)
 
@@ -142,7 +193,7 @@ class CoreEnvironment:
         """A writer and its plan, and what each task of a batch has prepared."""
         writer = self.writer()
         plan = writer.plan()
-        return writer, plan, [self.write(plan, self.rows(part), Attempt(part.index, part.index)) for part in parts]
+        return writer, plan, self.tasks(plan, parts)
 
     def decide_and_die(self, writer: SinkCoordinator, plan: SinkPlan, reports: Sequence[SinkReport]) -> None:
         """The driver commits a batch, and is killed when its decision is durable."""
@@ -171,10 +222,7 @@ class CoreEnvironment:
         """A micro-batch that is planned, to its commit."""
         writer = self.writer(driver)
         plan = writer.plan()
-        reports = [
-            self.write(plan, self.rows(partition), Attempt(partition.index, partition.index))
-            for partition in partitions
-        ]
+        reports = self.tasks(plan, partitions)
         writer.close()
         committer = self.writer(driver)
         decided = committer.commit(plan, Batch("q", number), reports)
@@ -207,10 +255,50 @@ class CoreEnvironment:
         rm.close("", 1)
         return [bodies_of(octets) for octets in found]
 
+    def counts(self, queue: str = "orders") -> list[int]:
+        """How often each message that waits there was delivered in vain."""
+        return self.broker.inside(lambda one: [entry.count for entry in one.container.resource.find(queue)])
+
     def table(self) -> list[str]:
         """What stands in the table."""
+        return [body for (body,) in self.ask("SELECT body FROM orders ORDER BY id")]
+
+    def check(self, rows: Sequence[str]) -> None:
+        """Each row is once in the table and once at the address."""
+        assert sorted(self.table(), key=int) == list(rows)
+        assert sorted(self.queued("alerts"), key=int) == list(rows)
+
+    def ask(self, query: str) -> list[Any]:
+        """The rows that PostgreSQL finds."""
         with psycopg.connect(self.database) as connection:
-            return [row[0] for row in connection.execute("SELECT body FROM orders ORDER BY id")]
+            return connection.execute(query.encode()).fetchall()
+
+    def change(self, *statements: str) -> None:
+        """Statements of an administrator there."""
+        with psycopg.connect(self.database, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def change_log(self, *statements: str) -> None:
+        """The same, in the database of the log, of any kind."""
+        database = Database(self.log)
+        with database.engine.begin() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+        database.engine.dispose()
+
+    def ask_log(self, query: str) -> list[Any]:
+        """The rows that a query finds there."""
+        database = Database(self.log)
+        with database.engine.connect() as connection:
+            found = list(connection.execute(text(query)))
+        database.engine.dispose()
+        return found
+
+    def shown(self, **options: Any) -> PipelineStatus:
+        """What `xabridge pipeline status` shows of the pipeline."""
+        (shown,) = look(self.log, self.settings.resources, opened=self.resources, **options)
+        return shown
 
     def prepared(self) -> list[str]:
         """Every prepared branch, wherever it is."""
@@ -221,9 +309,8 @@ class CoreEnvironment:
         for name, url in self.others:
             other = self.resources.get(name, url)
             found += [xid.bqual.decode() for xid in prepared_branches(other, b"")]
-        with psycopg.connect(self.database) as connection:
-            gids = [row[0] for row in connection.execute(_GIDS)]
-        return sorted(found + [Xid.parse(gid).bqual.decode() for gid in gids])
+        gids = self.ask(_GIDS) if self.database else []
+        return sorted(found + [Xid.parse(gid).bqual.decode() for (gid,) in gids])
 
 
 class KilledError(Exception):
@@ -254,16 +341,14 @@ def bodies_of(octets: bytes) -> str:
 
 
 @contextmanager
-def new_environment(postgres: Postgres, folder: Path) -> Iterator[CoreEnvironment]:
-    """An environment with a broker, queues, table and log of its own."""
-    database = postgres.create_database()
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, body text NOT NULL)")
-        connection.execute("CREATE TABLE totals (product text PRIMARY KEY, total bigint, note text)")
-    broker = EmbeddedBroker(folder)
-    env = CoreEnvironment(broker, database, f"sqlite:///{folder / 'log.db'}")
+def new_environment(postgres: Postgres | None, folder: Path) -> Iterator[CoreEnvironment]:
+    """An environment with a broker, queues, table and log of its own; without a server it has no table."""
+    env = CoreEnvironment(EmbeddedBroker(folder), "", f"sqlite:///{folder / 'log.db'}")
+    if postgres is not None:
+        env.database = postgres.create_database()
+        env.change(*TABLES)
     try:
         yield env
     finally:
         env.close()
-        broker.stop()
+        env.broker.stop()

@@ -4,10 +4,6 @@ batch is to be finished there.
 
 from __future__ import annotations
 
-import pickle
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +14,6 @@ from xa import Code, xa_error
 from xa.coroutines import drive
 from xabridge.pipeline.core import AddressTarget, Attempt, Batch, BatchRefused, Messages, Offset
 from xabridge.pipeline.core.driver.open_pipeline import BlockingBranches, BlockingLog
-from xabridge.pipeline.core.ledger.status import look
 from xabridge.pipeline.core.protocol import batch_decision
 from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.core.task.sink_task import SinkTask
@@ -73,10 +68,9 @@ def _unfinished(env: CoreEnvironment, second: EmbeddedBroker) -> tuple[SourcePla
             return refused
 
     env.put(["1"])
-    reader = env.reader(partitions=1)
-    first = reader.latest(Offset())
-    plan, rows = _planned(env, reader, Offset(), first)
-    report = _written(plan, rows)
+    reader, first, (part,) = env.began(partitions=1)
+    plan = env.writer().plan()
+    report = _written(plan, env.rows(part))
     pipeline = env.writer()._opened(plan.incarnation)
     log = pipeline.log
     ports = replace(pipeline.ports, log=Log(log._log, log._prefix))
@@ -85,13 +79,12 @@ def _unfinished(env: CoreEnvironment, second: EmbeddedBroker) -> tuple[SourcePla
     return reader, first, report
 
 
-@pytest.mark.slow
 def test_a_broker_that_comes_back_between_two_batches_has_them_in_order(
     env: CoreEnvironment, second: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader, first, _ = _unfinished(env, second)
     assert "it can't be finished at second now" in caplog.text
-    (shown,) = look(env.log, env.settings.resources, opened=env.resources)
+    shown = env.shown()
     assert [(epoch.epoch, epoch.unfinished) for epoch in shown.epochs] == [(1, ("second",))]
     assert as_json(shown, 1)["epochs"][0]["unfinished"] == ("second",)
     assert any("epoch 1 is decided, and not finished at second" in told for told in summary(shown))
@@ -114,11 +107,10 @@ def test_a_broker_that_comes_back_between_two_batches_has_them_in_order(
     reader.logged(last)
     assert env.queued("called", second) == ["1", "2", "3"]
     assert env.prepared() == []
-    (shown,) = look(env.log, env.settings.resources, opened=env.resources)
+    shown = env.shown()
     assert {epoch.unfinished for epoch in shown.epochs} == {()}
 
 
-@pytest.mark.slow
 def test_a_batch_is_refused_while_an_earlier_one_can_not_be_finished(
     env: CoreEnvironment, second: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,34 +145,15 @@ def _without_answer(branch: Branch) -> Callable[..., Any]:
     return ask
 
 
-DRIVER = """
-import os, pickle, signal, sys
-from tm.log.sql import SqlLog
-from xabridge.pipeline.core import Batch
-from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
-
-def decide_and_die(log, *arguments):
-    decide(log, *arguments)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-decide, SqlLog.decide = SqlLog.decide, decide_and_die
-settings, plan, report = pickle.load(sys.stdin.buffer)
-SinkCoordinator(settings, "driver-1").commit(plan, Batch("q", 0), [report])
-"""
-
-
-@pytest.mark.slow
 def test_a_driver_is_killed_before_phase_two_and_the_next_one_keeps_the_order(
     env: CoreEnvironment, second: EmbeddedBroker
 ) -> None:
     """The broker is away until the next driver has planned its second batch."""
     env.put(["1"])
-    reader = env.reader(partitions=1)
-    first = reader.latest(Offset())
-    plan, rows = _planned(env, reader, Offset(), first)
-    given = pickle.dumps((env.settings, plan, _written(plan, rows)))
-    ended = subprocess.run([sys.executable, "-c", DRIVER], input=given, check=False)
-    assert ended.returncode == -signal.SIGKILL
+    _, first, (part,) = env.began(partitions=1)
+    writer = env.writer()
+    plan = writer.plan()
+    env.decide_and_die(writer, plan, [_written(plan, env.rows(part))])
     second.stop()
 
     reader = env.reader("driver-2", partitions=1)
@@ -199,7 +172,6 @@ def test_a_driver_is_killed_before_phase_two_and_the_next_one_keeps_the_order(
     assert env.prepared() == []
 
 
-@pytest.mark.slow
 def test_a_resource_that_is_not_configured_any_more_holds_up_nobody_else(
     env: CoreEnvironment, second: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -214,7 +186,7 @@ def test_a_resource_that_is_not_configured_any_more_holds_up_nobody_else(
     assert decided.left == 0
     assert env.queued("alerts") == ["2"]
     assert "not finished at second, which is not configured any more" in caplog.text
-    (shown,) = look(env.log, env.settings.resources, opened=env.resources)
+    shown = env.shown()
     told = " ".join(summary(shown))
     assert "epoch 1 is decided, and not finished at second" in told
     assert "second: there is no such resource in the configuration" in told

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import func, select, text
 
-from tm.log.sql.database import Database
 from tm.log.sql.tables import METADATA as LOG_TABLES
 from xabridge.pipeline.core import Offset, PipelineError
 from xabridge.pipeline.core.ledger.schema import METADATA
@@ -21,25 +19,16 @@ def _given_up(env: CoreEnvironment, name: str) -> None:
     """What docs/pipeline.md tells to run in the database of the log."""
     page = (Path(__file__).parents[4] / "docs" / "pipeline.md").read_text(encoding="utf-8")
     statements = page.partition("### Giving a pipeline up")[2].partition("```text\n")[2].partition("```")[0]
-    database = Database(env.log)
-    with database.engine.connect() as connection:
-        for statement in statements.replace("NAME", name).split(";"):
-            if statement.strip() not in {"", "BEGIN", "COMMIT"}:
-                connection.execute(text(statement))
-    database.engine.dispose()
+    told = [statement.strip() for statement in statements.replace("NAME", name).split(";")]
+    env.change_log(*[statement for statement in told if statement not in {"", "BEGIN", "COMMIT"}])
 
 
 def _rows_of(env: CoreEnvironment, name: str) -> dict[str, int]:
     """How many rows each table of the log has of a pipeline."""
-    database = Database(env.log)
-    with database.engine.connect() as connection:
-        found = {}
-        for table in (*METADATA.sorted_tables, *LOG_TABLES.sorted_tables):
-            column = next((table.c[one] for one in ("pipeline", "node") if one in table.c), None)
-            if column is not None:
-                found[table.name] = connection.execute(select(func.count()).where(column == name)).scalar_one()
-    database.engine.dispose()
-    return found
+    tables = [*METADATA.sorted_tables, *LOG_TABLES.sorted_tables]
+    columns = [(table.name, column) for table in tables for column in ("pipeline", "node") if column in table.c]
+    query = "SELECT count(*) FROM {} WHERE {} = '{}'"
+    return {table: env.ask_log(query.format(table, column, name))[0][0] for table, column in dict(columns).items()}
 
 
 def test_a_name_is_freed_when_nothing_is_unfinished(env: CoreEnvironment) -> None:

@@ -9,7 +9,8 @@ import pickle
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -17,14 +18,14 @@ from deltalake import DeltaTable, write_deltalake
 
 from rm_delta import lake as lake_module
 from tests.rm_delta.test_contract import rows_of
-from tests.xabridge.pipeline.core.environment import ALERTS, TABLE
-from xabridge.pipeline.core import Attempt, Batch, BatchRefused, LakeTarget, Messages, Offset, TableTarget
-from xabridge.pipeline.core.task.sink_task import SinkTask
+from tests.xabridge.pipeline.core.environment import ALERTS, TABLE, TABLES
+from xabridge.pipeline.core import Attempt, Batch, BatchRefused, LakeTarget, Offset, TableTarget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from tests.postgres import Postgres
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
     from xabridge.pipeline.core import SinkPlan, SinkReport, SourcePartition
     from xabridge.pipeline.core.driver.source_planner import SourcePlanner
@@ -33,6 +34,16 @@ ROWS = [f"{number}" for number in range(10)]
 ORDERS = LakeTarget("lake", "orders")
 KINDS = LakeTarget("lake", "by/kind")
 SCHEMA = pa.schema([("body", pa.string())])
+
+
+@pytest.fixture
+def env(request: pytest.FixtureRequest) -> CoreEnvironment:
+    """With a database for a test that needs one besides."""
+    env: CoreEnvironment = request.getfixturevalue("small")
+    if "postgres" in request.fixturenames:
+        env.database = request.getfixturevalue("postgres").create_database()
+        env.change(*TABLES)
+    return env
 
 
 @pytest.fixture
@@ -46,26 +57,20 @@ def folder(env: CoreEnvironment, tmp_path: Path) -> Path:
     return root
 
 
-def write(env: CoreEnvironment, plan: SinkPlan, rows: Sequence[str], attempt: Attempt) -> SinkReport:
-    """What a task writes: each row into both tables, and as a message."""
-    with SinkTask(plan, attempt, resources=env.resources) as task:
-        if rows:
-            task.write_files(ORDERS, pa.table({"body": rows}), len(rows))
-            task.write_files(KINDS, pa.table({"body": rows, "kind": [f"{int(row) % 3}" for row in rows]}), len(rows))
-            task.send(ALERTS, Messages([row.encode() for row in rows]))
-        return task.prepare()
+def write(env: CoreEnvironment, plan: SinkPlan, rows: Sequence[str], attempt: Attempt, *more: Any) -> SinkReport:
+    """What a task writes: each row into both tables, and as a message; and more."""
+    kinds = pa.table({"body": rows, "kind": [f"{int(row) % 3}" for row in rows]})
+    lake = ((ORDERS, pa.table({"body": rows})), (KINDS, kinds), *more, (ALERTS, rows)) if rows else ()
+    return env.task(plan, attempt, *lake)
 
 
 def planned(
     env: CoreEnvironment, reader: SourcePlanner, start: Offset, end: Offset, driver: str = "driver-1"
 ) -> tuple[SinkPlan, list[SinkReport]]:
     """A batch whose tasks are done."""
-    return written(env, reader.plan(start, end), driver)
-
-
-def written(env: CoreEnvironment, parts: Sequence[SourcePartition], driver: str) -> tuple[SinkPlan, list[SinkReport]]:
+    parts = reader.plan(start, end)
     plan = env.writer(driver).plan()
-    return plan, [write(env, plan, env.rows(part), Attempt(part.index, part.index)) for part in parts]
+    return plan, env.tasks(plan, parts, write=partial(write, env))
 
 
 def check(env: CoreEnvironment, folder: Path, rows: Sequence[str], versions: int) -> None:
@@ -80,6 +85,7 @@ def work_left(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "_xabridge" / "work").rglob("*.parquet"))
 
 
+@pytest.mark.slow
 def test_a_batch_is_one_version_of_each_table(env: CoreEnvironment, folder: Path) -> None:
     start = Offset()
     reader = env.reader()
@@ -115,6 +121,29 @@ def test_a_batch_that_is_aborted_leaves_nothing(env: CoreEnvironment, folder: Pa
     plan, reports = planned(env, reader, Offset(), end)
     env.writer().commit(plan, Batch("q", 0), reports)
     check(env, folder, ROWS, versions=1)
+
+
+def test_a_batch_that_is_decided_is_written_once_and_one_that_is_not_is_run_again(
+    env: CoreEnvironment, folder: Path
+) -> None:
+    """The driver dies, once right after its decision and once before it; Spark repeats the batch."""
+    start = Offset()
+    for number, decided in enumerate((True, False)):
+        env.put([f"{number * 10 + row}" for row in range(10)])
+        reader = env.reader(f"driver-{number}")
+        end = reader.latest(start)
+        plan, reports = planned(env, reader, start, end, f"driver-{number}")
+        if decided:
+            env.decide_and_die(env.writer(f"driver-{number}"), plan, reports)
+        survivor = f"driver-{number}-b"
+        again = env.reader(survivor)
+        plan, reports = planned(env, again, start, end, survivor)
+        assert plan.decided is decided
+        assert env.writer(survivor).commit(plan, Batch("q", number), reports).before is decided
+        check(env, folder, [f"{row}" for row in range(10 * (number + 1))], versions=number + 1)
+        assert again.latest(end) == end
+        assert env.prepared() == []
+        start = end
 
 
 DRIVERS = """
@@ -186,40 +215,26 @@ while True:
     print(os.waitstatus_to_exitcode(status), flush=True)
 """
 EFFECTS = ["begun", "prepare", "vote", "write_staged", "bind_batch"]
-EFFECTS += [
-    "decide",
-    "_moved",
-    "_link",
-    "_write_version",
-    "remove",
-    "commit lake",
-    "commit shop",
-    "commit broker",
-    "fence",
-]
+EFFECTS += ["decide", "_moved", "_link", "_write_version", "remove", "commit lake", "commit shop", "commit broker"]
+EFFECTS += ["fence"]
 TOTALS = TableTarget("shop", "public.totals", ("product",))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
-def test_drivers_are_killed_behind_their_effects(env: CoreEnvironment, folder: Path, tmp_path: Path, step: int) -> None:
+def test_drivers_are_killed_behind_their_effects(
+    postgres: Postgres, env: CoreEnvironment, folder: Path, tmp_path: Path, step: int
+) -> None:
     """Each batch writes two Delta tables, rows of PostgreSQL by task and by key, and messages. Its driver is killed one
     effect later than that of the batch before, or some, until one gets to the end. The next driver goes on, each time,
     and somebody else writes to one of the tables meanwhile."""
 
     def tasks(plan: SinkPlan, parts: Sequence[SourcePartition]) -> list[SinkReport]:
-        reports = []
-        for part in parts:
-            rows = env.rows(part)
-            with SinkTask(plan, Attempt(part.index, part.index), resources=env.resources) as task:
-                task.write_files(ORDERS, pa.table({"body": rows}), len(rows))
-                task.write_files(KINDS, pa.table({"body": rows, "kind": ["1"] * len(rows)}), len(rows))
-                task.write_rows(TABLE, ("body",), [(row,) for row in rows])
-                task.write_rows(TOTALS, ("product",), [(row,) for row in rows])
-                task.send(ALERTS, Messages([row.encode() for row in rows]))
-                reports.append(task.prepare())
-        return reports
+        return [
+            write(env, plan, rows, Attempt(0, 0), (TABLE, rows), (TOTALS, ("product",), [(row,) for row in rows]))
+            for rows in map(env.rows, parts)
+        ]
 
+    assert postgres
     others, seen, start, rows = 0, list[str](), Offset(), list[str]()
     killed_behind = set[str]()
     with subprocess.Popen([sys.executable, "-c", DRIVERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as drivers:
@@ -276,6 +291,7 @@ def test_drivers_are_killed_behind_their_effects(env: CoreEnvironment, folder: P
         assert killed_behind == set(seen)
 
 
+@pytest.mark.slow
 def test_phase_two_comes_after_the_next_batch(
     env: CoreEnvironment, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,15 +318,13 @@ def _away(*_: object) -> None:
 
 def test_rows_that_do_not_fit_and_a_table_that_is_gone(env: CoreEnvironment, folder: Path) -> None:
     env.put(ROWS)
-    reader = env.reader()
-    reader.plan(Offset(), reader.latest(Offset()))
+    env.began()
     plan = env.writer().plan()
     for target, rows, told, of_rows in (
         (ORDERS, pa.table({"bodi": ["1"]}), "has no column bodi", True),
         (LakeTarget("lake", "gone"), pa.table({"body": ["1"]}), "there is no Delta table", False),
     ):
-        task = SinkTask(plan, Attempt(0, 0), resources=env.resources)
-        with pytest.raises(BatchRefused, match=told) as refused, task:
-            task.write_files(target, rows, 1)
+        with pytest.raises(BatchRefused, match=told) as refused:
+            env.task(plan, Attempt(0, 0), (target, rows))
         assert refused.value.of_rows is of_rows
     assert work_left(folder) == []

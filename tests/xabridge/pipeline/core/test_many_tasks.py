@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import psycopg
 import pytest
 
 from tests.postgres import Postgres
 from tests.xabridge.pipeline.core.environment import TABLE, CoreEnvironment, new_environment
 from xabridge.pipeline.core import Attempt, Batch
-from xabridge.pipeline.core.task.sink_task import SinkTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
 
     from xabridge.pipeline.core import SinkPlan, SinkReport
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 FEW_CONNECTIONS: Final = "?xa_pool_size=1&xa_pool_wait_s=1"
 
 
@@ -39,21 +38,15 @@ def env(tmp_path: Path, roomy: Postgres) -> Iterator[CoreEnvironment]:
 
 def write(env: CoreEnvironment, plan: SinkPlan, tasks: int, attempt: int = 0) -> list[SinkReport]:
     """What so many tasks write: a row each."""
-    reports = []
-    for index in range(tasks):
-        with SinkTask(plan, Attempt(index, index + attempt * tasks), resources=env.resources) as task:
-            task.write_rows(TABLE, ("body",), [(str(index),)])
-            reports.append(task.prepare())
-    return reports
+    return [env.task(plan, Attempt(at, at + attempt * tasks), (TABLE, [str(at)])) for at in range(tasks)]
 
 
-@pytest.mark.timeout(0)
 @pytest.mark.parametrize(
     ("tasks", "settings"),
     [
         pytest.param(200, "", id="200 tasks"),
         pytest.param(60, FEW_CONNECTIONS, id="60 tasks over few connections"),
-        pytest.param(2000, "", id="2000 tasks", marks=pytest.mark.slow),
+        pytest.param(2000, "", id="2000 tasks", marks=pytest.mark.long),
     ],
 )
 def test_every_task_of_a_batch_is_committed(env: CoreEnvironment, tasks: int, settings: str) -> None:
@@ -68,9 +61,7 @@ def test_every_task_of_a_batch_is_committed(env: CoreEnvironment, tasks: int, se
     assert (decided.left, decided.before) == (0, False)
     writer.close()
     env.database = database
-    with psycopg.connect(database) as connection:
-        found = sorted(int(body) for (body,) in connection.execute("SELECT body FROM orders"))
-    assert found == list(range(tasks))
+    assert sorted(map(int, env.table())) == list(range(tasks))
     assert env.prepared() == []
     assert len(orphans) == min(tasks, 200)
 

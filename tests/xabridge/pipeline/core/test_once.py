@@ -4,41 +4,37 @@ meet. The table that remembers, and that of the rows, are in PostgreSQL or in Ma
 
 from __future__ import annotations
 
-import os
-import pickle
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from tests.xabridge.pipeline.core.environment import ALERTS, TABLE
+from tests.xabridge.pipeline.core import pipeline_child
+from tests.xabridge.pipeline.core.environment import ALERTS
+from tests.xabridge.pipeline.core.sink_database import SinkDatabase
+from tests.xabridge.pipeline.faults import await_until
 from tm.log import Decision
 from xa.coroutines import drive
 from xabridge.pipeline.core import Attempt, BatchRefused, Messages, Once, TableTarget
-from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.core.task.databases import database_of
-from xabridge.pipeline.core.task.mariadb_session import connect
 from xabridge.pipeline.core.task.once_table import LONGEST
 from xabridge.pipeline.core.task.sink_task import SinkTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
     from tests.xabridge.pipeline.core.environment import CoreEnvironment
     from xabridge.pipeline.core import SinkPlan, SinkReport
-    from xabridge.testing.mariadb import MariaDB
+    from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
+    from xabridge.pipeline.core.resources import Resources
 
-ROOT = Path(__file__).parents[4]
+pytestmark = pytest.mark.parametrize("sink", ["shop", "maria"], indirect=True)
 SEEN: Final = TableTarget("shop", "public.orders_once", lock_timeout_s=0.3)
 WAITING: Final = {
     "shop": "SELECT count(*) FROM pg_locks WHERE NOT granted",
@@ -47,99 +43,76 @@ WAITING: Final = {
 
 
 @dataclass
-class Place:
-    """A database with both tables, for the pipeline of `env`."""
+class OnceDatabase(SinkDatabase):
+    """A database with the rows, and with the table that remembers them."""
 
-    env: CoreEnvironment
-    url: str
-    rows: TableTarget
-    once: Once
-
-    @property
-    def name(self) -> str:
-        """The resource."""
-        return self.rows.resource
-
-    def ask(self, query: str) -> Any:
-        """The rows that a query finds."""
-        if self.name == "maria":
-            with connect(self.url) as connection, connection.cursor() as cursor:
-                cursor.execute(query)
-                return list(cursor.fetchall())
-        with psycopg.connect(self.url) as reading:
-            return reading.execute(query).fetchall()
+    once: Once = field(kw_only=True)
 
     def make(self) -> bool:
         """Makes the table that remembers."""
-        return database_of(self.name, self.url).once.make(self.url, self.once.values.table)
-
-    def table(self) -> list[str]:
-        """The rows that were written."""
-        return sorted(body for (body,) in self.ask("SELECT body FROM orders"))
+        return database_of(self.resource, self.url).once.make(self.url, self.once.values.table)
 
     def remembered(self) -> list[str]:
         """What is remembered."""
         found = self.ask("SELECT id FROM orders_once")
         return sorted(key.decode() if isinstance(key, bytes) else key for (key,) in found)
 
-    def with_timeout(self, seconds: float) -> Place:
+    def with_timeout(self, seconds: float) -> OnceDatabase:
         """The same, with another time that locks are waited for."""
         values = replace(self.once.values, lock_timeout_s=seconds)
         return replace(self, once=replace(self.once, values=values))
 
-    def write(self, plan: SinkPlan, rows: Sequence[str], task: int = 0, resources: Resources | None = None) -> Any:
+    def write_once(self, plan: SinkPlan, rows: Sequence[str], resources: Resources | None = None) -> Any:
         """What a task writes of rows that are their own ids."""
-        with SinkTask(plan, Attempt(task, task), resources=resources or self.env.resources) as sink:
-            first = sink.first_ones(self.once, rows)
+        with SinkTask(plan, Attempt(0, 0), resources=resources or self.env.resources) as task:
+            first = task.first_ones(self.once, rows)
             kept = [row for row in dict.fromkeys(rows) if row in first]
             if kept:
-                sink.write_rows(self.rows, ("body",), [(row,) for row in kept])
-                sink.send(ALERTS, Messages([row.encode() for row in kept]))
-            return sink.prepare()
+                task.write_rows(self.rows, ("body",), [(row,) for row in kept])
+                task.send(ALERTS, Messages([row.encode() for row in kept]))
+            return task.prepare()
 
     def job(self, rows: Sequence[str], driver: str = "driver-1", env: CoreEnvironment | None = None) -> None:
         """A job of one task."""
         self.make()
         writer = (env or self.env).writer(driver)
         plan = writer.plan(streaming=False)
-        writer.commit(plan, None, [self.write(plan, rows)])
+        writer.commit(plan, None, [self.write_once(plan, rows)])
+
+    def check_once(self, rows: Sequence[str]) -> None:
+        """Each row is there once and is remembered, and no branch is left."""
+        assert self.table() == self.remembered() == sorted(rows)
+        assert self.env.prepared() == []
 
 
-@pytest.fixture(params=["shop", "maria"])
-def place(env: CoreEnvironment, request: pytest.FixtureRequest) -> Place:
+@pytest.fixture
+def place(sink: SinkDatabase) -> OnceDatabase:
     """Each kind of database."""
-    if request.param == "shop":
-        return Place(env, env.database, TABLE, Once("number", SEEN))
-    server: MariaDB = request.getfixturevalue("mariadb")
-    url = server.create_database("mariadb")
-    name = make_url(url).database
-    server.admin(
-        f"CREATE TABLE {name}.orders (id bigint AUTO_INCREMENT PRIMARY KEY, "
-        "body longtext CHARACTER SET utf8mb4 NOT NULL)"
-    )
-    env.others = (("maria", url),)
-    return Place(
-        env,
-        url,
-        TableTarget("maria", "orders", lock_timeout_s=1.0),
-        Once("number", TableTarget("maria", f"{name}.orders_once", lock_timeout_s=1.0)),
-    )
+    seen = SEEN
+    if sink.kind == "maria":
+        seen = TableTarget("maria", f"{make_url(sink.url).database}.orders_once", lock_timeout_s=1.0)
+    return OnceDatabase(sink.env, sink.kind, sink.url, sink.rows, once=Once("number", seen))
 
 
-def test_what_was_written_is_left_out_in_table_and_address(env: CoreEnvironment, place: Place) -> None:
+@pytest.fixture
+def backfill(env: CoreEnvironment) -> Iterator[CoreEnvironment]:
+    """A pipeline of another process, which writes to the same tables."""
+    other = env.beside("backfill")
+    yield other
+    other.close()
+
+
+def test_what_was_written_is_left_out_in_table_and_address(
+    env: CoreEnvironment, place: OnceDatabase, backfill: CoreEnvironment
+) -> None:
     place.job(["1", "2", "2"])
     place.job(["2", "3"])
-    backfill = replace(env, pipeline="backfill", _opened=[])
     place.job(["1", "3", "4"], env=backfill)
-    for opened in backfill._opened:
-        opened.close()
-    assert place.table() == ["1", "2", "3", "4"]
+    place.check_once(["1", "2", "3", "4"])
     assert sorted(env.queued("alerts")) == ["1", "2", "3", "4"]
-    assert env.prepared() == []
-    assert place.remembered() == ["1", "2", "3", "4"]
 
 
-def test_values_are_compared_exactly(env: CoreEnvironment, place: Place) -> None:
+def test_values_are_compared_exactly(env: CoreEnvironment, place: OnceDatabase) -> None:
     """Databases may take texts for equal that differ in capitals, accents, spaces, forms of a letter or the end."""
     long = "x" * (LONGEST - 1)
     values = ["", " ", "a", "A", "a ", "A ", " a", "ä", "a\u0308", "ß", "ss", "\U0001f600", "\U0001f601", "1", "01"]
@@ -152,7 +125,7 @@ def test_values_are_compared_exactly(env: CoreEnvironment, place: Place) -> None
     assert env.prepared() == []
 
 
-def test_many_values_of_one_task(env: CoreEnvironment, place: Place) -> None:
+def test_many_values_of_one_task(env: CoreEnvironment, place: OnceDatabase) -> None:
     values = [f"{number:04}-{'é' * (number % 300)}" for number in range(1000)]
     place.job(values[::3])
     place.job(values)
@@ -160,7 +133,7 @@ def test_many_values_of_one_task(env: CoreEnvironment, place: Place) -> None:
     assert env.prepared() == []
 
 
-def test_several_claims_of_one_task(env: CoreEnvironment, place: Place) -> None:
+def test_several_claims_of_one_task(env: CoreEnvironment, place: OnceDatabase) -> None:
     """A value that the task has claimed counts as written when it claims again."""
     place.make()
     writer = env.writer()
@@ -174,146 +147,121 @@ def test_several_claims_of_one_task(env: CoreEnvironment, place: Place) -> None:
 
 
 @pytest.mark.parametrize("decided", [False, True])
-def test_a_backfill_that_was_killed_is_done_again(env: CoreEnvironment, place: Place, decided: bool) -> None:
+def test_a_backfill_that_was_killed_is_done_again(env: CoreEnvironment, place: OnceDatabase, decided: bool) -> None:
     """Killed when its branches are prepared, or when it is decided and nothing is committed yet."""
     place.make()
     writer = env.writer("dies")
     plan = writer.plan(streaming=False)
-    report = place.write(plan, ["1", "2"])
+    report = place.write_once(plan, ["1", "2"])
     if decided:
         opened = writer._opened(plan.incarnation)
         assert drive(opened.ports.log.force(Decision(plan.gtrid, report.branches))) is None
     assert place.table() == []
     place.job(["1", "2", "3"], "driver-2")
-    assert place.table() == ["1", "2", "3"]
+    place.check_once(["1", "2", "3"])
     assert sorted(env.queued("alerts")) == ["1", "2", "3"]
-    assert env.prepared() == []
 
 
-TASK = """
-import os, pickle, signal, sys
-from xabridge.pipeline.core import Attempt
-from xabridge.pipeline.core.resources import Resources
-from xabridge.pipeline.core.task.sink_task import SinkTask
-
-plan, once, rows = pickle.loads(sys.stdin.buffer.read())
-with SinkTask(plan, Attempt(0, 0), resources=Resources()) as task:
-    assert task.first_ones(once, ["1", "2"]) == {"1", "2"}
-    if "claimed" not in sys.argv:
-        task.write_rows(rows, ("body",), [("1",), ("2",)])
-    if "prepared" in sys.argv:
-        sys.stdout.buffer.write(pickle.dumps(task.prepare()))
-        sys.stdout.buffer.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("when", "reported"), [("claimed", False), ("written", False), ("prepared", False), ("prepared", True)]
 )
-def test_a_task_that_is_killed(env: CoreEnvironment, place: Place, when: str, reported: bool) -> None:
+def test_a_task_that_is_killed(env: CoreEnvironment, place: OnceDatabase, when: str, *, reported: bool) -> None:
     """What it has claimed counts if it is decided, and only then. What it has prepared and nobody has heard of is in
     the way of its next attempt, which rolls it back."""
     place.make()
     writer = env.writer()
     plan = writer.plan(streaming=False)
-    ran = subprocess.run(
-        [sys.executable, "-c", TASK, when],
-        input=pickle.dumps((plan, place.once, place.rows)),
-        capture_output=True,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == -signal.SIGKILL, ran.stderr.decode()
+    hears, tells = pipeline_child.FORKED.Pipe(duplex=False)
+    killed = pipeline_child.started(pipeline_child.write_once, plan, place.once, place.rows, when, tells)
+    heard = hears.recv() if when == "prepared" else None
+    killed.join(120)
+    assert killed.exitcode == -signal.SIGKILL
     assert len(env.prepared()) == (when == "prepared")
-    heard = pickle.loads(ran.stdout) if reported else None  # noqa: S301 — our own
-    writer.commit(plan, None, [heard or place.write(plan, ["1", "2"])])
-    assert place.table() == place.remembered() == ["1", "2"]
-    assert env.prepared() == []
+    writer.commit(plan, None, [heard if reported else place.write_once(plan, ["1", "2"])])
+    place.check_once(["1", "2"])
     place.job(["1", "2"])
     assert place.table() == ["1", "2"]
 
 
-def test_an_attempt_does_not_wait_for_an_earlier_one_of_its_task(env: CoreEnvironment, place: Place) -> None:
+def test_an_attempt_does_not_wait_for_an_earlier_one_of_its_task(env: CoreEnvironment, place: OnceDatabase) -> None:
     place.make()
     writer = env.writer()
     plan = writer.plan(streaming=False)
-    place.write(plan, ["1"])  # Spark lost its report
-    report = place.write(plan, ["1"])
+    place.write_once(plan, ["1"])  # Spark lost its report
+    report = place.write_once(plan, ["1"])
     writer.commit(plan, None, [report])
-    assert place.table() == ["1"]
-    assert env.prepared() == []
+    place.check_once(["1"])
 
 
-def test_two_pipelines_that_meet(env: CoreEnvironment, place: Place) -> None:
-    """The second waits for the first one's outcome, but not for ever."""
+@dataclass
+class Meeting:
+    """A live pipeline and a backfill that write the same values."""
+
+    live: SinkCoordinator
+    later: SinkCoordinator
+    others: Resources
+    """Of the backfill."""
+
+    def __post_init__(self) -> None:
+        self.first, self.second = (writer.plan(streaming=False) for writer in (self.live, self.later))
+
+
+@pytest.fixture
+def meeting(env: CoreEnvironment, place: OnceDatabase, backfill: CoreEnvironment) -> Meeting:
+    """Both have planned a batch."""
     place.make()
-    live, backfill = env.writer(), replace(env, pipeline="backfill", _opened=[]).writer()
-    first, second = live.plan(streaming=False), backfill.plan(streaming=False)
-    report = place.write(first, ["1", "2"])
+    return Meeting(env.writer(), backfill.writer(), backfill.resources)
+
+
+def test_two_pipelines_that_meet(place: OnceDatabase, meeting: Meeting) -> None:
+    """The second waits for the first one's outcome, but not for ever."""
+    report = place.write_once(meeting.first, ["1", "2"])
     with pytest.raises(BatchRefused, match="rows with the same number are just being written by another batch"):
-        place.write(second, ["2", "3"])
-    live.commit(first, None, [report])
-    backfill.commit(second, None, [place.write(second, ["2", "3"])])
-    assert place.table() == ["1", "2", "3"]
-    assert env.prepared() == []
-    backfill.close()
+        place.write_once(meeting.second, ["2", "3"])
+    meeting.live.commit(meeting.first, None, [report])
+    meeting.later.commit(meeting.second, None, [place.write_once(meeting.second, ["2", "3"])])
+    place.check_once(["1", "2", "3"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["rolled back", "given up", "committed"])
-def test_the_second_waits_for_the_outcome_of_the_first(env: CoreEnvironment, place: Place, ends: str) -> None:
+def test_the_second_waits_for_the_outcome_of_the_first(place: OnceDatabase, meeting: Meeting, ends: str) -> None:
     """Of a task that is at work, or of a batch that is prepared."""
     place = place.with_timeout(30.0)
-    place.make()
-    live, backfill = env.writer(), replace(env, pipeline="backfill", _opened=[]).writer()
-    first, second = live.plan(streaming=False), backfill.plan(streaming=False)
-    others = Resources()
-    with ThreadPoolExecutor(1) as pool, SinkTask(first, Attempt(0, 0), resources=env.resources) as sink:
-        assert sink.first_ones(place.once, ["2", "1"]) == {"1", "2"}
-        sink.write_rows(place.rows, ("body",), [("1",), ("2",)])
-        report = sink.prepare() if ends != "rolled back" else None
-        waits = pool.submit(place.write, second, ["0", "1", "2", "3"], resources=others)
-        _until(lambda: place.ask(WAITING[place.name])[0][0] > 0)
+    first, second = meeting.first, meeting.second
+    with ThreadPoolExecutor(1) as pool, SinkTask(first, Attempt(0, 0), resources=place.env.resources) as task:
+        assert task.first_ones(place.once, ["2", "1"]) == {"1", "2"}
+        task.write_rows(place.rows, ("body",), [("1",), ("2",)])
+        report = task.prepare() if ends != "rolled back" else None
+        waits = pool.submit(place.write_once, second, ["0", "1", "2", "3"], resources=meeting.others)
+        await_until(lambda: place.ask(WAITING[place.kind])[0][0] > 0)
         if report is None:
-            sink.rollback()
+            task.rollback()
         elif ends == "given up":
-            live.abort(first, None, [report])
+            meeting.live.abort(first, None, [report])
         else:
-            live.commit(first, None, [report])
+            meeting.live.commit(first, None, [report])
         later = waits.result(60)
     assert later.rows == (2 if ends == "committed" else 4)
-    backfill.commit(second, None, [later])
-    assert place.table() == place.remembered() == ["0", "1", "2", "3"]
-    assert env.prepared() == []
-    backfill.close()
-    others.close()
+    meeting.later.commit(second, None, [later])
+    place.check_once(["0", "1", "2", "3"])
 
 
-@pytest.mark.slow
-def test_two_that_wait_for_each_other(env: CoreEnvironment, place: Place) -> None:
+def test_two_that_wait_for_each_other(env: CoreEnvironment, place: OnceDatabase, meeting: Meeting) -> None:
     """The database ends it: one of the two is refused, and the other goes on, long before the time is over."""
     place = place.with_timeout(60.0)
-    place.make()
-    backfill = replace(env, pipeline="backfill", _opened=[])
-    writers = env.writer(), backfill.writer()
-    plans = [writer.plan(streaming=False) for writer in writers]
-    others = Resources()
+    writers, plans = (meeting.live, meeting.later), (meeting.first, meeting.second)
     both = threading.Barrier(2)
 
     def claim(number: int) -> Any:
-        resources = (env.resources, others)[number]
-        with SinkTask(plans[number], Attempt(0, 0), resources=resources) as sink:
-            assert sink.first_ones(place.once, "ab"[number]) == {"ab"[number]}
+        resources = (env.resources, meeting.others)[number]
+        with SinkTask(plans[number], Attempt(0, 0), resources=resources) as task:
+            assert task.first_ones(place.once, "ab"[number]) == {"ab"[number]}
             both.wait(30)
             try:
-                assert sink.first_ones(place.once, "ba"[number]) == {"ba"[number]}
+                assert task.first_ones(place.once, "ba"[number]) == {"ba"[number]}
             except BatchRefused as error:
                 return error
-            return sink.prepare()
+            return task.prepare()
 
     began = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
@@ -323,24 +271,16 @@ def test_two_that_wait_for_each_other(env: CoreEnvironment, place: Place) -> Non
     assert not answers[lost].of_rows
     assert "eadlock" in str(answers[lost])
     writers[1 - lost].commit(plans[1 - lost], None, [answers[1 - lost]])
-    writers[lost].commit(plans[lost], None, [place.write(plans[lost], ["a", "b", "c"])])
+    writers[lost].commit(plans[lost], None, [place.write_once(plans[lost], ["a", "b", "c"])])
     assert place.remembered() == ["a", "b", "c"]
     assert place.table() == ["c"], "the other one has written no rows here"
     assert env.prepared() == []
-    backfill.close()
-    others.close()
 
 
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [10, 20])
-def test_pipelines_that_write_the_same_values_in_other_orders(env: CoreEnvironment, place: Place, seed: int) -> None:
+@pytest.mark.parametrize("seed", [10, pytest.param(20, marks=pytest.mark.long)])
+def test_pipelines_that_write_the_same_values_in_other_orders(
+    env: CoreEnvironment, place: OnceDatabase, seed: int
+) -> None:
     """Each claims its values in pieces, so that they wait for each other in circles. Whoever fails tries again, and in
     the end all of them have finished, and each value is written once."""
     place.make()
@@ -349,7 +289,7 @@ def test_pipelines_that_write_the_same_values_in_other_orders(env: CoreEnvironme
 
     def run(number: int) -> None:
         chance = random.Random(seed + number)
-        mine = replace(env, pipeline=f"backfill-{number}", _opened=[], resources=Resources())
+        mine = env.beside(f"backfill-{number}")
         values = [str(value) for value in chance.sample(range(40), 20)]
         deadline = time.monotonic() + 120
         start.wait(60)
@@ -371,7 +311,7 @@ def test_pipelines_that_write_the_same_values_in_other_orders(env: CoreEnvironme
             except BatchRefused as error:
                 refused.append(error)
                 writer.abort(plan, None, [])
-                time.sleep(chance.random())
+                time.sleep(0.1 * chance.random())
         mine.close()
 
     with ThreadPoolExecutor(4) as pool:
@@ -381,27 +321,16 @@ def test_pipelines_that_write_the_same_values_in_other_orders(env: CoreEnvironme
     expected = set[str]()
     for number in range(4):
         expected |= {str(v) for v in random.Random(seed + number).sample(range(40), 20)}
-    assert place.table() == place.remembered() == sorted(expected)
-    assert env.prepared() == []
+    place.check_once(list(expected))
 
 
-def test_the_first_one_is_given_up(env: CoreEnvironment, place: Place) -> None:
-    place.make()
-    live, backfill = env.writer(), replace(env, pipeline="backfill", _opened=[]).writer()
-    first, second = live.plan(streaming=False), backfill.plan(streaming=False)
-    place.write(first, ["1"])
-    live.abort(first, None, [None])
-    backfill.commit(second, None, [place.write(second, ["1"])])
-    assert place.table() == ["1"]
-    backfill.close()
-
-
-@pytest.mark.parametrize("place", ["shop"], indirect=True)
-def test_a_value_that_is_no_text_of_postgresql_is_the_rows_fault(env: CoreEnvironment, place: Place) -> None:
+def test_a_value_that_is_no_text_of_postgresql_is_the_rows_fault(env: CoreEnvironment, place: OnceDatabase) -> None:
+    if place.kind == "maria":
+        return
     place.make()
     plan = env.writer().plan(streaming=False)
     with pytest.raises(BatchRefused) as refused:
-        place.write(plan, ["a\0b"])
+        place.write_once(plan, ["a\0b"])
     assert refused.value.of_rows
     assert env.prepared() == []
 
@@ -423,14 +352,9 @@ WRONG: Final = {
 }
 
 
-def test_a_table_that_can_not_tell_values_is_refused(env: CoreEnvironment, place: Place, mariadb: MariaDB) -> None:
-    for columns in WRONG[place.name]:
-        if place.name == "maria":
-            name = place.once.values.table
-            statement = f"CREATE TABLE {name} ({columns})".replace("(Aria)", "Aria")
-            mariadb.admin(f"DROP TABLE IF EXISTS {name}", statement)
-        else:
-            with psycopg.connect(env.database, autocommit=True) as connection:
-                connection.execute("DROP TABLE IF EXISTS orders_once")
-                connection.execute(f"CREATE TABLE orders_once ({columns})")
+def test_a_table_that_can_not_tell_values_is_refused(place: OnceDatabase) -> None:
+    name = place.once.values.table
+    for columns in WRONG[place.kind]:
+        place.change(f"DROP TABLE IF EXISTS {name}")
+        place.change(f"CREATE TABLE {name} ({columns})".replace("(Aria)", "Aria"))
         assert not place.make(), columns

@@ -7,7 +7,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 from sqlalchemy import make_url
 
@@ -55,11 +54,7 @@ def test_a_value_is_written_once_in_a_batch_a_task_and_later(
     assert write(env, monkeypatch, [3, 1]).rows == 0
     assert write(env, monkeypatch, [3, 4]).rows == 1
     assert env.table() == ["v1", "v2", "v3", "v4"]
-    with psycopg.connect(env.database) as connection:
-        assert connection.execute("SELECT array_agg(id ORDER BY id) FROM seen").fetchone() == (["1", "2", "3", "4"],)
-
-
-def test_a_row_without_a_value_is_the_rows_fault(env: CoreEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert env.ask("SELECT array_agg(id ORDER BY id) FROM seen") == [(["1", "2", "3", "4"],)]
     with pytest.raises(BatchRefused, match="number is null in 1 rows") as refused:
         write(env, monkeypatch, [1, None])
     assert refused.value.of_rows
@@ -67,18 +62,20 @@ def test_a_row_without_a_value_is_the_rows_fault(env: CoreEnvironment, monkeypat
 
 
 def test_what_is_refused_when_a_query_starts(env: CoreEnvironment) -> None:
-    with pytest.raises(PipelineError, match="the query has no column 'message_id'"):
-        layout(options(env, once="message_id"), ROWS)
-    with pytest.raises(PipelineError, match="number is double; cast it to string"):
-        layout(options(env), {**ROWS, "number": "double"})
+    administrator = r"(?s)can't be made: .*\. Ask an administrator"
+    there = r"the table public.orders of .* is there, but can't tell values .* CREATE"
+    for given, rows, message in (
+        ({"once": "message_id"}, ROWS, "the query has no column 'message_id'"),
+        ({}, {**ROWS, "number": "double"}, "number is double; cast it to string"),
+        ({"once_table": "shop:nowhere.seen"}, ROWS, administrator),
+        ({"once_table": "shop:public.orders"}, ROWS, there),
+    ):
+        with pytest.raises(PipelineError, match=message):
+            layout(options(env, **given), rows)
     for mode in ("Update", "Complete"):
         with pytest.raises(PipelineError, match="the option once leaves it out"):
             check_mode(options(env), mode)
     check_mode(options(env), "Append")
-    with pytest.raises(PipelineError, match=r"(?s)can't be made: .*\. Ask an administrator"):
-        layout(options(env, once_table="shop:nowhere.seen"), ROWS)
-    with pytest.raises(PipelineError, match=r"the table public.orders of .* is there, but can't tell values .* CREATE"):
-        layout(options(env, once_table="shop:public.orders"), ROWS)
 
 
 def test_what_was_written_may_be_remembered_in_mariadb(env: CoreEnvironment, mariadb: MariaDB) -> None:

@@ -4,13 +4,11 @@ does not belong together, or is older than what was decided, is refused before a
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import text
 
-from tm.log.sql.database import Database
 from xa import FORMAT_ID, Xid
 from xa.coroutines import drive
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offset, PipelineError, PipelineTaken, Query
@@ -31,11 +29,43 @@ ROWS = [f"{number}" for number in range(10)]
 MORE = [f"{number}" for number in range(10, 25)]
 
 
+@dataclass
+class TwoSources:
+    """The sources of a query at two brokers, and how far each has read."""
+
+    env: CoreEnvironment
+    second: EmbeddedBroker
+    starts: tuple[Offset, ...] = (Offset(), Offset())
+
+    def restart(self, driver: str = "driver-1") -> None:
+        """The query starts."""
+        sources = (self.env.source(), self.env.source("second"))
+        self.env.start(*sources, driver=driver)
+        self.readers = tuple(self.env.joined(source, driver) for source in sources)
+
+    def put(self, rows: Sequence[str]) -> None:
+        """Some of them wait at the one broker, and the others at the other one."""
+        half = len(rows) // 2
+        self.env.put(rows[:half])
+        self.env.put(rows[half:], broker=self.second)
+
+    def ends(self) -> tuple[Offset, ...]:
+        """How far the next batch reads."""
+        return tuple(reader.latest(start) for reader, start in zip(self.readers, self.starts, strict=True))
+
+    def parts(self, ends: tuple[Offset, ...]) -> list[SourcePartition]:
+        """What its tasks read."""
+        each = zip(self.readers, self.starts, ends, strict=True)
+        return [part for reader, start, end in each for part in reader.plan(start, end)]
+
+
 @pytest.fixture
-def second(env: CoreEnvironment, second: EmbeddedBroker) -> EmbeddedBroker:
-    """The resource `second`, which is waited for long."""
+def two(env: CoreEnvironment, second: EmbeddedBroker) -> TwoSources:
+    """A query over two sources that has started. Its brokers are waited for long."""
     env.others = (("second", f"amqp://{second.address}/?timeout=20"),)
-    return second
+    two = TwoSources(env, second)
+    two.restart()
+    return two
 
 
 def _read(env: CoreEnvironment, parts: Sequence[SourcePartition]) -> list[str]:
@@ -49,85 +79,61 @@ def _written(env: CoreEnvironment, writer: SinkCoordinator, parts: Sequence[Sour
     return writer.commit(plan, Batch("q", number), reports).before
 
 
-def test_two_sources_at_two_brokers_share_one_decision(env: CoreEnvironment, second: EmbeddedBroker) -> None:
+def test_two_sources_at_two_brokers_share_one_decision(env: CoreEnvironment, two: TwoSources) -> None:
     """The driver dies behind the decision, more messages come, and the batch is read again as it was."""
-    env.put(ROWS[:5])
-    env.put(ROWS[5:], broker=second)
-    sources = (env.source(), env.source("second"))
-    env.start(*sources)
-    one, two = (env.joined(source) for source in sources)
-    ends = [reader.latest(Offset()) for reader in (one, two)]
-    parts = [*one.plan(Offset(), ends[0]), *two.plan(Offset(), ends[1])]
-    assert one.plan(Offset(), ends[0]) == parts[:2], "asked twice, it is the same"
+    two.put(ROWS)
+    ends = two.ends()
+    parts = two.parts(ends)
+    assert two.readers[0].plan(Offset(), ends[0]) == parts[:2], "asked twice, it is the same"
     told = [env.rows(part) for part in parts]
     assert sorted([row for rows in told for row in rows], key=int) == ROWS
     assert not _written(env, env.writer(), parts, 0)
     assert len({part.xid.gtrid for part in parts}) == 1
     assert env.prepared() == ["src/1/0", "src/1/1", "src/2/0", "src/2/1"]
 
-    env.put(MORE[:7])
-    env.put(MORE[7:], broker=second)
-    env.start(*sources, driver="driver-2")
-    one, two = (env.joined(source, "driver-2") for source in sources)
-    parts = [*one.plan(Offset(), ends[0]), *two.plan(Offset(), ends[1])]
+    two.put(MORE)
+    two.restart("driver-2")
+    parts = two.parts(ends)
     assert [env.rows(part) for part in parts] == told
     assert _written(env, env.writer("driver-2"), parts, 0)
-    following = [reader.latest(start) for reader, start in zip((one, two), ends, strict=True)]
+    two.starts = ends
+    following = two.ends()
     assert env.prepared() == []
-    parts = [*one.plan(ends[0], following[0]), *two.plan(ends[1], following[1])]
-    assert not _written(env, env.writer("driver-2"), parts, 1)
-    for reader, end in zip((one, two), following, strict=True):
-        assert reader.latest(end) == end
+    assert not _written(env, env.writer("driver-2"), two.parts(following), 1)
+    two.starts = following
+    assert two.ends() == following
     assert sorted(env.table(), key=int) == [*ROWS, *MORE]
     assert env.prepared() == []
 
 
-def test_only_the_second_source_has_messages(env: CoreEnvironment, second: EmbeddedBroker) -> None:
-    sources = (env.source(), env.source("second"))
-    env.start(*sources)
-    one, two = (env.joined(source) for source in sources)
-    starts = [Offset(), Offset()]
-    for number, (rows, broker) in enumerate(((ROWS[:5], second), (ROWS[5:], env.broker), (MORE, second))):
+def test_only_one_of_two_sources_has_messages(env: CoreEnvironment, two: TwoSources) -> None:
+    for number, (rows, broker) in enumerate(((ROWS[:5], two.second), (ROWS[5:], env.broker), (MORE, two.second))):
         env.put(rows, broker=broker)
-        ends = [reader.latest(start) for reader, start in zip((one, two), starts, strict=True)]
-        parts = [
-            part
-            for reader, start, end in zip((one, two), starts, ends, strict=True)
-            for part in reader.plan(start, end)
-        ]
-        assert not _written(env, env.writer(), parts, number)
-        starts = ends
+        ends = two.ends()
+        assert not _written(env, env.writer(), two.parts(ends), number)
+        two.starts = ends
     assert sorted(env.table(), key=int) == [*ROWS, *MORE]
-    assert [reader.latest(start) for reader, start in zip((one, two), starts, strict=True)] == starts
+    assert two.ends() == two.starts
     assert env.prepared() == []
 
 
-def test_sources_whose_sink_is_not_ours_are_decided_together(env: CoreEnvironment, second: EmbeddedBroker) -> None:
-    env.put(ROWS[:5])
-    env.put(ROWS[5:], broker=second)
-    sources = (env.source(), env.source("second"))
-    env.start(*sources)
-    readers = [env.joined(source) for source in sources]
-    ends = [reader.latest(Offset()) for reader in readers]
-    for reader, end in zip(readers, ends, strict=True):
-        for part in reader.plan(Offset(), end):
-            env.rows(part)
-    assert readers[0].latest(ends[0]) == ends[0]
+def test_sources_whose_sink_is_not_ours_are_decided_together(env: CoreEnvironment, two: TwoSources) -> None:
+    """When Spark has logged the batch."""
+    two.put(ROWS)
+    ends = two.ends()
+    assert sorted(_read(env, two.parts(ends)), key=int) == ROWS
+    assert two.readers[0].latest(ends[0]) == ends[0]
     assert env.prepared() == [], "what one source hears of holds for both"
-    assert (env.queued(), env.queued(broker=second)) == ([], [])
+    assert (env.queued(), env.queued(broker=two.second)) == ([], [])
 
 
-def test_a_source_that_was_planned_apart_is_never_written(env: CoreEnvironment, second: EmbeddedBroker) -> None:
+def test_a_source_that_was_planned_apart_is_never_written(env: CoreEnvironment, two: TwoSources) -> None:
     """However it came about: what it took would be written, and not be decided with it."""
-    env.put(ROWS[:5])
-    env.put(ROWS[5:], broker=second)
-    sources = (env.source(), env.source("second"))
-    env.start(*sources)
-    one, two = (env.joined(source) for source in sources)
-    ends = [reader.latest(Offset()) for reader in (one, two)]
-    first = one.plan(Offset(), ends[0])
-    one._pipeline.ledger.log.abort(first[0].xid.gtrid)
-    two.plan(Offset(), ends[1])
+    two.put(ROWS)
+    ends = two.ends()
+    first = two.readers[0].plan(Offset(), ends[0])
+    two.readers[0]._pipeline.ledger.log.abort(first[0].xid.gtrid)
+    two.readers[1].plan(Offset(), ends[1])
     with pytest.raises(PipelineError, match="the sink's decision would not contain epoch"):
         env.writer().plan()
 
@@ -135,8 +141,7 @@ def test_a_source_that_was_planned_apart_is_never_written(env: CoreEnvironment, 
 def test_a_source_and_a_sink_of_different_pipelines_do_not_work(env: CoreEnvironment) -> None:
     """The sink's pipeline is bound to no query: its driver would have refused the query when it started."""
     env.put(ROWS)
-    reader = env.reader()
-    reader.plan(Offset(), reader.latest(Offset()))
+    env.began()
     sink = SinkCoordinator(replace(env.settings, pipeline="other"), "driver-1", resources=env.resources)
     with pytest.raises(PipelineTaken, match="is not bound to this start of a query"):
         sink.plan()
@@ -159,7 +164,7 @@ def test_a_job_never_decides_what_a_query_reads(env: CoreEnvironment) -> None:
     of_job = job.plan(streaming=False)
     assert of_job.gtrid != plan.gtrid
     assert not job.commit(of_job, None, [env.write(of_job, ["100"])]).before
-    reports = [env.write(plan, env.rows(part), Attempt(part.index, part.index)) for part in parts]
+    reports = env.tasks(plan, parts)
     with pytest.raises(BatchRefused, match="has to be run again"):
         writer.commit(plan, Batch("q", 0), reports)
     writer.abort(plan, Batch("q", 0), reports)
@@ -189,14 +194,8 @@ def test_another_query_of_the_driver_does_not_take_the_pipeline(env: CoreEnviron
     runs = {("q", "run-1")}
 
     def start(query: Query) -> None:
-        bind(
-            env.settings,
-            "driver-1",
-            query,
-            [env.source()],
-            runs=lambda *who: who in runs,
-            resources=env.resources,
-        )
+        here: dict[str, Any] = {"runs": lambda *who: who in runs, "resources": env.resources}
+        bind(env.settings, "driver-1", query, [env.source()], **here)
 
     reader = env.joined(env.source(), "driver-1")
     with pytest.raises(PipelineTaken, match="another query of this driver"):
@@ -296,12 +295,10 @@ def test_a_new_checkpoint_is_refused_unless_it_says_whom_it_follows(env: CoreEnv
     adopting = Query("new", "run-new", -1, adopt="q")
     reader = env.reader(query=adopting)
     assert env.prepared() == [], "what was decided is finished"
-    end = reader.latest(Offset())
+    parts = reader.plan(Offset(), reader.latest(Offset()))
     writer = env.writer()
-    plan = writer.plan() if reader.plan(Offset(), end) else None
-    assert plan is not None
-    reports = [env.write(plan, env.rows(part), Attempt(part.index, 0)) for part in reader.plan(Offset(), end)]
-    assert not writer.commit(plan, Batch("new", 0), reports).before
+    plan = writer.plan()
+    assert not writer.commit(plan, Batch("new", 0), env.tasks(plan, parts)).before
     assert sorted(env.table(), key=int) == [*ROWS, *MORE]
     env.start(env.source(), query=replace(adopting, run="next", planned=0))  # the option may stay
     with pytest.raises(PipelineError, match='option adopt = "new"'):
@@ -312,10 +309,7 @@ def test_a_new_checkpoint_is_refused_unless_it_says_whom_it_follows(env: CoreEnv
 
 def test_what_was_not_decided_is_read_by_who_adopts(env: CoreEnvironment) -> None:
     env.put(ROWS)
-    reader = env.reader()
-    plan = env.writer().plan() if not reader.plan(Offset(), reader.latest(Offset())) else None
-    assert plan is None
-    reader.plan(Offset(), Offset(1))
+    env.began()
     env.write(env.writer().plan(), ["lost"])
     reader = env.reader("driver-2", query=Query("new", "run-new", -1, adopt="q"))
     assert env.prepared() == []
@@ -340,7 +334,6 @@ def old(request: pytest.FixtureRequest, env: CoreEnvironment, monkeypatch: pytes
         env.batch(reader, Offset(), 0)
         reader.close()
     assert env.prepared() == ["src/0", "src/1"]
-    database = Database(env.log)
     tables = [UNFENCED, RESULT]
     columns = [("epoch", name) for name in ("shards", "decided_at", "logged_at", "waiting", "oldest_at")]
     if request.param == "before shards":
@@ -348,18 +341,23 @@ def old(request: pytest.FixtureRequest, env: CoreEnvironment, monkeypatch: pytes
     else:
         tables += [QUERY, SOURCE, ISOLATION]
         columns += [("epoch", "query"), ("epoch", "place"), ("batch", "offsets")]
-    with database.engine.connect() as connection:
-        for table in tables:
-            connection.execute(text(f"DROP TABLE {table.name}"))
-        for name, column in columns:
-            connection.execute(text(f"ALTER TABLE xabridge_pipeline_{name} DROP COLUMN {column}"))
-    database.engine.dispose()
+    env.change_log(
+        *(f"DROP TABLE {table.name}" for table in tables),
+        *(f"ALTER TABLE xabridge_pipeline_{name} DROP COLUMN {column}" for name, column in columns),
+    )
     env.put(MORE)
     return env
 
 
 def test_a_batch_of_before_is_read_again_and_finished(old: CoreEnvironment) -> None:
+    """By a checkpoint that has the batch, and by no other."""
+    with pytest.raises(EpochGone, match="older than what was decided"):
+        old.start(old.source(), driver="driver-2", query=Query("q", "run", -1))
+    with pytest.raises(PipelineError, match='option adopt = "q"'):
+        old.start(old.source(), driver="driver-2", query=Query("new", "run", -1))
     reader = old.reader("driver-2", query=Query("q", "run", 0))
+    with pytest.raises(EpochGone, match="older than what was decided"):
+        reader.latest(Offset())
     parts = reader.plan(Offset(), Offset(1))
     assert sorted(_read(old, parts), key=int) == ROWS
     assert _written(old, old.writer("driver-2"), parts, 0)
@@ -369,17 +367,22 @@ def test_a_batch_of_before_is_read_again_and_finished(old: CoreEnvironment) -> N
     assert sorted(old.table(), key=int) == [*ROWS, *MORE]
 
 
+@pytest.mark.parametrize("old", ["sqlite"], indirect=True)
+def test_a_log_of_before_is_adopted(old: CoreEnvironment) -> None:
+    reader = old.reader("driver-2", query=Query("new", "run", -1, adopt="q"))
+    assert old.prepared() == []
+    parts = reader.plan(Offset(), reader.latest(Offset()))
+    assert sorted(_read(old, parts), key=int) == MORE
+
+
 def test_a_log_of_before_is_shown_and_used_by_a_job(env: CoreEnvironment) -> None:
     """Its tables lack the newest columns only; a job does not start a query that would add them."""
     env.put(ROWS)
     reader = env.reader()
     env.batch(reader, Offset(), 0)
     reader.close()
-    database = Database(env.log)
-    with database.engine.connect() as connection:
-        for column in ("decided_at", "logged_at"):
-            connection.execute(text(f"ALTER TABLE xabridge_pipeline_epoch DROP COLUMN {column}"))
-    database.engine.dispose()
+    for column in ("decided_at", "logged_at"):
+        env.change_log(f"ALTER TABLE xabridge_pipeline_epoch DROP COLUMN {column}")
     (epoch,) = look(env.log, ())[0].epochs
     assert (epoch.state, list(epoch.phases)) == ("committed", ["work"])
     env.put(MORE)
@@ -387,20 +390,3 @@ def test_a_log_of_before_is_shown_and_used_by_a_job(env: CoreEnvironment) -> Non
     job.plan_job()
     job.close()
     assert [one.state for one in look(env.log, ())[0].epochs][:1] == ["active"]
-
-
-def test_a_checkpoint_that_lacks_a_batch_of_before_is_refused(old: CoreEnvironment) -> None:
-    with pytest.raises(EpochGone, match="older than what was decided"):
-        old.start(old.source(), driver="driver-2", query=Query("q", "run", -1))
-    reader = old.reader("driver-2", query=Query("q", "run", 0))
-    with pytest.raises(EpochGone, match="older than what was decided"):
-        reader.latest(Offset())
-
-
-def test_a_log_of_before_is_adopted(old: CoreEnvironment) -> None:
-    with pytest.raises(PipelineError, match='option adopt = "q"'):
-        old.start(old.source(), driver="driver-2", query=Query("new", "run", -1))
-    reader = old.reader("driver-2", query=Query("new", "run", -1, adopt="q"))
-    assert old.prepared() == []
-    parts = reader.plan(Offset(), reader.latest(Offset()))
-    assert sorted(_read(old, parts), key=int) == MORE

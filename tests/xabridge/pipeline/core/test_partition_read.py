@@ -10,7 +10,7 @@ import pytest
 
 from tests.xabridge.pipeline.core.environment import bodies
 from xa import TMSUCCESS
-from xabridge.pipeline.core import BatchRefused, Offset
+from xabridge.pipeline.core import BatchRefused
 from xabridge.pipeline.core.resources import Resources
 from xabridge.pipeline.core.task.source_task import read
 from xabridge.pipeline.spark.json_bodies import json_reader
@@ -27,6 +27,12 @@ ORDER = pa.struct([pa.field("number", pa.int64(), nullable=False), pa.field("pro
 
 
 @pytest.fixture
+def env(small: CoreEnvironment) -> CoreEnvironment:
+    """No table is written."""
+    return small
+
+
+@pytest.fixture
 def other() -> Iterator[Resources]:
     """Another executor's."""
     resources = Resources()
@@ -36,10 +42,9 @@ def other() -> Iterator[Resources]:
 
 def _planned(env: CoreEnvironment, partitions: int = 1) -> list[SourcePartition]:
     env.put(ROWS)
-    reader = env.reader(partitions=partitions)
-    planned = list(reader.plan(Offset(), reader.latest(Offset())))
+    reader, _, planned = env.began(partitions=partitions)
     reader.close()
-    return planned
+    return list(planned)
 
 
 def _begun(partition: SourcePartition, resources: Resources, count: int) -> AmqpResource:
@@ -119,8 +124,7 @@ def test_a_partition_of_an_epoch_that_was_given_up_is_refused(env: CoreEnvironme
 
 def test_a_bad_body_goes_back_and_the_others_are_the_same_in_every_attempt(env: CoreEnvironment) -> None:
     env.put(['{"number": 1}', '{"number": "two"}', '{"number": 3, "product": "globe"}'])
-    reader = env.reader(partitions=1)
-    (partition,) = reader.plan(Offset(), reader.latest(Offset()))
+    (partition,) = env.began(partitions=1)[2]
     for _ in range(2):  # the second one reads the prepared branch
         (chunk,) = read(partition, resources=env.resources, body=json_reader(ORDER))
         assert chunk.body == [{"number": 1, "product": None}, {"number": 3, "product": "globe"}]

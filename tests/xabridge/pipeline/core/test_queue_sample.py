@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.xabridge.pipeline.core.test_counts import counts
 from xabridge.pipeline import PipelineError, infer_schema
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def test_a_schema_is_inferred_from_messages_that_stay_in_their_queue(
     assert infer_schema({**options, "queue": "orders,others"}) == "id bigint, at timestamp, name string"
     assert infer_schema({**options, "queue": "orders", "body_schema": "id int"}, 1) == "id bigint"
     assert env.queued() == bodies
-    assert counts(env.broker) == [0, 0, 0]
+    assert env.counts() == [0, 0, 0]
     env.put(['{"id": "x"}'])
     with pytest.raises(PipelineError, match="broker: orders: id is a number and text"):
         infer_schema({**options, "queue": "orders"})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import psycopg
 import pyarrow as pa
 import pytest
 
@@ -41,45 +41,41 @@ def _batches(*columns: str) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([pa.array([row])] * len(columns), names=list(columns))
 
 
-def _away(env: CoreEnvironment, seconds: float) -> threading.Timer:
+@contextmanager
+def _away(env: CoreEnvironment) -> Iterator[None]:
     """The broker goes away, and is back a moment later."""
     env.broker.stop()
-    timer = threading.Timer(seconds, env.broker.start)
+    timer = threading.Timer(0.4, env.broker.start)
     timer.start()
-    return timer
+    yield
+    timer.join()
 
 
 def _disconnect(env: CoreEnvironment) -> None:
     """PostgreSQL drops every connection, as when it is started again."""
-    with psycopg.connect(env.database) as connection:
-        connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+    env.change(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
 
 
 def test_a_broker_that_is_away_for_a_moment_is_waited_for(env: CoreEnvironment) -> None:
     env.put(ROWS)
     reader = env.reader()
-    timer = _away(env, 1.5)
-    end = reader.latest(Offset())
-    timer.join()
+    with _away(env):
+        end = reader.latest(Offset())
     partitions = reader.plan(Offset(), end)
     writer = env.writer()
     plan = writer.plan()
-    timer = _away(env, 1.5)
-    rows = [env.rows(partition) for partition in partitions]
-    timer.join()
+    with _away(env):
+        rows = [env.rows(partition) for partition in partitions]
     assert sorted(rows[0] + rows[1], key=int) == ROWS
     reports = [env.write(plan, one, Attempt(at, at)) for at, one in enumerate(rows)]
-    timer = _away(env, 1.5)
-    assert not writer.commit(plan, Batch("q", 0), reports).before
-    timer.join()
+    with _away(env):
+        assert not writer.commit(plan, Batch("q", 0), reports).before
     assert sorted(env.table(), key=int) == ROWS
     reader.logged(end)
     assert env.prepared() == []
-    reader.close()
-    writer.close()
 
 
 @pytest.mark.parametrize("layout", [LAYOUT, KEYED], ids=["table and address", "by key"])
@@ -100,10 +96,8 @@ def test_a_task_writes_again_what_went_away_with_its_connections(env: CoreEnviro
     if layout is LAYOUT:
         assert env.table() == env.queued("alerts") == ROWS
     else:
-        with psycopg.connect(env.database) as connection:
-            assert connection.execute("SELECT count(*) FROM totals").fetchone() == (len(ROWS),)
+        assert env.ask("SELECT count(*) FROM totals") == [(len(ROWS),)]
     assert env.prepared() == []
-    writer.close()
 
 
 def test_an_outage_that_lasts_too_long_fails_the_batch(env: CoreEnvironment) -> None:
@@ -126,8 +120,6 @@ def test_an_outage_that_lasts_too_long_fails_the_batch(env: CoreEnvironment) -> 
     assert refused.value.outage
     env.broker.start()
     writer.abort(plan, None, [])
-    reader.close()
-    writer.close()
 
 
 def test_pauses_are_as_long_as_the_outage_may_last() -> None:

@@ -6,17 +6,15 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
-from sqlalchemy import text
 
 from dtx.broker.access.permissions import Coordination, Permissions, Rule
 from rm_amqp import AmqpResource
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tm.log.sql.database import Database
 from xabridge.pipeline.core import Attempt, Batch, Offset, PipelineError, Shard, Source
 from xabridge.pipeline.core.ledger.status import look
 from xabridge.pipeline.core.shards import PlannedRead, matches, overlap
@@ -37,53 +35,60 @@ KNOWN = [11, 13, 7, 1, 2, 4, 14, 8]
 """The shards of customer-0 to customer-7 of 16. Computed by other software, and never to be changed."""
 
 
+ONE = "driver-1"
+
+
 def _read(env: CoreEnvironment, parts: Sequence[SourcePartition]) -> dict[tuple[str, ...], list[str]]:
     """What each task reads, by the broker and queues that it was planned for."""
     return {(part.resource, *part.queues): env.rows(part) for part in parts}
 
 
-def _done(env: CoreEnvironment, rows: Sequence[str]) -> None:
-    """The checker: every row once in the table, and nothing in doubt or waiting."""
+def _done(env: CoreEnvironment, *rows: str) -> None:
+    """The checker: every row once in the table."""
     assert Counter(env.table()) == Counter(rows)
+
+
+@pytest.fixture
+def second(env: CoreEnvironment, second: EmbeddedBroker) -> EmbeddedBroker:
+    """The resource `second`. A broker that is away is not waited for."""
+    env.outage_s = 0.1
+    return second
 
 
 def test_one_source_reads_two_brokers_under_one_decision(env: CoreEnvironment, second: EmbeddedBroker) -> None:
     env.put(["1", "2", "3"])
     env.put(["4", "5"], broker=second)
-    source = env.source(*BOTH)
-    env.start(source)
-    reader = env.joined(source)
-    end = reader.latest(Offset())
-    parts = reader.plan(Offset(), end)
+    reader, end, parts = env.began(ONE, *BOTH)
     assert [part.resource for part in parts] == list(BOTH)
     assert reader.plan(Offset(), end) == parts, "asked twice, it is the same"
     told = _read(env, parts)
     assert not env.finish(parts, 0).before
     assert env.prepared() == ["src/1/0", "src/1/1"]
 
-    env.start(source, driver="driver-2")  # killed before Spark has logged it
-    again = env.joined(source, "driver-2")
+    again = env.reader("driver-2", *BOTH)  # killed before Spark has logged it
+    second.stop()
+    with pytest.raises(PipelineError, match="the epoch is decided, so all of it has to be read again"):
+        again.plan(Offset(), end)
+    second.start()
     replayed = again.plan(Offset(), end)
     assert [env.rows(part) for part in replayed] == list(told.values())
     assert env.finish(replayed, 0, driver="driver-2").before
     assert again.latest(end) == end
     assert env.prepared() == []
-    _done(env, ["1", "2", "3", "4", "5"])
+    _done(env, "1", "2", "3", "4", "5")
     assert env.queued() == env.queued(broker=second) == []
 
 
 def test_each_queue_is_one_partition_in_order_and_a_new_one_is_read(
     env: CoreEnvironment, second: EmbeddedBroker
 ) -> None:
+    """But for those of dead letters."""
     places = {"a#0": env.broker, "a#1": second, "a#2": env.broker}
     for number in range(12):
         env.put([f"{number}"], f"a#{number % 3}", places[f"a#{number % 3}"])
     env.put(["no shard"], "b")
-    source = env.source(*BOTH, queues=("a#*",), by_queue=True)
-    env.start(source)
-    reader = env.joined(source)
-    end = reader.latest(Offset())
-    parts = reader.plan(Offset(), end)
+    env.put(["dead"], "a#0.dead")
+    reader, end, parts = env.began(ONE, *BOTH, queues=("a#*",), by_queue=True)
     assert _read(env, parts) == {
         ("broker", "a#0"): ["0", "3", "6", "9"],
         ("broker", "a#2"): ["2", "5", "8", "11"],
@@ -97,20 +102,8 @@ def test_each_queue_is_one_partition_in_order_and_a_new_one_is_read(
     assert _read(env, parts) == {("second", "a#3"): ["late"]}
     env.finish(parts, 1)
     assert reader.latest(following) == following
-    assert env.queued("b") == ["no shard"]
-    _done(env, [*map(str, range(12)), "late"])
-
-
-def test_a_pattern_leaves_out_the_queues_for_dead_letters(env: CoreEnvironment) -> None:
-    env.put(["ok"], "in")
-    env.put(["dead"], "in.dead")
-    source = env.source(queues=("in*",))
-    env.start(source)
-    reader = env.joined(source)
-    end, _ = env.batch(reader, Offset(), 0)
-    assert reader.latest(end) == end
-    assert env.queued("in.dead") == ["dead"]
-    _done(env, ["ok"])
+    assert (env.queued("b"), env.queued("a#0.dead")) == (["no shard"], ["dead"])
+    _done(env, *map(str, range(12)), "late")
 
 
 def test_a_pattern_needs_the_permission_to_look(env: CoreEnvironment, tmp_path: Path) -> None:
@@ -121,14 +114,11 @@ def test_a_pattern_needs_the_permission_to_look(env: CoreEnvironment, tmp_path: 
     env.others = (("second", f"amqp://{broker.address}/?timeout=5"),)
     try:
         env.put(["1"], "a#0", broker)
-        source = env.source("second", queues=("a#*",))
-        env.start(source)
         with pytest.raises(PipelineError, match="permission view; otherwise name the queues"):
-            env.joined(source).latest(Offset())
-        source = env.source("second", queues=("a#0",), by_queue=True)
-        env.start(source, driver="driver-2")
-        env.batch(env.joined(source, "driver-2"), Offset(), 0, driver="driver-2")
-        _done(env, ["1"])
+            env.began(ONE, "second", queues=("a#*",))
+        reader = env.reader("driver-2", "second", queues=("a#0",), by_queue=True)
+        env.batch(reader, Offset(), 0, driver="driver-2")
+        _done(env, "1")
     finally:
         broker.stop()
 
@@ -137,46 +127,23 @@ def test_more_queues_than_messages_have_their_turn(env: CoreEnvironment) -> None
     queues = tuple(f"a#{number}" for number in range(5))
     for queue in queues:
         env.put([queue], queue)
-    source = env.source(queues=queues, by_queue=True, rows=2)
-    env.start(source)
-    reader = env.joined(source)
+    reader = env.reader(queues=queues, by_queue=True, rows=2)
     start, number = Offset(), 0
     while (end := reader.latest(start)) != start:
         parts = reader.plan(start, end)
         assert len(parts) == min(2, 5 - 2 * number)
         env.finish(parts, number)
         start, number = end, number + 1
-    _done(env, queues)
+    _done(env, *queues)
 
 
-def test_a_query_that_ends_reads_all_that_there_was_in_uneven_queues(
-    env: CoreEnvironment, second: EmbeddedBroker
-) -> None:
-    rows = [f"{number}" for number in range(20)]
-    env.put(rows[:18], "a#0")
-    env.put(rows[18:], "a#1", second)
-    source = env.source(*BOTH, queues=("a#*",), by_queue=True, rows=10)
-    env.start(source)
-    stream = AmqpStream(SourceOptions(env.settings, source, "text"), StructType())
-    stream._planner = env.joined(source)
-    stream.prepareForTriggerAvailableNow()
-    start, number = Offset().as_json(), 0
-    while (end := stream.latestOffset(start, ReadMaxRows(10))) != start:
-        parts = [one.part for one in stream.partitions(start, end) if isinstance(one, EpochPartition)]
-        env.finish([part for part in parts if part is not None], number)
-        if number == 0:
-            env.put(["later"], "a#0")  # is left for the next run
-        start, number = end, number + 1
-    _done(env, rows)
-    assert env.queued("a#0") == ["later"]
-
-
-def test_uneven_queues_are_read_in_full_batches(env: CoreEnvironment) -> None:
-    """Also where one is much longer than the others, and the last batch is the only one with fewer."""
+def test_uneven_queues_are_read_in_full_batches_to_the_end(env: CoreEnvironment, second: EmbeddedBroker) -> None:
+    """Also where one is much longer than the others, and the last batch is the only one with fewer. A query that ends
+    reads all that there was, and nothing that came later."""
     counts = [60, 3, 17, 1, 9]
     for queue, count in enumerate(counts):
-        env.put([f"{queue}.{number}" for number in range(count)], f"a#{queue}")
-    source = env.source(queues=("a#*",), by_queue=True, rows=20)
+        env.put([f"{queue}.{number}" for number in range(count)], f"a#{queue}", (env.broker, second)[queue % 2])
+    source = env.source(*BOTH, queues=("a#*",), by_queue=True, rows=20)
     env.start(source)
     stream = AmqpStream(SourceOptions(env.settings, source, "text"), StructType())
     stream._planner = env.joined(source)
@@ -192,42 +159,25 @@ def test_uneven_queues_are_read_in_full_batches(env: CoreEnvironment) -> None:
         env.finish([part for part in parts if part is not None], len(taken))
         taken.append(len(env.table()) - before)
         start = end
+        if len(taken) == 1:
+            env.put(["later"], "a#0")
     assert taken == [20, 20, 20, 20, 10]
-    _done(env, [f"{queue}.{number}" for queue, count in enumerate(counts) for number in range(count)])
+    _done(env, *(f"{queue}.{number}" for queue, count in enumerate(counts) for number in range(count)))
+    assert env.queued("a#0") == ["later"]
 
 
 # --- a broker that is away -------------------------------------------------------------------------------------------
-def test_a_broker_that_is_away_is_waited_for(env: CoreEnvironment, second: EmbeddedBroker) -> None:
-    env.outage_s = 0.5
-    env.put(["1"])
-    env.put(["2"], broker=second)
-    source = env.source(*BOTH)
-    env.start(source)
-    reader = env.joined(source)
-    second.stop()
-    with pytest.raises(PipelineError, match="second can't be read"):
-        reader.latest(Offset())
-    second.start()
-    env.batch(reader, Offset(), 0)
-    _done(env, ["1", "2"])
-
-
-def test_a_broker_that_is_away_is_skipped_and_read_when_it_is_back(
+def test_a_broker_that_is_away_is_waited_for_or_skipped_and_read_when_it_is_back(
     env: CoreEnvironment, second: EmbeddedBroker
 ) -> None:
-    env.outage_s = 0.5
     env.put(["1"])
     env.put(["2"], broker=second)
-    source = env.source(*BOTH, skips=True)
-    env.start(source)
-    reader = env.joined(source)
     second.stop()
-    end = reader.latest(Offset())
-    parts = reader.plan(Offset(), end)
+    with pytest.raises(PipelineError, match="second can't be read"):
+        env.began(ONE, *BOTH)
+    reader, end, parts = env.began(ONE, *BOTH, skips=True)
     assert {part.resource for part in parts} == {"broker"}
-    writer = env.writer()
-    plan = writer.plan()
-    assert plan.skipped == ("second",)
+    assert env.writer().plan().skipped == ("second",)
     reader.plan(Offset(), end)  # as Spark may
     (epoch,) = look(env.log, ())[0].epochs
     ((name, why),) = epoch.skipped
@@ -236,44 +186,20 @@ def test_a_broker_that_is_away_is_skipped_and_read_when_it_is_back(
     assert "refused" in why
     second.start()
     env.finish(parts, 0)
-    _done(env, ["1"])
+    _done(env, "1")
     env.put(["3"])
     end, _ = env.batch(reader, end, 1)  # it is not asked again at once
     assert look(env.log, ())[0].epochs[0].skipped == epoch.skipped, "not that it was away"
     reader._away._until.clear()  # as if some seconds had passed
-    env.batch(reader, end, 2)
-    _done(env, ["1", "2", "3"])
+    end, _ = env.batch(reader, end, 2)
+    _done(env, "1", "2", "3")
     assert look(env.log, ())[0].epochs[0].skipped == ()
-
-
-def test_all_brokers_away_is_an_error_and_no_end(env: CoreEnvironment, second: EmbeddedBroker) -> None:
-    env.outage_s = 0.5
-    source = env.source(*BOTH, skips=True)
-    env.start(source)
-    reader = env.joined(source)
     second.stop()
     env.broker.stop()
-    with pytest.raises(PipelineError, match=r"broker can't be read.*second can't be read"):
-        reader.latest(Offset())
-
-
-def test_a_decided_epoch_is_read_again_from_every_broker(env: CoreEnvironment, second: EmbeddedBroker) -> None:
-    env.outage_s = 0.5
-    env.put(["1"])
-    env.put(["2"], broker=second)
-    source = env.source(*BOTH, skips=True)
-    env.start(source)
-    reader = env.joined(source)
-    end = reader.latest(Offset())
-    parts = reader.plan(Offset(), end)
-    env.finish(parts, 0)
-    second.stop()
-    env.start(source, driver="driver-2")
-    again = env.joined(source, "driver-2")
-    with pytest.raises(PipelineError, match="the epoch is decided, so all of it has to be read again"):
-        again.plan(Offset(), end)
+    with pytest.raises(PipelineError, match=r"broker can't be read.*second can't be read"):  # which is no end
+        reader.latest(end)
     second.start()
-    assert sorted(row for part in again.plan(Offset(), end) for row in env.rows(part)) == ["1", "2"]
+    env.broker.start()
 
 
 @pytest.mark.parametrize("began", [True, False], ids=["took messages", "was about to"])
@@ -282,21 +208,16 @@ def test_an_earlier_try_takes_nothing_beside_the_next_one(
 ) -> None:
     """A try is not decided, and its broker is away when it is given up. While that is away, others are read. Before it
     is read again, what the try had taken is in its queue again, and the late task of the try gets nothing."""
-    env.outage_s = 0.5
     env.put(["1"])
     env.put(["2", "3"], broker=second)
-    source = env.source(*BOTH, by_queue=True, skips=True, rows=2)
-    env.start(source)
-    reader = env.joined(source)
-    end = reader.latest(Offset())
-    _, late = reader.plan(Offset(), end)
+    source: dict[str, Any] = {"by_queue": True, "skips": True, "rows": 2}
+    _, end, (_, late) = env.began(ONE, *BOTH, **source)
     if began:
         assert env.rows(late) == ["2"]
     env.put(["4"], broker=second)
     second.stop()
 
-    env.start(source, driver="driver-2")
-    again = env.joined(source, "driver-2")
+    again = env.reader("driver-2", *BOTH, **source)
     parts = again.plan(Offset(), end)
     assert [part.resource for part in parts] == ["broker"]
     env.finish(parts, 0, driver="driver-2")
@@ -309,7 +230,7 @@ def test_an_earlier_try_takes_nothing_beside_the_next_one(
     assert [env.rows(part) for part in parts] == [["2", "3"]]
     env.finish(parts, 1, driver="driver-2")
     env.batch(again, following, 2, driver="driver-2")
-    _done(env, ["1", "2", "3", "4"])
+    _done(env, "1", "2", "3", "4")
 
 
 def test_a_late_attempt_that_met_no_fence_gives_back_what_it_took(env: CoreEnvironment) -> None:
@@ -329,18 +250,15 @@ def test_a_late_attempt_that_met_no_fence_gives_back_what_it_took(env: CoreEnvir
     again = env.reader("driver-2", query=Query("q", "run", 0))
     _, decided = env.batch(again, end, 1, driver="driver-2")
     assert decided.rows == 1
-    _done(env, ["1", "2"])
+    _done(env, "1", "2")
 
 
 def test_a_failure_is_searched_in_one_shard(env: CoreEnvironment, second: EmbeddedBroker) -> None:
     """A poison message at one broker: the other queues are not read while it is searched, and none of their messages
     counts as delivered."""
-    env.outage_s = 0.5
     env.put(["1", "2"], "a#0")
     env.put(["3", "poison", "4"], "a#1", second)
-    source = env.source(*BOTH, queues=("a#*",), by_queue=True, skips=True)
-    env.start(source)
-    reader = env.joined(source)
+    reader = env.reader("driver-1", *BOTH, queues=("a#*",), by_queue=True, skips=True)
     start, number, sizes = Offset(), 0, []
     end = reader.latest(start)
     for _ in range(40):
@@ -374,14 +292,10 @@ def test_the_plan_stands_in_the_ledger(env: CoreEnvironment, second: EmbeddedBro
     env.start(source)
     reader = env.joined(source)
     reader.plan(Offset(), reader.latest(Offset()))
-    database = Database(env.log)
-    with database.engine.connect() as connection:
-        row = connection.execute(text("SELECT source, shards FROM xabridge_pipeline_epoch")).one()
-        unfenced = connection.execute(text("SELECT resource FROM xabridge_pipeline_unfenced")).scalars().all()
-    database.engine.dispose()
-    assert row.source == "broker"
-    assert '[["broker", "a#0"], ["second", "a#1"]]' in row.shards
-    assert sorted(unfenced) == ["broker", "second"]
+    ((name, shards),) = env.ask_log("SELECT source, shards FROM xabridge_pipeline_epoch")
+    assert name == "broker"
+    assert '[["broker", "a#0"], ["second", "a#1"]]' in shards
+    assert sorted(env.ask_log("SELECT resource FROM xabridge_pipeline_unfenced")) == [("broker",), ("second",)]
 
 
 def test_what_is_read_is_stored_with_why_brokers_were_skipped() -> None:

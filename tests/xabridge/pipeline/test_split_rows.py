@@ -1,4 +1,4 @@
-"""These tests split rows by the shards of an address, and check that the column with the key can be one."""
+"""These tests split rows by the column that names their table, and by the shards of an address."""
 
 from __future__ import annotations
 
@@ -8,12 +8,48 @@ import pyarrow as pa
 import pytest
 
 from xabridge.pipeline import PipelineError
-from xabridge.pipeline.core import AddressTarget, Settings
+from xabridge.pipeline.core import AddressTarget, BatchRefused, Settings
 from xabridge.pipeline.options import SinkOptions
 from xabridge.pipeline.routing import Routing
+from xabridge.pipeline.spark.routed_rows import split
 from xabridge.pipeline.spark.sharded_rows import by_shard
 from xabridge.pipeline.spark.task_writer import layout
 
+PLACES = (("orders", 0), ("returns", 1), ("shop:orders", 0))
+STRICT = Routing(("o", "r", "never"), "kind", PLACES)
+LENIENT = Routing(("o", "r", "never"), "kind", PLACES, default=1)
+
+
+def _split(routing: Routing[str], kinds: list[str | None]) -> dict[str, list[int]]:
+    batch = pa.record_batch([pa.array(kinds, pa.string()), pa.array(range(len(kinds)))], names=["kind", "number"])
+    return {target: rows.column("number").to_pylist() for target, rows in split(routing, batch, "table")}
+
+
+def test_each_target_gets_its_rows_in_their_order() -> None:
+    assert _split(STRICT, ["orders", "returns", "shop:orders", "orders"]) == {"o": [0, 2, 3], "r": [1]}
+    assert _split(STRICT, ["returns"]) == {"r": [0]}
+    assert _split(STRICT, []) == {}
+    assert _split(Routing(("all",)), ["whatever", None]) == {"all": [0, 1]}
+    assert _split(Routing(), ["whatever"]) == {}
+
+
+def test_rows_that_name_no_target_go_by_the_default_or_are_refused() -> None:
+    assert _split(LENIENT, [None, "orders", "unknown", None]) == {"r": [0, 2, 3], "o": [1]}
+    assert _split(LENIENT, [None, None]) == {"r": [0, 1]}
+    refused: list[tuple[list[str | None], str]] = [
+        (["orders", "unknown"], "'unknown'"),
+        (["orders", None], "null"),
+        ([None], "null"),
+    ]
+    for kinds, told in refused:
+        with pytest.raises(
+            BatchRefused, match=rf"column kind is {told}, and names none .*\(orders, returns, "
+        ) as error:
+            _split(STRICT, kinds)
+        assert error.value.of_rows, "the search for the row at fault has to find it"
+
+
+# --- by shard ---------------------------------------------------------------------------------------------------------
 TARGET = AddressTarget("north", "orders", "customer", 4, (("south", "bestellungen"),))
 
 
@@ -27,12 +63,7 @@ def test_the_rows_of_a_key_go_to_one_queue_in_their_order() -> None:
         for key, number in zip(rows.column("customer").to_pylist(), rows.column("n").to_pylist(), strict=True):
             assert target.address.endswith(f"#{zlib.crc32(key.encode()) % 4}")
             written.setdefault(key, []).append((target.address, number))
-    assert places <= {
-        ("north", "orders#0"),
-        ("south", "bestellungen#1"),
-        ("north", "orders#2"),
-        ("south", "bestellungen#3"),
-    }
+    assert places <= {(target.resource, target.address) for target in map(TARGET.shard, range(4))}
     assert sorted(number for some in written.values() for _, number in some) == list(range(100))
     for some in written.values():
         assert len({address for address, _ in some}) == 1
