@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.packages import drawing, imports, main, replaced, sizes
+from bench.packages import drawing, imports, replaced, sizes
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,16 +41,3 @@ def test_an_arrow_is_an_import_that_runs(project: Path) -> None:
     assert "xa --> tm" not in drawn  # for type checkers only
     assert "<b>tm</b><br>log" in drawn
     assert "| `tm/` | 2 | 2 |" in sizes(project)
-
-
-def test_a_page_gets_the_drawing(project: Path) -> None:
-    page = project / "page.md"
-    page.write_text("before\n<!-- drawn by bench/packages.py -->\nold\n<!-- end of the drawing -->\nbehind\n")
-    assert main([str(project), "--into", str(page)]) == 0
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("\nbehind\n")
-    assert "old" not in text
-    assert "tm --> xa" in text
-    with pytest.raises(ValueError, match="the page has no"):
-        replaced("without marks", "")
