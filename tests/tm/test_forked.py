@@ -206,13 +206,13 @@ def test_a_child_of_a_process_with_a_decider_refuses(tmp_path: Path) -> None:
     forked(tmp_path, None, f"sqlite:///{tmp_path}/shop.db", "decider")
 
 
-@pytest.mark.parametrize("mode", ["two-phase", "decider"])
+@pytest.mark.parametrize("mode", ["two-phase", pytest.param("decider", marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_a_child_refuses_beside_postgres(tmp_path: Path, postgres: Postgres, mode: str) -> None:
     forked(tmp_path, None if mode == "decider" else f"file://{tmp_path}/log", postgres.create_database(), mode)
 
 
-@pytest.mark.parametrize("place", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("place", [pytest.param("sqlite", marks=pytest.mark.long), "postgresql"])
 @pytest.mark.slow
 def test_a_child_leaves_a_log_in_a_database_to_its_parent(tmp_path: Path, postgres: Postgres, place: str) -> None:
     log = f"sqlite:///{tmp_path}/log.db" if place == "sqlite" else postgres.create_database()
