@@ -36,7 +36,7 @@ def _first_page(base: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["two-phase", "decider"])
+@pytest.mark.parametrize("mode", ["two-phase", pytest.param("decider", marks=pytest.mark.long)])
 def test_every_order_once_although_everything_is_killed(tmp_path: Path, mode: str) -> None:
     running = demo(tmp_path / "demo", "--orders", "200", "--mode", mode, "--json")
     stdout, stderr = running.communicate(timeout=100)
