@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
+from importlib import import_module
+from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +16,19 @@ from xabridge.cli import main
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+
+@functools.cache
+def installed(group: str) -> EntryPoints:
+    """The commands and origins that are installed. To look for them in each package takes longer than most commands,
+    and a process does it once."""
+    return entry_points(group=group)
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("main", "origins"):
+        monkeypatch.setattr(import_module(f"xabridge.cli.{module}"), "entry_points", installed)
 
 
 @pytest.fixture
