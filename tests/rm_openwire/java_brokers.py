@@ -87,7 +87,7 @@ KEPT: Final = "<auto-delete-queues>false</auto-delete-queues><auto-delete-addres
 
 
 class Artemis(JavaBroker):
-    """ActiveMQ Artemis, as the tests over AMQP have it, but that it deletes no queue by itself unless it is told to."""
+    """ActiveMQ Artemis. It deletes no queue by itself unless it is told to."""
 
     kind = "ActiveMQ Artemis"
 
@@ -98,13 +98,14 @@ class Artemis(JavaBroker):
         settings: str = "",
         options: str = "",
         deletes_queues: bool = False,
+        protocols: str = "OPENWIRE",
         port: int | None = None,
     ) -> None:
         super().__init__(folder, port)
         self._lib = jars("artemis")
         text = (SOURCES / "artemis" / "broker.xml").read_text(encoding="utf-8")
         text = text.replace("@DIR@", str(folder)).replace("@PORT@", str(self.port))
-        text = text.replace("protocols=AMQP", f"protocols=OPENWIRE{options}")
+        text = text.replace("protocols=AMQP", f"protocols={protocols}{options}")
         text = text.replace("<acceptors>", f"{settings}<acceptors>")
         if not deletes_queues:
             text = text.replace("<dead-letter-address>", f"{KEPT}<dead-letter-address>")
@@ -137,8 +138,9 @@ class Replicated(Artemis):
 
     def __init__(self, folder: Path, role: str, other_port: int, port: int) -> None:
         folder.mkdir()
-        super().__init__(folder, settings=CLUSTER.format(port=port, other=other_port, role=role), port=port)
-        text = self._configuration.read_text(encoding="utf-8").replace("protocols=OPENWIRE", "protocols=OPENWIRE,CORE")
+        settings = CLUSTER.format(port=port, other=other_port, role=role)
+        super().__init__(folder, settings=settings, protocols="OPENWIRE,CORE", port=port)
+        text = self._configuration.read_text(encoding="utf-8")
         self._configuration.write_text(text.replace("<name>interop</name>", f"<name>{role}</name>"), encoding="utf-8")
 
 

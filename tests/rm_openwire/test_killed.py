@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rm_amqp import Message
+from rm_openwire import OpenWireResource
 from rm_openwire.branch import BranchWork
 from rm_openwire.resource import OpenWireDriver
 from tests.rm_db.proxy import Proxy
-from tests.rm_openwire.client import Client, new_name
+from tests.rm_openwire.client import RMID, Client, new_name
+from tests.rm_openwire.java_brokers import JavaBroker, replicated_pair
 from tests.simulation.seeds import EVERY_POINT
 from tm import OutcomeUnknown, RolledBack, TransactionManager
+from xa import XaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -191,3 +194,53 @@ def test_the_network_is_cut_at_each_point(
                 check(clients, queue, told, point)
                 for client in clients:
                     client.rm.drop()
+
+
+# --- two servers with replication -------------------------------------------------------------------------------------
+@pytest.mark.timeout(300)
+@pytest.mark.long  # a broker that is killed comes back in the tests above
+@pytest.mark.parametrize("point", EVERY if EVERY_POINT else ["after prepare"])
+def test_the_live_server_is_killed(
+    point: str,
+    brokers: Callable[[str], JavaBroker],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The live one of two Artemis servers is killed; the client goes on at the backup."""
+    source = brokers("classic")
+    primary, backup = replicated_pair(tmp_path)
+    try:
+        queue = new_name()
+        put(source, queue, point)
+        both = f"openwire://{primary.address},{backup.address}/?timeout=20&connect_timeout=5"
+        urls = {"source": f"{source.url}?timeout=20", "target": both}
+        with TransactionManager("node", f"file://{tmp_path}/log", urls) as manager:
+            trap = Trap(point, primary.port, primary.kill)
+            with trap.set(monkeypatch):
+                told = move(manager, queue)
+            assert trap.struck
+            await_live(both)
+            clients = [Client(source.url), Client(backup.url)]
+            settle(manager, clients)
+            check(clients, queue, told, point)
+            put(backup, queue, "the next one")
+            for client in clients:
+                client.rm.drop()
+    finally:
+        primary.kill()
+        backup.kill()
+
+
+def await_live(url: str) -> None:
+    """The backup has taken over."""
+    give_up = time.monotonic() + 60
+    rm = OpenWireResource()
+    while True:
+        try:
+            rm.open(url, RMID)
+        except XaError:
+            assert time.monotonic() < give_up, "the backup did not take over"
+            time.sleep(0.2)
+        else:
+            rm.drop()
+            return

@@ -6,8 +6,6 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from rm_amqp import Message
 from tests.rm_openwire.client import Client, new_name
 from tests.tm.telemetry.test_telemetry import Exported
@@ -18,18 +16,19 @@ from xabridge.cli.main import main
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from tests.rm_openwire.java_brokers import JavaBroker
 
 
-@pytest.mark.parametrize("batch", [1, 10])
-def test_a_consumer(broker: JavaBroker, tmp_path: Path, batch: int) -> None:
+def test_a_consumer(broker: JavaBroker, tmp_path: Path) -> None:
     """Each message is handled and passed on once; one that always fails becomes a dead letter."""
     client = Client(broker.url)
     queue, out = new_name(), new_name("out")
     client.put(queue, [*[str(number) for number in range(20)], "bad"])
     with TransactionManager("node", f"file://{tmp_path}/log", {"broker": broker.url}) as tm:
 
-        @tm.consumer(queue, workers=2, batch=batch, max_deliveries=2, timeout_s=20)
+        @tm.consumer(queue, workers=2, batch=10, max_deliveries=2, timeout_s=20)
         def handle(message: Message, tx: Any) -> None:
             if message.body == "bad":
                 raise ValueError(message.body)
