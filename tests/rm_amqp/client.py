@@ -15,6 +15,8 @@ from xabridge.testing.contract.client import ScriptedRegistrar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from tests.rm_amqp.network import Network
+
 RMID: Final = 3
 _NUMBERS: Final = itertools.count(1)
 
@@ -146,3 +148,10 @@ class Client(MessagingClient):
     @property
     def session(self) -> Session:
         return self.rm.session(RMID)
+
+
+class NetworkClient(MessagingClient):
+    """The same over a network in memory, on its clock."""
+
+    def __init__(self, network: Network, options: str = "") -> None:
+        super().__init__(network.resource(), f"amqp://here/?timeout=20{options}")

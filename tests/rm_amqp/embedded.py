@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dtx.broker.broker import Broker
@@ -28,19 +27,13 @@ class EmbeddedBroker:
     """One broker. It can be stopped, and started again with what it has stored."""
 
     def __init__(self, folder: Path, *, tls: bool = False, **config: Any) -> None:
-        self._listen = "listen_tls" if tls else "listen"
-        self._config = BrokerConfig(store=f"sqlite:///{folder / 'broker.db'}", **config)
-        self.move(free_port())
+        self.port = free_port()
+        listen: dict[str, Any] = {"listen_tls" if tls else "listen": (Address("127.0.0.1", self.port),)}
+        self._config = BrokerConfig(store=f"sqlite:///{folder / 'broker.db'}", **listen, **config)
         self.broker: Broker
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self.start()
-
-    def move(self, port: int) -> None:
-        """From its next start on it listens somewhere else."""
-        self.port = port
-        listen: dict[str, Any] = {self._listen: (Address("127.0.0.1", self.port),)}
-        self._config = replace(self._config, **listen)
 
     @property
     def address(self) -> str:

@@ -54,6 +54,7 @@ class Kind(Enum):
 
 DELAYS_S: Final = {Kind.LATE: 60.0, Kind.SLOW: 5.0}
 STILL_S: Final = 25.0
+HELD_S: Final = 1000.0
 MOST: Final = 1000
 AWAY_S: Final = 15.0
 HOSTS: Final = ("here", "there")
@@ -223,6 +224,7 @@ class Network:
     """The network, and the broker that it leads to. An end takes no more than `takes` octets at a time."""
 
     policy = ServerPolicy(None, anonymous=True)
+    address = HOSTS[0]
 
     def __init__(self, takes: int = 1 << 30) -> None:
         self.now = 1_000_000.0
@@ -318,6 +320,17 @@ class Network:
     @staticmethod
     def _store_stopped(error: StoreError) -> None:
         raise AssertionError(error)
+
+    def hold(self) -> None:
+        """What either side sends over the connections that there are does not arrive any more."""
+        for end in self.ends:
+            end.peer.up.released_s = end.peer.down.released_s = self.now + HELD_S
+
+    def let_go(self) -> None:
+        """These connections are cut."""
+        for end in self.ends:
+            if end.peer.up.released_s > self.now:
+                end.peer.cut()
 
     def _crash(self) -> None:
         for end in self.ends:

@@ -12,14 +12,14 @@ import pytest
 
 from dtx.broker.settings import Limits, Settings
 from rm_amqp import AmqpResource, Message
+from tests.rm_amqp.client import RMID, new_xid, transaction
 from tests.rm_amqp.embedded import EmbeddedBroker
-from xa import FORMAT_ID, TMFAIL, TMONEPHASE, TMSUCCESS, Xid
+from xa import TMFAIL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-RMID: Final = 1
 FRAME: Final = 65_536
 WINDOW: Final = 2048
 WAITING: Final = (
@@ -58,11 +58,8 @@ def rm(broker: EmbeddedBroker) -> Iterator[AmqpResource]:
 
 
 def _put(rm: AmqpResource, queue: str, messages: int, octets: int) -> None:
-    xid = Xid(FORMAT_ID, b"put %d" % next(_NUMBERS), b"x")
-    rm.start(xid, RMID)
-    rm.session(RMID).post(queue, [Message(b"%d " % number + b"x" * octets).encode() for number in range(messages)])
-    rm.end(xid, RMID, TMSUCCESS)
-    rm.commit(xid, RMID, TMONEPHASE)
+    with transaction(rm) as session:
+        session.post(queue, [Message(b"%d " % number + b"x" * octets).encode() for number in range(messages)])
 
 
 def _number(octets: bytes) -> int:
@@ -83,8 +80,7 @@ def test_whatever_waits_is_taken_with_whatever_credit(rm: AmqpResource, messages
     assert rm.count(queue, RMID) == messages
     credits_ = {1, messages + 1, 10_000} | (set() if messages * octets > MANY else {2, max(1, messages - 1), messages})
     for credit in sorted(credits_):
-        xid = Xid(FORMAT_ID, b"take %d" % next(_NUMBERS), b"x")
-        rm.start(xid, RMID)
+        rm.start(xid := new_xid(), RMID)
         taken = rm.session(RMID).gather(queue, credit)
         assert [_number(one) for one in taken] == list(range(min(messages, credit)))
         if credit < messages:
@@ -99,22 +95,16 @@ def test_a_message_of_more_than_a_frame_is_waited_for(rm: AmqpResource) -> None:
     queue = f"q{next(_NUMBERS)}"
     _put(rm, queue, 2, 70_000)
     assert rm.has_messages(queue, RMID)
-    xid = Xid(FORMAT_ID, b"take %d" % next(_NUMBERS), b"x")
-    rm.start(xid, RMID)
-    assert [_number(one) for one in rm.session(RMID).gather(queue, 1)] == [0]
-    assert len(rm.session(RMID).receive_batch(queue, 1, 5.0)) == 1
-    rm.end(xid, RMID, TMSUCCESS)
-    rm.commit(xid, RMID, TMONEPHASE)
+    with transaction(rm) as session:
+        assert [_number(one) for one in session.gather(queue, 1)] == [0]
+        assert len(session.receive_batch(queue, 1, 5.0)) == 1
 
 
 def test_more_messages_than_the_window_and_fewer_than_the_credit(rm: AmqpResource) -> None:
     queue = f"q{next(_NUMBERS)}"
     _put(rm, queue, WINDOW + 400, 10)
-    xid = Xid(FORMAT_ID, b"take %d" % next(_NUMBERS), b"x")
-    rm.start(xid, RMID)
-    assert len(rm.session(RMID).gather(queue, 10_000)) == WINDOW + 400
-    rm.end(xid, RMID, TMSUCCESS)
-    rm.commit(xid, RMID, TMONEPHASE)
+    with transaction(rm) as session:
+        assert len(session.gather(queue, 10_000)) == WINDOW + 400
 
 
 @pytest.mark.slow
@@ -123,8 +113,5 @@ def test_a_message_as_long_as_the_broker_takes(rm: AmqpResource) -> None:
     the broker heard nothing and closed the connection."""
     queue = f"q{next(_NUMBERS)}"
     _put(rm, queue, 1, 64 * 2**20 - 1000)
-    xid = Xid(FORMAT_ID, b"take %d" % next(_NUMBERS), b"x")
-    rm.start(xid, RMID)
-    assert len(rm.session(RMID).gather(queue, 1)) == 1
-    rm.end(xid, RMID, TMSUCCESS)
-    rm.commit(xid, RMID, TMONEPHASE)
+    with transaction(rm) as session:
+        assert len(session.gather(queue, 1)) == 1

@@ -4,7 +4,6 @@ application does not get it, and everybody else can: nobody would ever say what 
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -13,53 +12,82 @@ import pytest
 from dtx.protocol.conditions import RefusedError
 from rm_amqp import AmqpResource, DecidingBroker
 from rm_amqp.errors import ConnectionLost
-from tests.rm_amqp.client import RMID, Client, new_xid
-from xa import TMFAIL, TMNOFLAGS, TMSUCCESS, BranchRolledBack, Code, XaError
-from xabridge.testing.contract.client import ScriptedRegistrar
+from tests.rm_amqp.client import RMID, look, new_xid, put, transaction
+from tests.rm_amqp.network import Network
+from xa import TMFAIL, TMNOFLAGS, TMSUCCESS, BranchRolledBack, Code, ThreadOfControl, XaError, entered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from rm_amqp.channel.work import Work
     from rm_amqp.connection.connection import StepsRun
-    from tests.rm_amqp.embedded import EmbeddedBroker
     from xa import Xid
 
-    Connect = Callable[..., Client]
     Resource = AmqpResource | DecidingBroker
 
 PATIENCE_S = 20
+URL = f"amqp://here/?timeout={PATIENCE_S}"
 WAYS = ("receive", "receive acquired", "receive_batch")
 
 
+class Scene:
+    """A network in memory with the resource manager of the test and somebody else, on a clock of its own."""
+
+    def __init__(self, *, decides: bool = False) -> None:
+        self.network = Network()
+        self.rm: Any = self.network.decider() if decides else self.network.resource()
+        self.rm.open(URL, RMID)
+        self.other = self.network.resource()
+        self.other.open(URL, RMID)
+
+    def message_is_sent(self) -> None:
+        with entered(ThreadOfControl()):
+            put(self.other, "q", ["a"])
+
+    def others_get(self) -> object:
+        """What somebody else receives."""
+        with entered(ThreadOfControl()), transaction(self.other) as session:
+            return session.receive("q", PATIENCE_S).body
+
+    def left(self) -> list[object]:
+        with entered(ThreadOfControl()):
+            return look(self.other, "q")
+
+    def roll_back(self, xid: Xid) -> None:
+        assert self.rm.end(xid, RMID, TMFAIL) is Code.XA_OK
+        assert self.rm.rollback(xid, RMID) is Code.XA_OK
+
+    def commit(self, xid: Xid) -> None:
+        assert self.rm.end(xid, RMID, TMSUCCESS) is Code.XA_OK
+        if isinstance(self.rm, DecidingBroker):
+            assert self.rm.decide(xid, RMID, b"record") is Code.XA_OK
+        elif self.rm.prepare(xid, RMID) is not Code.XA_RDONLY:
+            assert self.rm.commit(xid, RMID) is Code.XA_OK
+
+
 @pytest.fixture(params=["two-phase", "decider"])
-def rm(request: pytest.FixtureRequest, connect: Connect, broker: EmbeddedBroker, queue: str) -> Iterator[Resource]:
-    if request.param == "two-phase":
-        yield connect().rm
-        return
-    made = DecidingBroker(ScriptedRegistrar())
-    assert made.open(f"amqp://{broker.address}/?token_queue=tokens-{queue}", RMID) is Code.XA_OK
-    yield made
-    made.drop()
+def scene(request: pytest.FixtureRequest) -> Scene:
+    return Scene(decides=request.param == "decider")
 
 
 class Receiving:
     """A thread that waits for a message in its branch, at the step where it waits."""
 
-    def __init__(self, rm: Resource, way: str, queue: str) -> None:
+    def __init__(self, scene: Scene, way: str) -> None:
         self.xid = new_xid()
-        assert rm.start(self.xid, RMID, TMNOFLAGS) is Code.XA_OK
-        session = rm.session(RMID)
+        self._network = scene.network
+        assert scene.rm.start(self.xid, RMID, TMNOFLAGS) is Code.XA_OK
+        session = scene.rm.session(RMID)
         work: Work | None = session._context.current()
         assert work is not None
         operations = session.operations
         operation: Any
         if way == "gather":
-            operation = operations.gather(queue, 5)
+            operation = operations.gather("q", 5)
         elif way == "receive_batch":
-            operation = operations.receive_batch(queue, 5, 60)
+            operation = operations.receive_batch("q", 5, 60)
         else:
-            operation = operations.receive(queue, 60, acquire="acquired" in way)
+            operation = operations.receive("q", 60, acquire="acquired" in way)
         self.work = work
         self.connection = work.pooled.connection
         self.run: StepsRun[Any] = self.connection.begin(operation(work.pooled.channel.messages, work), lambda: None)
@@ -73,9 +101,10 @@ class Receiving:
 
     def wait_until(self, what: Callable[[], bool]) -> None:
         """Reads what the broker sends until that has come."""
-        deadline = time.monotonic() + PATIENCE_S
+        give_up = self._network.now + PATIENCE_S
         while not what():
-            assert time.monotonic() < deadline
+            assert self._network.now < give_up
+            self._network.sleep(0.01)
             self.connection.refresh()
 
     def message_comes(self) -> None:
@@ -87,108 +116,76 @@ class Receiving:
         self.connection.resume(self.run)
 
 
-def others_get(connect: Connect, queue: str) -> list[Any]:
-    """What another client receives."""
-    client = connect()
-    with client.work() as session:
-        message = session.receive(queue, PATIENCE_S)
-    return [message.body]
-
-
+@pytest.mark.parametrize("comes", ["before the end", "after the end"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_message_that_came_before_the_end(rm: Resource, way: str, connect: Connect, queue: str) -> None:
-    receiving = Receiving(rm, way, queue)
-    connect().put(queue, ["a"])
-    receiving.message_comes()
-    assert rm.end(receiving.xid, RMID, TMFAIL) is Code.XA_OK
-    assert rm.rollback(receiving.xid, RMID) is Code.XA_OK
-    with pytest.raises(RefusedError, match="ended meanwhile"):
-        receiving.resume()
-    assert others_get(connect, queue) == ["a"]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_message_that_comes_after_the_end(rm: Resource, way: str, connect: Connect, queue: str) -> None:
-    receiving = Receiving(rm, way, queue)
-    assert rm.end(receiving.xid, RMID, TMFAIL) is Code.XA_OK
-    assert rm.rollback(receiving.xid, RMID) is Code.XA_OK
-    connect().put(queue, ["a"])
-    if way != "receive acquired":  # that link is gone
+def test_a_message_that_comes_at_the_end(scene: Scene, way: str, comes: str) -> None:
+    receiving = Receiving(scene, way)
+    if comes == "after the end":
+        scene.roll_back(receiving.xid)
+    scene.message_is_sent()
+    if comes == "before the end" or way != "receive acquired":  # that link is gone
         receiving.message_comes()
+    if comes == "before the end":
+        scene.roll_back(receiving.xid)
     with pytest.raises(RefusedError, match="ended meanwhile"):
         receiving.resume()
-    assert others_get(connect, queue) == ["a"]
+    assert scene.others_get() == "a"
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_message_that_comes_before_the_answer_to_the_end(connect: Connect, way: str, queue: str) -> None:
-    rm = connect().rm
-    receiving = Receiving(rm, way, queue)
+def test_a_message_that_comes_before_the_answer_to_the_end(way: str) -> None:
+    scene = Scene()
+    receiving = Receiving(scene, way)
     work: Any = receiving.work
     channel, connection = work.pooled.channel, receiving.connection
-    ending = connection.begin(channel.end(work, time.monotonic() + PATIENCE_S, fail=True), lambda: None)
-    connect().put(queue, ["a"])
+    deadline = scene.network.now + PATIENCE_S
+    ending = connection.begin(channel.end(work, deadline, fail=True), lambda: None)
+    scene.message_is_sent()
     if way != "receive acquired":
         receiving.message_comes()
     with pytest.raises(RefusedError, match="ended meanwhile"):
         receiving.resume()
     while not ending.done:
         connection.resume(ending)
-    rm.driver.leave(work)
-    assert others_get(connect, queue) == ["a"]
-
-
-def commit(rm: Resource, xid: Xid) -> None:
-    assert rm.end(xid, RMID, TMSUCCESS) is Code.XA_OK
-    if isinstance(rm, AmqpResource):
-        if rm.prepare(xid, RMID) is not Code.XA_RDONLY:
-            assert rm.commit(xid, RMID) is Code.XA_OK
-    else:
-        assert rm.decide(xid, RMID, b"record") is Code.XA_OK
+        scene.network.sleep(0.01)
+    scene.rm.driver.leave(work)
+    assert scene.others_get() == "a"
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "rolled back"])
 @pytest.mark.parametrize("way", WAYS)
-def test_the_next_branch_on_the_same_channel_gets_it_once(
-    rm: Resource, way: str, committed: bool, connect: Connect, queue: str
-) -> None:
+def test_the_next_branch_on_the_same_channel_gets_it_once(scene: Scene, way: str, committed: bool) -> None:
     """Also where the branch before had acquired it."""
-    receiving = Receiving(rm, way, queue)
-    connect().put(queue, ["a"])
+    receiving = Receiving(scene, way)
+    scene.message_is_sent()
     receiving.message_comes()
-    if committed:
-        commit(rm, receiving.xid)
-    else:
-        assert rm.end(receiving.xid, RMID, TMFAIL) is Code.XA_OK
-        assert rm.rollback(receiving.xid, RMID) is Code.XA_OK
+    (scene.commit if committed else scene.roll_back)(receiving.xid)
     with pytest.raises(RefusedError):
         receiving.resume()
     xid = new_xid()
-    assert rm.start(xid, RMID, TMNOFLAGS) is Code.XA_OK
-    message = rm.session(RMID).receive(queue, PATIENCE_S, acquire="acquired" in way)
-    assert message.body == "a"
-    assert rm.session(RMID).receive_batch(queue, 5, 0) == []
-    commit(rm, xid)
-    assert connect().look(queue) == []
+    assert scene.rm.start(xid, RMID, TMNOFLAGS) is Code.XA_OK
+    session = scene.rm.session(RMID)
+    assert session.receive("q", PATIENCE_S, acquire="acquired" in way).body == "a"
+    assert session.receive_batch("q", 5, 0) == []
+    scene.commit(xid)
+    assert scene.left() == []
 
 
 @pytest.mark.parametrize("ended", ["with the vote", "before it", "rolled back"])
-def test_what_was_gathered_in_vain_is_gathered_by_the_next_branch_once(
-    connect: Connect, ended: str, queue: str
-) -> None:
+def test_what_was_gathered_in_vain_is_gathered_by_the_next_branch_once(ended: str) -> None:
     """The broker has taken it for the branch, which must not be committed without it."""
-    rm = connect().rm
-    connect().put(queue, ["a"])
-    receiving = Receiving(rm, "gather", queue)
+    scene = Scene()
+    scene.message_is_sent()
+    receiving, rm = Receiving(scene, "gather"), scene.rm
     receiving.message_comes()
     if ended == "rolled back":
         assert rm.end(receiving.xid, RMID, TMFAIL) is Code.XA_OK
     elif ended == "before it":
-        with pytest.raises(BranchRolledBack, match=f"gathered from {queue}"):
+        with pytest.raises(BranchRolledBack, match="gathered from q"):
             rm.end(receiving.xid, RMID, TMSUCCESS)
     else:
         assert rm.end_late(receiving.xid, RMID, TMSUCCESS) is Code.XA_OK
-        with pytest.raises(XaError, match=f"gathered from {queue}"):
+        with pytest.raises(XaError, match="gathered from q"):
             rm.prepare(receiving.xid, RMID)
     with suppress(XaError):
         rm.rollback(receiving.xid, RMID)
@@ -196,6 +193,6 @@ def test_what_was_gathered_in_vain_is_gathered_by_the_next_branch_once(
         receiving.resume()
     xid = new_xid()
     assert rm.start(xid, RMID, TMNOFLAGS) is Code.XA_OK
-    assert len(rm.session(RMID).gather(queue, 5)) == 1
-    commit(rm, xid)
-    assert connect().look(queue) == []
+    assert len(rm.session(RMID).gather("q", 5)) == 1
+    scene.commit(xid)
+    assert scene.left() == []

@@ -43,13 +43,14 @@ def client(connect: Connect, request: pytest.FixtureRequest) -> Client:
     return connect(request.param)
 
 
-def work(client: Client, queue: str) -> Xid:
-    """A branch that has consumed "in" and sent "out", and whose association is ended late."""
+def work(client: Client, queue: str, *, late: bool = True) -> Xid:
+    """A branch that has consumed "in" and sent "out", and whose association is ended late, or not yet."""
     client.put(queue, ["in"])
     xid = client.start()
     assert client.session.receive(queue, 5).body == "in"
     client.session.send(f"{queue}-out", Message("out"))
-    assert client.rm.end_late(xid, RMID, TMSUCCESS) is Code.XA_OK
+    if late:
+        assert client.rm.end_late(xid, RMID, TMSUCCESS) is Code.XA_OK
     return xid
 
 
@@ -58,26 +59,28 @@ def seen(client: Client, queue: str) -> tuple[int, int]:
     return len(client.look(queue)), len(client.look(f"{queue}-out"))
 
 
+def vote(client: Client, xid: Xid, flags: int) -> Code:
+    """What prepare comes to, told at once or later."""
+    answer = client.rm.prepare(xid, RMID, flags)
+    if not isinstance(answer, Handle):
+        return answer
+    completion = client.rm.complete(answer, RMID)
+    if completion.error is not None:
+        raise completion.error
+    return completion.code
+
+
 @pytest.mark.parametrize("flags", [TMNOFLAGS, TMASYNC])
 def test_prepare_tells_the_end_and_one_exchange_is_saved(
     client: Client, broker: EmbeddedBroker, queue: str, flags: int
 ) -> None:
     trips = []
     for late in (True, False):
-        xid = work(client, queue)
-        if not late:
-            client.rm.rollback(xid, RMID)
-            client.look(queue)
-            xid = client.start()
-            client.session.receive(queue, 5)
-            client.session.send(f"{queue}-out", Message("out"))
+        xid = work(client, queue, late=late)
         before = client.rm.round_trips
         if not late:
             client.end(xid)
-        answer = client.rm.prepare(xid, RMID, flags)
-        if isinstance(answer, Handle):
-            answer = client.rm.complete(answer, RMID).code
-        assert answer is Code.XA_OK
+        assert vote(client, xid, flags) is Code.XA_OK
         trips.append(client.rm.round_trips - before)
         assert client.rm.commit(xid, RMID) is Code.XA_OK
     assert trips == [1, 2]
@@ -94,7 +97,7 @@ def test_until_then_the_branch_is_at_work_for_others(connect: Connect, client: C
     assert seen(client, queue) == (1, 0)
 
 
-def test_the_thread_is_not_at_work_any_more(client: Client, queue: str) -> None:
+def test_the_thread_is_not_at_work_any_more(client: Client, broker: EmbeddedBroker, queue: str) -> None:
     xid = work(client, queue)
     for misuse in (
         lambda: client.session.send(queue, Message("late")),
@@ -103,12 +106,7 @@ def test_the_thread_is_not_at_work_any_more(client: Client, queue: str) -> None:
     ):
         with pytest.raises(XaMisuse):
             misuse()
-    client.rollback(xid, end=False)
-
-
-def test_a_rollback_ends_it_too(client: Client, broker: EmbeddedBroker, queue: str) -> None:
-    xid = work(client, queue)
-    client.rollback(xid, end=False)
+    client.rollback(xid, end=False)  # which ends it too
     assert seen(client, queue) == (1, 0)
     assert not broker.left()
 
@@ -154,16 +152,6 @@ def test_a_branch_that_became_rollback_only_votes_so_and_is_gone(
         client.rm.rollback(xid, RMID)
     assert client.look(queue) == ["in"]
     assert not broker.left()
-
-
-def vote(client: Client, xid: Xid, flags: int) -> Code:
-    answer = client.rm.prepare(xid, RMID, flags)
-    if not isinstance(answer, Handle):
-        return answer
-    completion = client.rm.complete(answer, RMID)
-    if completion.error is not None:
-        raise completion.error
-    return completion.code
 
 
 @pytest.mark.parametrize("flags", [TMNOFLAGS, TMASYNC])

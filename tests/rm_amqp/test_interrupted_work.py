@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.rm_amqp.embedded import EmbeddedBroker
 
-ATTEMPTS = 600 if EVERY_POINT else 200
+ATTEMPTS = 600 if EVERY_POINT else 100
 PARTS = 3
 APPLICATION = """
 import json, random, signal, sys, time

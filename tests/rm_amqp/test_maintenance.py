@@ -11,7 +11,7 @@ import pytest
 from dtx.broker.settings import Settings
 from rm_amqp import AmqpResource, Environment, Message, NoMessage
 from rm_amqp.connection.connector import connect as connect_line
-from tests.rm_amqp.client import RMID, Client, new_xid
+from tests.rm_amqp.client import RMID, Client, NetworkClient, new_xid
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.network import Network
 from tests.rm_db.proxy import Proxy
@@ -20,21 +20,7 @@ from xa import TMONEPHASE, TMSUCCESS, Code, ResourceUnavailable, ThreadOfControl
 from xabridge.testing.contract.client import ScriptedRegistrar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture
-def proxy(broker: EmbeddedBroker) -> Iterator[Proxy]:
-    """A way to the broker."""
-    with Proxy(f"amqp://{broker.address}") as proxy:
-        yield proxy
-
-
-def freeze(proxy: Proxy) -> None:
-    """It stays open, and nothing comes through any more."""
-    proxy.hold_requests()
-    proxy.hold_replies()
 
 
 @pytest.mark.slow
@@ -46,7 +32,7 @@ def test_heartbeats_do_not_depend_on_the_application(tmp_path: Path) -> None:
         with client.work(two_phase=True) as session:
             session.send("q", Message("x"))
             connections = broker.inside(lambda one: set(one.peers))
-            until = time.monotonic() + 4
+            until = time.monotonic() + 2.5
             while time.monotonic() < until:
                 sum(range(10_000))
             assert broker.inside(lambda one: set(one.peers)) == connections
@@ -57,44 +43,47 @@ def test_heartbeats_do_not_depend_on_the_application(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_broker_that_falls_silent_is_given_up(proxy: Proxy, broker: EmbeddedBroker, queue: str) -> None:
+def test_a_broker_that_falls_silent_is_given_up(broker: EmbeddedBroker, queue: str) -> None:
     """After the idle timeout, long before the call's."""
-    client = Client(proxy.url.removeprefix("amqp://"), "timeout=60&idle_timeout=2")
-    xid = client.start()
-    client.session.send(queue, Message("x"))
-    freeze(proxy)
-    began = time.monotonic()
-    with pytest.raises(ResourceUnavailable, match=r"was lost: .*; the branch was not prepared and is rolled back"):
-        client.session.receive(queue, 50)
-    assert time.monotonic() - began < 40
-    proxy.cut()
-    assert client.rm.open(client.url, RMID) is Code.XA_OK
-    assert client.look(queue) == []
-    client.rollback(xid, end=False)
-    client.rm.drop()
-    assert broker.left() == []
+    with Proxy(f"amqp://{broker.address}") as proxy:
+        client = Client(proxy.url.removeprefix("amqp://"), "timeout=60&idle_timeout=2")
+        xid = client.start()
+        client.session.send(queue, Message("x"))
+        proxy.hold_requests()
+        proxy.hold_replies()
+        began = time.monotonic()
+        with pytest.raises(ResourceUnavailable, match=r"was lost: .*; the branch was not prepared and is rolled back"):
+            client.session.receive(queue, 50)
+        assert time.monotonic() - began < 40
+        proxy.cut()
+        assert client.rm.open(client.url, RMID) is Code.XA_OK
+        assert client.look(queue) == []
+        client.rollback(xid, end=False)
+        client.rm.drop()
+        assert broker.left() == []
 
 
 @pytest.mark.parametrize("verb", ["prepare", "commit", "rollback"])
-def test_no_call_hangs_longer_than_its_timeout(
-    proxy: Proxy, broker: EmbeddedBroker, client: Client, queue: str, verb: str
-) -> None:
+def test_no_call_hangs_longer_than_its_timeout(verb: str) -> None:
     """What came of it is unknown, and the next call has a channel that works."""
-    slow = Client(proxy.url.removeprefix("amqp://"), "timeout=1.5")
-    xid = slow.start()
-    slow.session.send(queue, Message("x"))
-    slow.end(xid)
+    network = Network()
+    client, onlooker = NetworkClient(network), NetworkClient(network)
+    xid = client.start()
+    client.session.send("q", Message("x"))
+    client.end(xid)
     if verb != "prepare":
-        assert slow.rm.prepare(xid, RMID) is Code.XA_OK
-    freeze(proxy)
+        assert client.rm.prepare(xid, RMID) is Code.XA_OK
+    network.hold()
+    began = network.now
     with pytest.raises(ResourceUnavailable, match="its outcome is unknown here, and recovery finishes it"):
-        getattr(slow.rm, verb)(xid, RMID)
-    proxy.cut()
-    assert slow.rm.open(slow.url, RMID) is Code.XA_OK
-    slow.rollback(xid, end=False)
-    slow.rm.drop()
-    assert client.look(queue) == []
-    assert broker.left() == []
+        getattr(client.rm, verb)(xid, RMID)
+    assert network.now - began < 21
+    network.let_go()
+    for one in (client, onlooker):
+        assert one.rm.open(one.url, RMID) is Code.XA_OK
+    client.rollback(xid, end=False)
+    assert onlooker.look("q") == []
+    assert not list(network.container.registry)
 
 
 def test_close_does_not_wait_for_each_connection_of_a_silent_broker() -> None:
@@ -110,8 +99,7 @@ def test_close_does_not_wait_for_each_connection_of_a_silent_broker() -> None:
                 rm.session(RMID).receive("q", 0)
             rm.end(xid, RMID, TMSUCCESS)
             rm.start(new_xid(), RMID)
-    for end in network.ends:
-        end.peer.up.released_s = network.now + 1000
+    network.hold()
     began = network.now
     assert rm.close("", RMID) is Code.XA_OK
     assert network.now - began < 2.5
@@ -135,7 +123,7 @@ def test_maintenance_may_come_at_any_moment(broker: EmbeddedBroker) -> None:
     watching = threading.Thread(target=look)
     watching.start()
     try:
-        for _ in range(60 if EVERY_POINT else 15):
+        for _ in range(60 if EVERY_POINT else 8):
             rm = AmqpResource(ScriptedRegistrar(), environment=Environment(connect=connect))
             assert rm.open(f"amqp://{broker.address}/?timeout=5", RMID) is Code.XA_OK
             rm.start(xid := new_xid(), RMID)

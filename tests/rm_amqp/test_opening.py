@@ -16,7 +16,7 @@ from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.client import RMID, Client
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.foreign import foreign_broker, silent_peer
-from xa import TMSTARTRSCAN, Code, ResourceError, ResourceUnavailable, XaError, XaMisuse
+from xa import TMSTARTRSCAN, Code, ResourceError, XaError, XaMisuse
 from xabridge.testing.contract.client import ScriptedRegistrar
 from xabridge.testing.ports import free_port
 
@@ -62,33 +62,10 @@ def test_a_broker_that_says_nothing() -> None:
     """No call hangs longer than its timeout."""
     with silent_peer() as silent:
         began = time.monotonic()
-        error = open_error(f"amqp://{silent},{silent}/?timeout=0.3")
+        error = open_error(f"amqp://{silent},{silent}/?timeout=0.1")
         assert error.code is Code.XAER_RMFAIL
         assert "the broker did not answer in time" in str(error)
-        assert time.monotonic() - began < 20  # of no more than 0.3 s, where the machine has time
-
-
-def test_a_manager_that_finds_the_broker_on_another_node(tmp_path: Path) -> None:
-    """The node that it is connected to dies; the branches are on the next one."""
-    broker = EmbeddedBroker(tmp_path)
-    other = free_port()
-    client = Client(f"127.0.0.1:{other},{broker.address}")
-    try:
-        xid = client.start()
-        client.session.send("orders", Message("one"))
-        client.end(xid)
-        assert client.rm.prepare(xid, RMID) is Code.XA_OK
-        broker.stop()
-        with pytest.raises(ResourceUnavailable):
-            client.rm.commit(xid, RMID)
-        broker.move(other)
-        broker.start()
-        assert client.rm.open(client.url, RMID) is Code.XA_OK
-        assert client.rm.commit(xid, RMID) is Code.XA_OK
-        assert client.look("orders") == ["one"]
-    finally:
-        client.rm.drop()
-        broker.stop()
+        assert time.monotonic() - began < 20  # of no more than 0.1 s, where the machine has time
 
 
 # --- who -----------------------------------------------------------------------------------------------------
@@ -122,19 +99,10 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBrok
 @pytest.mark.parametrize(
     ("url", "code", "told"),
     [
-        (
-            "amqp://no-such-host.invalid/?timeout=20",
-            Code.XAER_RMFAIL,
-            ":5672 can't be reached: no such host",
-        ),
+        ("amqp://no-such-host.invalid/?timeout=20", Code.XAER_RMFAIL, ":5672 can't be reached: no such host"),
         ("amqp://{nobody}", Code.XAER_RMFAIL, "the broker at {nobody} can't be reached: connection refused"),
         ("amqp://127.0.0.1:1,{nobody}", Code.XAER_RMFAIL, "127.0.0.1:1 can't be reached: connection refused"),
         ("amqp://127.0.0.1:1,{nobody}", Code.XAER_RMFAIL, "{nobody} can't be reached: connection refused"),
-        (
-            "amqp://shop:guess@{guarded}",
-            Code.XAER_RMERR,
-            "{guarded} can't be used: SCRAM-SHA-256 as 'shop'",
-        ),
         ("amqp://shop:guess@{guarded}", Code.XAER_RMERR, "the credentials were refused"),
         ("amqp://{guarded}", Code.XAER_RMERR, "the server offers SCRAM-SHA-256; give a user and password"),
         ("amqps://{encrypted}", Code.XAER_RMERR, "TLS: CERTIFICATE_VERIFY_FAILED"),
@@ -152,13 +120,9 @@ def test_ways_that_lead_nowhere(
     assert "guess" not in str(error)
 
 
-def test_a_password_from_the_environment(guarded: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_may_do(guarded: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROKER_PASSWORD", OPEN_SESAME)
     opens(f"amqp://shop@{guarded.address}/?password_env=BROKER_PASSWORD")
-    opens(f"amqp://shop:open%20sesame@{guarded.address}")
-
-
-def test_what_the_user_may_not_do(guarded: EmbeddedBroker) -> None:
     client = Client(f"shop:open%20sesame@{guarded.address}")
     with client.work(two_phase=True) as session:
         session.send("orders", Message("x"))
@@ -169,17 +133,14 @@ def test_what_the_user_may_not_do(guarded: EmbeddedBroker) -> None:
     client.rm.close("", RMID)
 
 
-def test_tls(encrypted: EmbeddedBroker) -> None:
-    client = Client(f"localhost:{encrypted.port}", f"ca={CERTIFICATES}/ca.pem", tls=True)
+@pytest.mark.parametrize("own", ["", f"&cert={CERTIFICATES}/client.pem&key={CERTIFICATES}/client.key"])
+def test_tls(encrypted: EmbeddedBroker, own: str) -> None:
+    """A certificate of our own says who we are."""
+    client = Client(f"localhost:{encrypted.port}", f"ca={CERTIFICATES}/ca.pem{own}", tls=True)
     client.put("orders", ["x" * 100_000, "two"])
-    assert client.look("orders") == ["x" * 100_000, "two"]
-    client.rm.close("", RMID)
-
-
-def test_a_certificate_of_our_own_says_who_we_are(encrypted: EmbeddedBroker) -> None:
-    options = f"ca={CERTIFICATES}/ca.pem&cert={CERTIFICATES}/client.pem&key={CERTIFICATES}/client.key"
-    client = Client(f"localhost:{encrypted.port}", options, tls=True)
-    assert encrypted.inside(lambda broker: {one.identity.name for one in broker.peers}) == {"orders-svc"}
+    assert [client.take("orders").body for _ in range(2)] == ["x" * 100_000, "two"]
+    if own:
+        assert encrypted.inside(lambda broker: {one.identity.name for one in broker.peers}) == {"orders-svc"}
     client.rm.close("", RMID)
 
 
@@ -203,18 +164,18 @@ def test_a_broker_without_distributed_transactions() -> None:
     assert 'mode = "decider"' in str(error)
 
 
-def test_a_broker_that_names_nothing() -> None:
-    with foreign_broker([]) as address:
-        error = open_error(f"amqp://{address}")
-    assert "it offers nothing that it names" in str(error)
+NONE = "offers no transactions (amqp:not-implemented: no transactions here)"
 
 
-@pytest.mark.parametrize("ends_session", [False, True])
-def test_a_broker_without_transactions(*, ends_session: bool) -> None:
-    with foreign_broker([] if ends_session else None, ends_session=ends_session) as address:
+@pytest.mark.parametrize(
+    ("offers", "ends_session", "told"),
+    [([], False, "it offers nothing that it names"), (None, False, NONE), ([], True, NONE)],
+)
+def test_a_broker_without_transactions(offers: list[str] | None, ends_session: bool, told: str) -> None:
+    with foreign_broker(offers, ends_session=ends_session) as address:
         error = open_error(f"amqp://{address}")
     assert error.code is Code.XAER_RMERR
-    assert "offers no transactions (amqp:not-implemented: no transactions here)" in str(error)
+    assert told in str(error)
 
 
 # --- work ----------------------------------------------------------------------------------------------------
@@ -229,17 +190,10 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
     broker.stop()
 
 
-@pytest.fixture
-def narrowly(narrow: EmbeddedBroker) -> Iterator[Client]:
-    """A client of it."""
-    client = Client(narrow.address)
-    yield client
-    client.rm.close("", RMID)
-
-
-def test_an_unknown_queue(narrowly: Client) -> None:
+def test_what_the_broker_does_not_take(narrow: EmbeddedBroker) -> None:
     """The transaction goes on."""
-    with narrowly.work() as session:
+    client = Client(narrow.address)
+    with client.work() as session:
         for use in (
             lambda: session.send("ordres", Message("x")),
             lambda: session.receive("ordres", 1),
@@ -249,15 +203,12 @@ def test_an_unknown_queue(narrowly: Client) -> None:
                 use()
             assert raised.value.code is Code.XAER_INVAL
             assert "amqp:not-found" in str(raised.value)
-        session.send("orders", Message("right"))
-    assert narrowly.look("orders") == ["right"]
-
-
-def test_a_message_that_is_too_large(narrowly: Client) -> None:
-    with narrowly.work() as session:
         with pytest.raises(XaMisuse, match="the broker takes at most 2000 for orders") as raised:
             session.send("orders", Message("x" * 3000))
         assert raised.value.code is Code.XAER_INVAL
+        session.send("orders", Message("right"))
+    assert client.look("orders") == ["right"]
+    client.rm.close("", RMID)
 
 
 @pytest.mark.parametrize(("options", "at_once"), [("ahead=true&channels=1", True), ("channels=1", False)])

@@ -1,15 +1,23 @@
-"""These tests pin the public names of rm_amqp and the methods of every messaging session."""
+"""These tests pin the public names of rm_amqp and what importing them loads. They try every pair of state and event of
+the client's machines below XA: connection, link and work.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from typing import TYPE_CHECKING
 
 import proton
+import pytest
 
 import rm_amqp
-from rm_amqp import Message, MessagingSession, Session
+from rm_amqp import Message
+from rm_amqp.channel.work import WORK, Work, WorkEvent, WorkState
+from rm_amqp.connection.endpoint import ENDPOINT, EndpointEvent, EndpointState
+from rm_amqp.connection.links import LINK, LinkEvent, LinkState
+from xa import NULL_XID
 
 if TYPE_CHECKING:
     from tests.rm_amqp.client import Client
@@ -33,19 +41,6 @@ def test_public_names() -> None:
     ]
 
 
-def test_a_session_is_a_messaging_session(client: Client, queue: str) -> None:
-    def exchange(session: MessagingSession) -> Message:
-        session.send(queue, Message("x", subject="s"))
-        (message,) = session.browse(f"{queue}-other")
-        return message
-
-    client.put(f"{queue}-other", ["y"])
-    with client.work():
-        session: Session = client.session
-        assert exchange(session).body == "y"
-    assert client.look(queue) == ["x"]
-
-
 def test_a_message_of_protons_is_sent_as_well(client: Client, queue: str) -> None:
     with client.work() as session:
         made = proton.Message({"n": 1}, id="m", subject="s", properties={"p": proton.ulong(7)}, durable=True, ttl=60.0)
@@ -58,21 +53,54 @@ def test_a_message_of_protons_is_sent_as_well(client: Client, queue: str) -> Non
         assert 0 < message.ttl <= 60
 
 
-def test_proton_s_python_is_not_loaded() -> None:
-    code = (
-        "import sys, rm_amqp; print([name for name in sys.modules if name.partition('.')[0] in ('proton', 'cproton')])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
-
-
-def test_a_message_loads_no_connection() -> None:
+def test_what_is_loaded_only_when_it_is_used() -> None:
     code = "import sys; from rm_amqp import Message; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert "rm_amqp.message" in modules
-    assert not {"rm_amqp.connections", "rm_amqp.decider", "ssl", "asyncio"} & set(modules)
+    others = {"rm_amqp.connections", "rm_amqp.decider", "ssl", "asyncio", "proton", "cproton"}
+    assert not others & {name for module in modules for name in (module, module.partition(".")[0])}
 
 
 def test_a_name_that_is_none() -> None:
     assert not hasattr(rm_amqp, "nothing")
     assert set(rm_amqp.__all__) == set(rm_amqp._HOME)
     assert set(rm_amqp.__all__) <= set(dir(rm_amqp))
+
+
+def test_a_connection_that_is_lost_is_never_found_again() -> None:
+    assert {state for state, _ in ENDPOINT} == {EndpointState.OPENING, EndpointState.OPEN}
+    for state in (EndpointState.OPENING, EndpointState.OPEN):
+        assert ENDPOINT[state, EndpointEvent.LOSE] is EndpointState.LOST
+
+
+def test_a_link_that_is_over_stays_what_it_is() -> None:
+    living = {LinkState.ATTACHING, LinkState.ATTACHED}
+    over = {
+        LinkEvent.DETACH: LinkState.DETACHED,
+        LinkEvent.CLOSE: LinkState.CLOSED,
+        LinkEvent.LOSE: LinkState.LOST,
+    }
+    for state, event in product(LinkState, LinkEvent):
+        target = LINK.get((state, event))
+        if state not in living:
+            assert target is None
+        elif event in over:
+            assert target is over[event]
+        else:
+            assert target is (LinkState.ATTACHED if state is LinkState.ATTACHING else None)
+
+
+def test_work_begins_before_it_ends() -> None:
+    """What has no row is an error, and leaves the state as it is."""
+    for state, event in product(WorkState, WorkEvent):
+        work = Work(NULL_XID)
+        work.state = state
+        if (state, event) in WORK:
+            work.move(event)
+            assert work.state is WORK[state, event]
+        else:
+            with pytest.raises(KeyError):
+                work.move(event)
+            assert work.state is state
+    after = {event: target for (state, event), target in WORK.items() if state is WorkState.ENDED}
+    assert after == dict.fromkeys((WorkEvent.LEAVE, WorkEvent.END), WorkState.ENDED), "only what is repeated"

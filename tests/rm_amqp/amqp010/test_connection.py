@@ -1,7 +1,12 @@
-"""These tests cover the connection and the session without I/O: the handshake, and what a hostile peer sends."""
+"""These tests cover the connection and the session without I/O (the handshake, and what a hostile peer sends), and a
+channel over a socket at peers that are no brokers of this kind.
+"""
 
 from __future__ import annotations
 
+import socket
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +16,7 @@ from hypothesis import strategies as st
 from dtx.amqp.sasl import ClientPolicy
 from rm_amqp.amqp010.connection import Connection, ConnectionState
 from rm_amqp.amqp010.frames import PROTOCOL, FrameReader, Segment, write_segments
+from rm_amqp.amqp010.resource import QpidResource
 from rm_amqp.amqp010.session import SessionState
 from rm_amqp.amqp010.structs import (
     ConnectionClose,
@@ -45,8 +51,11 @@ from rm_amqp.amqp010.structs import (
     write_control,
 )
 from rm_amqp.errors import Cause, ConnectionLost
+from xa import Code, XaError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rm_amqp.amqp010.structs import Command, Control
 
 START = ConnectionStart({"product": "test"}, ["ANONYMOUS", "PLAIN"], ["en_US"])
@@ -319,3 +328,67 @@ def test_whatever_a_peer_sends_is_refused_by_one_kind_of_error(data: st.DataObje
             if not connection.is_open:
                 return
             connection.attach(b"s").send(DtxRecover())
+
+
+RMID = 3
+
+
+@contextmanager
+def says(octets: bytes | None) -> Iterator[int]:
+    """A server that says this to everybody, and then waits; None: it closes at once. Where it listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        kept = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                kept.append(connection)
+                if octets is None:
+                    connection.close()
+                elif octets:
+                    connection.sendall(octets)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield int(listening.getsockname()[1])
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in kept:
+                connection.close()
+
+
+@pytest.mark.parametrize(
+    ("octets", "code", "told"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Code.XAER_RMFAIL, "no AMQP 0-10"),
+        (b"AMQP\x00\x01\x00\x00", Code.XAER_RMERR, r"offers AMQP 1\.0\.0, not 0-10"),
+        (PROTOCOL + b"\x0f\x00\x00\x03" + bytes(20), Code.XAER_RMFAIL, "no AMQP 0-10"),
+        (PROTOCOL + b"\xff" * 4000, Code.XAER_RMFAIL, "no AMQP 0-10"),
+        (b"", Code.XAER_RMFAIL, "did not answer in time"),
+        (None, Code.XAER_RMFAIL, "was lost"),
+    ],
+)
+def test_a_peer_that_is_no_such_broker(octets: bytes | None, code: Code, told: str) -> None:
+    with says(octets) as port:
+        rm = QpidResource()
+        url = f"amqp010://127.0.0.1:{port}/?connect_timeout={0.1 if octets == b'' else 20}"
+        with pytest.raises(XaError, match=told) as raised:
+            rm.open(url, RMID)
+        assert raised.value.code is code
+        (check,) = rm.diagnose(url).checks
+        assert check.mend
+        rm.driver.drop()
+
+
+def test_a_server_without_tls() -> None:
+    with says(PROTOCOL) as port:
+        rm = QpidResource()
+        with pytest.raises(XaError, match="can't be trusted, or speaks no TLS") as raised:
+            rm.open(f"amqp010s://127.0.0.1:{port}/", RMID)
+        assert raised.value.code is Code.XAER_RMERR
+        rm.driver.drop()

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rm_amqp.amqp010.channel import Channel
+    from rm_amqp.amqp010.qpid_session import QpidSession
     from tests.broker_j import BrokerJ
 
 PATIENCE_S = 10
@@ -73,6 +74,14 @@ class Raw:
         """The status that a command comes to."""
         result = self.channel.wait_result(self.channel.send(command), XaResult, time.monotonic() + PATIENCE_S)
         return result.status or 0
+
+    def branch(self, xid: Xid, queue: str = "", body: bytes = b"") -> None:
+        """One that is prepared."""
+        self.do(DtxStart(on_wire(xid)))
+        if queue:
+            self.send(queue, body)
+        self.do(DtxEnd(on_wire(xid)))
+        assert self.do(DtxPrepare(on_wire(xid))) == 0
 
     def refused(self, command: DtxStart | DtxEnd | DtxPrepare | DtxCommit | DtxRollback | DtxForget) -> int:
         """The code that a command is refused with."""
@@ -188,15 +197,13 @@ def test_a_loss_that_the_broker_has_not_noticed_yet(client: QpidClient, raw: Raw
 
 
 # --- joining what is prepared ----------------------------------------------------------------------------------------
+@pytest.mark.long  # it is started anew to show what it has lost
 def test_broker_j_joins_a_prepared_branch_and_loses_the_work(
     raw: Raw, other: Raw, broker_j: BrokerJ, queue: str
 ) -> None:
     """It is in the queue after the commit, and not in the store: the next start shows that."""
     xid = new_xid()
-    raw.do(DtxStart(on_wire(xid)))
-    raw.send(queue, b"before")
-    raw.do(DtxEnd(on_wire(xid)))
-    raw.do(DtxPrepare(on_wire(xid)))
+    raw.branch(xid, queue, b"before")
     assert other.do(DtxStart(on_wire(xid), join=True)) == 0, "it should be refused: the branch is prepared"
     other.send(queue, b"after")
     other.do(DtxEnd(on_wire(xid)))
@@ -236,34 +243,25 @@ def test_the_timer_of_broker_j_rolls_back_a_prepared_branch(raw: Raw, broker_j: 
     assert broker_j.bodies(queue) == []
 
 
-def test_a_branch_has_a_timer_until_it_is_prepared(client: QpidClient, raw: Raw) -> None:
+@pytest.mark.parametrize(("seconds", "others"), [(600, 0), (0, 300)], ids=["ours", "somebody else's"])
+def test_a_branch_has_a_timer_until_it_is_prepared(broker_j: BrokerJ, raw: Raw, seconds: int, others: int) -> None:
+    client = QpidClient(f"{broker_j.url}?branch_timeout={seconds}")
     xid = client.start()
-    assert raw.timeout(xid) == 600
+    assert raw.timeout(xid) == seconds
+    if others:
+        raw.set_timeout(xid, others)
     client.end(xid)
-    assert raw.timeout(xid) == 600
+    assert raw.timeout(xid) == seconds + others
     assert client.rm.prepare(xid, RMID) is Code.XA_OK
     assert raw.timeout(xid) == 0
     assert client.rm.commit(xid, RMID) is Code.XA_OK
-
-
-def test_a_timer_that_somebody_else_set_is_stopped_too(broker_j: BrokerJ, raw: Raw) -> None:
-    client = QpidClient(f"{broker_j.url}?branch_timeout=0")
-    xid = client.start()
-    assert raw.timeout(xid) == 0
-    raw.set_timeout(xid, 300)
-    client.end(xid)
-    assert client.rm.prepare(xid, RMID) is Code.XA_OK
-    assert raw.timeout(xid) == 0
-    assert client.rm.rollback(xid, RMID) is Code.XA_OK
     client.rm.close("", RMID)
 
 
 def test_opening_stops_the_timers_of_our_prepared_branches(client: QpidClient, broker_j: BrokerJ, raw: Raw) -> None:
     xids = [Xid(format_id, new_xid().gtrid, b"b") for format_id in (FORMAT_ID, FORMAT_ID + 1)]
     for xid in xids:
-        client.start(xid=xid)
-        client.end(xid)
-        client.rm.prepare(xid, RMID)
+        client.prepared(xid=xid)
         raw.set_timeout(xid, 300)
     checks = {check.subject: check for check in QpidResource().diagnose(broker_j.url).checks}
     assert checks["timers"].health is Health.WARN
@@ -314,18 +312,14 @@ def test_a_branch_whose_time_is_nearly_over_is_rolled_back(broker_j: BrokerJ, qu
 def test_broker_j_takes_two_format_ids_for_one(raw: Raw) -> None:
     xid = new_xid()
     same = Xid(xid.format_id + 1, xid.gtrid, xid.bqual)
-    raw.do(DtxStart(on_wire(xid)))
-    raw.do(DtxEnd(on_wire(xid)))
-    raw.do(DtxPrepare(on_wire(xid)))
+    raw.branch(xid)
     assert raw.do(DtxRollback(on_wire(same))) == 0, "it should not be found"
     assert xid not in raw.prepared()
 
 
 def test_the_branch_of_another_format_id_is_left_alone(client: QpidClient, broker_j: BrokerJ) -> None:
-    xid = client.start()
+    xid = client.prepared()
     same = Xid(xid.format_id + 1, xid.gtrid, xid.bqual)
-    client.end(xid)
-    client.rm.prepare(xid, RMID)
     stranger = QpidClient(broker_j.url)
     for verb in (stranger.rm.commit, stranger.rm.rollback, stranger.rm.prepare, stranger.rm.forget):
         with pytest.raises(UnknownBranch):
@@ -338,9 +332,7 @@ def test_the_branch_of_another_format_id_is_left_alone(client: QpidClient, broke
 # --- forget, heuristics ----------------------------------------------------------------------------------------------
 def test_forget_is_refused(client: QpidClient, raw: Raw) -> None:
     """Broker-J completes nothing heuristically, so that there is nothing to forget."""
-    xid = client.start()
-    client.end(xid)
-    client.rm.prepare(xid, RMID)
+    xid = client.prepared()
     assert raw.refused(DtxForget(on_wire(xid))) == 409
     with pytest.raises(XaMisuse):
         client.rm.forget(xid, RMID)
@@ -351,22 +343,6 @@ def test_forget_is_refused(client: QpidClient, raw: Raw) -> None:
 
 
 # --- what a client that dies leaves ----------------------------------------------------------------------------------
-def test_a_client_that_dies_before_the_end_leaves_nothing(client: QpidClient, broker_j: BrokerJ, queue: str) -> None:
-    client.put(queue, ["x", "y"])
-    dying = QpidClient(broker_j.url)
-    xid = dying.start()
-    assert dying.session.receive(queue, 5).body == "x"
-    dying.session.send(f"{queue}-other", Message("answer"))
-    work = dying.rm._thread().current
-    assert work is not None
-    name = work.work.channel.session_name
-    dying.rm.drop()
-    broker_j.wait_until_gone([name])
-    assert client.look(queue) == ["x", "y"]
-    assert client.look(f"{queue}-other") == []
-    assert xid not in client.in_doubt()
-
-
 def test_broker_j_lists_no_branch_that_is_not_prepared(client: QpidClient, broker_j: BrokerJ, queue: str) -> None:
     """What ended and was never prepared is freed by its timer only: nothing shows it."""
     client.put(queue, ["x"])
@@ -381,32 +357,20 @@ def test_broker_j_lists_no_branch_that_is_not_prepared(client: QpidClient, broke
     assert client.look(queue) == ["x"]
 
 
-def test_broker_j_keeps_no_session(broker_j: BrokerJ) -> None:
-    """A session can't be resumed after its connection was lost: nothing is replayed, and the name begins anew."""
-    channel = broker_j.connect()
-    name = channel.session_name
-    channel.drop()
-    broker_j.wait_until_gone([name])  # attaches the same name: its commands begin at 0 again
-
-
 # --- restarts, silence -----------------------------------------------------------------------------------------------
 def test_what_is_prepared_outlives_the_broker(broker_j: BrokerJ, queue: str) -> None:
     client = QpidClient(broker_j.url)
     client.put(queue, ["taken", "left"])
-    xids = []
-    for _ in range(2):
-        xid = client.start()
-        message = client.session.receive(queue, 5)
-        client.session.send(f"{queue}-other", Message({"of": message.body}, durable=False))
-        client.end(xid)
-        assert client.rm.prepare(xid, RMID) is Code.XA_OK
-        xids.append(xid)
+
+    def move(session: QpidSession) -> None:
+        session.send(f"{queue}-other", Message({"of": session.receive(queue, 5).body}, durable=False))
+
+    xids = [client.prepared(move) for _ in range(2)]
     broker_j.kill()
     broker_j.start()
     late = QpidClient(broker_j.url)
     assert late.in_doubt() >= set(xids)
-    assert late.look(queue) == []
-    assert late.look(f"{queue}-other") == []
+    assert late.look(queue) == late.look(f"{queue}-other") == []
     assert late.rm.commit(xids[0], RMID) is Code.XA_OK
     assert late.rm.rollback(xids[1], RMID) is Code.XA_OK
     assert late.look(queue) == ["left"]

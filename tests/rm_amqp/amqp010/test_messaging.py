@@ -1,8 +1,11 @@
-"""These tests cover what an application does with messages over Qpid Broker-J, and how they are mapped."""
+"""These tests cover what an application does with messages over Qpid Broker-J, how they are mapped, and the commands
+for operators: doctor, and what recover lists and finishes.
+"""
 
 from __future__ import annotations
 
 import gzip
+import json
 import time
 from typing import TYPE_CHECKING
 
@@ -13,9 +16,15 @@ from rm_amqp.amqp010.session import Content
 from rm_amqp.amqp010.structs import DeliveryProperties, MessageProperties, MessageTransfer, QueueDelete
 from tests.rm_amqp.client import RMID
 from tests.rm_amqp.messaging_suite import *  # noqa: F403 — the suite
-from xa import TMSUCCESS, BranchRolledBack, Code, ResourceError, XaError, XaMisuse
+from tests.tm.telemetry.test_telemetry import Exported
+from tests.tm.telemetry.traced import check_messages_are_traced
+from xa import FORMAT_ID, TMSUCCESS, BranchRolledBack, Code, Gtrid, ResourceError, XaError, XaMisuse, Xid
+from xabridge.cli import main
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from tests.broker_j import BrokerJ
     from tests.rm_amqp.amqp010.client import QpidClient
 
@@ -30,10 +39,10 @@ def test_a_long_message_and_many_of_them(client: QpidClient, queue: str) -> None
 
 
 def test_thousands_of_messages_in_a_branch(client: QpidClient, queue: str) -> None:
-    bodies = range_of(5000)
+    bodies = range_of(2000)
     client.put(queue, bodies)
     with client.work(two_phase=True) as session:
-        messages = session.receive_batch(queue, 5000, 5)
+        messages = session.receive_batch(queue, 2000, 5)
         assert [message.body for message in messages] == bodies
         for message in messages[::2]:
             session.release(message)
@@ -130,3 +139,41 @@ def test_a_refusal_takes_the_association(client: QpidClient, queue: str) -> None
     with pytest.raises(BranchRolledBack):
         client.rm.prepare(xid, RMID)
     assert client.look(queue) == []
+
+
+def test_messages_carry_the_trace(broker_j: BrokerJ, queue: str, tmp_path: Path) -> None:
+    exported = Exported()
+    check_messages_are_traced(exported, broker_j.url, queue, f"{queue}-other", tmp_path)
+    exported.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path, broker_j: BrokerJ, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """A command: its exit code, and what it prints."""
+    config = tmp_path / "xabridge.toml"
+    config.write_text(
+        f'node = "orders-1"\nlog = "file://{tmp_path}/log"\n[resources]\nqpid = "{broker_j.url}"\n', encoding="utf-8"
+    )
+
+    def command(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        return main([*arguments, "--config", str(config)]), capsys.readouterr().out
+
+    return command
+
+
+def test_an_operator_looks_and_finishes_what_is_in_doubt(
+    run: Callable[..., tuple[int, str]], client: QpidClient, queue: str
+) -> None:
+    assert run("recover", "run")[0] == 0  # makes the log
+    _, said = run("doctor", "--json")
+    checks = {check["check"]: check for check in json.loads(said)["checks"] if check["of"] == "qpid"}
+    assert {check["health"] for check in checks.values()} == {"ok"}
+    assert "Broker-J" in checks["broker"]["found"]
+    xid = Xid(FORMAT_ID, Gtrid("orders-1", b"\x7f" * 8, 1, 1).encode(), b"qpid")
+    client.prepared(lambda session: session.send(queue, Message("x")), xid)
+    assert str(xid) in run("recover", "list", "--json")[1]
+    code, said = run("recover", "commit", str(xid), "--yes", "--heuristic")
+    assert code == 0, said
+    assert xid not in client.in_doubt()
+    assert client.look(queue) == ["x"]

@@ -5,25 +5,28 @@ tokens.
 from __future__ import annotations
 
 import socket
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rm_amqp import DecidingBroker, Environment, Message
 from rm_amqp.connection.connection import SocketConnection
 from rm_amqp.connection.endpoint import wait_until_open
-from rm_amqp.decider.tokens import Token
+from rm_amqp.decider.tokens import Founding, Token
 from tests.java_process import JavaProcess
+from tests.rm_amqp import client as steps
 from tests.rm_amqp.embedded import EmbeddedBroker
-from xa import TMSUCCESS, Code
-from xabridge.testing.contract.client import ScriptedRegistrar, new_xid
+from xabridge.testing.contract.client import RMID, ScriptedRegistrar
+from xabridge.testing.contract.deciding import Decider
 from xabridge.testing.contract.harness import Capabilities, DeciderHarness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from rm_amqp.connection.endpoint import Endpoint
     from rm_amqp.settings import Broker, Settings
-    from xa import DecidingResource, Registrar, ResourceManager, Xid
+    from tests.rm_amqp.network import Network
+    from xa import Code, DecidingResource, Registrar, ResourceManager, Xid
 
 DISCHARGE = b"\x00\x53\x32"
 DECLARE = b"\x00\x53\x31"
@@ -130,12 +133,52 @@ class DecidingBrokerHarness(DeciderHarness):
             f"decider+amqp://{broker.address}/?timeout=20&token_queue={self.tokens}&slots={slots}{options}"
         )
         self.weather: dict[DecidingBroker, Weather] = {}
+        self._somebody: DecidingBroker | None = None
 
     def new(self, registrar: Registrar | None = None) -> DecidingBroker:
         weather = Weather()
         client = DecidingBroker(registrar or ScriptedRegistrar(), environment=Environment(connect=connecting(weather)))
         self.weather[client] = weather
         return client
+
+    def opened(self) -> DecidingBroker:
+        """A client, opened."""
+        rm = self.new()
+        rm.open(self.open_string, RMID)
+        return rm
+
+    def using(self, rm: DecidingBroker) -> Decider:
+        """The contract suite's client around one that is open."""
+        client = Decider(self, opened=False)
+        client.rm = rm
+        return client
+
+    def stranger(self) -> DecidingBroker:
+        """A client that has nothing to do with the others; not yet opened."""
+        return DecidingBroker()
+
+    @contextmanager
+    def somebody(self) -> Iterator[DecidingBroker]:
+        """The same, opened; it stays open until the end."""
+        if self._somebody is None:
+            self._somebody = self.stranger()
+        self._somebody.open(f"amqp://{self.broker.address}/?token_queue=onlookers&slots=1", steps.RMID)
+        yield self._somebody
+
+    def alien(self, queue: str, *messages: Message) -> None:
+        """Somebody sends these."""
+        with self.somebody() as other:
+            steps.put(other, queue, messages)
+
+    def take(self, queue: str) -> Message:
+        """Somebody takes a message away."""
+        with self.somebody() as other, steps.transaction(other) as session:
+            message: Message = session.receive(queue, 5)
+        return message
+
+    def queue_of(self, gtrid: bytes) -> str:
+        """Where the token of a transaction is."""
+        return f"{self.tokens}.{Founding(bytes(8), self.slots).slot_of(gtrid)}"
 
     def write(self, rm: ResourceManager, rmid: int, key: str) -> None:
         rm.session(rmid).send(self.queue, Message(key))
@@ -152,7 +195,8 @@ class DecidingBrokerHarness(DeciderHarness):
 
     def every(self, queues: Sequence[str]) -> list[list[object]]:
         """The same of several queues."""
-        return bodies(self.broker.address, *queues)
+        with self.somebody() as other:
+            return [list(steps.look(other, queue)) for queue in queues]
 
     def token(self, slot: int) -> Token:
         """The only message of a slot's queue."""
@@ -175,7 +219,7 @@ class DecidingBrokerHarness(DeciderHarness):
         return rm.decide(xid, rmid, record)
 
     def narrow(self) -> None:
-        self.open_string = self.open_string.replace("timeout=20", "timeout=5&channels=1")
+        self.open_string = self.open_string.replace("timeout=20", "timeout=1.5&channels=1")
 
     def left(self) -> list[str]:
         """What is left at the broker of transactions and locks."""
@@ -191,8 +235,9 @@ class DecidingBrokerHarness(DeciderHarness):
         return left
 
     def close(self) -> None:
-        for client in self.weather:
-            client.drop()
+        for client in (*self.weather, self._somebody):
+            if client is not None:
+                client.drop()
 
 
 class ForeignHarness(DecidingBrokerHarness):
@@ -212,16 +257,22 @@ class ForeignHarness(DecidingBrokerHarness):
         self.broker.start()
 
 
-def bodies(address: str, *queues: str) -> list[list[object]]:
-    """The bodies of each queue's messages, in their order, as somebody reads them who has nothing to do with them."""
-    onlooker = DecidingBroker()
-    onlooker.open(f"amqp://{address}/?token_queue=onlookers&slots=1", 1)
-    try:
-        onlooker.start(xid := new_xid(), 1)
-        session = onlooker.session(1)
-        found: list[list[object]] = [[message.body for message in session.browse(queue)] for queue in queues]
-        onlooker.end(xid, 1, TMSUCCESS)
-        onlooker.rollback(xid, 1)
-    finally:
-        onlooker.close("", 1)
-    return found
+class NetworkHarness(DecidingBrokerHarness):
+    """The same over a network in memory, on its clock."""
+
+    def __init__(self, network: Network, name: str, options: str = "", slots: int = 8) -> None:
+        super().__init__(network, name, options, slots)
+        self.network = network
+        self.clients: list[DecidingBroker] = []
+
+    def new(self, registrar: Registrar | None = None) -> DecidingBroker:
+        self.clients.append(self.network.decider(registrar))
+        return self.clients[-1]
+
+    def stranger(self) -> DecidingBroker:
+        return self.network.decider()
+
+    def close(self) -> None:
+        super().close()
+        for client in self.clients:
+            client.drop()

@@ -9,26 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
-from tests.rm_amqp.embedded import EmbeddedBroker
 from xabridge.testing.contract.deciding import TestDeciding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.rm_amqp.embedded import EmbeddedBroker
+
 __all__ = ["TestDeciding"]
 
 VARIANTS = [
     pytest.param("", id="plain"),
-    pytest.param("&prefetch=10", id="prefetch", marks=pytest.mark.slow),
+    pytest.param("&prefetch=10", id="prefetch", marks=[pytest.mark.slow, pytest.mark.long]),
 ]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """One broker."""
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
-    yield broker
-    broker.stop()
 
 
 @pytest.fixture(params=VARIANTS)

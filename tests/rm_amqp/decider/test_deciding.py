@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dtx.broker.settings import QueueSettings, Settings
 from rm_amqp import DecidingBroker, Message, NoMessage
-from rm_amqp.decider.tokens import Founding, Token
-from tests.rm_amqp import client as steps
-from tests.rm_amqp.decider.deciding import DECLARE, DISCHARGE, DecidingBrokerHarness
+from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.foreign import foreign_broker
 from xa import (
@@ -33,145 +30,39 @@ from xa import (
     XaMisuse,
 )
 from xa.diagnosis import Health
-from xabridge.testing.contract.client import RMID as RMID_OF_SUITE
-from xabridge.testing.contract.client import new_xid
+from xabridge.testing.contract.client import RMID, new_xid
 from xabridge.testing.contract.deciding import RECORD, Decider
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-RMID = 7
+    from tests.rm_amqp.decider.deciding import NetworkHarness
+
 ATTACH = b"\x00\x53\x12"
 COORDINATOR = b"\x00\x53\x30"
-AT_ONCE = 6
-
-
-@pytest.fixture
-def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[DecidingBrokerHarness]:
-    """Queues of its own."""
-    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))))
-    yield harness
-    harness.close()
-
-
-def opened(harness: DecidingBrokerHarness) -> DecidingBroker:
-    """A client, opened."""
-    rm = harness.new()
-    rm.open(harness.open_string, RMID)
-    return rm
-
-
-@contextmanager
-def somebody(harness: DecidingBrokerHarness) -> Iterator[DecidingBroker]:
-    """A client that has nothing to do with the others."""
-    other = DecidingBroker()
-    other.open(f"amqp://{harness.broker.address}/?token_queue=aliens&slots=1", steps.RMID)
-    yield other
-    other.close("", steps.RMID)
-
-
-def alien(harness: DecidingBrokerHarness, queue: str, *messages: Message) -> None:
-    """Somebody sends these."""
-    with somebody(harness) as other:
-        steps.put(other, queue, messages)
-
-
-def take(harness: DecidingBrokerHarness, queue: str) -> Message:
-    """Somebody takes a message away."""
-    with somebody(harness) as other, steps.transaction(other) as session:
-        message: Message = session.receive(queue, 5)
-    return message
-
-
-def token_queue_of(harness: DecidingBrokerHarness, gtrid: bytes) -> str:
-    """Where the token of a transaction is."""
-    return f"{harness.tokens}.{Founding(bytes(8), 8).slot_of(gtrid)}"
 
 
 def test_every_node_is_asked_for_as_a_queue(harness: DecidingBrokerHarness) -> None:
     """On demand some brokers make topics, which keep nothing for whoever comes later."""
     client = Decider(harness)
     assert isinstance(client.rm, DecidingBroker)
-    client.rm.start(xid := new_xid(), RMID_OF_SUITE)
-    session = client.rm.session(RMID_OF_SUITE)
+    client.rm.start(xid := new_xid(), RMID)
+    session = client.rm.session(RMID)
     session.send(harness.queue, Message("x"))
     list(session.browse(harness.queue))
     with pytest.raises(NoMessage):
         session.receive(harness.queue, 0)
-    client.rm.end(xid, RMID_OF_SUITE, TMSUCCESS)
-    assert client.rm.decide(xid, RMID_OF_SUITE, RECORD) is Code.XA_OK
+    client.rm.end(xid, RMID, TMSUCCESS)
+    assert client.rm.decide(xid, RMID, RECORD) is Code.XA_OK
     sent = bytes(harness.weather[client.rm].sent)
     attaches = sent.split(ATTACH)[1:]
     assert len(attaches) > 15, "queues of tokens and of messages"
     assert all(b"\0\0\0\5queue" in attach for attach in attaches if COORDINATOR not in attach)
 
 
-# --- founding ---------------------------------------------------------------------------------------------------
-def founded_meanwhile(harness: DecidingBrokerHarness) -> None:
-    """Between the look of one, which shows nothing, and what he sends, another one founds the same place."""
-    slow, others = harness.new(), []
-    harness.weather[slow].pause(DECLARE, lambda: others.append(opened(harness)))
-    slow.open(harness.open_string, RMID)
-    (quick,) = others
-    assert slow.decider_id == quick.decider_id
-    for rm in (quick, slow):
-        xid = Decider.ended(client := using(harness, rm), "key")
-        assert client.decide(xid) is Code.XA_OK
-        assert quick.settle(xid.gtrid, RMID) == slow.settle(xid.gtrid, RMID) == RECORD
-
-
-def using(harness: DecidingBrokerHarness, rm: DecidingBroker) -> Decider:
-    """The contract suite's client around one that is open."""
-    client = Decider(harness, opened=False)
-    client.rm = rm
-    return client
-
-
-def test_somebody_was_quicker(harness: DecidingBrokerHarness) -> None:
-    founded_meanwhile(harness)
-
-
-def test_many_open_at_the_same_moment(harness: DecidingBrokerHarness) -> None:
-    barrier = threading.Barrier(AT_ONCE)
-
-    def open_it() -> DecidingBroker:
-        rm = harness.new()
-        barrier.wait(30)
-        rm.open(harness.open_string, RMID)
-        return rm
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        opened_ones = [future.result() for future in [pool.submit(open_it) for _ in range(AT_ONCE)]]
-    assert len({rm.decider_id for rm in opened_ones}) == 1
-    client = using(harness, opened_ones[0])
-    for _ in range(40):  # through all slots, and what those who were not the first have left there
-        assert client.decide(client.ended("key")) is Code.XA_OK
-    xids = [client.ended("key") for _ in range(3)]
-    for xid in xids:
-        assert client.settle(xid) is None
-        with pytest.raises(BranchRolledBack):
-            client.decide(xid)
-    assert len(client.decided()) == 40
-    founders = {Token.decode(body).founder for slot in range(9) for body in harness.bodies(f"{harness.tokens}.{slot}")}
-    assert opened_ones[0].decider_id in founders
-
-
-def test_a_founder_that_is_lost_on_the_way(harness: DecidingBrokerHarness) -> None:
-    """Before and after its tokens are there, the next one finds a place that is whole."""
-    for before in (True, False):
-        rm = harness.new()
-        harness.weather[rm].strike(DISCHARGE, before=before)
-        with pytest.raises(ResourceUnavailable):
-            rm.open(harness.open_string, RMID)
-    rm = opened(harness)
-    assert len(harness.bodies(harness.tokens)) == 1
-    assert [len(harness.bodies(f"{harness.tokens}.{slot}")) for slot in range(9)] == [1] * 9
-    assert harness.token(8).used
-
-
+# --- tokens ---------------------------------------------------------------------------------------------------------
 def test_the_number_of_slots_stays(harness: DecidingBrokerHarness) -> None:
-    opened(harness)
+    harness.opened()
     rm = harness.new()
     with pytest.raises(XaMisuse, match="was made with 8") as told:
         rm.open(harness.open_string.replace("slots=8", "slots=4"), RMID)
@@ -180,19 +71,18 @@ def test_the_number_of_slots_stays(harness: DecidingBrokerHarness) -> None:
 
 
 def test_a_founding_queue_that_holds_something_else(harness: DecidingBrokerHarness) -> None:
-    alien(harness, harness.tokens, Message("an order"))
+    harness.alien(harness.tokens, Message("an order"))
     with pytest.raises(ResourceError, match="is not JSON"):
-        opened(harness)
+        harness.opened()
     assert harness.bodies(harness.tokens) == ["an order"]
 
 
-# --- tokens -----------------------------------------------------------------------------------------------------
-def test_a_token_that_somebody_took(harness: DecidingBrokerHarness) -> None:
+def test_a_token_that_somebody_took(timeless: NetworkHarness) -> None:
     """Nothing is decided, and nothing is presumed."""
-    harness.open_string += "&timeout=1"
+    harness = timeless
     client = Decider(harness)
     xid = client.ended(key := "key")
-    message = take(harness, token_queue_of(harness, xid.gtrid))
+    message = harness.take(harness.queue_of(xid.gtrid))
     with pytest.raises(BranchRolledBack, match="held by another process, or does not exist"):
         client.decide(xid)
     with pytest.raises(TryAgain):
@@ -200,7 +90,7 @@ def test_a_token_that_somebody_took(harness: DecidingBrokerHarness) -> None:
     with pytest.raises(TryAgain):
         client.decided()
     assert harness.committed() == set()
-    alien(harness, token_queue_of(harness, xid.gtrid), message)
+    harness.alien(harness.queue_of(xid.gtrid), message)
     assert client.settle(xid) is None
     assert client.decide(again := client.ended(key)) is Code.XA_OK
     assert client.settle(again) == RECORD
@@ -210,10 +100,10 @@ def test_a_token_that_somebody_copied(harness: DecidingBrokerHarness) -> None:
     """A copy from before a decision says that there is none: recovery believes neither."""
     client = Decider(harness)
     xid = client.ended("key")
-    queue = token_queue_of(harness, xid.gtrid)
+    queue = harness.queue_of(xid.gtrid)
     (before,) = harness.bodies(queue)
     client.decide(xid)
-    alien(harness, queue, Message(str(before)))
+    harness.alien(queue, Message(str(before)))
     for _ in range(2):
         with pytest.raises(ResourceError, match="two tokens"):
             client.settle(xid)
@@ -223,9 +113,9 @@ def test_a_token_that_somebody_copied(harness: DecidingBrokerHarness) -> None:
 def test_what_is_no_token_stays_and_decides_nothing(harness: DecidingBrokerHarness) -> None:
     client = Decider(harness)
     xid = client.ended("key")
-    queue = token_queue_of(harness, xid.gtrid)
-    take(harness, queue)
-    alien(harness, queue, Message("an order"))
+    queue = harness.queue_of(xid.gtrid)
+    harness.take(queue)
+    harness.alien(queue, Message("an order"))
     with pytest.raises(BranchRolledBack, match="is not JSON"):
         client.decide(xid)
     with pytest.raises(ResourceError, match="is not its token"):
@@ -239,34 +129,24 @@ def test_a_token_of_another_founding(harness: DecidingBrokerHarness) -> None:
     client = Decider(harness)
     for _ in range(20):
         client.decide(client.ended("key"))
-    take(harness, harness.tokens)
+    harness.take(harness.tokens)
     with pytest.raises(ResourceError, match=f"decider {client.rm.decider_id.hex()} uses it"):
-        opened(harness)
+        harness.opened()
 
 
 def test_a_token_that_comes_back_often_is_not_put_away(harness: DecidingBrokerHarness) -> None:
     """Twenty processes in a row die with the same token in their hands; the broker dead-letters at ten."""
-    place = token_queue_of(harness, gtrid := new_xid().gtrid)
+    place = harness.queue_of(gtrid := new_xid().gtrid)
     for number in range(20):
-        client = using(harness, opened(harness))
-        xid = next(xid for xid in iter(new_xid, None) if token_queue_of(harness, xid.gtrid) == place)
+        client = harness.using(harness.opened())
+        xid = next(xid for xid in iter(new_xid, None) if harness.queue_of(xid.gtrid) == place)
         client.ended(f"key {number}", xid)
         harness.weather[client.rm].strike(xid.gtrid.hex().encode(), before=True)  # type: ignore[index]
         with pytest.raises(BranchRolledBack):
             client.decide(xid)
         harness.crash(client.rm)
     assert len(harness.bodies(place)) == 1
-    assert opened(harness).settle(gtrid, RMID) is None
-
-
-def test_a_slot_that_is_full_takes_no_more(harness: DecidingBrokerHarness) -> None:
-    client = Decider(harness)
-    large = bytes(600_000)
-    xid = client.ended("key")
-    with pytest.raises(BranchRolledBack, match="have not ended"):
-        client.decide(xid, large)
-    assert client.decide(client.ended("key")) is Code.XA_OK
-    assert len(client.decided()) == 1
+    assert harness.opened().settle(gtrid, RMID) is None
 
 
 # --- only local transactions --------------------------------------------------------------------------------------
@@ -285,24 +165,24 @@ def test_nothing_but_local_transactions_is_asked_for(harness: DecidingBrokerHarn
     assert xid.gtrid not in sent
 
 
-def test_a_broker_that_has_distributed_ones_only() -> None:
-    with foreign_broker(["amqp:distributed-transactions"]) as address, pytest.raises(ResourceError) as told:
-        DecidingBroker().open(f"decider+amqp://{address}", RMID)
-    assert "has no amqp:local-transactions, which the one that decides needs" in str(told.value)
+NO_LOCAL = "has no amqp:local-transactions, which the one that decides needs"
+NONE = "amqp:local-transactions for a broker that decides"
 
 
-@pytest.mark.parametrize("ends_session", [False, True])
-def test_a_broker_without_transactions(*, ends_session: bool) -> None:
-    with foreign_broker(None, ends_session=ends_session) as address, pytest.raises(ResourceError) as told:
+@pytest.mark.parametrize(
+    ("offers", "ends_session", "told"),
+    [(["amqp:distributed-transactions"], False, NO_LOCAL), (None, False, NONE), (None, True, NONE)],
+)
+def test_a_broker_without_local_transactions(offers: list[str] | None, ends_session: bool, told: str) -> None:
+    with foreign_broker(offers, ends_session=ends_session) as address, pytest.raises(ResourceError) as refused:
         DecidingBroker().open(f"decider+amqp://{address}", RMID)
-    assert "offers no transactions" in str(told.value)
-    assert "amqp:local-transactions for a broker that decides" in str(told.value)
+    assert told in str(refused.value)
 
 
 # --- work -----------------------------------------------------------------------------------------------------------
 def test_what_is_sent_is_durable(harness: DecidingBrokerHarness) -> None:
-    alien(harness, "durable", Message("1"), Message("2", durable=True, priority=7))
-    first, second = take(harness, "durable"), take(harness, "durable")
+    harness.alien("durable", Message("1"), Message("2", durable=True, priority=7))
+    first, second = harness.take("durable"), harness.take("durable")
     assert (first.body, first.durable) == ("1", True)
     assert (second.body, second.durable, second.priority) == ("2", True, 7)
 
@@ -312,8 +192,8 @@ def test_what_is_sent_is_durable(harness: DecidingBrokerHarness) -> None:
 def test_what_was_rolled_back_comes_again(harness: DecidingBrokerHarness, flags: int, prefetch: str) -> None:
     """On the same channel, in its order, counted."""
     harness.open_string += prefetch
-    alien(harness, harness.queue, Message("1"), Message("2"), Message("3"))
-    rm = opened(harness)
+    harness.alien(harness.queue, Message("1"), Message("2"), Message("3"))
+    rm = harness.opened()
     rm.start(xid := new_xid(), RMID)
     assert [rm.session(RMID).receive(harness.queue, 5).body for _ in range(2)] == ["1", "2"]
     rm.end(xid, RMID, flags)
@@ -335,7 +215,7 @@ def test_a_message_that_is_not_taken_rolls_back(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path, settings=settings)
     try:
         harness = DecidingBrokerHarness(broker, "small")
-        rm = opened(harness)
+        rm = harness.opened()
         rm.start(xid := new_xid(), RMID)
         rm.session(RMID).send("other", Message("1"))
         with pytest.raises((BranchRolledBack, ResourceError)):
@@ -352,7 +232,7 @@ def test_a_message_that_is_not_taken_rolls_back(tmp_path: Path) -> None:
 
 
 def test_two_branches_of_one_thread_in_turn(harness: DecidingBrokerHarness) -> None:
-    rm = opened(harness)
+    rm = harness.opened()
     first, second = new_xid(), new_xid()
     rm.start(first, RMID)
     rm.session(RMID).send(harness.queue, Message("1"))
@@ -371,7 +251,7 @@ def test_two_branches_of_one_thread_in_turn(harness: DecidingBrokerHarness) -> N
 
 
 def test_another_thread_goes_on(harness: DecidingBrokerHarness) -> None:
-    rm = opened(harness)
+    rm = harness.opened()
     rm.start(xid := new_xid(), RMID)
     rm.session(RMID).send(harness.queue, Message("1"))
 
@@ -390,7 +270,7 @@ def test_another_thread_goes_on(harness: DecidingBrokerHarness) -> None:
 
 
 def test_a_connection_that_is_lost_at_work(harness: DecidingBrokerHarness) -> None:
-    rm = opened(harness)
+    rm = harness.opened()
     rm.start(xid := new_xid(), RMID)
     session = rm.session(RMID)
     session.send(harness.queue, Message("1"))
@@ -407,7 +287,7 @@ def test_a_connection_that_is_lost_at_work(harness: DecidingBrokerHarness) -> No
 
 
 def test_a_thread_that_is_gone_leaves_nothing(harness: DecidingBrokerHarness) -> None:
-    rm = opened(harness)
+    rm = harness.opened()
     xid = new_xid()
 
     def work() -> None:
@@ -425,27 +305,20 @@ def test_a_thread_that_is_gone_leaves_nothing(harness: DecidingBrokerHarness) ->
 
 # --- doctor -----------------------------------------------------------------------------------------------------------
 def test_what_doctor_says(harness: DecidingBrokerHarness) -> None:
+    """It changes nothing."""
     url = harness.open_string
     found = DecidingBroker().diagnose(url)
     assert [(check.health, check.subject) for check in found.checks] == [(Health.OK, "usable"), (Health.OK, "tokens")]
     assert "the first start makes them" in found.checks[1].found
-    rm = opened(harness)
+    rm = harness.opened()
+    queues = [harness.tokens, *(f"{harness.tokens}.{slot}" for slot in range(9))]
+    before = harness.every(queues)
     found = rm.diagnose(url)
     assert f"of decider {rm.decider_id.hex()}" in found.checks[1].found
-    take(harness, f"{harness.tokens}.3")
+    assert harness.every(queues) == before
+    harness.take(f"{harness.tokens}.3")
     (check,) = rm.diagnose(url).checks[2:]
     assert (check.health, check.subject) == (Health.WARN, "token")
     assert f"{harness.tokens}.3" in check.found
-
-
-def test_doctor_changes_nothing(harness: DecidingBrokerHarness) -> None:
-    opened(harness)
-    queues = [harness.tokens, *(f"{harness.tokens}.{slot}" for slot in range(9))]
-    before = [harness.bodies(queue) for queue in queues]
-    DecidingBroker().diagnose(harness.open_string)
-    assert [harness.bodies(queue) for queue in queues] == before
-
-
-def test_doctor_finds_nobody() -> None:
     (check,) = DecidingBroker().diagnose("decider+amqp://127.0.0.1:1/?timeout=1").checks
     assert (check.health, check.subject) == (Health.FAIL, "reachable")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from rm_amqp import DecidingBroker
     from rm_amqp.decider.token_queues import HeldToken
+    from xa import ResourceFactory
 
 OPTIONS = {
     "plain": "timeout=20&slots=1",
@@ -50,52 +51,24 @@ PREPARED = 30
 MOST_PASSES = 12
 
 
-class Field:
-    """Two queues and the tokens at a broker that decides; a database with two phases; a manager."""
+class World:
+    """A broker that decides, with the queues x and y, and a database with two phases."""
 
     brokers = "decider+amqp://here,there/"
     plain = OPTIONS["plain"]
 
-    def __init__(self, options: str = OPTIONS["plain"]) -> None:
+    def __init__(self, messages: Iterable[str], options: str = "") -> None:
         self.network = self.new_network()
         self.store = ReferenceStore("shop")
-        self.points: list[tuple[str, Callable[[], object]]] = []
-        """What happens at which point ("before decide"), in turn."""
-        self.clients: list[DecidingBroker] = []
-        """Those of the managers."""
-        self.url = f"{self.brokers}?{options}"
-        with_broker = self.client()
-        put(with_broker, "x", ["M1", "M3"])
-        with_broker.close("", RMID)
-        self.manager = self.new_manager(hooked(self._pass, DECIDER_VERBS))
-        self.other = self.new_manager(lambda rm: rm)
+        self.url = f"{self.brokers}?{options or self.plain}"
+        rm = self.client()
+        put(rm, "x", messages)
+        rm.close("", RMID)
 
     @staticmethod
     def new_network() -> Network:
         """The network, and its broker."""
         return Network()
-
-    def _pass(self, when: str, verb: str) -> None:
-        if self.points and self.points[0][0] == f"{when} {verb}":
-            self.points.pop(0)[1]()
-
-    def new_manager(self, wrap: Callable[[Any], Any]) -> TransactionManager:
-        """A manager of the node."""
-        return TransactionManager(
-            "sim-1",
-            None,
-            {
-                "broker": ResourceConfig(self.url, "decider", factory=lambda _: wrap(self._new_client())),
-                "shop": ResourceConfig(self.store.url, factory=ReferenceFactory(self.store)),
-            },
-            clock=self.network.monotonic,
-            sleep=self.network.sleep,
-            background=False,
-        )
-
-    def _new_client(self) -> DecidingBroker:
-        self.clients.append(self.network.decider())
-        return self.clients[-1]
 
     def client(self) -> DecidingBroker:
         """Another client of the broker."""
@@ -103,27 +76,70 @@ class Field:
         rm.open(self.url, RMID)
         return rm
 
-    def look(self, queue: str) -> list[object]:
+    def look(self, queue: str) -> list[Any]:
         """What is available."""
         rm = self.client()
-        found: list[object] = look(rm, queue)
+        found = look(rm, queue)
         rm.close("", RMID)
         return found
 
+    def manager_of(self, node: str, broker: ResourceFactory, shop: ResourceFactory) -> TransactionManager:
+        """A manager over both, of which these make the instances."""
+        return TransactionManager(
+            node,
+            None,
+            {
+                "broker": ResourceConfig(self.url, "decider", factory=broker),
+                "shop": ResourceConfig(self.store.url, factory=shop),
+            },
+            clock=self.network.monotonic,
+            sleep=self.network.sleep,
+            background=False,
+        )
+
+
+def outcome(manager: TransactionManager, row: str, sent: str) -> str:
+    """What the application is told of a transaction in which a message becomes a row and an answer."""
+    try:
+        with manager.begin() as tx:
+            tx["shop"].write(row, tx["broker"].receive("x", 5).body)
+            tx["broker"].send("y", Message(sent))
+    except OutcomeUnknown:
+        return "unknown"
+    except HeuristicOutcomeError:
+        return "in part"
+    except (RolledBack, ManagerUnusable, XaError, NoMessage):  # unusable: it was not begun
+        return "rolled back"
+    return "committed"
+
+
+class Field(World):
+    """The tokens, a manager with points at which something happens, and another manager of the node."""
+
+    def __init__(self, options: str = "") -> None:
+        self.points: list[tuple[str, Callable[[], object]]] = []
+        """What happens at which point ("before decide"), in turn."""
+        self.clients: list[DecidingBroker] = []
+        """Those of the managers."""
+        super().__init__(["M1", "M3"], options)
+        self.manager = self.new_manager(hooked(self._pass, DECIDER_VERBS))
+        self.other = self.new_manager(lambda rm: rm)
+
+    def _pass(self, when: str, verb: str) -> None:
+        if self.points and self.points[0][0] == f"{when} {verb}":
+            self.points.pop(0)[1]()
+
+    def new_manager(self, wrap: Callable[[Any], Any]) -> TransactionManager:
+        """A manager of the node."""
+        return self.manager_of("sim-1", lambda _: wrap(self._new_client()), ReferenceFactory(self.store))
+
+    def _new_client(self) -> DecidingBroker:
+        self.clients.append(self.network.decider())
+        return self.clients[-1]
+
     def transaction(self, row: str = "row", sent: str = "M2") -> str:
         """What the application is told."""
-        try:
-            with self.manager.begin() as tx:
-                message = tx["broker"].receive("x", 5)
-                tx["shop"].write(row, message.body)
-                tx["broker"].send("y", Message(sent))
-        except OutcomeUnknown:
-            return "unknown"
-        except HeuristicOutcomeError:
-            return "in part"
-        except (RolledBack, ManagerUnusable, XaError, NoMessage):  # unusable: it was not begun
-            return "rolled back"
-        return "committed"
+        return outcome(self.manager, row, sent)
 
     def recover_at_once(self) -> None:
         """Another process of the node recovers: at once, when the lease of the first one runs, and when that has run

@@ -11,25 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rm_amqp import Message
 from rm_amqp.decider.tokens import Token
-from tests.rm_amqp.client import RMID, look, put
-from tests.rm_amqp.network import Network
+from tests.rm_amqp.decider.test_deciding_faults import MOST_PASSES, World, outcome
 from tests.simulation.seeds import EVERY_POINT
 from tests.tm.wrapped import DECIDER_VERBS, hooked
-from tm import HeuristicOutcomeError, OutcomeUnknown, RolledBack, TransactionManager
-from tm.resources import ResourceConfig
-from xa import XaError
-from xabridge.testing.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rm_amqp import DecidingBroker
 
-URL = "decider+amqp://here,there/?timeout=20&slots=1"
 LEASE_OVER_S = 11
-MOST_PASSES = 12
 POINTS = ("before decide", "after decide", "after commit")
 WHO = {
     "another node": ["orders-2"],
@@ -53,17 +46,7 @@ class Process:
         self._client: DecidingBroker
         self._site = site
         self._dead = False
-        self.manager = TransactionManager(
-            node,
-            None,
-            {
-                "broker": ResourceConfig(site.url, "decider", factory=self._broker),
-                "shop": ResourceConfig(site.store.url, factory=self._shop),
-            },
-            clock=site.network.monotonic,
-            sleep=site.network.sleep,
-            background=False,
-        )
+        self.manager = site.manager_of(node, self._broker, self._shop)
 
     def _broker(self, registrar: Any) -> Any:  # noqa: ARG002 — static
         self._client = self._site.network.decider()
@@ -87,52 +70,21 @@ class Process:
     def transaction(self, row: str) -> str:
         """One message becomes a row and an answer; what the application is told."""
         try:
-            with self.manager.begin() as tx:
-                tx["shop"].write(row, tx["broker"].receive("x", 5).body)
-                tx["broker"].send("y", Message(row))
+            return outcome(self.manager, row, row)
         except Killed:
             return "killed"
-        except OutcomeUnknown:
-            return "unknown"
-        except HeuristicOutcomeError:
-            return "in part"
-        except (RolledBack, XaError):
-            return "rolled back"
-        return "committed"
 
     def recover(self) -> None:
         """One pass."""
         self.manager.recover()
 
 
-class Site:
-    """A broker, a database, and the processes over them."""
-
-    url = URL
+class Site(World):
+    """The processes over them."""
 
     def __init__(self, messages: int) -> None:
-        self.network = self.new_network()
-        self.store = ReferenceStore("shop")
         self.messages = messages
-        rm = self._onlooker()
-        put(rm, "x", [f"M{number}" for number in range(messages)])
-        rm.close("", RMID)
-
-    def new_network(self) -> Network:
-        """The network, and its broker."""
-        return Network()
-
-    def _onlooker(self) -> DecidingBroker:
-        rm = self.network.decider()
-        rm.open(self.url, RMID)
-        return rm
-
-    def look(self, queue: str) -> list[str]:
-        """What is in a queue."""
-        rm = self._onlooker()
-        found = [str(body) for body in look(rm, queue)]
-        rm.close("", RMID)
-        return found
+        super().__init__(f"M{number}" for number in range(messages))
 
     def finish(self, nodes: Iterable[str]) -> None:
         """Every node comes back, and recovers until nothing is in doubt."""

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rm_amqp import DecidingBroker, Message
+from rm_amqp import Message
 from rm_amqp.decider.tokens import Founding, Token
-from tests.rm_amqp.decider.deciding import DISCHARGE, DecidingBrokerHarness
-from tests.rm_amqp.decider.test_deciding import RMID, alien, opened, take, using
-from tests.rm_amqp.decider.test_leases import new_owner
+from tests.rm_amqp.decider.deciding import DECLARE, DISCHARGE
 from tests.simulation.seeds import EVERY_POINT
 from xa import (
     FORMAT_ID,
@@ -32,32 +30,27 @@ from xa import (
     TryAgain,
     Xid,
 )
-from xabridge.testing.contract.deciding import RECORD
+from xabridge.testing.contract.client import RMID
+from xabridge.testing.contract.deciding import RECORD, new_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from tests.rm_amqp.embedded import EmbeddedBroker
+    from rm_amqp import DecidingBroker
+    from tests.rm_amqp.decider.deciding import DecidingBrokerHarness, NetworkHarness
 
 VERSION_1 = Path(__file__).with_name("tokens_version_1.json")
 """What version 1 has left of a place that two have founded at once: a49f… counts; three decisions and two fences."""
 WINNER, LOSER = "a49f82068a4807de", "b157f7f780b45efd"
+SLOTS = 2
 FIRST, SECOND, THIRD = b"1" * 8, b"2" * 8, b"3" * 8
 EVERY_ORDER = list(permutations([FIRST, SECOND, THIRD]))
 ORDERS = EVERY_ORDER if EVERY_POINT else [EVERY_ORDER[0], EVERY_ORDER[-1]]
 
 
-@pytest.fixture
-def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[DecidingBrokerHarness]:
-    """Queues of its own."""
-    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))), slots=2)
-    yield harness
-    harness.close()
-
-
 def put(harness: DecidingBrokerHarness, suffix: str, bodies: Sequence[str]) -> None:
     """These are in the queue."""
-    alien(harness, harness.tokens + suffix, *(Message(body) for body in bodies))
+    harness.alien(harness.tokens + suffix, *(Message(body) for body in bodies))
 
 
 def found(harness: DecidingBrokerHarness, *foundings: Founding, used: Sequence[bytes] = ()) -> None:
@@ -71,7 +64,7 @@ def found(harness: DecidingBrokerHarness, *foundings: Founding, used: Sequence[b
 
 def works(harness: DecidingBrokerHarness, rm: DecidingBroker) -> None:
     """Everything that is done with tokens, through each slot."""
-    client = using(harness, rm)
+    client = harness.using(rm)
     rm.hold(owner := new_owner(), 60, RMID)
     assert list(rm.owners(RMID)) == [owner]
     rm.hold(owner, 0, RMID)
@@ -89,97 +82,107 @@ def tokens(harness: DecidingBrokerHarness, slots: int) -> list[Token]:
 
 
 # --- several foundings ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("used", [[SECOND], []], ids=["one is in use", "none is"])
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_no_order_of_the_messages_says_which_counts(harness: DecidingBrokerHarness, order: Sequence[bytes]) -> None:
-    """A broker that keeps no order shows them in any after a restart."""
-    found(harness, *(Founding(founder, 2) for founder in order), used=[SECOND])
-    rm = opened(harness)
-    assert rm.decider_id == SECOND
+def test_no_order_of_the_messages_says_which_counts(
+    harness: DecidingBrokerHarness, order: Sequence[bytes], used: Sequence[bytes]
+) -> None:
+    """A broker that keeps no order shows them in any after a restart. The one in use counts, or the smallest."""
+    found(harness, *(Founding(founder, 2) for founder in order), used=used)
+    rm = harness.opened()
+    counts = used[0] if used else FIRST
+    assert rm.decider_id == counts
+    if not used:
+        assert [token.founder for token in tokens(harness, 2) if token.slot == 2] == [counts]
     works(harness, rm)
-    assert {token.founder for token in tokens(harness, 1)} == {SECOND}, "tokens that do not count are dropped"
+    assert {token.founder for token in tokens(harness, 1)} == {counts}, "tokens that do not count are dropped"
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_where_none_is_in_use_the_smallest_counts(harness: DecidingBrokerHarness, order: Sequence[bytes]) -> None:
-    found(harness, *(Founding(founder, 2) for founder in order))
-    rm = opened(harness)
-    assert rm.decider_id == FIRST
-    assert [token.founder for token in tokens(harness, 2) if token.slot == 2] == [FIRST]
-    works(harness, rm)
-
-
-def test_one_that_comes_late_does_not_count(harness: DecidingBrokerHarness) -> None:
-    """Its discharge leaves when another founding has been in use for long; then it works with that one."""
+@pytest.mark.parametrize("sign", [DECLARE, DISCHARGE], ids=["before it begins", "before it commits"])
+def test_one_that_comes_late_does_not_count(harness: DecidingBrokerHarness, sign: bytes) -> None:
+    """It has looked and seen nothing; when it goes on, another founding is in use. Then it works with that one."""
     slow, others = harness.new(), []
 
     def meanwhile() -> None:
-        others.append(opened(harness))
+        others.append(harness.opened())
         works(harness, others[0])
 
-    harness.weather[slow].pause(DISCHARGE, meanwhile)
+    harness.weather[slow].pause(sign, meanwhile)
     slow.open(harness.open_string, RMID)
     assert slow.decider_id == others[0].decider_id
     assert len(harness.bodies(harness.tokens)) == 2
-    for rm in (slow, *others, opened(harness)):
+    for rm in (slow, *others, harness.opened()):
         works(harness, rm)
     assert {token.founder for token in tokens(harness, 2)} == {slow.decider_id}
 
 
 def test_a_smaller_founder_that_comes_late_does_not_count(harness: DecidingBrokerHarness) -> None:
-    rm = opened(harness)
+    rm = harness.opened()
     found(harness, Founding(bytes(8), 2))
-    assert opened(harness).decider_id == rm.decider_id
+    assert harness.opened().decider_id == rm.decider_id
     works(harness, rm)
-    works(harness, opened(harness))
+    works(harness, harness.opened())
 
 
 def test_foundings_with_other_numbers_of_slots(harness: DecidingBrokerHarness) -> None:
     """The lease token of one stands where the other has a slot of its own."""
     harness.open_string = harness.open_string.replace("&slots=2", "")
     found(harness, Founding(SECOND, 1), Founding(FIRST, 4), Founding(THIRD, 3))
-    rm = opened(harness)
+    rm = harness.opened()
     assert rm.decider_id == FIRST
     works(harness, rm)
     assert {token.founder for token in tokens(harness, 3)} == {FIRST}
 
 
-def test_many_open_what_several_have_founded(harness: DecidingBrokerHarness) -> None:
-    found(harness, *(Founding(bytes([number]) * 8, 2) for number in range(9, 3, -1)))
+@pytest.mark.parametrize("foundings", [0, 6])
+def test_many_open_at_the_same_moment(harness: DecidingBrokerHarness, foundings: int) -> None:
+    """What nobody has founded, or several."""
+    found(harness, *(Founding(bytes([number]) * 8, 2) for number in range(3 + foundings, 3, -1)))
     barrier = threading.Barrier(6)
 
-    def open_it() -> bytes:
+    def open_it() -> DecidingBroker:
         rm = harness.new()
         barrier.wait(30)
         rm.open(harness.open_string, RMID)
-        return rm.decider_id
+        return rm
 
     with ThreadPoolExecutor(6) as pool:
-        heard = {future.result() for future in [pool.submit(open_it) for _ in range(6)]}
-    assert len(heard) == 1
-    works(harness, opened(harness))
+        rms = [future.result() for future in [pool.submit(open_it) for _ in range(6)]]
+    (counts,) = {rm.decider_id for rm in rms}
+    works(harness, rms[0])
+    assert counts in {token.founder for token in tokens(harness, 2)}
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_who_elects_is_lost_on_the_way(harness: DecidingBrokerHarness, *, before: bool) -> None:
-    found(harness, Founding(FIRST, 2), Founding(SECOND, 2))
+@pytest.mark.parametrize("founders", [[], [FIRST, SECOND]], ids=["nothing", "founded twice"])
+def test_one_that_is_lost_on_the_way(
+    harness: DecidingBrokerHarness, founders: Sequence[bytes], *, before: bool
+) -> None:
+    """Whoever founds, or elects: the next one finds a place that is whole."""
+    found(harness, *(Founding(founder, 2) for founder in founders))
     rm = harness.new()
     harness.weather[rm].strike(DISCHARGE, before=before)
     with pytest.raises(ResourceUnavailable):
         rm.open(harness.open_string, RMID)
-    assert opened(harness).decider_id == FIRST
-    works(harness, opened(harness))
+    rm = harness.opened()
+    assert rm.decider_id == FIRST or not founders
+    assert len(harness.bodies(harness.tokens)) == (len(founders) or 1)
+    assert [token.slot for token in tokens(harness, 2) if token.founder == rm.decider_id] == [0, 1, 2]
+    assert harness.token(2).used
+    works(harness, rm)
 
 
-def test_a_lock_that_somebody_holds_is_waited_for(harness: DecidingBrokerHarness) -> None:
+def test_a_lock_that_somebody_holds_is_waited_for(timeless: NetworkHarness) -> None:
     """Nothing is elected without it; when it is back, it is."""
+    harness = timeless
     harness.open_string += "&timeout=2"
     found(harness, Founding(FIRST, 2), Founding(SECOND, 2))
-    first = take(harness, f"{harness.tokens}.2")
+    first = harness.take(f"{harness.tokens}.2")
     with pytest.raises(TryAgain, match="it is not known yet which founding"):
-        opened(harness)
+        harness.opened()
     assert not any(token.used for token in tokens(harness, 2))
-    alien(harness, f"{harness.tokens}.2", first)
-    assert opened(harness).decider_id == FIRST
+    harness.alien(f"{harness.tokens}.2", first)
+    assert harness.opened().decider_id == FIRST
 
 
 def test_two_that_are_in_use_are_an_error(harness: DecidingBrokerHarness) -> None:
@@ -187,7 +190,7 @@ def test_two_that_are_in_use_are_an_error(harness: DecidingBrokerHarness) -> Non
     found(harness, Founding(FIRST, 2), Founding(SECOND, 2), used=[FIRST, SECOND])
     before = tokens(harness, 2)
     with pytest.raises(ResourceError, match="both use its tokens"):
-        opened(harness)
+        harness.opened()
     assert sorted(tokens(harness, 2), key=repr) == sorted(before, key=repr)
 
 
@@ -200,12 +203,12 @@ def test_what_version_1_has_left_is_used_on(harness: DecidingBrokerHarness, lose
     founder = bytes.fromhex(WINNER)
     for suffix, bodies in json.loads(left).items():
         put(harness, suffix, bodies[:: -1 if reverse else 1])
-    rm = opened(harness)
+    rm = harness.opened()
     assert rm.decider_id == founder
     gtrids = [b"orders-1\0" + founder + bytes([0, 0, 0, 1]) + number.to_bytes(8, "big") for number in range(1, 6)]
     decided = [DecisionRecord(gtrid, f"record {number}".encode()) for number, gtrid in enumerate(gtrids[:3], 1)]
     assert rm.decisions(RMID) == decided
-    client = using(harness, rm)
+    client = harness.using(rm)
     for decision in decided:
         assert rm.settle(decision.gtrid, RMID) == decision.record
     for gtrid in gtrids[3:]:
@@ -216,12 +219,12 @@ def test_what_version_1_has_left_is_used_on(harness: DecidingBrokerHarness, lose
     assert client.decide(client.ended("key", new)) is Code.XA_OK
     assert len(rm.decisions(RMID)) == 4
     rm.end_decisions([decision.gtrid for decision in rm.decisions(RMID)], RMID)
-    works(harness, opened(harness))
+    works(harness, harness.opened())
     assert all(json.loads(str(body))["version"] == 2 for body in harness.bodies(f"{harness.tokens}.0"))
 
 
 def test_version_1_leaves_what_is_of_version_2(harness: DecidingBrokerHarness) -> None:
     """The former version refuses what has another version than 1."""
-    works(harness, opened(harness))
+    works(harness, harness.opened())
     bodies = [body for suffix in ("", ".0", ".1", ".2") for body in harness.bodies(harness.tokens + suffix)]
     assert {json.loads(str(body))["version"] for body in bodies} == {2}

@@ -4,7 +4,6 @@ tokens hold when hundreds of decisions are in doubt.
 
 from __future__ import annotations
 
-import secrets
 import threading
 from typing import TYPE_CHECKING
 
@@ -12,44 +11,21 @@ import pytest
 
 from rm_amqp import DecidingBroker, Message
 from rm_amqp.decider.tokens import MAX_LEASES, MAX_OCTETS, Token
-from tests.rm_amqp.decider.deciding import DISCHARGE, DecidingBrokerHarness
-from tests.rm_amqp.decider.test_deciding import RMID, alien, opened, take, using
+from tests.rm_amqp.decider.deciding import DISCHARGE
 from tests.simulation.seeds import EVERY_POINT
 from tm.log import Branch
 from tm.log.decision_record import encode_branches
 from xa import FORMAT_ID, BranchRolledBack, Code, Gtrid, Owner, ResourceError, ResourceUnavailable, TryAgain, Xid
-from xabridge.testing.contract.client import new_xid
-from xabridge.testing.contract.deciding import RECORD, Decider
+from xabridge.testing.contract.client import RMID, new_xid
+from xabridge.testing.contract.deciding import LONG_S, RECORD, Decider, new_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from tests.rm_amqp.decider.deciding import DecidingBrokerHarness, NetworkHarness
 
-    from tests.rm_amqp.embedded import EmbeddedBroker
-
-LONG_S = 300.0
+SLOTS = 1
 HOUR_S = 3600.0
 MANY = 400 if EVERY_POINT else 120
 """Decisions in doubt in one slot."""
-
-
-def new_owner(node: str = "orders-1") -> Owner:
-    """An owner that nobody else is."""
-    return Owner(node, secrets.token_bytes(8), "")
-
-
-@pytest.fixture
-def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[DecidingBrokerHarness]:
-    """Queues of its own, with one slot."""
-    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))), "&timeout=3", slots=1)
-    yield harness
-    harness.close()
-
-
-def with_clock(harness: DecidingBrokerHarness, wall: list[float]) -> DecidingBroker:
-    """A client whose wall clock shows that."""
-    rm = DecidingBroker(wall=lambda: wall[0])
-    rm.open(harness.open_string, RMID)
-    return rm
 
 
 def test_they_wait_for_no_work_and_no_decision(harness: DecidingBrokerHarness) -> None:
@@ -57,7 +33,7 @@ def test_they_wait_for_no_work_and_no_decision(harness: DecidingBrokerHarness) -
     harness.open_string += "&channels=1"
     client = Decider(harness)
     client.begun("key")
-    token = take(harness, f"{harness.tokens}.0")
+    token = harness.take(f"{harness.tokens}.0")
     done = threading.Event()
     owner = new_owner()
 
@@ -70,20 +46,21 @@ def test_they_wait_for_no_work_and_no_decision(harness: DecidingBrokerHarness) -
     thread.start()
     assert done.wait(2)
     thread.join()
-    alien(harness, f"{harness.tokens}.0", token)
+    harness.alien(f"{harness.tokens}.0", token)
 
 
-def test_no_decision_waits_for_them(harness: DecidingBrokerHarness) -> None:
+def test_no_decision_waits_for_them(timeless: NetworkHarness) -> None:
     """Somebody has the lease token in his hands: work goes on, leases can't be told."""
+    harness = timeless
     client = Decider(harness)
-    token = take(harness, f"{harness.tokens}.1")
+    token = harness.take(f"{harness.tokens}.1")
     assert client.decide(xid := client.ended("key")) is Code.XA_OK
     assert client.settle(xid) == RECORD
     assert len(client.decided()) == 1
     for call in (lambda: client.rm.owners(RMID), lambda: client.rm.hold(new_owner(), LONG_S, RMID)):
         with pytest.raises(TryAgain, match="held by another process, or does not exist"):
             call()
-    alien(harness, f"{harness.tokens}.1", token)
+    harness.alien(f"{harness.tokens}.1", token)
     assert list(client.rm.owners(RMID)) == []
 
 
@@ -108,7 +85,7 @@ def test_many_renew_at_once(harness: DecidingBrokerHarness) -> None:
     barrier = threading.Barrier(len(owners))
 
     def renew(owner: Owner) -> None:
-        rm = opened(harness)
+        rm = harness.opened()
         barrier.wait(30)
         for _ in range(5):
             rm.hold(owner, LONG_S, RMID)
@@ -118,14 +95,18 @@ def test_many_renew_at_once(harness: DecidingBrokerHarness) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(opened(harness).owners(RMID)) == set(owners)
+    assert set(harness.opened().owners(RMID)) == set(owners)
 
 
 def test_a_clock_that_is_wrong_takes_leases_and_changes_no_decision(harness: DecidingBrokerHarness) -> None:
     """Somebody whose clock is an hour ahead takes a process that is at work for gone, and settles its transactions:
     one that was decided stays so, one that was not is rolled back, and the lease is there again when it is renewed."""
-    now = [1_000_000.0]
-    client, ahead = using(harness, with_clock(harness, now)), with_clock(harness, [now[0] + HOUR_S])
+    start = 1_000_000.0
+    now = [start]
+    late, ahead = DecidingBroker(wall=lambda: now[0]), DecidingBroker(wall=lambda: start + HOUR_S)
+    for rm in (late, ahead):
+        rm.open(harness.open_string, RMID)
+    client = harness.using(late)
     owner, other = new_owner(), new_owner()
     decided, undecided = client.ended("1"), client.ended("2")
     client.rm.hold(owner, 10, RMID)
@@ -141,16 +122,16 @@ def test_a_clock_that_is_wrong_takes_leases_and_changes_no_decision(harness: Dec
     assert set(client.rm.owners(RMID)) == {owner, other}
     now[0] += HOUR_S + 20
     assert list(client.rm.owners(RMID)) == []
-    ahead.drop()
-    client.rm.drop()  # type: ignore[attr-defined]
+    for rm in (late, ahead):
+        rm.drop()
 
 
 def test_there_is_no_room_for_more(harness: DecidingBrokerHarness) -> None:
-    rm = opened(harness)
-    full = Token.decode(str(take(harness, f"{harness.tokens}.1").body))
+    rm = harness.opened()
+    full = Token.decode(str(harness.take(f"{harness.tokens}.1").body))
     for number in range(MAX_LEASES):
         full = full.holding(Owner("n" * 32, number.to_bytes(8, "big"), "p" * 100), 2**42, 0)
-    alien(harness, f"{harness.tokens}.1", Message(full.encode()))
+    harness.alien(f"{harness.tokens}.1", Message(full.encode()))
     with pytest.raises(ResourceError, match="1000 processes are at work"):
         rm.hold(new_owner(), LONG_S, RMID)
     rm.hold(full.leases[7].owner, 0, RMID)

@@ -80,7 +80,7 @@ class Transaction:
 
 
 class Namespace:
-    """A namespace. `clock` is its time; `wants` are called when something may be received."""
+    """A namespace. `clock` is its time."""
 
     def __init__(self, clock: Callable[[], float], *, lock_s: float = LOCK_S, tier: str = "standard") -> None:
         self.clock = clock
@@ -146,10 +146,6 @@ class Namespace:
                 stored.lock, stored.locked_until_s = self._lock, now + self.lock_s
                 return stored
         return None
-
-    def next_expiry_s(self, entity: Entity) -> float | None:
-        """When the next lock runs out."""
-        return min((stored.locked_until_s for stored in entity.messages if stored.lock), default=None)
 
     def _unlock(self, entity: Entity, stored: Stored) -> None:
         stored.lock = 0

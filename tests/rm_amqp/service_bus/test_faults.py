@@ -11,11 +11,11 @@ import pytest
 
 from rm_amqp.connection.links import ConfirmedReceiver, Receiver
 from rm_amqp.decider.channel import LocalWork
-from tests.rm_amqp.decider.test_deciding_faults import FOUNDED, Field, campaign, openings, overtaken, paused
+from tests.rm_amqp.decider.test_deciding_faults import FOUNDED, Field, World, campaign, openings, overtaken, paused
 from tests.rm_amqp.decider.test_deciding_together import POINTS, WHO, Site, one_dies, others_recover_meanwhile
 from tests.rm_amqp.network import DELAYS_S, Kind, boundaries
 from tests.rm_amqp.service_bus.namespace import LOCK_S
-from tests.rm_amqp.service_bus.network import shop_network
+from tests.rm_amqp.service_bus.server import shop_network
 from tests.simulation.seeds import EVERY_POINT
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rm_amqp.connection.links import Arrived
     from rm_amqp.decider.tokens import Founding
-    from tests.rm_amqp.service_bus.network import ServiceBusNetwork
+    from tests.rm_amqp.service_bus.server import ServiceBusNetwork
 
 KINDS: list[Kind] = [kind for kind in Kind if kind not in {Kind.CANCEL, Kind.MOVE}]
 OPTIONS = "timeout=20&slots=1&topic=shop"
@@ -31,19 +31,21 @@ LAPSES_S = LOCK_S + 10
 SOME = WHO if EVERY_POINT else {"all": WHO["a sibling and two other nodes"]}
 
 
-class ServiceBusField(Field):
-    """The same field, over Service Bus."""
+class ServiceBusWorld(World):
+    """The same, over Service Bus."""
 
     brokers = "decider+amqp://here/"
     plain = OPTIONS
-    network: ServiceBusNetwork
-
-    def __init__(self, options: str = OPTIONS) -> None:
-        super().__init__(options)
 
     @staticmethod
     def new_network() -> ServiceBusNetwork:
         return shop_network()
+
+
+class ServiceBusField(ServiceBusWorld, Field):
+    """One node and a field of faults."""
+
+    network: ServiceBusNetwork
 
     @staticmethod
     def left(network: ServiceBusNetwork) -> list[str]:
@@ -56,13 +58,8 @@ class ServiceBusField(Field):
         return left
 
 
-class ServiceBusSite(Site):
+class ServiceBusSite(ServiceBusWorld, Site):
     """Nodes and siblings over one topic."""
-
-    url = f"{ServiceBusField.brokers}?{OPTIONS}"
-
-    def new_network(self) -> ServiceBusNetwork:
-        return shop_network()
 
 
 @pytest.mark.slow

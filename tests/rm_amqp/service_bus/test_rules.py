@@ -12,9 +12,8 @@ from rm_amqp import DecidingBroker, Message, NoMessage
 from rm_amqp.decider.tokens import Token
 from tests.rm_amqp.client import RMID, new_xid
 from tests.rm_amqp.service_bus.namespace import LOCK_S, MAX_MESSAGES, TRANSACTION_S
-from tests.rm_amqp.service_bus.network import TOPIC, ServiceBusNetwork, tokens
 from tests.rm_amqp.service_bus.peer import IDLE_S
-from tests.rm_amqp.service_bus.server import KEY, KEY_NAME, ServiceBusServer
+from tests.rm_amqp.service_bus.server import KEY, KEY_NAME, TOPIC, ServiceBusNetwork, ServiceBusServer, tokens
 from xa import TMFAIL, TMSUCCESS, BranchRolledBack, Code, ResourceError, ResourceUnavailable, XaMisuse
 from xa.diagnosis import Health
 
