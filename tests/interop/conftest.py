@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 RHEA = Path(__file__).with_name("rhea")
 JMS = Path(__file__).with_name("jms")
@@ -65,8 +66,9 @@ def rhea() -> Path:
 
 
 @pytest.fixture(scope="session")
-def jms(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The command that runs a use of Qpid JMS: `jms/*.java`, compiled here. Maven fetches the jars the first time."""
+def jms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int, str], Any]]:
+    """Runs a use of Qpid JMS, of `jms/*.java`, against the broker at a port: its result. All run in one process. They
+    are compiled here; Maven fetches the jars the first time."""
     for program in ("java", "javac", "mvn"):
         if shutil.which(program) is None:
             pytest.skip(f"Qpid JMS needs {program}, which is not installed")
@@ -85,7 +87,25 @@ def jms(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     done = subprocess.run(compile_all, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.fail(f"javac failed:\n{done.stderr}")
-    return ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{classes}:{lib}/*", "Main"]
+    command = ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{classes}:{lib}/*", "Main"]
+    said = classes / "said"
+    with said.open("w") as errors:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+    def run(port: int, use: str) -> Any:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{port} {use}\n")
+        process.stdin.flush()
+        told = process.stdout.readline()
+        assert told.strip(), said.read_text()
+        assert not told.startswith("failed:"), f"{told}{said.read_text()}"
+        return json.loads(told)
+
+    with process:
+        yield run
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 @pytest.fixture(scope="session")

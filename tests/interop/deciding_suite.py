@@ -58,7 +58,7 @@ class Site:
         return self.harness.bodies(self.harness.queue + "-answers")
 
 
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", [pytest.param(True, marks=pytest.mark.long), False])
 def test_the_broker_is_killed_at_the_discharge(harness: ForeignHarness, *, before: bool) -> None:
     client = Decider(harness)
     xid = client.ended("key")

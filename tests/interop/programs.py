@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+NOT_ALLOWED: Final = {"amqp:unauthorized-access"}
+NO_TOPICS: Final = {"amqp:not-implemented", "amqp:not-found", "amqp:not-allowed", "amqp:invalid-field"}
+"""The conditions with which a link to a topic may be refused."""
 
 
 def run(command: list[str], port: int, scenario: str, *, folder: Path | None = None, **options: Any) -> Any:

@@ -29,10 +29,9 @@ class BrokerJHarness(ForeignHarness):
 
     def __init__(self, broker: BrokerJ, name: str, options: str = "") -> None:
         super().__init__(broker, name, options, slots=SLOTS)
-        broker.make(
-            self.queue, f"{self.queue}-answers", self.tokens, *(f"{self.tokens}.{slot}" for slot in range(SLOTS + 1))
-        )
-        broker.make("onlookers", "onlookers.0", "onlookers.1")
+        tokens = (f"{self.tokens}.{slot}" for slot in range(SLOTS + 1))
+        onlookers = ("onlookers", "onlookers.0", "onlookers.1")
+        broker.make(self.queue, f"{self.queue}-answers", self.tokens, *tokens, *onlookers)
 
 
 @pytest.fixture
@@ -43,6 +42,7 @@ def harness(request: pytest.FixtureRequest, broker_j: BrokerJ) -> Iterator[Broke
     harness.close()
 
 
+@pytest.mark.long  # deciding_suite.py has each of these by itself
 def test_a_short_bank(harness: BrokerJHarness) -> None:
     """Messages become rows and answers, one each, while the broker is killed again and again."""
     site = Site(harness)

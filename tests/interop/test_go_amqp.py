@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.interop.programs import run
+from tests.interop.programs import NO_TOPICS, NOT_ALLOWED, run
 
 if TYPE_CHECKING:
     from xabridge.testing.broker import BrokerProcess
@@ -83,15 +83,12 @@ def test_a_filter_that_is_not_in_force_is_not_in_the_answer(go_amqp: list[str], 
     assert run(go_amqp, broker.port, "filter") in {None, "amqp:not-implemented", "amqp:invalid-field"}
 
 
-@pytest.mark.parametrize("pairs", [70, 1100])
+@pytest.mark.parametrize("pairs", [70, pytest.param(1100, marks=pytest.mark.long)])
 def test_sessions_and_links_from_many_goroutines(go_amqp: list[str], broker: BrokerProcess, pairs: int) -> None:
     assert run(go_amqp, broker.port, "many", pairs=pairs) == pairs
 
 
-NOT_ALLOWED: Final = {"amqp:unauthorized-access"}
-NO_TOPICS: Final = {"amqp:not-implemented", "amqp:not-found", "amqp:not-allowed", "amqp:invalid-field"}
-
-
+@pytest.mark.long  # the same with rhea
 @pytest.mark.parametrize(
     ("link", "conditions"),
     [

@@ -1,14 +1,39 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
 import java.util.List;
 import java.util.Map;
 import java.util.stream.Collectors;
 
-/** java Main PORT USE: runs a use against a broker, and writes its result as one line of JSON. */
+/**
+ * Reads lines "PORT USE" from its input, and runs each use against the broker at the port. It writes the result as one
+ * line of JSON, or a line that begins with "failed:" and says why. It ends with its input.
+ */
 final class Main {
     private static final long TIMEOUT_MS = 30_000;
 
     public static void main(String[] arguments) throws Exception {
-        Use use = (Use) Class.forName(arguments[1]).getDeclaredConstructor().newInstance();
-        Thread main = Thread.currentThread();
+        BufferedReader asked = new BufferedReader(new InputStreamReader(System.in));
+        for (String line = asked.readLine(); line != null; line = asked.readLine()) {
+            String[] words = line.split(" ");
+            Thread watch = watch(Thread.currentThread());
+            String result;
+            try {
+                Use use = (Use) Class.forName(words[1]).getDeclaredConstructor().newInstance();
+                result = json(use.run(new Broker(Integer.parseInt(words[0]))));
+            } catch (Throwable error) {
+                error.printStackTrace();
+                System.err.flush();
+                result = "failed: " + error.toString().replace("\n", " ");
+            }
+            watch.interrupt();
+            System.out.println(result);
+            System.out.flush();
+        }
+        Runtime.getRuntime().halt(0);  // connections that were left open are not waited for
+    }
+
+    /** Ends the program when a use takes too long. */
+    private static Thread watch(Thread main) {
         Thread watch = new Thread(() -> {
             try {
                 Thread.sleep(TIMEOUT_MS);
@@ -22,18 +47,7 @@ final class Main {
         });
         watch.setDaemon(true);
         watch.start();
-        String result;
-        try {
-            result = json(use.run(new Broker(Integer.parseInt(arguments[0]))));
-        } catch (Throwable error) {
-            error.printStackTrace();
-            System.err.flush();
-            Runtime.getRuntime().halt(1);
-            return;
-        }
-        System.out.println(result);
-        System.out.flush();
-        Runtime.getRuntime().halt(0);  // connections that were left open are not waited for
+        return watch;
     }
 
     private static String json(Object value) {
