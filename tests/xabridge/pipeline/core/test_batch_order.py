@@ -138,9 +138,10 @@ def _without_answer(branch: Branch) -> Callable[..., Any]:
     whole = BlockingBranches.ask
 
     async def ask(self: BlockingBranches, verb: Verb, branches: Sequence[Branch]) -> list[Answer]:
-        if verb is Verb.COMMIT_AGAIN and branches[0] == branch:
-            return [xa_error(Code.XAER_RMFAIL, "the reply is lost"), *await whole(self, verb, branches[1:])]
-        return await whole(self, verb, branches)
+        if verb is not Verb.COMMIT_AGAIN or branch not in branches:
+            return await whole(self, verb, branches)
+        answers = iter(await whole(self, verb, [one for one in branches if one != branch]))
+        return [xa_error(Code.XAER_RMFAIL, "the reply is lost") if one == branch else next(answers) for one in branches]
 
     return ask
 
