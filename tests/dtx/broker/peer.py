@@ -40,7 +40,7 @@ from proton import Condition as ProtonCondition
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
 from dtx.amqp.frames import FrameReader
-from dtx.amqp.messages import body_value, request_message, value_message
+from dtx.amqp.messages import DELIVERY_DELAY, DELIVERY_TIME, body_value, request_message, value_message
 from dtx.amqp.performatives import Attach, Flow
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Described as TypedDescribed
@@ -50,22 +50,29 @@ from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.broker.settings import Settings
 from dtx.protocol.addresses import COORDINATION as COORDINATION_ADDRESS
+from dtx.protocol.addresses import MANAGEMENT
 from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
-from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End, Start
+from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End, Prepare, Start
 from dtx.protocol.conditions import Refusal
-from dtx.protocol.replies import DECLARED, TRANSACTIONAL, decode_reply
+from dtx.protocol.replies import DECLARED, TRANSACTIONAL, Result, decode_reply
+from dtx.store.contract import Step
 from dtx.store.memory import Disk, MemoryStore
 from rm_amqp.connection.frames import OutgoingFrames
 from tests.dtx.amqp.described import items_of
+from xa import Code, Xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from dtx.broker.access.credentials import Credentials
+    from dtx.broker.queues.queue import Queue
     from dtx.protocol.replies import Reply
-    from dtx.store.contract import Step, StoreError
+    from dtx.store.contract import StoreError
 
 NUMBERS = itertools.count()
 CAPABILITIES = (LOCAL, DISTRIBUTED)
+XID = Xid(1, b"gtrid", b"bqual")
+OK = Result(Code.XA_OK)
 
 
 class ManualClock:
@@ -94,6 +101,7 @@ class World:
         hook: Callable[[Step], None] = lambda _: None,
         cached_size: int = 256 * 1024,
         seconds: float = 1_000_000.0,
+        credentials: Credentials | None = None,
     ) -> None:
         self.settings = settings or Settings()
         self.permissions = permissions or Permissions({"anonymous": EVERYTHING, "*": EVERYTHING})
@@ -102,10 +110,25 @@ class World:
         self.jobs: deque[Callable[[], None]] = deque()
         self.stopped: list[StoreError] = []
         self.peers: list[Peer] = []
-        self.store = MemoryStore(self.disk, self.jobs.append, hook, cached_size)
-        self.container = Container(self.store, self.clock, self.settings, self.permissions, self.stopped.append)
+        self.fault: StoreError | None = None
+        """What the store raises instead of writing, as long as it is set."""
+        self._hook = hook
+        self.store = MemoryStore(self.disk, self.jobs.append, self.hit, cached_size)
+        self.container = Container(
+            self.store, self.clock, self.settings, self.permissions, self.stopped.append, credentials=credentials
+        )
         self.container.open()
         self.pump()
+
+    def hit(self, step: Step) -> None:
+        """The store is at this step."""
+        if self.fault is not None and step is Step.BEFORE_WRITE:
+            raise self.fault
+        self._hook(step)
+
+    def queue(self, name: str = "q") -> Queue:
+        """A queue of the broker."""
+        return self.container.resource.queues[name]
 
     def connect(self, user: str = "") -> Peer:
         """A new peer, connected and open."""
@@ -166,8 +189,7 @@ class Coordinator:
     def read(self, delivery: Delivery) -> tuple[int, Any, Refusal | None]:
         code, refusal = int(delivery.remote_state), None
         if delivery.remote_state == Delivery.REJECTED:
-            condition: Any = delivery.remote.condition
-            refusal = Refusal.read(condition.name, condition.description, condition.info)
+            refusal = refused_with(delivery)
         data = delivery.remote.data
         if delivery.settled:
             delivery.settle()
@@ -398,6 +420,13 @@ class Peer:
         self.world.pump()
         return delivery
 
+    def fill(self, queue: str, *bodies: Any) -> Sender:
+        """Posts these to a queue; the link."""
+        link = self.sender(queue)
+        for body in bodies:
+            self.post(link, body)
+        return link
+
     def post_many(self, bodies: Iterable[Any], **said: Any) -> None:
         """Many messages to the queue q, which are sent settled."""
         link, left = self.sender("q"), iter(bodies)
@@ -422,6 +451,11 @@ class Peer:
         found = self.take(link)
         assert found is not None, "no delivery has come"
         return found
+
+    def first(self, queue: str = "q", credit: int = 1, **how: Any) -> tuple[Receiver, Delivery, Message]:
+        """A new consumer, and the first message that it gets."""
+        link = self.receiver(queue, credit, **how)
+        return (link, *self.taken(link))
 
     def settle(self, delivery: Delivery, outcome: Any = Delivery.ACCEPTED) -> None:
         """Settles a delivery with this outcome."""
@@ -462,6 +496,26 @@ class Peer:
         self.world.pump()
         return found
 
+    # -- branches
+    def ended(self, xid: Xid = XID, *, takes: str = "", posts: str = "", bodies: Any = (), **said: Any) -> Coordinator:
+        """A branch takes the first message of one queue, posts to another, and is ended; its control link."""
+        control = self.coordinator()
+        txn_id = control.declare(Start(xid))
+        if takes:
+            link, delivery, _ = self.first(takes)
+            self.retire(delivery, txn_id)
+            link.close()
+        if posts:
+            for body in bodies or (said.pop("body", "x"),):
+                post(self, body, txn_id, queue=posts, **said)
+        control.discharge(txn_id)
+        return control
+
+    def prepared(self, xid: Xid = XID, **work: Any) -> None:
+        """The same, and it is prepared."""
+        self.ended(xid, **work)
+        assert self.ask(Prepare(xid)) == OK
+
     # -- the command channel
     def ask(self, command: Any) -> Reply:
         """A command, and its answer."""
@@ -492,6 +546,59 @@ class Peer:
         self._replies.advance()
         delivery.settle()
         return decode_reply(body_value(octets))
+
+
+def filled(*bodies: Any, settings: Settings | None = None, queue: str = "q", **how: Any) -> tuple[World, Peer]:
+    """A world with these messages in a queue, and the peer that posted them."""
+    world = World(settings, **how)
+    peer = world.connect()
+    peer.fill(queue, *bodies)
+    return world, peer
+
+
+def post(peer: Peer, body: Any, txn_id: bytes | None = None, *, queue: str = "q", **said: Any) -> Delivery:
+    """Posts a message; `delay` in milliseconds, `at` in milliseconds since the epoch, the rest is proton's."""
+    annotations = {}
+    if "delay" in said:
+        annotations[symbol(DELIVERY_DELAY)] = said.pop("delay")
+    if "at" in said:
+        annotations[symbol(DELIVERY_TIME)] = said.pop("at")
+    message = Message(body=body, annotations=annotations or None, **said)
+    delivery = peer.send_octets(peer.sender(queue), bytes(message.encode()), peer.name("m"), txn_id)
+    peer.world.pump()
+    return delivery
+
+
+def manage(peer: Peer, **told: Any) -> Any:
+    """A management request, and its answer."""
+    replies, requests = peer.receiver(None, 10), peer.sender(MANAGEMENT)
+    message = Message(id="1", reply_to=str(replies.remote_source.address), body="x", properties=told)
+    peer.send_octets(requests, bytes(message.encode()), "t", settled=True)
+    peer.world.pump()
+    delivery = replies.current
+    assert delivery is not None
+    octets = bytes(replies.recv(delivery.pending) or b"")
+    value = decode(body_value(octets))
+    return decode_reply(body_value(octets)) if isinstance(value, TypedDescribed) else value
+
+
+def queue_told(peer: Peer, name: str = "q") -> Any:
+    """What management tells of a queue."""
+    (told,) = (one for one in manage(peer, operation="queues") if one["name"] == name)
+    return told
+
+
+def dead(peer: Peer, queue: str = "q.dead") -> list[tuple[str, str]]:
+    """From where the dead letters of a queue came, and why; none where there is no such queue."""
+    told = manage(peer, operation="messages", queue=queue)
+    return [] if isinstance(told, Refusal) else [(one["from"], one["why"]) for one in told]
+
+
+def refused_with(delivery: Delivery) -> Refusal:
+    """Why a delivery was rejected."""
+    assert delivery.remote_state == Delivery.REJECTED
+    condition: Any = delivery.remote.condition
+    return Refusal.read(condition.name, condition.description, condition.info)
 
 
 def frame(code: int, fields: list[Any], payload: bytes = b"", channel: int = 0) -> bytes:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dtx.amqp.decoding import decode
+from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER
+from dtx.amqp.messages import value_message
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
 from dtx.broker.endpoint.connection import BrokerConnection
 from tests.dtx.amqp.described import items_of, performative_at
-from tests.dtx.broker.peer import frame
+from tests.dtx.broker.peer import flow, frame
 
 if TYPE_CHECKING:
     from tests.dtx.broker.peer import World
@@ -48,9 +51,9 @@ class Stranger:
                 self.world.jobs.popleft()()
                 moved = True
 
-    def greet(self, sessions: int = 1) -> None:
+    def greet(self, sessions: int = 1, container: str = "stranger") -> None:
         """Header, open, and sessions."""
-        self.say(AMQP_HEADER + frame(OPEN, ["stranger", None, Uint(65_536), None]))
+        self.say(AMQP_HEADER + frame(OPEN, [container, None, Uint(65_536), None]))
         for channel in range(sessions):
             self.say(frame(BEGIN, [None, Uint(0), Uint(2048), Uint(2048)], channel=channel))
 
@@ -96,13 +99,83 @@ def coordinator(*capabilities: str) -> Described:
     return Described(Ulong(0x30), [Array(map(Symbol, capabilities))])
 
 
-def closed_with(told: list[tuple[int, int, list[Any]]], code: int = CLOSE) -> str:
+Told = list[tuple[int, int, list[Any]]]
+
+
+def closed_with(told: Told, code: int = CLOSE) -> str:
     """The condition in the close (or detach, or end) that the broker sent; empty when there is none."""
     for _, said, fields in told:
         if said == code:
             error = fields[-1] if fields else None
             return str(items_of(error)[0]) if isinstance(error, Described) else "without an error"
     return ""
+
+
+def said(told: Told, code: int) -> list[list[Any]]:
+    """The fields of each performative of a kind."""
+    return [fields for _, one, fields in told if one == code]
+
+
+def connected(world: World, user: str = "", container: str = "") -> Stranger:
+    """A peer with one session."""
+    stranger = Stranger(world, Identity(user))
+    stranger.greet(container=container or f"stranger-{id(stranger)}")
+    stranger.told()
+    return stranger
+
+
+SELECTOR = Symbol("apache.org:selector-filter:string")
+
+
+def selecting(text: str) -> dict[Symbol, Described]:
+    """The filters of a source with a selector."""
+    return {Symbol("s"): Described(SELECTOR, text)}
+
+
+def source(address: str | None = "q", **fields: Any) -> Described:
+    """A source: `mode`, `filters`, `dynamic`, `capabilities`, `durable`, `default_outcome`, `outcomes`."""
+    names = "durable expiry timeout dynamic properties mode filters default_outcome outcomes capabilities"
+    return Described(Ulong(0x28), [address, *map(fields.get, names.split())])
+
+
+def attach_answer(told: Told) -> list[Any]:
+    """The fields of the one attach that the broker said, all fourteen."""
+    (fields,) = said(told, ATTACH)
+    return [*fields, *[None] * (14 - len(fields))]
+
+
+def terminus(value: Any) -> list[Any]:
+    return [*value.value, *[None] * (11 - len(value.value))]
+
+
+def consumer(world: World, address: str | None = "q", *, credit: int = 0, **asked: Any) -> tuple[Stranger, list[Any]]:
+    """A stranger with a link 0 that receives, and its source as the broker answers it."""
+    stranger = connected(world)
+    stranger.attach(0, source=source(address, **asked), receiver=True)
+    answer = terminus(attach_answer(stranger.told())[5])
+    if credit:
+        stranger.say(flow(0, 0, credit, None))
+        world.pump()
+        stranger.listen()
+    return stranger, answer
+
+
+def message(body: str, **properties: Any) -> bytes:
+    """A message with application properties."""
+    return encode(Described(Ulong(0x74), dict(properties.items()))) + value_message(encode(body))
+
+
+def received(stranger: Stranger) -> list[str]:
+    """The bodies of the messages that came, as they stand at the end of their frames."""
+    heard, stranger.heard = stranger.heard, b""
+    found, at = [], 0
+    while at < len(heard):
+        size = int.from_bytes(heard[at : at + 4], "big")
+        one = heard[at : at + size]
+        if one[10:11] == b"\x14":
+            found.append(str(decode(one[one.rindex(b"\x00\x53\x77") + 3 :])))
+        at += size
+    return found
 
 
 def serves(world: World) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-BACKLOG: Final = int(os.environ.get("XABRIDGE_BACKLOG", "100000"))
+BACKLOG: Final = int(os.environ.get("XABRIDGE_BACKLOG", "20000"))
 MESSAGES: Final = 20
 FIRST: Final = 1000
 OCTETS: Final = b"\0Sw\xa1\1x"

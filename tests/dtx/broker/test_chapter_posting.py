@@ -11,20 +11,15 @@ from dtx.amqp.conditions import Condition
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.protocol.commands import CONTROL, Commit, Declare, Discharge, Prepare, Start
 from dtx.protocol.replies import TRANSACTIONAL, Result
-from dtx.store.contract import Step, StoreFull
-from tests.dtx.broker.peer import Coordinator, Peer, World, closed, condition_of, say_state, told
-from xa import Code, Xid
+from dtx.store.contract import StoreFull
+from tests.dtx.broker.peer import XID, Coordinator, Peer, World, closed, condition_of, filled, say_state, told
+from xa import Code
 
 if TYPE_CHECKING:
     from proton import Sender
 
-XID = Xid(1, b"gtrid", b"bqual")
 BODY = bytes(Message(body="a message in parts").encode())
-
-
-def full_queue() -> World:
-    """A world whose queues take one message."""
-    return World(Settings(queue_defaults=QueueSettings(max_depth=1)))
+FULL = Settings(queue_defaults=QueueSettings(max_depth=1))
 
 
 def test_a_posted_message_is_not_available_before_the_discharge(world: World) -> None:
@@ -32,26 +27,14 @@ def test_a_posted_message_is_not_available_before_the_discharge(world: World) ->
     set the state of the transfer with a transactional-state carrying the appropriate transaction
     identifier. The effect of transactional posting is that the message does not become available at the
     destination node within the transactional resource until after the transaction has been (successfully)
-    discharged."""
+    discharged.
+
+    Force before reply: the message is on disk when the controller hears accepted, and not visible before."""
     peer, watcher = world.connect(), world.connect()
-    control = peer.coordinator()
-    consumer = watcher.receiver("q", 10)
+    control, consumer = peer.coordinator(), watcher.receiver("q", 10)
     txn_id = control.declare()
     peer.post(peer.sender("q"), "x", txn_id)
     assert watcher.take(consumer) is None
-    control.discharge(txn_id)
-    taken = watcher.taken(consumer)
-    assert taken[1].body == "x"
-
-
-def test_the_discharge_is_answered_when_it_is_durable(world: World) -> None:
-    """Force before reply: the message is on disk when the controller hears accepted, and not visible
-    before."""
-    peer, watcher = world.connect(), world.connect()
-    control = peer.coordinator()
-    consumer = watcher.receiver("q", 10)
-    txn_id = control.declare()
-    peer.post(peer.sender("q"), "x", txn_id)
     delivery = control.send(CONTROL.encode(Discharge(txn_id)))
     world.pump(store=False)
     assert int(delivery.remote_state) == 0
@@ -60,6 +43,7 @@ def test_the_discharge_is_answered_when_it_is_durable(world: World) -> None:
     world.pump()
     assert delivery.remote_state == Delivery.ACCEPTED
     assert world.crash().connect().drained("q") == ["x"]
+    assert watcher.taken(consumer)[1].body == "x"
 
 
 def test_the_presumptive_outcome_is_told_before_the_discharge(peer: Peer, control: Coordinator) -> None:
@@ -149,11 +133,15 @@ class Parts:
             self.part()
 
 
-def test_all_frames_of_a_delivery_name_the_same_transaction(peer: Peer, control: Coordinator) -> None:
+def test_all_frames_of_a_delivery_name_the_same_transaction(world: World, peer: Peer, control: Coordinator) -> None:
     """Note that if delivery is split across several transfer frames then all frames MUST be explicitly
-    associated with the same transaction."""
-    txn_id = control.declare()
-    Parts(peer, peer.sender("q"), txn_id).rest()
+    associated with the same transaction. A delivery that is aborted is no work, and hinders no discharge."""
+    sender, txn_id = peer.sender("q"), control.declare()
+    aborted = Parts(peer, sender, txn_id)
+    aborted.part()
+    aborted.delivery.abort()
+    world.pump()
+    Parts(peer, sender, txn_id).rest()
     control.discharge(txn_id)
     assert peer.drained("q") == ["a message in parts"]
 
@@ -164,9 +152,14 @@ def test_a_delivery_of_two_transactions_is_refused(
     world: World, peer: Peer, control: Coordinator, second: str, settled: bool
 ) -> None:
     """Note that if delivery is split across several transfer frames then all frames MUST be explicitly
-    associated with the same transaction."""
+    associated with the same transaction. One that began outside of a transaction can't be continued in one."""
     sender = peer.sender("q")
     txn_id, other = control.declare(), control.declare()
+    outside = Parts(peer, sender)
+    outside.part()
+    outside.name(other)
+    outside.rest()
+    assert outside.delivery.remote_state == Delivery.REJECTED
     parts = Parts(peer, sender, txn_id)
     parts.part()
     parts.name(*{"none": (), "another": (other,), "nonsense": (b"?",)}[second])
@@ -180,18 +173,6 @@ def test_a_delivery_of_two_transactions_is_refused(
     refusal = control.refused(Discharge(txn_id))
     assert refusal.condition == Condition.ROLLBACK
     assert closed(sender) == settled, "who sent it unsettled hears it from the delivery"
-    assert peer.drained("q") == []
-
-
-def test_a_delivery_enters_no_transaction_later(peer: Peer, control: Coordinator) -> None:
-    """A delivery that began outside of a transaction can't be continued in one."""
-    txn_id = control.declare()
-    parts = Parts(peer, peer.sender("q"))
-    parts.part()
-    parts.name(txn_id)
-    parts.rest()
-    assert parts.delivery.remote_state == Delivery.REJECTED
-    control.discharge(txn_id)
     assert peer.drained("q") == []
 
 
@@ -221,19 +202,6 @@ def test_a_discharge_with_a_partial_delivery_terminates_the_control_link(
         assert peer.ask(Prepare(XID)) == Result(Code.XA_RBCOMMFAIL)
 
 
-def test_an_aborted_delivery_is_no_partial_one(world: World, peer: Peer, control: Coordinator) -> None:
-    """A delivery that is aborted is no work, and hinders no discharge."""
-    sender = peer.sender("q")
-    txn_id = control.declare()
-    parts = Parts(peer, sender, txn_id)
-    parts.part()
-    parts.delivery.abort()
-    world.pump()
-    peer.post(sender, "after", txn_id)
-    control.discharge(txn_id)
-    assert peer.drained("q") == ["after"]
-
-
 def test_a_message_sent_settled_waits_for_the_discharge(peer: Peer, control: Coordinator) -> None:
     """The delivered message will not be made available at the node until the transaction has been
     successfully discharged. If the transaction is rolled back then the delivery is not made available."""
@@ -252,10 +220,8 @@ def test_a_message_sent_settled_that_cannot_be_taken_forbids_the_discharge(start
     associated transaction. This may be communicated by immediately destroying the controlling link on which
     the transaction was declared, or by rejecting any attempt to discharge the transaction where the fail
     flag is not set to true."""
-    world = full_queue()
-    peer = world.connect()
-    control = peer.coordinator()
-    sender = peer.sender("q")
+    _, peer = filled(settings=FULL)
+    control, sender = peer.coordinator(), peer.sender("q")
     txn_id = control.declare(start)
     peer.post(sender, "fits", txn_id, settled=True)
     peer.post(sender, "too much", txn_id, settled=True)
@@ -270,10 +236,8 @@ def test_a_message_sent_unsettled_that_cannot_be_taken_is_rejected_in_the_transa
     """This informs the controller of the outcome that will be in effect at the point that the transaction is
     successfully discharged. 2. amqp:resource-limit-exceeded: … This is a transient error so the link is
     advanced."""
-    world = full_queue()
-    peer = world.connect()
-    control = peer.coordinator()
-    sender = peer.sender("q")
+    _, peer = filled(settings=FULL)
+    control, sender = peer.coordinator(), peer.sender("q")
     txn_id = control.declare()
     peer.post(sender, "fits", txn_id)
     delivery = peer.post(sender, "too much", txn_id)
@@ -307,25 +271,25 @@ def test_an_outcome_that_cannot_be_applied_any_more_forbids_the_discharge(
         assert peer.ask(Commit(XID, one_phase=True)) == Result(Code.XA_RBOTHER)
 
 
-def test_a_store_that_is_full_forbids_the_discharge() -> None:
+@pytest.mark.parametrize("start", [None, Start(XID)])
+def test_a_store_that_is_full_forbids_the_discharge(
+    world: World, peer: Peer, control: Coordinator, start: Start | None
+) -> None:
     """If the resource can no longer apply the outcome …: nothing of the transaction is visible afterwards,
     and the resource goes on when there is space again."""
-    full = [False]
-
-    def hook(step: Step) -> None:
-        if full[0] and step is Step.BEFORE_WRITE:
-            raise StoreFull("no space left")
-
-    world = World(hook=hook)
-    peer = world.connect()
-    control = peer.coordinator()
-    sender = peer.sender("q")
-    txn_id = control.declare()
+    sender, txn_id = peer.sender("q"), control.declare(start)
     peer.post(sender, "x", txn_id)
-    full[0] = True
-    refusal = control.refused(Discharge(txn_id))
+    if start is None:
+        world.fault = StoreFull("no space left")
+        refusal = control.refused(Discharge(txn_id))
+    else:
+        control.discharge(txn_id)
+        world.fault = StoreFull("no space left")
+        refusal = peer.refusal(Commit(XID, one_phase=True))
+        assert (refusal.code, refusal.xid) == (Code.XA_RBOTHER, XID)
     assert refusal.condition == Condition.ROLLBACK
-    full[0] = False
+    assert "no space left" in refusal.description
+    world.fault = None
     txn_id = control.declare()
     peer.post(sender, "y", txn_id)
     control.discharge(txn_id)
@@ -363,19 +327,4 @@ def test_no_outcome_stands_after_an_unsuccessful_discharge(world: World, peer: P
     assert control.refused(Declare(Start(XID, join=True))).condition == Condition.NOT_FOUND
     delivery.settle()
     world.pump()
-    assert peer.drained("q") == []
-
-
-def test_a_transaction_holds_no_more_than_one_may(world: World, peer: Peer) -> None:
-    """Bounded everything: a transaction that posts too much hears it, and can still be discharged."""
-    limits = world.settings.limits
-    control = peer.coordinator()
-    sender = peer.sender("q")
-    txn_id = control.declare()
-    context = peer.server.txns.live[txn_id]
-    context.work.octets = limits.transaction_octets
-    delivery = peer.post(sender, "one too many", txn_id)
-    assert told(delivery)[1].descriptor == Delivery.REJECTED
-    context.work.octets = 0
-    control.discharge(txn_id)
     assert peer.drained("q") == []

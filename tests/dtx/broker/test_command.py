@@ -69,16 +69,26 @@ def authenticated(broker: BrokerProcess, user: str, password: str) -> str:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path)
-    try:
-        yield process
-    finally:
+def started(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
+    """Starts a broker with these flags."""
+    processes: list[BrokerProcess] = []
+
+    def start(*flags: str) -> BrokerProcess:
+        processes.append(BrokerProcess(tmp_path, *flags))
+        processes[-1].start()
+        return processes[-1]
+
+    yield start
+    for process in processes:
         process.kill()
 
 
+@pytest.fixture
+def broker(started: Callable[..., BrokerProcess]) -> BrokerProcess:
+    return started()
+
+
 def test_messages_are_there_after_a_stop_and_after_a_kill(broker: BrokerProcess) -> None:
-    broker.start()
     for body, end in (("first", broker.stop), ("second", broker.kill)):
         connection = connected(broker)
         connection.create_sender("q").send(Message(body=body))
@@ -89,7 +99,6 @@ def test_messages_are_there_after_a_stop_and_after_a_kill(broker: BrokerProcess)
 
 
 def test_peers_are_told_of_a_stop(broker: BrokerProcess) -> None:
-    broker.start()
     receiver = connected(broker).create_receiver("q")
     assert broker.stop() == 0
     with pytest.raises(ConnectionException, match="the broker shuts down"):
@@ -116,7 +125,7 @@ def test_both_signals_end_it(tmp_path: Path, how: signal.Signals) -> None:
 
 
 def test_a_second_broker_on_a_store_says_who_has_it(broker: BrokerProcess, tmp_path: Path) -> None:
-    broker.start()
+    del broker
     done = ran("--store", f"sqlite:///{tmp_path}/store.db", "--listen", "127.0.0.1:0")
     assert done.returncode == 1
     assert done.stderr.startswith("xabridge broker: the store is in use by process ")
@@ -153,72 +162,50 @@ def test_a_wrong_configuration_is_told_in_a_line(tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "s").exists(), "and nothing was touched"
 
 
-def test_passwords_are_set_and_asked_for(tmp_path: Path) -> None:
+def test_passwords_are_set_and_asked_for(tmp_path: Path, started: Callable[..., BrokerProcess]) -> None:
+    """They go over an open wire only where that is allowed."""
     users = tmp_path / "users"
     for name, password in (("alice", "wonderland"), ("bob", "builder"), ("alice", "looking-glass")):
         assert ran("--users", str(users), "--set-password", name, given=password + "\n").returncode == 0
     assert "looking-glass" not in users.read_text()
-    process = BrokerProcess(tmp_path, "--listen", "127.0.0.1:0", "--users", str(users))
-    process.start()
-    try:
-        assert authenticated(process, "alice", "looking-glass") == "SCRAM-SHA-256"
-        for user, password in (("alice", "wonderland"), ("carol", "looking-glass"), ("", "")):
-            with pytest.raises(SaslError):
-                authenticated(process, user, password)
-        right = {"user": "alice", "password": "looking-glass", "allowed_mechs": "PLAIN", "allow_insecure_mechs": True}
-        with pytest.raises(ConnectionException):
-            connected(process, **right)
-        assert "no permissions are configured: every authenticated client may do everything" in process.errors()
-        assert process.stop() == 0
-    finally:
-        process.kill()
+    flags = ("--listen", "127.0.0.1:0", "--users", str(users))
+    process = started(*flags)
+    assert authenticated(process, "alice", "looking-glass") == "SCRAM-SHA-256"
+    for user, password in (("alice", "wonderland"), ("carol", "looking-glass"), ("", "")):
+        with pytest.raises(SaslError):
+            authenticated(process, user, password)
+    right = {"user": "alice", "password": "looking-glass", "allowed_mechs": "PLAIN", "allow_insecure_mechs": True}
+    with pytest.raises(ConnectionException):
+        connected(process, **right)
+    assert "no permissions are configured: every authenticated client may do everything" in process.errors()
+    assert process.stop() == 0
+    connected(started(*flags, "--plain-without-tls"), **right).create_sender("q").send(Message(body=1))
 
 
-def test_a_password_goes_over_an_open_wire_where_that_is_allowed(tmp_path: Path) -> None:
-    users = tmp_path / "users"
-    ran("--users", str(users), "--set-password", "alice", given="wonderland\n")
-    flags = ("--listen", "127.0.0.1:0", "--users", str(users), "--plain-without-tls")
-    process = BrokerProcess(tmp_path, *flags)
-    process.start()
-    try:
-        how = {"user": "alice", "password": "wonderland", "allowed_mechs": "PLAIN", "allow_insecure_mechs": True}
-        connected(process, **how).create_sender("q").send(Message(body=1))
-    finally:
-        process.kill()
-
-
-def test_certificates_alone_are_users_too(tmp_path: Path) -> None:
+def test_certificates_alone_are_users_too(started: Callable[..., BrokerProcess]) -> None:
     files = {"certificate": "broker.pem", "key": "broker.key", "client-ca": "ca.pem"}
     flags = [part for name, file in files.items() for part in (f"--{name}", str(CERTIFICATES / file))]
-    process = BrokerProcess(tmp_path, "--listen-tls", "127.0.0.1:0", *flags)
-    process.start()
-    try:
-        domain = SSLDomain(SSLDomain.MODE_CLIENT)
-        domain.set_trusted_ca_db(f"{CERTIFICATES}/ca.pem")
-        with pytest.raises(ConnectionException):
-            connected(process, ssl_domain=domain)
-        domain.set_credentials(f"{CERTIFICATES}/client.pem", f"{CERTIFICATES}/client.key", None)
-        connected(process, ssl_domain=domain, allowed_mechs="EXTERNAL").create_sender("q").send(Message(body=1))
-    finally:
-        process.kill()
+    process = started("--listen-tls", "127.0.0.1:0", *flags)
+    domain = SSLDomain(SSLDomain.MODE_CLIENT)
+    domain.set_trusted_ca_db(f"{CERTIFICATES}/ca.pem")
+    with pytest.raises(ConnectionException):
+        connected(process, ssl_domain=domain)
+    domain.set_credentials(f"{CERTIFICATES}/client.pem", f"{CERTIFICATES}/client.key", None)
+    connected(process, ssl_domain=domain, allowed_mechs="EXTERNAL").create_sender("q").send(Message(body=1))
 
 
-def test_configured_queues_are_there_and_no_others_are_made(tmp_path: Path) -> None:
+def test_configured_queues_are_there_and_no_others_are_made(
+    tmp_path: Path, started: Callable[..., BrokerProcess]
+) -> None:
     config = tmp_path / "xabridge.toml"
     config.write_text(
         'node = "x"\n[broker]\nlisten = ["127.0.0.1:0"]\ncreate_on_demand = false\n'
         "[broker.queues.orders]\nmax_depth = 1\n"
     )
-    process = BrokerProcess(tmp_path, "--config", str(config))
-    process.start()
-    try:
-        connection = connected(process)
-        sender = connection.create_sender("orders")
-        sender.send(Message(body=1))
-        with pytest.raises(LinkDetached, match="there is no queue 'others'"):
-            connection.create_sender("others")
-    finally:
-        process.kill()
+    connection = connected(started("--config", str(config)))
+    connection.create_sender("orders").send(Message(body=1))
+    with pytest.raises(LinkDetached, match="there is no queue 'others'"):
+        connection.create_sender("others")
 
 
 def filled(where: str, messages: int, branches: int) -> None:
@@ -246,16 +233,12 @@ def filled(where: str, messages: int, branches: int) -> None:
     assert failures == [None]
 
 
-def test_a_start_with_many_messages_takes_little(tmp_path: Path) -> None:
+def test_a_start_with_many_messages_takes_little(tmp_path: Path, started: Callable[..., BrokerProcess]) -> None:
     """The processor's time is measured, as the machine has other things to do; what a start takes on a machine of
     its own stands in docs/performance.md."""
-    filled(f"sqlite:///{tmp_path}/store.db", 100_000, 10_000)
-    process = BrokerProcess(tmp_path)
-    process.start()
-    try:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        assert sum(map(int, fields[11:13])) / 100 < 10
-        receiver = connected(process).create_receiver("q")
-        assert receiver.receive(WAIT_S).body == 10_000, "the first one that no branch holds"
-    finally:
-        process.kill()
+    filled(f"sqlite:///{tmp_path}/store.db", 30_000, 3_000)
+    process = started()
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    assert sum(map(int, fields[11:13])) / 100 < 5
+    receiver = connected(process).create_receiver("q")
+    assert receiver.receive(WAIT_S).body == 3_000, "the first one that no branch holds"

@@ -48,14 +48,13 @@ def test_the_example_of_the_documentation_is_one(tmp_path: Path) -> None:
 
 
 def test_flags_go_before_the_file(tmp_path: Path) -> None:
-    text = '[broker]\nlisten = ["127.0.0.1:1"]\nstore = "sqlite:///a"\nanonymous = false\n'
+    """The sections of others do not matter."""
+    others = 'node = "orders-1"\n[resources]\nshop = "postgresql://db/shop"\n'
+    text = f'{others}[broker]\nlisten = ["127.0.0.1:1"]\nstore = "sqlite:///a"\nanonymous = false\n'
     config = loaded(tmp_path, text, listen=["127.0.0.1:2"], anonymous=True, store=None)
     assert (config.listen, config.anonymous, config.store) == ((Address("127.0.0.1", 2),), True, "sqlite:///a")
-
-
-def test_the_sections_of_others_do_not_matter(tmp_path: Path) -> None:
-    text = 'node = "orders-1"\n[resources]\nshop = "postgresql://db/shop"\n[broker]\nlisten = "127.0.0.1:7"\n'
-    assert loaded(tmp_path, text).listen == (Address("127.0.0.1", 7),)
+    with pytest.raises(ConfigError, match=r"absent\.toml"):
+        load(tmp_path / "absent.toml", {})
 
 
 @pytest.mark.parametrize(
@@ -93,11 +92,6 @@ def test_addresses(text: str, address: Address) -> None:
 def test_a_wrong_setting_is_told_with_its_place(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         loaded(tmp_path, text)
-
-
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"absent\.toml"):
-        load(tmp_path / "absent.toml", {})
 
 
 def test_each_value_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

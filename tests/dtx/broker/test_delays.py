@@ -6,41 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from proton import Delivery, Message, symbol
+from proton import Delivery, symbol
 
-from dtx.amqp.messages import DELIVERY_DELAY, DELIVERY_TIME
-from dtx.broker.settings import QueueSettings, Settings
-from dtx.protocol.commands import Commit, Prepare, Rollback, Start
-from dtx.protocol.replies import Result as Told
-from tests.dtx.broker.peer import Coordinator, Peer, World
-from tests.dtx.broker.test_management import manage
-from xa import Code, Xid
+from dtx.amqp.messages import DELIVERY_TIME
+from dtx.protocol.commands import Commit, Rollback
+from tests.dtx.broker.peer import OK, XID, Coordinator, Peer, World, manage, post, queue_told, refused_with
 
-OK = Told(Code.XA_OK)
-XID = Xid(7, b"g", b"b")
 NOW_MS = 1_000_000_000
-
-
-def post(peer: Peer, body: Any, txn_id: bytes | None = None, *, queue: str = "q", **said: Any) -> Delivery:
-    """Posts a message; `delay` in milliseconds, `at` in milliseconds since the epoch, the rest is proton's."""
-    annotations = {}
-    if "delay" in said:
-        annotations[symbol(DELIVERY_DELAY)] = said.pop("delay")
-    if "at" in said:
-        annotations[symbol(DELIVERY_TIME)] = said.pop("at")
-    message = Message(body=body, annotations=annotations or None, **said)
-    delivery = peer.send_octets(peer.sender(queue), bytes(message.encode()), peer.name("m"), txn_id)
-    peer.world.pump()
-    return delivery
-
-
-def prepared(peer: Peer, delay: int) -> None:
-    """A prepared branch posts a message."""
-    control: Coordinator = peer.coordinator()
-    txn_id = control.declare(Start(XID))
-    post(peer, "x", txn_id, delay=delay)
-    control.discharge(txn_id)
-    assert peer.ask(Prepare(XID)) == OK
 
 
 @pytest.mark.parametrize("said", [{"delay": 5000}, {"at": NOW_MS + 5000}])
@@ -55,7 +27,7 @@ def test_nobody_sees_it_before_its_time(world: World, peer: Peer, said: dict[str
     receiver = peer.receiver("q", 10)
     assert peer.bodies(receiver) == ["now"]
     assert peer.drained("q") == []
-    (told,) = (one for one in manage(peer, operation="queues") if one["name"] == "q")
+    told = queue_told(peer)
     assert (told["depth"], told["delayed"], told["held"]) == (1, 1, 0)
     (told,) = manage(peer, operation="messages", queue="q")
     assert (told["state"], told["due"]) == ("delayed", NOW_MS + 5000)
@@ -63,7 +35,7 @@ def test_nobody_sees_it_before_its_time(world: World, peer: Peer, said: dict[str
     assert peer.bodies(receiver) == []
     world.pass_time(0.2)
     assert peer.bodies(receiver) == ["later"]
-    (told,) = (one for one in manage(peer, operation="queues") if one["name"] == "q")
+    told = queue_told(peer)
     assert (told["depth"], told["delayed"], told["held"], told["octets"]) == (0, 0, 0, 0)
 
 
@@ -89,39 +61,38 @@ def test_it_stands_where_it_was_committed(world: World, peer: Peer) -> None:
     assert peer.bodies(peer.receiver("q", 10)) == ["a", "b", "c", "d"]
 
 
-def test_a_time_that_is_over_is_no_delay(peer: Peer) -> None:
-    post(peer, "x", at=NOW_MS - 1)
-    assert peer.drained("q") == ["x"]
-
-
 @pytest.mark.parametrize("said", [{"delay": "soon"}, {"delay": -1}, {"at": 2**63 - 1}, {"at": True}])
 def test_a_time_that_is_none_is_refused(peer: Peer, said: dict[str, Any]) -> None:
-    delivery = post(peer, "x", **said)
-    assert delivery.remote_state == Delivery.REJECTED
-    assert str(delivery.remote.condition.name) == "amqp:invalid-field"  # type: ignore[union-attr]
+    """One that is over is no delay."""
+    assert refused_with(post(peer, "x", **said)).condition == "amqp:invalid-field"
     assert peer.drained("q") == []
+    post(peer, "x", at=NOW_MS - 1)
+    assert peer.drained("q") == ["x"]
 
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_the_time_begins_with_the_commit(world: World, peer: Peer, *, restart: bool) -> None:
     """Not with the post, nor with the prepare."""
-    prepared(peer, delay=5000)
-    world.pass_time(100)
-    if restart:
-        world = world.crash()
-        peer = world.connect()
-    assert peer.ask(Commit(XID)) == OK
-    assert peer.drained("q") == []
-    world.pass_time(4)
-    if restart:
-        world = world.crash()
-        peer = world.connect()
-    assert peer.drained("q") == []
+    peer.prepared(posts="q", delay=5000)
+    for pause_s, decided in ((100, False), (4, True)):
+        world.pass_time(pause_s)
+        if restart:
+            world = world.crash()
+            peer = world.connect()
+        assert decided or peer.ask(Commit(XID)) == OK
+        assert peer.drained("q") == []
     world.pass_time(1.5)
     assert peer.drained("q") == ["x"]
 
 
-def test_a_local_transaction_begins_it_with_its_discharge(world: World, peer: Peer, control: Coordinator) -> None:
+def test_a_local_transaction_begins_it_with_its_discharge_and_a_rollback_leaves_nothing(
+    world: World, peer: Peer, control: Coordinator
+) -> None:
+    peer.prepared(posts="q", delay=5000)
+    assert peer.ask(Rollback(XID)) == OK
+    world.pass_time(10)
+    assert peer.drained("q") == []
+    assert not world.disk.messages
     txn_id = control.declare()
     post(peer, "x", txn_id, delay=5000)
     world.pass_time(10)
@@ -131,39 +102,19 @@ def test_a_local_transaction_begins_it_with_its_discharge(world: World, peer: Pe
     assert peer.drained("q") == ["x"]
 
 
-def test_a_rollback_leaves_nothing(world: World, peer: Peer) -> None:
-    prepared(peer, delay=5000)
-    assert peer.ask(Rollback(XID)) == OK
-    world.pass_time(10)
-    assert peer.drained("q") == []
-    assert not world.disk.messages
-
-
 def test_a_clock_that_is_set_back_takes_nothing_back(world: World, peer: Peer) -> None:
     """What came due stays so, held and given back as well. What is not due yet waits for the time that was said."""
     post(peer, "a", at=NOW_MS + 5000)
     post(peer, "b", at=NOW_MS + 60_000)
     world.pass_time(6)
-    receiver = peer.receiver("q", 1)
+    _, delivery, _ = peer.first()
     world.clock.set_s = -3600
     world.pass_time(1)
-    taken = peer.taken(receiver)
-    peer.settle(taken[0], Delivery.RELEASED)
+    peer.settle(delivery, Delivery.RELEASED)
     assert peer.drained("q") == ["a"]
     world.clock.set_s = 3600
     world.pass_time(1)
     assert peer.drained("q") == ["a", "b"]
-
-
-def test_it_may_expire_before_it_is_due() -> None:
-    world = World(Settings(queue_defaults=QueueSettings(dead_letter="")))
-    peer = world.connect()
-    post(peer, "x", delay=60_000, ttl=5)
-    world.pass_time(6)
-    world.pass_time(60)
-    assert peer.drained("q") == []
-    assert not world.disk.messages
-    assert world.container.resource.queues["q"].delayed == 0
 
 
 def test_operators_move_and_purge_what_is_delayed(world: World, peer: Peer) -> None:
@@ -180,13 +131,8 @@ def test_operators_move_and_purge_what_is_delayed(world: World, peer: Peer) -> N
 
 
 def test_many_that_are_due_at_once_keep_nobody_waiting(world: World, peer: Peer) -> None:
-    sender = peer.sender("q")
-    octets = bytes(Message(body="x", annotations={symbol(DELIVERY_TIME): NOW_MS + 5000}).encode())
-    for _ in range(12):
-        for _ in range(200):
-            peer.send_octets(sender, octets, peer.name("m"), settled=True)
-        world.pump()
-    queue = world.container.resource.queues["q"]
+    peer.post_many(["x"] * 2400, annotations={symbol(DELIVERY_TIME): NOW_MS + 5000})
+    queue = world.queue()
     assert queue.delayed == 2400
     world.pass_time(6)
     assert (queue.delayed, queue.available) == (1400, 1000), "so many in one turn"

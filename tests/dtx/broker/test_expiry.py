@@ -3,7 +3,7 @@ leaves."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from proton import Delivery
@@ -11,25 +11,12 @@ from proton import Delivery
 from dtx.broker.queues import removals
 from dtx.broker.queues.removals import STEP
 from dtx.broker.settings import QueueSettings, Settings
-from dtx.protocol.commands import Commit, Prepare, Rollback, Start
-from dtx.protocol.conditions import Refusal
-from dtx.protocol.replies import Result as Told
+from dtx.protocol.commands import Commit, Rollback
 from dtx.store.contract import Batch, StoreFull, StoreStopped
 from dtx.store.contract import Step as StoreStep
 from dtx.store.memory import Disk
-from tests.dtx.broker.peer import Coordinator, Peer, World
-from tests.dtx.broker.test_delays import post
-from tests.dtx.broker.test_management import manage
-from xa import Code, Xid
-
-OK = Told(Code.XA_OK)
-XID = Xid(7, b"g", b"b")
-
-
-def dead(peer: Peer, queue: str = "q.dead") -> list[tuple[str, str]]:
-    """From where the dead letters of a queue came, and why; none where there is no such queue."""
-    told = manage(peer, operation="messages", queue=queue)
-    return [] if isinstance(told, Refusal) else [(one["from"], one["why"]) for one in told]
+from tests.cases import each
+from tests.dtx.broker.peer import OK, XID, Peer, World, dead, filled, manage, post
 
 
 def test_it_goes_to_the_dead_letters_with_the_reason(world: World, peer: Peer) -> None:
@@ -46,18 +33,20 @@ def test_it_goes_to_the_dead_letters_with_the_reason(world: World, peer: Peer) -
 
 
 def test_without_dead_letters_it_vanishes() -> None:
-    world = World(Settings(queue_defaults=QueueSettings(dead_letter="")))
-    peer = world.connect()
+    """Also before it is due."""
+    world, peer = filled(settings=Settings(queue_defaults=QueueSettings(dead_letter="")))
     post(peer, "short", ttl=2)
-    world.pass_time(3)
+    post(peer, "delayed", delay=60_000, ttl=2)
+    for pause_s in (3, 60):
+        world.pass_time(pause_s)
     assert peer.drained("q") == []
     assert not world.disk.messages
+    assert world.queue().delayed == 0
     assert "q.dead" not in world.container.resource.queues
 
 
 def test_dead_letters_live_as_long_as_their_queue_says() -> None:
-    world = World(Settings(queues={"q.dead": QueueSettings(ttl_ms=10_000)}))
-    peer = world.connect()
+    world, peer = filled(settings=Settings(queues={"q.dead": QueueSettings(ttl_ms=10_000)}))
     post(peer, "short", ttl=2)
     world.pass_time(3)
     assert peer.drained("q.dead") == ["short"]
@@ -77,8 +66,7 @@ def test_dead_letters_live_as_long_as_their_queue_says() -> None:
     ],
 )
 def test_the_earlier_one_of_both_times_counts(said: dict[str, Any], expires_s: int) -> None:
-    world = World(Settings(queue_defaults=QueueSettings(ttl_ms=1000)))
-    peer = world.connect()
+    world, peer = filled(settings=Settings(queue_defaults=QueueSettings(ttl_ms=1000)))
     post(peer, "x", **said)
     world.pass_time(expires_s - 0.5)
     assert peer.drained("q") == ["x"]
@@ -87,30 +75,17 @@ def test_the_earlier_one_of_both_times_counts(said: dict[str, Any], expires_s: i
     assert peer.drained("q.dead") == ["x"]
 
 
-def taken_in_branch(peer: Peer) -> None:
-    """A prepared branch retires the first message of q."""
-    control = peer.coordinator()
-    txn_id = control.declare(Start(XID))
-    receiver = peer.receiver("q", 1)
-    taken = peer.taken(receiver)
-    peer.retire(taken[0], txn_id, settle=True)
-    control.discharge(txn_id)
-    assert peer.ask(Prepare(XID)) == OK
-    receiver.close()
-    peer.world.pump()
-
-
 @pytest.mark.parametrize("commit", [False, True])
 @pytest.mark.parametrize("restart", [False, True])
 def test_what_a_prepared_branch_holds_is_not_touched(world: World, peer: Peer, *, commit: bool, restart: bool) -> None:
     post(peer, "x", ttl=5)
-    taken_in_branch(peer)
+    peer.prepared(takes="q")
     world.pass_time(3600)
     if restart:
         world = world.crash()
         world.pass_time(3600)
         peer = world.connect()
-    assert world.container.resource.queues["q"].held == 1
+    assert world.queue().held == 1
     assert dead(peer) == []
     assert peer.ask(Commit(XID) if commit else Rollback(XID)) == OK
     world.pass_time(1)
@@ -119,11 +94,8 @@ def test_what_a_prepared_branch_holds_is_not_touched(world: World, peer: Peer, *
     assert len(world.disk.messages) == (0 if commit else 1)
 
 
-def test_what_a_prepared_branch_posts_expires_when_it_is_there(world: World, peer: Peer, control: Coordinator) -> None:
-    txn_id = control.declare(Start(XID))
-    post(peer, "x", txn_id, ttl=5)
-    control.discharge(txn_id)
-    assert peer.ask(Prepare(XID)) == OK
+def test_what_a_prepared_branch_posts_expires_when_it_is_there(world: World, peer: Peer) -> None:
+    peer.prepared(posts="q", ttl=5)
     world.pass_time(3600)
     world = world.crash()
     world.pass_time(3600)
@@ -136,12 +108,10 @@ def test_what_a_prepared_branch_posts_expires_when_it_is_there(world: World, pee
 
 def test_a_held_message_that_comes_back_is_judged_again(world: World, peer: Peer) -> None:
     post(peer, "x", ttl=5)
-    receiver = peer.receiver("q", 1)
-    taken = peer.taken(receiver)
+    receiver, delivery, _ = peer.first()
     world.pass_time(10)
     assert peer.drained("q.dead") == []
-    taken[0].update(Delivery.RELEASED)
-    taken[0].settle()
+    peer.settle(delivery, Delivery.RELEASED)
     receiver.flow(10)
     world.pump()
     assert peer.take(receiver) is None
@@ -152,9 +122,7 @@ def test_a_held_message_that_comes_back_is_judged_again(world: World, peer: Peer
 class Noting(Disk):
     """A disk that notes how many messages each batch places."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.placed: list[int] = []
+    placed: ClassVar[list[int]] = []
 
     def apply(self, batch: Batch) -> None:
         self.placed.append(len(batch.placements))
@@ -162,24 +130,22 @@ class Noting(Disk):
 
 
 def test_many_go_some_at_a_time() -> None:
-    disk = Noting()
-    world = World(disk=disk)
-    peer = world.connect()
-    peer.post_many(range(3 * STEP + 7), ttl=5)
+    world, peer = filled(disk=Noting())
+    peer.post_many(range(2 * STEP + 7), ttl=5)
     world.pass_time(6)
-    assert max(disk.placed) == STEP
-    assert peer.drained("q.dead") == list(range(3 * STEP + 7))
-    assert world.container.resource.queues["q"].depth == 0
+    assert max(Noting.placed) == STEP
+    assert peer.drained("q.dead") == list(range(2 * STEP + 7))
+    assert world.queue().depth == 0
 
 
 @pytest.mark.pure  # replaces a constant of ours
-@pytest.mark.parametrize("step", list(StoreStep))
-@pytest.mark.parametrize("force", [1, 2, 3])
+@each("step", StoreStep)
+@each("force", [1, 2, 3])
 def test_a_crash_between_two_portions_doubles_and_loses_nothing(
     step: StoreStep, force: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And so does a second crash while the rest goes."""
-    monkeypatch.setattr(removals, "STEP", 20)
+    monkeypatch.setattr(removals, "STEP", 10)
     forces = [0, 0]
 
     def hook(at: StoreStep) -> None:
@@ -188,7 +154,7 @@ def test_a_crash_between_two_portions_doubles_and_loses_nothing(
             if forces[0] == forces[1]:
                 raise StoreStopped("killed here")
 
-    count = 3 * 20 - 7
+    count = 3 * 10 - 4
     world = World(hook=hook)
     world.connect().post_many(range(count), ttl=5)
     for _ in range(2):
@@ -203,33 +169,23 @@ def test_a_crash_between_two_portions_doubles_and_loses_nothing(
         assert len(world.disk.messages) == count
     world.pass_time(1)
     assert world.connect().drained("q.dead") == list(range(count))
-    assert world.container.resource.queues["q.dead"].depth == count == len(world.disk.messages)
+    assert world.queue("q.dead").depth == count == len(world.disk.messages)
 
 
-def test_a_store_that_takes_nothing_loses_nothing() -> None:
-    full: list[bool] = []
-
-    def hook(step: StoreStep) -> None:
-        if full and step is StoreStep.BEFORE_WRITE:
-            raise StoreFull("no space")
-
-    world = World(hook=hook)
-    peer = world.connect()
+def test_a_store_that_takes_nothing_loses_nothing(world: World, peer: Peer) -> None:
     peer.post_many(range(10), ttl=5)
-    full.append(True)
+    world.fault = StoreFull("no space")
     for _ in range(3):
         world.pass_time(6)
-    queue = world.container.resource.queues["q"]
-    assert (queue.depth, queue.held) == (10, 0)
-    full.clear()
+    assert (world.queue().depth, world.queue().held) == (10, 0)
+    world.fault = None
     world.pass_time(1)
     assert peer.drained("q.dead") == list(range(10))
 
 
 def test_full_dead_letters_keep_it_back() -> None:
     """It is not lost, nor delivered, and goes when there is room. The others of its group go on."""
-    world = World(Settings(queues={"q.dead": QueueSettings(max_depth=1)}))
-    peer = world.connect()
+    world, peer = filled(settings=Settings(queues={"q.dead": QueueSettings(max_depth=1)}))
     for body in ("a", "b", "c"):
         post(peer, body, ttl=5, group_id="g")
     post(peer, "d", group_id="g")
@@ -237,13 +193,11 @@ def test_full_dead_letters_keep_it_back() -> None:
     assert peer.drained("q.dead") == ["a"]
     receiver = peer.receiver("q", 10)
     assert peer.bodies(receiver) == ["d"]
-    assert world.container.resource.queues["q"].depth == 2
+    assert world.queue().depth == 2
     for body in ("a", "b", "c"):
-        dead_letters = peer.receiver("q.dead", 1)
-        assert peer.bodies(dead_letters) == [body]
-        dead_letters.close()
+        assert peer.bodies(peer.receiver("q.dead", 1)) == [body]
         world.pass_time(1)
-    assert world.container.resource.queues["q"].depth == 0
+    assert world.queue().depth == 0
 
 
 def test_a_retried_one_is_delivered(world: World, peer: Peer) -> None:
@@ -263,4 +217,4 @@ def test_a_message_that_moves_there_and_back_expires_once(world: World, peer: Pe
         assert manage(peer, operation="move", queue=source, to=target, ids=ids)["done"] == 1
     world.pass_time(6)
     assert dead(peer) == [("q", "expired")]
-    assert world.container.resource.queues["q"].depth == 0
+    assert world.queue().depth == 0

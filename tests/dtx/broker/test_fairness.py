@@ -12,19 +12,15 @@ import pytest
 
 from bench.fairness import LOGINS, PASSWORD, aftermath_s, beside, broker_with_users, login_s, storm
 from bench.load import message
-from dtx.broker.access.credentials import set_password
-from dtx.broker.broker import Broker
-from dtx.broker.config import Address, BrokerConfig
-from tests.dtx.broker.test_connection_limits import until
-from tests.dtx.broker.test_hostile_sockets import LONG_S
+from dtx.store.sql import SqlStore
+from tests.dtx.broker.sockets import LONG_S, on_a_broker, until
 from xabridge.testing.amqp_client import Client, Running, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from dtx.broker.broker import Broker
     from xabridge.testing.amqp_client import Waits
-    from xabridge.testing.broker import BrokerProcess
 
 POSTS = 60
 CONNECTIONS = 20
@@ -75,58 +71,43 @@ def pipelined(client: Client) -> Waits:
         yield from client.accepted(asked.popleft())
 
 
-def test_a_user_with_many_connections_leaves_the_others_their_turns(tmp_path: Path) -> None:
-    users = tmp_path / "users"
-    for user in ("honest", "greedy"):
-        set_password(users, user, PASSWORD, iterations=4096)
-    listen = (Address("127.0.0.1", 0),)
-    store = f"sqlite:///{tmp_path}/store.db"
-
-    async def test() -> tuple[float, float]:
-        broker = Broker(BrokerConfig(listen=listen, users=users, plain_without_tls=True, store=store))
-        await broker.start()
-        port, queues = broker.addresses[0].port, broker.container.resource.queues
-        honest, *others = [
-            await asyncio.to_thread(Client, "127.0.0.1", port, None, (user, PASSWORD))
-            for user in ("honest", *["greedy"] * CONNECTIONS)
-        ]
-        peers = [Talking(one, pipelined(one)) for one in others]
-        await until(lambda: "greedy" in queues and queues["greedy"].came > 1000)
-        forces, came = broker._store.groups, queues["greedy"].came  # type: ignore[attr-defined]
-        peers.append(Talking(honest, one_by_one(honest)))
-        async with asyncio.timeout(LONG_S):
-            await peers[-1].ended
-        forces = broker._store.groups - forces  # type: ignore[attr-defined]
-        came = queues["greedy"].came - came
-        for peer in peers:
-            peer.close()
-        await broker.close()
-        return forces / POSTS, came / forces
-
-    forces, size = asyncio.run(test())
-    assert forces <= MOST_FORCES
-    assert size <= LARGEST_FORCE
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    broker = broker_with_users(tmp_path)
-    broker.start()
-    yield broker
-    broker.kill()
+@on_a_broker(users=("honest", "greedy"))
+async def test_a_user_with_many_connections_leaves_the_others_their_turns(broker: Broker) -> None:
+    port, queues, store = broker.addresses[0].port, broker.container.resource.queues, broker._store
+    assert isinstance(store, SqlStore)
+    honest, *others = [
+        await asyncio.to_thread(Client, "127.0.0.1", port, None, (user, "right"))
+        for user in ("honest", *["greedy"] * CONNECTIONS)
+    ]
+    peers = [Talking(one, pipelined(one)) for one in others]
+    await until(lambda: "greedy" in queues and queues["greedy"].came > 1000)
+    forces, came = store.groups, queues["greedy"].came
+    peers.append(Talking(honest, one_by_one(honest)))
+    async with asyncio.timeout(LONG_S):
+        await peers[-1].ended
+    forces, came = store.groups - forces, queues["greedy"].came - came
+    for peer in peers:
+        peer.close()
+    assert forces / POSTS <= MOST_FORCES
+    assert came / forces <= LARGEST_FORCE
 
 
 @pytest.mark.slow
-def test_wrong_passwords_cost_a_part_of_a_processor_and_nothing_when_they_are_over(broker: BrokerProcess) -> None:
-    client = Client(broker.host, broker.port, login=("honest", PASSWORD))
-    with beside(storm, broker, 40) as tried:
-        began, spent_s = time.monotonic(), broker.cpu_s()
-        logins = [login_s(broker, user) for user in LOGINS]
-        run(client, one_by_one(client))
-        while tried() < 200:
-            time.sleep(0.01)
-        share = (broker.cpu_s() - spent_s) / (time.monotonic() - began)
-    client.close()
-    assert share < 0.75
-    assert max(logins) < 5.0
-    assert aftermath_s(broker) < 5.0
+def test_wrong_passwords_cost_a_part_of_a_processor_and_nothing_when_they_are_over(tmp_path: Path) -> None:
+    broker = broker_with_users(tmp_path)
+    broker.start()
+    try:
+        client = Client(broker.host, broker.port, login=("honest", PASSWORD))
+        with beside(storm, broker, 40) as tried:
+            began, spent_s = time.monotonic(), broker.cpu_s()
+            logins = [login_s(broker, user) for user in LOGINS]
+            run(client, one_by_one(client))
+            while tried() < 200:
+                time.sleep(0.01)
+            share = (broker.cpu_s() - spent_s) / (time.monotonic() - began)
+        client.close()
+        assert share < 0.75
+        assert max(logins) < 5.0
+        assert aftermath_s(broker) < 5.0
+    finally:
+        broker.kill()

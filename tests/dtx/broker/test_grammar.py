@@ -4,6 +4,7 @@ refused and changes nothing.
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from dtx.protocol.commands import (
     Declare,
     Discharge,
     End,
+    Fence,
     Forget,
     GetTimeout,
     Prepare,
@@ -32,12 +34,9 @@ from dtx.protocol.commands import (
 from dtx.protocol.conditions import CODE_OF, CONDITION_OF, Refusal
 from dtx.protocol.replies import Recovered, Result, Timeout
 from tests.cases import each
-from tests.dtx.broker.peer import Coordinator, Peer, World
+from tests.dtx.broker.peer import OK, XID, Coordinator, Peer, World
 from xa import NULL_XID, Code, Xid
 from xa.tables import BRANCH, BranchState, BranchVerb
-
-XID = Xid(1, b"gtrid", b"bqual")
-OK = Result(Code.XA_OK)
 
 
 class Stage:
@@ -110,8 +109,9 @@ def test_every_command_in_every_state_is_what_the_branch_table_says(state: Branc
     before = stage.holds()
     code = BRANCH.refusal(state, verb)
     answer = stage.other.ask(COMMANDS[verb])
+    assert (code is None) == ((state, verb) in OUTCOMES)
     if code is None:
-        assert isinstance(answer, Result)
+        assert answer == Result(OUTCOMES[state, verb])
     else:
         assert isinstance(answer, Refusal)
         assert (answer.code, answer.xid) == (code, XID)
@@ -122,16 +122,14 @@ def test_every_command_in_every_state_is_what_the_branch_table_says(state: Branc
         assert stage.peer.ask(Commit(XID, one_phase=True)) == OK
 
 
-@pytest.mark.parametrize(("start", "verb"), [(Start(XID), BranchVerb.START), (Start(XID, join=True), BranchVerb.JOIN)])
-@pytest.mark.parametrize("state", BranchState)
-def test_every_start_in_every_state_is_what_the_branch_table_says(
-    state: BranchState, start: Start, verb: BranchVerb
-) -> None:
+@each("join", [False, True])
+@each("state", BranchState)
+def test_every_start_in_every_state_is_what_the_branch_table_says(state: BranchState, join: bool) -> None:
     stage = Stage(state)
     before = stage.holds()
-    code = BRANCH.refusal(state, verb)
+    code = BRANCH.refusal(state, BranchVerb.JOIN if join else BranchVerb.START)
     control = stage.other.coordinator()
-    outcome, data, refusal = control.outcome(CONTROL.encode(Declare(start)))
+    outcome, data, refusal = control.outcome(CONTROL.encode(Declare(Start(XID, join=join))))
     if code is None and state is not BranchState.S4:
         assert refusal is None
         control.discharge(bytes(data[0]))
@@ -158,34 +156,18 @@ OUTCOMES: dict[tuple[BranchState, BranchVerb], Code] = {
 }
 
 
-@pytest.mark.parametrize(("state", "verb"), OUTCOMES)
-def test_what_is_in_the_grammar_answers(state: BranchState, verb: BranchVerb) -> None:
-    stage = Stage(state)
-    assert stage.other.ask(COMMANDS[verb]) == Result(OUTCOMES[state, verb])
-
-
-def test_every_legal_command_is_tested_for_its_answer() -> None:
-    legal = {(state, verb) for state in BranchState for verb in COMMANDS if BRANCH.refusal(state, verb) is None}
-    assert legal == set(OUTCOMES)
-
-
 # --- the transactional channel --------------------
-def test_start_needs_a_selected_session(world: World) -> None:
-    control = world.connect().coordinator((LOCAL,))
-    for start in (Start(XID), Start(XID, join=True), Start(XID, resume=True)):
-        refusal = control.refused(Declare(start))
-        assert (refusal.condition, refusal.code) == (Condition.ILLEGAL_STATE, Code.XAER_PROTO)
-    control.discharge(control.declare())
-
-
-def test_a_selected_session_stays_selected(world: World, peer: Peer) -> None:
+def test_start_needs_a_selected_session(world: World, peer: Peer) -> None:
     """Once a channel IS selected it cannot be disassociated with XA support."""
     peer.coordinator().link.close()
     world.pump()
     plain = peer.coordinator((LOCAL,))
     plain.discharge(plain.declare(Start(XID)))
     other = peer.coordinator((LOCAL,), peer.new_session())
-    assert other.refused(Declare(Start(XID, join=True))).condition == Condition.ILLEGAL_STATE
+    for start in (Start(XID), Start(XID, join=True), Start(XID, resume=True)):
+        refusal = other.refused(Declare(start))
+        assert (refusal.condition, refusal.code) == (Condition.ILLEGAL_STATE, Code.XAER_PROTO)
+    other.discharge(other.declare())
 
 
 def test_suspended_work_is_resumed_where_it_was_suspended() -> None:
@@ -208,44 +190,31 @@ def test_suspended_work_is_resumed_where_it_was_suspended() -> None:
     assert peer.drained("q") == ["x", "resumed"]
 
 
-def test_joined_associations_all_have_to_end() -> None:
+@pytest.mark.parametrize("fail", [False, True])
+def test_joined_associations_all_have_to_end(fail: bool) -> None:
+    """And the failure of one dooms the others."""
     stage = Stage(BranchState.S1)
-    joined = stage.other.coordinator()
+    joined, sender = stage.other.coordinator(), stage.other.sender("q")
     txn_id = joined.declare(Start(XID, join=True))
-    stage.other.post(stage.other.sender("q"), "joined", txn_id)
-    stage.control.discharge(stage.txn_id)
-    answer = stage.peer.refusal(Prepare(XID))
-    assert answer.code is Code.XAER_PROTO
-    joined.discharge(txn_id)
-    assert stage.peer.ask(Prepare(XID)) == OK
-    assert stage.peer.ask(Commit(XID)) == OK
-    assert stage.peer.drained("q") == ["x", "joined"]
+    stage.other.post(sender, "joined", txn_id)
+    stage.control.discharge(stage.txn_id, fail=fail)
+    assert stage.peer.refusal(Prepare(XID)).code is Code.XAER_PROTO, "somebody is associated still"
+    if fail:
+        assert stage.other.post(sender, "late", txn_id).remote_state == Delivery.REJECTED
+        assert joined.refused(Discharge(txn_id)).condition == Condition.ROLLBACK
+        assert stage.peer.ask(Prepare(XID)) == Result(Code.XA_RBROLLBACK)
+        assert stage.state is BranchState.S0
+    else:
+        joined.discharge(txn_id)
+        assert stage.peer.ask(Prepare(XID)) == OK
+        assert stage.peer.ask(Commit(XID)) == OK
+    assert stage.peer.drained("q") == ([] if fail else ["x", "joined"])
 
 
-def test_fail_of_one_association_dooms_the_others() -> None:
+def test_ways_to_end_exclude_each_other() -> None:
     stage = Stage(BranchState.S1)
-    joined = stage.other.coordinator()
-    txn_id = joined.declare(Start(XID, join=True))
-    stage.control.discharge(stage.txn_id, fail=True)
-    assert stage.other.post(stage.other.sender("q"), "late", txn_id).remote_state == Delivery.REJECTED
-    answer = stage.peer.refusal(Prepare(XID))
-    assert answer.code is Code.XAER_PROTO, "somebody is associated still"
-    assert joined.refused(Discharge(txn_id)).condition == Condition.ROLLBACK
-    assert stage.peer.ask(Prepare(XID)) == Result(Code.XA_RBROLLBACK)
-    assert stage.state is BranchState.S0
-
-
-@pytest.mark.parametrize(
-    ("how", "code"),
-    [
-        ({"fail": True, "suspend": True}, Code.XAER_INVAL),
-        ({"fail": True, "prepare": True}, Code.XAER_INVAL),
-        ({"suspend": True, "prepare": True}, Code.XAER_INVAL),
-    ],
-)
-def test_ways_to_end_exclude_each_other(how: dict[str, bool], code: Code) -> None:
-    stage = Stage(BranchState.S1)
-    assert stage.control.refused(End(stage.txn_id, **how)).code is code
+    for how in combinations(("fail", "suspend", "prepare"), 2):
+        assert stage.control.refused(End(stage.txn_id, **dict.fromkeys(how, True))).code is Code.XAER_INVAL
     stage.control.discharge(stage.txn_id)
 
 
@@ -299,8 +268,11 @@ def test_a_txn_id_may_be_proposed_and_used_ahead_of_the_answer(world: World, pee
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_null_xid_is_the_branch_that_the_session_runs(ended: bool) -> None:
     """Default: currently running; any works performed between dtx.start/dtx.commit is done on behalf of a
-    transaction branch identified by XID."""
+    transaction branch identified by XID. On another session it names nothing."""
     stage = Stage(BranchState.S2 if ended else BranchState.S1)
+    for command in (Prepare(), Commit(), Commit(one_phase=True), Rollback(), SetTimeout(1), GetTimeout()):
+        answer = stage.other.refusal(command)
+        assert (answer.condition, answer.code) == (Condition.ILLEGAL_STATE, Code.XAER_PROTO)
     assert stage.peer.ask(SetTimeout(7)) == OK
     assert stage.peer.ask(GetTimeout()) == Timeout(7)
     assert stage.peer.ask(Prepare(NULL_XID)) == OK
@@ -311,15 +283,18 @@ def test_a_null_xid_is_the_branch_that_the_session_runs(ended: bool) -> None:
     assert answer.code is Code.XAER_PROTO, "there is none any more"
 
 
-@pytest.mark.parametrize(
-    ("command", "left"),
-    [(Commit(one_phase=True), ["x"]), (Rollback(), [])],
-)
+@each(("command", "left"), [(Commit(one_phase=True), ["x"]), (Rollback(), [])])
 def test_work_between_start_and_an_outcome_needs_no_end(command: Any, left: list[str]) -> None:
+    """The running branch is the last one."""
     stage = Stage(BranchState.S1)
     assert stage.peer.ask(command) == OK
     assert stage.peer.drained("q") == left
     assert stage.control.refused(Discharge(stage.txn_id)).condition == Condition.UNKNOWN_ID
+    stage = Stage(BranchState.S2)
+    txn_id = stage.control.declare(Start(Xid(1, b"gtrid", b"second")))
+    stage.peer.ask(command)
+    assert stage.state is BranchState.S2
+    assert stage.control.refused(Discharge(txn_id)).condition == Condition.UNKNOWN_ID
 
 
 @pytest.mark.parametrize(
@@ -343,57 +318,35 @@ def test_what_the_running_branch_can_not_do_leaves_it_running(command: Any, code
     assert stage.peer.drained("q") == ["x", "y"]
 
 
-@pytest.mark.parametrize("command", [Prepare(), Commit(one_phase=True), Rollback()], ids=lambda one: type(one).__name__)
+@each("command", [Prepare(), Commit(one_phase=True), Rollback()])
 def test_a_null_xid_does_not_end_what_others_are_at_work_for(command: Any) -> None:
     stage = Stage(BranchState.S1)
     theirs = stage.other.coordinator()
     joined = theirs.declare(Start(XID, join=True))
-    answer = stage.peer.refusal(command)
-    assert answer.code is Code.XAER_PROTO
+    assert stage.peer.refusal(command).code is Code.XAER_PROTO
     theirs.discharge(joined)
     stage.control.discharge(stage.txn_id)
     assert stage.peer.ask(Rollback(XID)) == OK
 
 
-def test_a_null_xid_on_another_session_names_nothing() -> None:
-    stage = Stage(BranchState.S2)
-    for command in (Prepare(), Commit(), Commit(one_phase=True), Rollback(), SetTimeout(1), GetTimeout()):
-        answer = stage.other.refusal(command)
-        assert (answer.condition, answer.code) == (Condition.ILLEGAL_STATE, Code.XAER_PROTO)
-    assert stage.state is BranchState.S2
-
-
-def test_the_running_branch_is_the_last_one() -> None:
-    stage = Stage(BranchState.S2)
-    second = Xid(1, b"gtrid", b"second")
-    txn_id = stage.control.declare(Start(second))
-    assert stage.peer.ask(Rollback()) == OK
-    assert stage.state is BranchState.S2
-    assert stage.control.refused(Discharge(txn_id)).condition == Condition.UNKNOWN_ID
-
-
 # --- timeouts --------------------
 def test_timeouts_are_set_and_told() -> None:
+    """One may come with the start."""
     stage = Stage(BranchState.S2)
     default = stage.world.settings.branch_timeout_s
     assert stage.peer.ask(GetTimeout(XID)) == Timeout(default)
-    assert stage.peer.ask(SetTimeout(30, XID)) == OK
-    assert stage.other.ask(GetTimeout(XID)) == Timeout(30)
-    assert stage.peer.ask(SetTimeout(0, XID)) == OK
-    assert stage.peer.ask(GetTimeout(XID)) == Timeout(default)
+    for asked_s, told_s in ((30, 30), (0, default)):
+        assert stage.peer.ask(SetTimeout(asked_s, XID)) == OK
+        assert stage.other.ask(GetTimeout(XID)) == Timeout(told_s)
     for unknown in (SetTimeout(1, Xid(9, b"g")), GetTimeout(Xid(9, b"g"))):
-        answer = stage.peer.refusal(unknown)
-        assert answer.code is Code.XAER_NOTA
+        assert stage.peer.refusal(unknown).code is Code.XAER_NOTA
     assert stage.peer.ask(Prepare(XID)) == OK
-    answer = stage.peer.refusal(SetTimeout(1, XID))
-    assert answer.code is Code.XAER_PROTO, "no timeout touches a prepared branch"
-
-
-def test_a_timeout_may_come_with_the_start(world: World, peer: Peer, control: Coordinator) -> None:
-    txn_id = control.declare(Start(XID, timeout_s=5))
-    assert peer.ask(GetTimeout(XID)) == Timeout(5)
-    world.pass_time(6)
-    assert control.refused(Discharge(txn_id)).condition == Condition.TIMEOUT
+    assert stage.peer.refusal(SetTimeout(1, XID)).code is Code.XAER_PROTO, "no timeout touches a prepared branch"
+    brief = Xid(1, b"brief")
+    txn_id = stage.control.declare(Start(brief, timeout_s=5))
+    assert stage.peer.ask(GetTimeout(brief)) == Timeout(5)
+    stage.world.pass_time(6)
+    assert stage.control.refused(Discharge(txn_id)).condition == Condition.TIMEOUT
 
 
 # --- the tables --------------------
@@ -421,14 +374,17 @@ def test_requests_are_answered_by_correlation() -> None:
     assert answers[3] == OK or answers[3].code is Code.XAER_PROTO
 
 
-def test_operations_on_one_branch_take_their_turn() -> None:
-    """A commit that comes while the prepare is being forced waits for it."""
+@each("second", [Commit(XID), Fence(1, b"gtrid")])
+def test_operations_on_one_branch_take_their_turn(second: Any) -> None:
+    """A commit or a fence that comes while the prepare is being forced waits for it. So the branch is prepared, and the
+    answer to a fence is later."""
     stage = Stage(BranchState.S2)
     stage.peer.ask(GetTimeout(XID))
     stage.peer.request(Prepare(XID))
-    stage.peer.request(Commit(XID))
+    stage.peer.request(second)
     stage.world.pump(store=False)
     assert stage.state is BranchState.S2, "nothing is forced yet"
     stage.world.pump()
     assert [stage.peer.answer(), stage.peer.answer()] == [OK, OK]
-    assert stage.peer.drained("q") == ["x"]
+    assert stage.peer.drained("q") == (["x"] if isinstance(second, Commit) else [])
+    assert len(stage.world.container.registry) == isinstance(second, Fence)

@@ -14,24 +14,10 @@ from proton import Delivery, Described, Receiver, symbol
 from dtx.broker.endpoint.incoming_link import LONGEST_GROUP, name_of_group
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.protocol.commands import Commit, Complete, Prepare, Rollback, Start
-from dtx.protocol.replies import Result as Told
-from tests.dtx.broker.peer import Coordinator, Peer, World
-from tests.dtx.broker.test_delays import post
-from tests.dtx.broker.test_management import manage
-from xa import Code, Xid
+from tests.dtx.broker.peer import OK, XID, Coordinator, Peer, World, filled, manage, post
+from xa import Xid
 
-OK = Told(Code.XA_OK)
-XID = Xid(7, b"g", b"b")
 HISTORIES = min(int(os.environ.get("XABRIDGE_SCHEDULES", "6")), 200)
-
-
-def filled(*bodies: str, **settings: Any) -> tuple[World, Peer]:
-    """Messages of the groups that their first letters name; those that begin with a dash have none."""
-    world = World(Settings(queue_defaults=QueueSettings(max_deliveries=0, **settings)))
-    peer = world.connect()
-    for body in bodies:
-        post(peer, body, group_id=None if body.startswith("-") else body[0])
-    return world, peer
 
 
 def take(peer: Peer, receiver: Receiver, credit: int = 1) -> list[tuple[Delivery, str]]:
@@ -52,9 +38,15 @@ def bodies(taken: list[tuple[Delivery, str]]) -> list[str]:
 
 def settle(peer: Peer, taken: list[tuple[Delivery, str]], outcome: Any = Delivery.ACCEPTED) -> None:
     for delivery, _ in taken:
-        delivery.update(outcome)
-        delivery.settle()
-    peer.world.pump()
+        peer.settle(delivery, outcome)
+
+
+def grouped(*bodies: str, **settings: Any) -> tuple[World, Peer]:
+    """Messages of the groups that their first letters name; those that begin with a dash have none."""
+    world, peer = filled(settings=Settings(queue_defaults=QueueSettings(max_deliveries=0, **settings)))
+    for body in bodies:
+        post(peer, body, group_id=None if body.startswith("-") else body[0])
+    return world, peer
 
 
 def selecting(peer: Peer, selector: str) -> Receiver:
@@ -73,33 +65,31 @@ def two(world: World) -> tuple[Peer, Receiver, Peer, Receiver]:
 
 
 def test_a_group_is_one_consumers_until_all_is_settled() -> None:
-    world, _ = filled("a1", "a2", "b1", "a3", "-1", "b2")
+    """The next consumer begins where the last one ended."""
+    world, _ = grouped("a1", "a2", "b1", "a3", "-1", "b2", "a4", "a5")
     one, ours, other, theirs = two(world)
     mine = take(one, ours)
     assert bodies(mine) == ["a1"]
     assert bodies(take(other, theirs, 3)) == ["b1", "-1", "b2"], "b is free, and so is what has no group"
-    assert bodies(take(one, ours, 5)) == ["a2", "a3"]
-    assert bodies(take(other, theirs, 5)) == []
-
-
-def test_the_next_consumer_begins_where_the_last_one_ended() -> None:
-    world, _ = filled("a1", "a2", "a3")
-    one, ours, other, theirs = two(world)
-    mine = take(one, ours)
+    mine += take(one, ours, 2)
+    assert bodies(mine) == ["a1", "a2", "a3"]
     theirs.flow(5)
     world.pump()
     assert other.take(theirs) is None
     settle(one, mine)
-    assert [other.take(theirs)[1].body for _ in range(2)] == ["a2", "a3"]  # type: ignore[index]
+    assert other.bodies(theirs) == ["a4", "a5"]
 
 
 def test_what_is_given_back_comes_before_the_others() -> None:
-    world, _ = filled("a1", "a2", "a3")
+    """To its holder first, as long as it holds another one."""
+    world, _ = grouped("a1", "a2", "a3")
     one, ours, other, theirs = two(world)
     mine = take(one, ours, 2)
     settle(one, mine[:1], Delivery.RELEASED)
     assert bodies(take(other, theirs)) == [], "a2 is held still"
-    settle(one, mine[1:], Delivery.RELEASED)
+    again = take(one, ours)
+    assert bodies(again) == ["a1"]
+    settle(one, [*again, *mine[1:]], Delivery.RELEASED)
     assert bodies(take(other, theirs, 3)) == ["a1", "a2", "a3"]
     assert bodies(take(one, ours)) == []
     other.vanish()
@@ -107,7 +97,7 @@ def test_what_is_given_back_comes_before_the_others() -> None:
 
 
 def test_one_that_comes_later_waits_its_turn() -> None:
-    world, peer = filled("a1")
+    world, peer = grouped("a1")
     one, ours, other, theirs = two(world)
     mine = take(one, ours)
     theirs.flow(5)
@@ -121,13 +111,13 @@ def test_one_that_comes_later_waits_its_turn() -> None:
     settle(one, mine)
 
 
-def retired(peer: Peer, control: Coordinator, taken: list[tuple[Delivery, str]], *, settles: bool = True) -> bytes:
-    """Under a branch that is ended; its txn-id."""
+def retired(peer: Peer, taken: list[tuple[Delivery, str]], *, settles: bool = True, fail: bool = False) -> None:
+    """Under a branch that is ended."""
+    control = peer.coordinator()
     txn_id = control.declare(Start(XID))
     for delivery, _ in taken:
         peer.retire(delivery, txn_id, settle=settles)
-    control.discharge(txn_id)
-    return txn_id
+    control.discharge(txn_id, fail=fail)
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback", "heuristic commit", "heuristic rollback"])
@@ -135,9 +125,9 @@ def retired(peer: Peer, control: Coordinator, taken: list[tuple[Delivery, str]],
 def test_a_branch_in_doubt_holds_its_group(end: str, *, restart: bool) -> None:
     """Against every consumer, also the one that has retired the message: otherwise a rollback would bring a1 behind
     a2."""
-    world, _ = filled("a1", "a2", "b1")
+    world, _ = grouped("a1", "a2", "b1")
     one, ours, other, theirs = two(world)
-    retired(one, one.coordinator(), take(one, ours))
+    retired(one, take(one, ours))
     assert bodies(take(other, theirs, 5)) == ["b1"], "not prepared yet, and held all the same"
     assert one.ask(Prepare(XID)) == OK
     if restart:
@@ -160,95 +150,61 @@ def test_a_branch_in_doubt_holds_its_group(end: str, *, restart: bool) -> None:
     assert bodies(take(other, theirs, 5)) == []
 
 
-def test_a_delivery_that_outlives_the_rollback_keeps_the_group_with_its_consumer() -> None:
-    world, _ = filled("a1", "a2")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_delivery_that_outlives_the_rollback_keeps_the_group_with_its_consumer(fails: bool) -> None:
+    """Also where the prepare fails."""
+    world, _ = grouped("a1", "a2")
     one, ours, other, theirs = two(world)
     mine = take(one, ours)
-    retired(one, one.coordinator(), mine, settles=False)
-    assert one.ask(Prepare(XID)) == OK
-    assert bodies(take(one, ours)) == [], "in doubt"
-    assert one.ask(Rollback(XID)) == OK
+    retired(one, mine, settles=False, fail=fails)
+    if fails:
+        assert one.ask(Prepare(XID)) != OK
+    else:
+        assert one.ask(Prepare(XID)) == OK
+        assert bodies(take(one, ours)) == [], "in doubt"
+        assert one.ask(Rollback(XID)) == OK
     assert bodies(take(other, theirs)) == [], "the delivery is the first one's"
     assert bodies(take(one, ours)) == ["a2"]
     settle(one, mine)
     assert bodies(take(other, theirs)) == [], "and so is the second one"
 
 
-def test_a_prepare_that_fails_leaves_the_group_with_its_consumer() -> None:
-    world, _ = filled("a1", "a2")
-    one, ours, other, theirs = two(world)
-    control = one.coordinator()
-    txn_id = control.declare(Start(XID))
-    mine = take(one, ours)
-    one.retire(mine[0][0], txn_id)
-    control.discharge(txn_id, fail=True)
-    assert one.ask(Prepare(XID)) != OK
-    assert bodies(take(other, theirs)) == []
-    assert bodies(take(one, ours)) == ["a2"]
-
-
-def test_a_consumer_with_a_selector_keeps_to_the_groups_of_others() -> None:
-    world, _ = filled()
-    peer = world.connect()
+def test_a_consumer_with_a_selector_keeps_to_the_groups_of_others_and_they_to_its() -> None:
+    world, peer = grouped()
     for body, kind in (("a1", "x"), ("a2", "y"), ("b1", "y"), ("a3", "y")):
         post(peer, body, group_id=body[0], properties={"kind": kind})
     one, ours, other, _ = two(world)
-    mine = take(one, ours)
-    assert bodies(mine) == ["a1"]
     theirs = selecting(other, "kind = 'y'")
-    theirs.flow(10)
-    world.pump()
-    assert other.bodies(theirs) == ["b1"]
-    settle(one, mine)
-    assert other.bodies(theirs) == ["a2", "a3"]
+    first = take(other, theirs)
+    assert bodies(first) == ["a2"], "the first one was offered to everybody before"
+    mine = take(one, ours, 2)
+    assert bodies(mine) == ["b1"]
+    settle(other, first)
+    more = take(one, ours)
+    assert bodies(more) == ["a1"]
+    assert bodies(take(other, theirs, 10)) == []
+    settle(one, [*mine, *more])
+    assert bodies(take(other, theirs, 10)) == ["a3"]
 
 
 def test_a_delayed_message_of_a_group_takes_its_place_when_it_is_due() -> None:
-    world, peer = filled()
+    world, peer = grouped()
     post(peer, "a1", group_id="a", delay=5000)
-    post(peer, "a2", group_id="a")
-    post(peer, "a3", group_id="a")
+    for body in ("a2", "a3"):
+        post(peer, body, group_id="a")
+    post(peer, "b1", group_id="b", delay=5000)
+    post(peer, "b2", group_id="b")
     one, ours, other, theirs = two(world)
     mine = take(one, ours)
     assert bodies(mine) == ["a2"], "nobody waits for what is delayed"
     world.pass_time(6)
-    assert bodies(take(other, theirs)) == []
+    assert bodies(take(other, theirs, 5)) == ["b1", "b2"], "nobody had taken one before"
     settle(one, mine)
     assert bodies(take(other, theirs, 5)) == ["a1", "a3"]
 
 
-def test_a_selector_that_takes_a_later_one_holds_the_group_against_the_others() -> None:
-    """The first one was offered to everybody before."""
-    world, peer = filled()
-    for body, kind in (("a1", "x"), ("a2", "y")):
-        post(peer, body, group_id="a", properties={"kind": kind})
-    one, ours, other, _ = two(world)
-    mine = take(other, selecting(other, "kind = 'y'"))
-    assert bodies(mine) == ["a2"]
-    assert bodies(take(one, ours)) == []
-    settle(other, mine)
-    assert bodies(take(one, ours)) == ["a1"]
-
-
-def test_what_its_holder_gives_back_comes_to_it_before_the_others() -> None:
-    world, _ = filled("a1", "a2", "a3")
-    one, ours, _, _ = two(world)
-    mine = take(one, ours, 2)
-    settle(one, mine[:1], Delivery.RELEASED)
-    assert bodies(take(one, ours)) == ["a1"]
-
-
-def test_a_delayed_message_is_before_those_that_nobody_has_taken() -> None:
-    world, peer = filled()
-    post(peer, "a1", group_id="a", delay=5000)
-    post(peer, "a2", group_id="a")
-    world.pass_time(6)
-    one, ours, _, _ = two(world)
-    assert bodies(take(one, ours)) == ["a1"]
-
-
 def test_operators_do_not_stop_a_group() -> None:
-    world, peer = filled("a1", "a2", "a3", "a4")
+    world, peer = grouped("a1", "a2", "a3", "a4")
     post(peer, "x", queue="to")
     one, ours, other, theirs = two(world)
     mine = take(one, ours)
@@ -262,7 +218,7 @@ def test_operators_do_not_stop_a_group() -> None:
 
 
 def test_dead_letters_let_the_group_go() -> None:
-    world, _ = filled("a1", "a2")
+    world, _ = grouped("a1", "a2")
     one, ours, other, theirs = two(world)
     settle(one, take(one, ours), Delivery.REJECTED)
     assert bodies(take(other, theirs)) == ["a2"]
@@ -270,7 +226,7 @@ def test_dead_letters_let_the_group_go() -> None:
 
 
 def test_a_queue_may_do_without() -> None:
-    world, _ = filled("a1", "a2", ordered_groups=False)
+    world, _ = grouped("a1", "a2", ordered_groups=False)
     one, ours, other, theirs = two(world)
     assert bodies(take(one, ours)) == ["a1"]
     assert bodies(take(other, theirs)) == ["a2"]
@@ -279,7 +235,7 @@ def test_a_queue_may_do_without() -> None:
 @pytest.mark.parametrize("group", ["x" * 10_000, "ä" * 129, " "])
 def test_every_group_id_is_a_group(group: str) -> None:
     """Also one that a database could not keep, or would rather not."""
-    world, peer = filled()
+    world, peer = grouped()
     post(peer, "a1", group_id=group)
     post(peer, "b1", group_id=group + "'")
     post(peer, "a2", group_id=group)
@@ -293,8 +249,8 @@ def test_every_group_id_is_a_group(group: str) -> None:
 
 
 def test_nothing_is_left_of_groups_that_are_empty() -> None:
-    world, peer = filled(*(f"{letter}{number}" for letter in "abc" for number in range(3)))
-    queue = world.container.resource.queues["q"]
+    world, peer = grouped(*(f"{letter}{number}" for letter in "abc" for number in range(3)))
+    queue = world.queue()
     assert queue._groups is not None
     assert len(queue._groups) == 3
     one, ours, other, theirs = two(world)
@@ -319,7 +275,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.world, self.peer = filled()
+        self.world, self.peer = grouped()
         self.workers: list[Worker] = []
         self.prepared: dict[Xid, list[str]] = {}
         self.done: dict[str, list[int]] = {}
@@ -426,5 +382,5 @@ def test_any_history_keeps_the_order(seed: int) -> None:
         assert all(len(each) == 1 for each in history.holders().values()), history.holders()
     history.end()
     assert history.done == {letter: list(range(count)) for letter, count in history.posted.items() if count}
-    queue = history.world.container.resource.queues["q"]
+    queue = history.world.queue()
     assert (queue.depth, queue.held, queue.kept_octets, queue.octets) == (0, 0, 0, 0)

@@ -13,7 +13,6 @@ import socket
 import struct
 import threading
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -24,93 +23,21 @@ from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER, HEARTBEAT
 from dtx.amqp.messages import value_message
 from dtx.amqp.sasl.layer import SASL_HEADER
-from dtx.amqp.values import Described, Symbol, Uint, Ulong, Value
-from dtx.broker.broker import Broker
-from dtx.broker.config import Address, BrokerConfig
-from dtx.broker.settings import Limits, Settings
+from dtx.amqp.values import Described, Symbol, Uint, Ulong
+from dtx.broker.settings import Limits
 from dtx.store.contract import Step
 from tests.dtx.broker.peer import frame
-from tests.dtx.broker.strangers import ATTACH, BEGIN, DISPOSITION, END, FLOW, OPEN, TRANSFER
+from tests.dtx.broker.sockets import LOGIN, LONG_S, OPENED, Line, on_a_broker, said, sasl, until
+from tests.dtx.broker.strangers import ATTACH, BEGIN, CLOSE, DISPOSITION, END, FLOW, OPEN, TRANSFER
 from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
+    from dtx.broker.broker import Broker
+
 SEED: Final = int(os.environ.get("XABRIDGE_SEED", "4"))
-LONG_S: Final = 30.0
-SETTINGS: Final = Settings(limits=Limits(connections=8, output_octets=200_000), handshake_s=LONG_S)
-
-
-def sasl(code: int, *fields: Value) -> bytes:
-    """A SASL frame."""
-    body = encode(Described(Ulong(code), list(fields)))
-    return struct.pack(">IBBH", 8 + len(body), 2, 1, 0) + body
-
-
-LOGIN: Final = SASL_HEADER + sasl(0x41, Symbol("ANONYMOUS"))
-OPENED: Final = LOGIN + AMQP_HEADER + frame(OPEN, ["stranger"])
-
-
-@asynccontextmanager
-async def serving(
-    folder: Path, settings: Settings = SETTINGS, hook: Callable[[Step], None] = lambda _: None
-) -> AsyncIterator[Broker]:
-    """A broker on a free port."""
-    listen = (Address("127.0.0.1", 0),)
-    broker = Broker(BrokerConfig(listen=listen, store=f"sqlite:///{folder}/store.db", settings=settings), hook)
-    await broker.start()
-    try:
-        yield broker
-    finally:
-        await broker.close()
-
-
-class Line:
-    """A connection of octets."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self.heard = b""
-
-    @classmethod
-    async def to(cls, broker: Broker) -> Line:
-        return cls(*await asyncio.open_connection("127.0.0.1", broker.addresses[0].port))
-
-    def say(self, octets: bytes) -> None:
-        self.writer.write(octets)
-
-    async def until(self, octets: bytes) -> None:
-        """Hears until `octets` were said."""
-        async with asyncio.timeout(LONG_S):
-            while octets not in self.heard:
-                some = await self.reader.read(65_536)
-                assert some, f"closed, after {self.heard!r}"
-                self.heard += some
-
-    async def attach(self, address: str) -> None:
-        """Opens a connection with a session, and a link to a queue; until it has credit."""
-        self.say(OPENED + frame(BEGIN, [None, Uint(0), Uint(5000), Uint(5000)]))
-        termini = [Described(Ulong(0x28), []), Described(Ulong(0x29), [address])]
-        self.say(frame(ATTACH, [f"to {address}", Uint(0), False, None, None, *termini, None, None, Uint(0)]))
-        await self.until(bytes((0, 0x53, FLOW)))
-
-    def post(self, numbers: Iterable[int]) -> None:
-        """Sends messages of 50 kB over this link, settled."""
-        payload = value_message(encode(b"x" * 50_000))
-        for number in numbers:
-            self.say(frame(TRANSFER, [Uint(0), Uint(number), b"t", Uint(0), True], payload))
-
-    async def end(self) -> bytes:
-        """Hears until the broker closes; what it said."""
-        async with asyncio.timeout(LONG_S):
-            try:
-                while some := await self.reader.read(65_536):
-                    self.heard += some
-            except ConnectionResetError:
-                pass
-        self.writer.close()
-        return self.heard
+LIMITS: Final = Limits(connections=8, output_octets=200_000)
 
 
 def deaf_consumer(broker: Broker) -> socket.socket:
@@ -133,8 +60,8 @@ async def serves(broker: Broker) -> None:
     line = await Line.to(broker)
     await line.attach("others")
     line.say(frame(TRANSFER, [Uint(0), Uint(0), b"t", Uint(0)], value_message(encode("x"))))
-    await line.until(bytes((0, 0x53, DISPOSITION)))
-    line.say(frame(0x18, []))
+    await line.until(said(DISPOSITION))
+    line.say(frame(CLOSE, []))
     await line.end()
 
 
@@ -171,161 +98,101 @@ RUBBISH: Final = {
 }
 
 
-def test_octets_that_are_not_amqp(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path) as broker:
-            for name, octets in RUBBISH.items():
-                line = await Line.to(broker)
-                line.say(octets)
-                await line.end()
-                await serves(broker)
-                assert not broker.container.connections, name
-
-    asyncio.run(test())
+@on_a_broker(limits=LIMITS)
+async def test_octets_that_are_not_amqp(broker: Broker) -> None:
+    for octets in RUBBISH.values():
+        line = await Line.to(broker)
+        line.say(octets)
+        await line.end()
+        await until(lambda: not broker.open_peers and not broker.container.connections)
+    await serves(broker)
 
 
-def test_octets_at_random_and_peers_that_reset(tmp_path: Path) -> None:
-    async def test() -> None:
-        chance = random.Random(SEED)
-        async with serving(tmp_path) as broker:
-            for number in range(60):
-                line = await Line.to(broker)
-                octets = OPENED + frame(BEGIN, [None, Uint(0), Uint(100), Uint(100)])
-                line.say(octets[: chance.randrange(len(octets))] + chance.randbytes(chance.randrange(300)))
-                await line.writer.drain()
-                if number % 2:
-                    raw = line.writer.get_extra_info("socket")
-                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                line.writer.close()
-            await serves(broker)
-
-    asyncio.run(test())
+@on_a_broker(limits=LIMITS)
+async def test_octets_at_random_and_peers_that_reset(broker: Broker) -> None:
+    chance = random.Random(SEED)
+    for number in range(60):
+        line = await Line.to(broker)
+        octets = OPENED + frame(BEGIN, [None, Uint(0), Uint(100), Uint(100)])
+        line.say(octets[: chance.randrange(len(octets))] + chance.randbytes(chance.randrange(300)))
+        await line.writer.drain()
+        if number % 2:
+            raw = line.writer.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        line.close()
+    await serves(broker)
 
 
-def test_an_octet_at_a_time_is_slow_and_no_more(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path) as broker:
-            line = await Line.to(broker)
-            for octet in OPENED:
-                line.say(bytes((octet,)))
-                await line.writer.drain()
-                await asyncio.sleep(0)
-            await line.until(bytes((0, 0x53, OPEN)))
-            await serves(broker)
-            line.writer.close()
-
-    asyncio.run(test())
+@on_a_broker(limits=LIMITS)
+async def test_an_octet_at_a_time_is_slow_and_no_more(broker: Broker) -> None:
+    line = await Line.to(broker)
+    for octet in OPENED:
+        line.say(bytes((octet,)))
+        await line.writer.drain()
+        await asyncio.sleep(0)
+    await line.until(said(OPEN))
+    await serves(broker)
+    line.close()
 
 
-def test_a_peer_that_stops_halfway_is_let_go(tmp_path: Path) -> None:
+@on_a_broker(handshake_s=0.3)
+async def test_a_peer_that_stops_halfway_is_let_go(broker: Broker) -> None:
     """And one that has opened its connection by then is not."""
     halves = (b"", b"AM", SASL_HEADER, LOGIN, LOGIN + AMQP_HEADER[:5], LOGIN + AMQP_HEADER)
-
-    async def test() -> None:
-        settings = Settings(handshake_s=0.3)
-        async with serving(tmp_path, settings) as broker:
-            other = await Line.to(broker)
-            other.say(OPENED)
-            await other.until(bytes((0, 0x53, OPEN)))
-            lines = [await Line.to(broker) for _ in halves]
-            for line, octets in zip(lines, halves, strict=True):
-                line.say(octets)
-            for line in lines:
-                await line.end()
-            other.say(frame(BEGIN, [None, Uint(0), Uint(100), Uint(100)]))
-            await other.until(bytes((0, 0x53, BEGIN)))
-            other.writer.close()
-
-    asyncio.run(test())
+    other = await Line.opened(broker)
+    lines = [await Line.to(broker) for _ in halves]
+    for line, octets in zip(lines, halves, strict=True):
+        line.say(octets)
+    for line in lines:
+        await line.end()
+    await other.begin()
+    other.close()
 
 
-def test_more_connections_than_there_may_be_are_refused(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with serving(tmp_path) as broker:
-            lines = [await Line.to(broker) for _ in range(7)]
-            for line in lines:
-                line.say(OPENED)
-                await line.until(bytes((0, 0x53, OPEN)))
-            await serves(broker)
-            eighth = await Line.to(broker)
-            eighth.say(OPENED)
-            await eighth.until(bytes((0, 0x53, OPEN)))
-            for _ in range(50):
-                refused = await Line.to(broker)
-                assert await refused.end() == b""
-            eighth.writer.close()
-            await eighth.writer.wait_closed()
-            for line in lines:
-                line.say(frame(BEGIN, [None, Uint(0), Uint(100), Uint(100)]))
-                await line.until(bytes((0, 0x53, BEGIN)))
-                line.writer.close()
-
-    asyncio.run(test())
+@on_a_broker(limits=LIMITS)
+async def test_more_connections_than_there_may_be_are_refused(broker: Broker) -> None:
+    lines = [await Line.opened(broker) for _ in range(7)]
+    await serves(broker)
+    eighth = await Line.opened(broker)
+    for _ in range(50):
+        refused = await Line.to(broker)
+        assert await refused.end() == b""
+    eighth.close()
+    await eighth.writer.wait_closed()
+    for line in lines:
+        await line.begin()
+        line.close()
 
 
-def test_a_peer_is_not_read_while_much_waits_for_the_store(tmp_path: Path) -> None:
+RELEASE: Final = threading.Event()
+
+
+def slow(step: Step) -> None:
+    """A store that writes nothing until it is let."""
+    if step is Step.BEFORE_WRITE:
+        assert RELEASE.wait(LONG_S)
+
+
+@on_a_broker(hook=slow, limits=Limits(waiting_octets=100_000))
+async def test_a_peer_is_not_read_while_much_waits_for_the_store(broker: Broker) -> None:
     """The store is slow, and 5 MB are on their way: some of it is taken, and the rest when the store goes on."""
-    release = threading.Event()
-
-    def hook(step: Step) -> None:
-        if step is Step.BEFORE_WRITE:
-            assert release.wait(LONG_S)
-
-    async def test() -> None:
-        settings = Settings(limits=Limits(waiting_octets=100_000))
-        async with serving(tmp_path, settings, hook) as broker:
-            sender = await Line.to(broker)
-            await sender.attach("large")
-            sender.post(range(100))
-            turns = 0
-            async with asyncio.timeout(LONG_S):
-                while turns < 20:  # of others, once it is not read any more: what could come has come
-                    other = await Line.to(broker)
-                    other.say(OPENED)
-                    await other.until(bytes((0, 0x53, OPEN)))
-                    other.writer.close()
-                    await other.writer.wait_closed()
-                    turns += bool(broker.rounds._held)
-            taken = broker.container.resource.store.waiting_octets
-            release.set()
-            async with asyncio.timeout(LONG_S):
-                while broker.container.resource.queues["large"].depth < 100:
-                    await serves(broker)
-            assert 100_000 < taken < 1_000_000
-            sender.writer.close()
-
-    asyncio.run(test())
-
-
-@pytest.mark.slow
-def test_a_peer_that_does_not_read_is_sent_no_more(tmp_path: Path) -> None:
-    """It has credit for everything in a queue of 20 MB; what waits for it stays within its bound."""
-
-    async def test() -> None:
-        async with serving(tmp_path) as broker:
-            sender = await Line.to(broker)
-            await sender.attach("large")
-            for number in range(400):
-                sender.post([number])
-                await sender.writer.drain()
-            queue = None
-            async with asyncio.timeout(LONG_S):
-                while queue is None or queue.depth < 400:
-                    await asyncio.sleep(0.01)
-                    queue = broker.container.resource.queues.get("large")
-            deaf = deaf_consumer(broker)
-            held = 0
-            while not held or held != queue.held:  # until nothing more goes
-                held = queue.held
-                for _ in range(20):
-                    await serves(broker)
-            assert 0 < held < 200, "messages wait for a peer that does not read"
-            transports = [peer._transport for peer in broker.open_peers]
-            assert max(one.get_write_buffer_size() for one in transports if one is not None) < 2_000_000
-            deaf.close()
-            sender.writer.close()
-
-    asyncio.run(test())
+    sender = await Line.to(broker)
+    await sender.attach("large")
+    sender.post(range(100))
+    turns = 0
+    async with asyncio.timeout(LONG_S):
+        while turns < 20:  # of others, once it is not read any more: what could come has come
+            other = await Line.opened(broker)
+            other.close()
+            await other.writer.wait_closed()
+            turns += bool(broker.rounds._held)
+    taken = broker.container.resource.store.waiting_octets
+    RELEASE.set()
+    async with asyncio.timeout(LONG_S):
+        while broker.container.resource.queues["large"].depth < 100:
+            await serves(broker)
+    assert 100_000 < taken < 1_000_000
+    sender.close()
 
 
 @pytest.mark.slow
@@ -363,55 +230,51 @@ def test_a_broker_that_was_stopped_drops_nobody_whose_heart_beat_meanwhile(tmp_p
     assert not any(b"nothing was heard" in octets for octets in told)
 
 
-@pytest.mark.parametrize("idle_ms", [250, 1000])
-def test_short_time_outs_get_their_heartbeats(tmp_path: Path, idle_ms: int) -> None:
-    """From the first one on, ten heartbeats take the time of five time-outs of the peer at most, and 1.5 s for a
-    machine that is busy. One in each second would take ten seconds."""
-
-    async def test() -> None:
-        async with serving(tmp_path) as broker:
-            line = await Line.to(broker)
-            line.say(LOGIN + AMQP_HEADER + frame(OPEN, ["stranger", None, None, None, Uint(idle_ms)]))
-            await line.until(bytes((0, 0x53, OPEN)))
-            line.heard, began = b"", time.monotonic()
-            await line.until(HEARTBEAT * 10)
-            assert time.monotonic() - began < idle_ms / 100 / 2 + 1.5
-            line.writer.close()
-
-    asyncio.run(test())
+@on_a_broker()
+async def test_short_time_outs_get_their_heartbeats(broker: Broker) -> None:
+    """From the first one on, five heartbeats take the time of two and a half time-outs of the peer, and 2 s for a
+    machine that is busy. One in each second would take five seconds."""
+    line = await Line.to(broker)
+    line.say(LOGIN + AMQP_HEADER + frame(OPEN, ["stranger", None, None, None, Uint(250)]))
+    await line.until(said(OPEN))
+    line.heard, began = b"", time.monotonic()
+    await line.until(HEARTBEAT * 5)
+    assert time.monotonic() - began < 2.6
+    line.close()
 
 
 @pytest.mark.slow
-def test_a_peer_that_reads_nothing_is_dropped_although_its_heart_beats(tmp_path: Path) -> None:
-    """What it held comes back to the queue, for others."""
-
-    async def test() -> None:
-        settings = Settings(limits=Limits(output_octets=200_000), idle_timeout_s=1.0, handshake_s=LONG_S)
-        async with serving(tmp_path, settings) as broker:
-            sender = await Line.to(broker)
-            await sender.attach("large")
-            sender.post(range(200))
-            await sender.writer.drain()
-            deaf = deaf_consumer(broker)
-            held, dropped = 0, False
-            async with asyncio.timeout(LONG_S):
-                while not dropped:
-                    try:
-                        deaf.sendall(HEARTBEAT)
-                        sender.say(HEARTBEAT)
-                    except OSError:
-                        dropped = True
-                    await asyncio.sleep(0.1)
-                    queue = broker.container.resource.queues["large"]
-                    held = max(held, queue.held)
-                while queue.held:
-                    await serves(broker)
-            assert held
-            assert queue.available == 200
-            deaf.close()
-            sender.writer.close()
-
-    asyncio.run(test())
+@on_a_broker(limits=LIMITS, idle_timeout_s=1.0)
+async def test_a_peer_that_reads_nothing_is_sent_no_more_and_dropped_although_its_heart_beats(broker: Broker) -> None:
+    """It has credit for everything in a queue of 20 MB. What waits for it stays within its bound, and what it held
+    comes back to the queue, for others."""
+    sender = await Line.to(broker)
+    await sender.attach("large")
+    for number in range(400):
+        sender.post([number])
+        await sender.writer.drain()
+    queue = broker.container.resource.queues["large"]
+    await until(lambda: queue.depth == 400)
+    deaf = deaf_consumer(broker)
+    held, waits, dropped = 0, 0, False
+    async with asyncio.timeout(LONG_S):
+        while not dropped:
+            try:
+                deaf.sendall(HEARTBEAT)
+                sender.say(HEARTBEAT)
+            except OSError:
+                dropped = True
+            await asyncio.sleep(0.1)
+            held = max(held, queue.held)
+            transports = [peer._transport for peer in broker.open_peers]
+            waits = max([waits, *(one.get_write_buffer_size() for one in transports if one is not None)])
+        while queue.held:
+            await serves(broker)
+    assert 0 < held < 200, "messages wait for a peer that does not read"
+    assert waits < 2_000_000
+    assert queue.available == 400
+    deaf.close()
+    sender.close()
 
 
 def took(sender: Any) -> float:

@@ -39,8 +39,8 @@ from dtx.protocol.conditions import STATUS_OF, Refusal
 from dtx.protocol.replies import RESULT, Recovered
 from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Step, StoreStopped
-from tests.dtx.broker.peer import World
-from xa import Code, Xid
+from tests.dtx.broker.peer import OK, World
+from xa import NULL_XID, Code, Xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,6 @@ SETTINGS = Settings(
     branch_timeout_s=600,
     local_timeout_s=600,
 )
-OK = Told(Code.XA_OK)
 index = st.integers(0, 999)
 
 
@@ -122,24 +121,14 @@ class Client:
     receivers: dict[str, Any]
 
 
-class Fuse:
-    """Stops the store at one step, once."""
-
-    def __init__(self) -> None:
-        self.step: Step | None = None
-
-    def hit(self, step: Step) -> None:
-        if step is self.step:
-            raise StoreStopped("the machine crashes here")
-
-
 class BrokerMachine(RuleBasedStateMachine):
     """The broker, its clients, and what should be so."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.fuse = Fuse()
-        self.world = World(SETTINGS, hook=self.fuse.hit)
+        self.step: Step | None = None
+        """Where the store stops."""
+        self.world = World(SETTINGS, hook=self.hit)
         self.messages: list[Message] = []
         self.clients: list[Client] = []
         self.txns: list[Txn] = []
@@ -148,6 +137,10 @@ class BrokerMachine(RuleBasedStateMachine):
         """Steps since everything was thrown over."""
         self.observer = self.world.connect()
 
+    def hit(self, step: Step) -> None:
+        if step is self.step:
+            raise StoreStopped("the machine crashes here")
+
     # -- the model
     def name(self) -> str:
         self.count += 1
@@ -155,6 +148,12 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def of(self, *states: str, branch: bool | None = None) -> list[Txn]:
         return [txn for txn in self.txns if txn.state in states and (branch is None or branch == (txn.xid is not None))]
+
+    def chosen(self, which: int, *states: str, branch: bool | None = None) -> tuple[Txn, Xid]:
+        """One of those in these states, and its xid, if it is a branch."""
+        txns = self.of(*states, branch=branch)
+        txn = txns[which % len(txns)]
+        return txn, txn.xid or NULL_XID
 
     def free(self) -> list[Message]:
         """Deliveries that a client holds, and that no transaction has."""
@@ -194,6 +193,12 @@ class BrokerMachine(RuleBasedStateMachine):
                 assert not message.delivery.settled, "the delivery is live at its client"
             message.acquired = message.retired = False
         txn.posts, txn.retired = [], []
+
+    def decided(self, txn: Txn, *, commit: bool) -> None:
+        if commit:
+            self.applied(txn)
+        else:
+            self.undone(txn)
 
     def lost(self, client: Client) -> None:
         """A client is gone: what it held is free, what it did is undone, but for what was ended."""
@@ -382,19 +387,16 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(which=index, who=index)
     def join(self, which: int, who: int) -> None:
         """Somebody goes on with a branch that was ended."""
-        txn, client = self.of("ended")[which % len(self.of("ended"))], self.clients[who % len(self.clients)]
-        assert txn.xid is not None
-        txn.txn_id = client.control.declare(Start(txn.xid, join=True))
+        (txn, xid), client = self.chosen(which, "ended"), self.clients[who % len(self.clients)]
+        txn.txn_id = client.control.declare(Start(xid, join=True))
         txn.client, txn.state, txn.associated = client, "active", True
 
     @precondition(lambda self: self.of("active", "ended", "prepared", branch=True))
     @rule(which=index)
     def fence(self, which: int) -> None:
         """No branch of the global transaction can be prepared any more, but those that are."""
-        txns = self.of("active", "ended", "prepared", branch=True)
-        txn = txns[which % len(txns)]
-        assert txn.xid is not None
-        assert self.observer.ask(Fence(txn.xid.format_id, txn.xid.gtrid)) == OK
+        txn, xid = self.chosen(which, "active", "ended", "prepared", branch=True)
+        assert self.observer.ask(Fence(xid.format_id, xid.gtrid)) == OK
         if txn.state != "prepared":
             self.undone(txn)
             txn.state = "dead"
@@ -403,18 +405,14 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.of("active", "dead", branch=False))
     @rule(which=index, commit=st.booleans())
     def discharge_local(self, which: int, *, commit: bool) -> None:
-        txns = self.of("active", "dead", branch=False)
-        txn = txns[which % len(txns)]
+        txn, _ = self.chosen(which, "active", "dead", branch=False)
         self.txns.remove(txn)
         code, _, _ = txn.client.control.outcome(CONTROL.encode(Discharge(txn.txn_id, not commit)))
         if txn.state == "dead":
             assert code == (Delivery.REJECTED if commit else Delivery.ACCEPTED)
             return
         assert code == Delivery.ACCEPTED
-        if commit:
-            self.applied(txn)
-        else:
-            self.undone(txn)
+        self.decided(txn, commit=commit)
 
     @precondition(lambda self: self.ending())
     @rule(which=index, fail=st.booleans())
@@ -425,28 +423,24 @@ class BrokerMachine(RuleBasedStateMachine):
         txn.associated = False
         if txn.state == "dead":
             assert code == Delivery.ACCEPTED if fail else refusal is not None
-        elif fail:
-            assert code == Delivery.ACCEPTED
+            return
+        assert code == Delivery.ACCEPTED
+        txn.state = "dead" if fail else "ended"
+        if fail:
             self.undone(txn)
-            txn.state = "dead"
-        else:
-            assert code == Delivery.ACCEPTED
-            txn.state = "ended"
 
     @precondition(lambda self: self.of("ended", "dead", "active", branch=True))
     @rule(which=index)
     def prepare(self, which: int) -> None:
-        txns = self.of("ended", "dead", "active", branch=True)
-        txn = txns[which % len(txns)]
-        assert txn.xid is not None
-        reply = self.observer.ask(Prepare(txn.xid))
+        txn, xid = self.chosen(which, "ended", "dead", "active", branch=True)
+        reply = self.observer.ask(Prepare(xid))
         if txn.associated:
             assert isinstance(reply, Refusal)
             assert reply.code is Code.XAER_PROTO
         elif txn.state == "dead":
             assert reply != OK
             self.txns.remove(txn)
-            self.observer.ask(Rollback(txn.xid))
+            self.observer.ask(Rollback(xid))
         else:
             self.let_go(txn)
             assert reply == (Told(Code.XA_RDONLY) if txn.empty else OK)
@@ -476,46 +470,35 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(which=index)
     def read(self, which: int) -> None:
         """Whoever may coordinate a branch reads what it holds, in its order."""
-        txn = self.of("prepared")[which % len(self.of("prepared"))]
-        assert txn.xid is not None
+        txn, xid = self.chosen(which, "prepared")
         held = [message.body for message in txn.retired] + [message.body for message in txn.posts]
-        assert self.observer.drained(branch_address(txn.xid)) == held
+        assert self.observer.drained(branch_address(xid)) == held
 
     @precondition(lambda self: self.of("ended", "prepared", branch=True))
     @rule(which=index, commit=st.booleans())
     def decide(self, which: int, *, commit: bool) -> None:
-        txns = self.of("ended", "prepared", branch=True)
-        txn = txns[which % len(txns)]
-        assert txn.xid is not None
-        command = Commit(txn.xid, one_phase=txn.state == "ended") if commit else Rollback(txn.xid)
+        txn, xid = self.chosen(which, "ended", "prepared", branch=True)
+        command = Commit(xid, one_phase=txn.state == "ended") if commit else Rollback(xid)
         assert self.observer.ask(command) == OK
         self.txns.remove(txn)
-        if commit:
-            self.applied(txn)
-        else:
-            self.undone(txn)
+        self.decided(txn, commit=commit)
 
     @precondition(lambda self: self.of("prepared"))
     @rule(which=index, commit=st.booleans())
     def complete(self, which: int, *, commit: bool) -> None:
-        txn = self.of("prepared")[which % len(self.of("prepared"))]
-        assert txn.xid is not None
-        assert self.observer.ask(Complete(txn.xid, commit)) == OK
+        txn, xid = self.chosen(which, "prepared")
+        assert self.observer.ask(Complete(xid, commit)) == OK
         txn.state, txn.completed = "heuristic", commit
-        if commit:
-            self.applied(txn)
-        else:
-            self.undone(txn)
+        self.decided(txn, commit=commit)
 
     @precondition(lambda self: self.of("heuristic"))
     @rule(which=index, commit=st.booleans())
     def forget(self, which: int, *, commit: bool) -> None:
         """The late decision hears what was done, and it is forgotten."""
-        txn = self.of("heuristic")[which % len(self.of("heuristic"))]
-        assert txn.xid is not None
+        txn, xid = self.chosen(which, "heuristic")
         heard = Told(Code.XA_HEURCOM if txn.completed else Code.XA_HEURRB)
-        assert self.observer.ask(Commit(txn.xid) if commit else Rollback(txn.xid)) == heard
-        assert self.observer.ask(Forget(txn.xid)) == OK
+        assert self.observer.ask(Commit(xid) if commit else Rollback(xid)) == heard
+        assert self.observer.ask(Forget(xid)) == OK
         self.txns.remove(txn)
 
     # -- time and crashes
@@ -533,9 +516,8 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def restart(self) -> None:
         """Another node on the same disk."""
-        self.fuse.step = None
-        crashed, self.fuse = self.world, Fuse()
-        self.world = World(SETTINGS, disk=crashed.disk, hook=self.fuse.hit, seconds=crashed.clock.seconds)
+        self.step = None
+        self.world = World(SETTINGS, disk=self.world.disk, hook=self.hit, seconds=self.world.clock.seconds)
         for client in tuple(self.clients):
             self.lost(client)
         for txn in self.of("ended", "dead"):
@@ -555,10 +537,10 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(which=index, step=st.sampled_from(list(Step)), queue=st.sampled_from(QUEUES))
     def crash_while_posting(self, which: int, step: Step, queue: str) -> None:
         client, body = self.clients[which % len(self.clients)], self.name()
-        self.fuse.step = step
+        self.step = step
         delivery = client.peer.post(client.senders[queue], body)
         assert not int(delivery.remote_state), "answered, and it may be lost"
-        self.stopped()
+        assert self.world.stopped, "the store was not asked"
         if step is Step.FORCED:
             self.messages.append(Message(body, queue))
         self.restart()
@@ -568,11 +550,11 @@ class BrokerMachine(RuleBasedStateMachine):
     def crash_while_discharging(self, which: int, step: Step) -> None:
         txns = [txn for txn in self.of("active", branch=False) if txn.lasting]
         txn = txns[which % len(txns)]
-        self.fuse.step = step
+        self.step = step
         delivery = txn.client.control.send(CONTROL.encode(Discharge(txn.txn_id)))
         self.world.pump()
         assert not int(delivery.remote_state), "answered, and it may be lost"
-        self.stopped()
+        assert self.world.stopped, "the store was not asked"
         self.crashed_while(txn, step, lambda: self.applied(txn))
 
     @precondition(lambda self: self.calm > CALM and any(txn.lasting for txn in self.of("ended", "prepared")))
@@ -591,21 +573,18 @@ class BrokerMachine(RuleBasedStateMachine):
             "rollback": Rollback(txn.xid),
         }
         self.observer.ask(Recover())  # the command channel is there
-        self.fuse.step = step
+        self.step = step
         self.observer.request(commands[verb])
         self.world.pump()
         replies: Any = self.observer._replies
         assert replies.current is None, "answered, and it may be lost"
-        self.stopped()
+        assert self.world.stopped, "the store was not asked"
         if verb == "prepare" and step is Step.FORCED:
             self.let_go(txn)
             txn.state = "prepared"
             self.restart()
         else:
             self.crashed_while(txn, step, lambda: self.applied(txn) if verb == "commit" else self.undone(txn))
-
-    def stopped(self) -> None:
-        assert self.world.stopped, "the store was not asked"
 
     def crashed_while(self, txn: Txn, step: Step, done: Callable[[], None]) -> None:
         if step is Step.FORCED:
@@ -639,7 +618,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_else_is_held_or_waited_for(self) -> None:
         for name in QUEUES:
-            queue = self.world.container.resource.queues[name]
+            queue = self.world.queue(name)
             mine = [message for message in self.messages if message.queue == name and not message.gone]
             posted = sum(1 for message in mine if message.txn is not None and message in message.txn.posts)
             delayed = sum(1 for message in mine if message.delayed and message.txn is None)

@@ -19,9 +19,23 @@ from dtx.broker.queues.selector import Selector
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.protocol.addresses import DEPTH
 from dtx.protocol.replies import MODIFIED, RELEASED, TRANSACTIONAL
-from tests.dtx.broker.peer import Peer, World, closed, condition_of, flow, frame, say_state
-from tests.dtx.broker.strangers import ATTACH, DETACH, DISPOSITION, TRANSFER, closed_with
-from tests.dtx.broker.test_attaching import attach_answer, connected, message, received, source, terminus
+from tests.dtx.broker.peer import Peer, World, closed, condition_of, filled, flow, frame, say_state
+from tests.dtx.broker.strangers import (
+    ATTACH,
+    DETACH,
+    DISPOSITION,
+    TRANSFER,
+    attach_answer,
+    closed_with,
+    connected,
+    consumer,
+    message,
+    received,
+    said,
+    selecting,
+    source,
+    terminus,
+)
 
 if TYPE_CHECKING:
     from proton import Receiver
@@ -48,11 +62,10 @@ def numbered(number: int) -> bytes:
     return value_message(encode(Uint(number)))
 
 
-def posted(*messages: bytes, settings: Settings | None = None, to: str = "q") -> tuple[World, Peer]:
-    """A world with these messages in a queue."""
-    world = World(settings)
-    peer = world.connect()
-    sender = peer.sender(to)
+def posted(*messages: bytes, settings: Settings | None = None) -> tuple[World, Peer]:
+    """A world with these messages in q."""
+    world, peer = filled(settings=settings)
+    sender = peer.sender("q")
     for octets in messages:
         peer.send_octets(sender, octets, peer.name("m"), settled=True)
         world.pump()
@@ -136,9 +149,7 @@ def test_a_dynamic_node_says_that_it_ends_with_its_link(world: World) -> None:
     set to true: if the source allows the rejected outcome then the message SHOULD be rejected with the
     precondition-failed error, otherwise the link MUST be detached by the receiver with the same error. Every queue is
     capable; a dynamic node has no restart to outlive, as its lifetime-policy says."""
-    stranger = connected(world)
-    stranger.attach(0, source=source(None, dynamic=True), receiver=True)
-    answer = terminus(attach_answer(stranger.told())[5])
+    _, answer = consumer(world, None, dynamic=True)
     assert answer[5] == {Symbol("lifetime-policy"): Described(Ulong(0x2B), [])}
     peer = world.connect()
     octets = section(HEADER, [True]) + value_message(encode("response"))
@@ -203,16 +214,13 @@ def test_annotations_are_passed_on() -> None:
 
 def test_nobody_is_told_to_be_the_first_to_acquire_a_message() -> None:
     """3.2.1: a header says first-acquirer only of a message that no other link has acquired; ours never do."""
-    octets = section(HEADER, [None, None, None, True]) + numbered(0)
-    world, peer = posted(octets)
+    _, peer = posted(section(HEADER, [None, None, None, True]) + numbered(0))
     for _ in range(2):
         receiver = peer.receiver("q", 1)
         delivery, came = had(receiver)
         assert came == numbered(0)
-        delivery.update(Delivery.RELEASED)
-        delivery.settle()
+        peer.settle(delivery, Delivery.RELEASED)
         receiver.close()
-        world.pump()
 
 
 # -- 3.4 delivery states
@@ -220,9 +228,7 @@ def test_no_delivery_is_sent_as_received() -> None:
     """The sender MUST NOT send the received state on transfer or disposition performatives except on the first transfer
     performative on a resumed delivery."""
     world, _ = posted(*[numbered(one) for one in range(3)])
-    stranger = connected(world)
-    stranger.attach(0, source=source(), receiver=True)
-    stranger.say(flow(0, 0, 3, None))
+    stranger, _ = consumer(world, credit=3)
     for number, state in enumerate((0x23, 0x24, 0x26)):
         said = Described(Ulong(state), [Uint(0), Ulong(0)] if state == 0x23 else [])
         stranger.say(frame(DISPOSITION, [True, Uint(number), None, False, said]))
@@ -234,14 +240,13 @@ def test_no_delivery_is_sent_as_received() -> None:
 
 def test_a_terminal_outcome_stays() -> None:
     """Once the sender has arrived at a terminal outcome it MUST NOT change."""
-    world, peer = posted(value_message(encode("x")))
-    receiver = peer.receiver("q", 1)
-    delivery, _ = had(receiver)
+    world, peer = posted(numbered(0))
+    delivery, _ = had(peer.receiver("q", 1))
     delivery.update(Delivery.ACCEPTED)
     peer.exchange()
     peer.settle(delivery, Delivery.RELEASED)
     assert peer.drained("q") == []
-    assert world.container.resource.queues["q"].depth == 0
+    assert world.queue().depth == 0
 
 
 def test_a_message_that_was_given_back_is_nobody_elses_to_accept() -> None:
@@ -259,7 +264,7 @@ def test_a_message_that_was_given_back_is_nobody_elses_to_accept() -> None:
     delivery.settle()
     peer.exchange()
     world.pump()
-    queue = world.container.resource.queues["q"]
+    queue = world.queue()
     assert (queue.depth, queue.held) == (1, 1)
     other.vanish()
     assert peer.drained("q") == [0]
@@ -306,7 +311,7 @@ def test_what_is_undeliverable_here_does_not_come_again(how: str, *, settle: boo
     world = World(NO_DEAD_LETTERS)
     peer = world.connect()
     stranger = connected(world)
-    selector = {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "n < 9")}
+    selector = selecting("n < 9")
     asked = source(None, dynamic=True) if how == "dynamic" else source(filters=selector if how == "selecting" else None)
     stranger.attach(0, source=asked, receiver=True)
     address = str(terminus(attach_answer(stranger.told())[5])[0])
@@ -322,7 +327,7 @@ def test_what_is_undeliverable_here_does_not_come_again(how: str, *, settle: boo
     world.pump()
     stranger.listen()
     assert received(stranger) == ["m2"]
-    assert world.container.resource.queues[address].available == 1
+    assert world.queue(address).available == 1
     if how == "dynamic":
         return
     other = peer.receiver(address, 5)  # it may have what the first one can't handle
@@ -355,7 +360,7 @@ def test_what_a_transaction_says_is_undeliverable_here_does_not_come_again(last:
     world.pump()
     assert receiver.current is None
     control.discharge(txn_id)
-    assert world.container.resource.queues["q"].available == (last == "undeliverable")
+    assert world.queue().available == (last == "undeliverable")
     assert (receiver.current is None) == (last == "undeliverable")
 
 
@@ -406,43 +411,20 @@ def test_a_link_says_of_many_messages_that_they_are_undeliverable(monkeypatch: p
 def test_nothing_is_resumed(unsettled: dict[bytes, Any], *, incomplete: bool | None, receiver: bool) -> None:
     """3.4.6, 2.6.13: an attach with an unsettled map is refused, with not-implemented.
 
-    To preserve "exactly once" or "at least once" delivery guarantees, the sender MUST resend the message; however, the
-    delivery is not being resumed (since the receiver does not remember the delivery tag) so transfers MUST NOT have the
-    resume flag set to true.
-
-    To do this the sender MUST send a resuming transfer to associate delivery-tag 3 with a delivery-id.
-
-    To preserve "exactly once" or "at least once" delivery guarantees, the sender MUST resend the whole message.
-
-    Unlike the case with delivery-tag 1 the resent delivery MUST be sent with the resume flag set to true and the
-    delivery-tag set to 4.
-
-    As such, if a sender is capable of resuming a delivery (even if the only possible outcome of the delivery is a
-    pre-defined terminal outcome such as accepted) it MUST NOT use this state as the value of the state in its unsettled
-    map until it is sure that the receiver will not require the resending of the message data.
-
-    For delivery-tag 11 it MUST be assumed that the sender spontaneously attained the terminal outcome (and is unable to
-    resume).
-
-    The sender thus MUST restate this as the terminal outcome, and the receiver SHOULD then echo this and settle.
-
-    Deliveries in this category MUST be ignored by the sender, and MUST be considered settled by the receiver.
-
+    To preserve "exactly once" or "at least once" delivery guarantees, the sender …
+    To do this the sender MUST send a resuming transfer to associate …
+    To preserve "exactly once" or "at least once" delivery guarantees, the sender …
+    Unlike the case with delivery-tag 1 the resent delivery MUST be sent …
+    As such, if a sender is capable of resuming a delivery (even …
+    For delivery-tag 11 it MUST be assumed that the sender spontaneously attained …
+    The sender thus MUST restate this as the terminal outcome, and the …
+    Deliveries in this category MUST be ignored by the sender, and MUST …
     Deliveries in this category MUST be resumed by the sender.
-
-    In this case the two endpoints MUST reduce the levels of unsettled state as much as they can by the sender resuming
-    and/or settling transfers that it observes that the receiver considers unsettled.
-
-    Upon completion of this reduction of state, the two parties MUST suspend and re-attempt to resume the link.
-
-    The local and remote delivery states for a given delivery-tag MUST be compared to resolve any in-doubt deliveries.
-
-    On receipt of an incomplete unsettled map a sending endpoint MUST NOT send any new deliveries (i.e. deliveries where
-    resume is not set to true) to its partner (and a receiving endpoint which sent an incomplete unsettled map MUST
-    detach with an error on receiving a transfer which does not have the resume flag set to true).
-
-    Note that if this flag is set to true then the endpoints MUST detach and reattach at least once in order to send new
-    deliveries."""
+    In this case the two endpoints MUST reduce the levels of unsettled …
+    Upon completion of this reduction of state, the two parties MUST suspend …
+    The local and remote delivery states for a given delivery-tag MUST be …
+    On receipt of an incomplete unsettled map a sending endpoint MUST NOT …
+    Note that if this flag is set to true then the endpoints …"""
     world, _ = posted(value_message(encode("x")))
     stranger = connected(world)
     target = Described(Ulong(0x29), ["q"])
@@ -456,7 +438,7 @@ def test_nothing_is_resumed(unsettled: dict[bytes, Any], *, incomplete: bool | N
         return
     assert closed_with(told, DETACH) == "amqp:not-implemented"
     assert attach_answer(told)[5 if receiver else 6] is None
-    assert world.container.resource.queues["q"].available == 1
+    assert world.queue().available == 1
 
 
 def test_what_was_not_settled_is_sent_anew() -> None:
@@ -468,11 +450,11 @@ def test_what_was_not_settled_is_sent_anew() -> None:
     for count in range(2):
         stranger.attach(0, source=source(), receiver=True)
         stranger.say(flow(0, 0, 1, None))
-        (fields,) = [fields for _, code, fields in stranger.told() if code == TRANSFER]
+        (fields,) = said(stranger.told(), TRANSFER)
         assert len(fields) <= 8, "no resume flag"
         stranger.say(frame(DETACH, [Uint(0), bool(count)]))
         stranger.told()
-    assert world.container.resource.queues["q"].available == 1
+    assert world.queue().available == 1
 
 
 # -- 3.5 sources and targets
@@ -522,7 +504,7 @@ def test_a_browser_sees_every_message_once(*, settled: bool) -> None:
         delivery.settle()
     receiver.close()
     world.pump()
-    assert world.container.resource.queues["q"].available == 3
+    assert world.queue().available == 3
     assert peer.bodies(browser) == [], "what comes back was seen"
     peer.post(peer.sender("q"), 3)
     assert peer.bodies(browser) == [3]
@@ -531,34 +513,20 @@ def test_a_browser_sees_every_message_once(*, settled: bool) -> None:
 @pytest.mark.parametrize("receiver", [True, False])
 @pytest.mark.parametrize("asked", [None, "mine"])
 def test_a_dynamic_node_has_an_address_of_ours(world: World, asked: str | None, *, receiver: bool) -> None:
-    """The address of the source MUST NOT be set when sent on an attach frame sent by the receiving link endpoint where
-    the dynamic flag is set to true (that is where the receiver is requesting the sender to create an addressable node).
+    """The address of the source MUST NOT be set when sent on an attach frame sent by the receiving …
 
-    The address of the source MUST be set when sent on an attach frame sent by the sending link endpoint where the
-    dynamic flag is set to true (that is where the sender has created an addressable node at the request of the receiver
-    and is now communicating the address of that created node).
-
+    The address of the source MUST be set when sent on an attach frame sent by the sending link …
     In this case the address field MUST NOT be set.
-
-    The address of the target MUST NOT be set when sent on an attach frame sent by the sending link endpoint where the
-    dynamic flag is set to true (that is where the sender is requesting the receiver to create an addressable node).
-
-    The address of the source MUST be set when sent on an attach frame sent by the receiving link endpoint where the
-    dynamic flag is set to true (that is where the receiver has created an addressable node at the request of the sender
-    and is now communicating the address of that created node).
-
+    The address of the target MUST NOT be set when sent on an attach frame sent by the sending …
+    The address of the source MUST be set when sent on an attach frame sent by the receiving link …
     If the dynamic field is not set to true this field MUST be left unset.
-
     The value of this entry MUST be of a type which provides the lifetime-policy archetype."""
-    stranger = connected(world)
     policy: Map = {Symbol("lifetime-policy"): Described(Ulong(0x2C), [])}
+    stranger = connected(world)
     for handle, dynamic in enumerate((True, None)):
-        if receiver:
-            fields: list[Value] = [asked if dynamic else "q", None, None, None, dynamic, policy]
-            stranger.attach(handle, source=Described(Ulong(0x28), fields), receiver=True)
-        else:
-            fields = [asked if dynamic else "q", None, None, None, dynamic, policy]
-            stranger.attach(handle, target=Described(Ulong(0x29), fields))
+        fields: list[Value] = [asked if dynamic else "q", None, None, None, dynamic, policy]
+        terminus_asked = {"source" if receiver else "target": Described(Ulong(0x28 if receiver else 0x29), fields)}
+        stranger.attach(handle, **terminus_asked, receiver=receiver)
         answer = terminus(attach_answer(stranger.told())[5 if receiver else 6])
         if dynamic:
             assert answer[0] in world.container.resource.queues
@@ -577,9 +545,8 @@ def test_a_dynamic_node_has_an_address_of_ours(world: World, asked: str | None, 
 def test_the_distribution_mode_is_told(world: World, asked: str | None, told: str) -> None:
     """This field MUST be set by the sending end of the link if the endpoint supports more than one
     distribution-mode."""
-    stranger = connected(world)
-    stranger.attach(0, source=source(mode=asked and Symbol(asked)), receiver=True)
-    assert terminus(attach_answer(stranger.told())[5])[6] == told
+    stranger, answer = consumer(world, mode=asked and Symbol(asked))
+    assert answer[6] == told
     stranger.attach(1, source=source(None, dynamic=True, mode=asked and Symbol(asked)), receiver=True)
     assert terminus(attach_answer(stranger.told())[5])[6] == "move", "a dynamic node can't be browsed"
     stranger.attach(2, source=source(f"{DEPTH}q", mode=asked and Symbol(asked)), receiver=True)
@@ -600,54 +567,42 @@ def test_the_distribution_mode_is_told(world: World, asked: str | None, told: st
 def test_a_default_outcome_is_an_outcome(world: World, default: Described, condition: str) -> None:
     """The value MUST be a valid outcome (e.g., released or rejected)."""
     stranger = connected(world)
-    asked = source()
-    assert isinstance(asked.value, list)
-    asked.value[8] = default
-    stranger.attach(0, source=asked, receiver=True)
+    stranger.attach(0, source=source(default_outcome=default), receiver=True)
     told = stranger.told()
     assert closed_with(told, DETACH) == condition
     if not condition:
         assert terminus(attach_answer(told)[5])[8] == default
 
 
+ACCEPTED, MODIFIED_TOO = Symbol("amqp:accepted:list"), Symbol("amqp:modified:list")
+
+
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (None, None),
-        (Symbol("amqp:accepted:list"), Symbol("amqp:accepted:list")),
-        (
-            Array([Symbol("amqp:accepted:list"), Symbol("amqp:modified:list")]),
-            Array([Symbol("amqp:accepted:list"), Symbol("amqp:modified:list")]),
-        ),
-        (Array([Symbol("amqp:received:list"), Symbol("amqp:released:list"), Symbol("x")]), "amqp:released:list"),
-        (Array([Symbol("amqp:transactional-state:list")]), None),
+        (None, []),
+        (ACCEPTED, [ACCEPTED]),
+        (Array([ACCEPTED, MODIFIED_TOO]), [ACCEPTED, MODIFIED_TOO]),
+        (Array([Symbol("amqp:received:list"), Symbol("amqp:released:list"), Symbol("x")]), ["amqp:released:list"]),
+        (Array([Symbol("amqp:transactional-state:list")]), []),
     ],
 )
-def test_outcomes_that_are_told_can_be_had(asked: Any, told: Any) -> None:
+def test_outcomes_that_are_told_can_be_had(asked: Any, told: list[str]) -> None:
     """This field MAY be empty, indicating that the default-outcome will be assumed for all message transfers (if the
     default-outcome is not set, and no outcomes are provided, then the accepted outcome MUST be supported by the
     source).
 
     When present, the values MUST be a symbolic descriptor of a valid outcome, e.g., "amqp:accepted:list"."""
     world, _ = posted(message("x"))
-    stranger = connected(world)
-    wanted = source()
-    assert isinstance(wanted.value, list)
-    wanted.value[9] = asked
-    stranger.attach(0, source=wanted, receiver=True)
-    answer = terminus(attach_answer(stranger.told())[5])[9]
-    assert _names(answer) == _names(told)
+    stranger, answer = consumer(world, outcomes=asked)
+    answer = answer[9]
+    names = [] if answer is None else answer if isinstance(answer, Array) else [answer]
+    assert list(map(str, names)) == told
     stranger.say(flow(0, 0, 1, None))
     stranger.say(frame(DISPOSITION, [True, Uint(0), None, False, Described(Ulong(0x24), [])]))
-    (fields,) = [fields for _, code, fields in stranger.told() if code == DISPOSITION]
+    (fields,) = said(stranger.told(), DISPOSITION)
     assert (fields[3], fields[4].descriptor) == (True, Ulong(0x24))
-    assert world.container.resource.queues["q"].depth == 0
-
-
-def _names(value: Any) -> list[str]:
-    if value is None:
-        return []
-    return list(map(str, value if isinstance(value, Array) else [value]))
+    assert world.queue().depth == 0
 
 
 @pytest.mark.parametrize(
@@ -662,10 +617,8 @@ def _names(value: Any) -> list[str]:
 def test_what_is_no_filter_is_not_in_place(world: World, filters: dict[Any, Any], echoed: str | None) -> None:
     """Every key in the map MUST be of type symbol, every value MUST be either null or of a described type which
     provides the archetype filter."""
-    stranger = connected(world)
-    stranger.attach(0, source=source(filters=filters), receiver=True)
-    told = stranger.told()
-    assert terminus(attach_answer(told)[5])[7] == (filters if echoed else None)
+    _, answer = consumer(world, filters=filters)
+    assert answer[7] == (filters if echoed else None)
 
 
 # -- 2.6.12: what the chapter before it asks of a sender

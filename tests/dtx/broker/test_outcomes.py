@@ -24,6 +24,7 @@ from dtx.broker.queues.outcomes import (
     transactional_state,
 )
 from dtx.protocol.commands import MAX_TXN_ID
+from tests.cases import each
 
 ACCEPTED = b"\x00\x53\x24\x45"
 TXN_IDS = st.binary(max_size=MAX_TXN_ID + 2)
@@ -38,14 +39,22 @@ def wide(txn_id: bytes, rest: bytes, count: int) -> bytes:
     return PREFIXES[0] + b"\xd0" + (4 + len(items)).to_bytes(4, "big") + count.to_bytes(4, "big") + items
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("outcome", [None, ACCEPTED])
+@each("prefix", PREFIXES)
+@each("outcome", [None, ACCEPTED])
 def test_every_form_is_read(prefix: bytes, outcome: bytes | None) -> None:
     expected = None if outcome is None else TAKEN
     ours = transactional_state(b"abc", outcome)
     assert read_state(ours) == (b"abc", expected)
     assert read_state(prefix + ours[3:]) == (b"abc", expected)
     assert read_state(wide(b"abc", outcome or b"", 2 if outcome else 1)) == (b"abc", expected)
+    for state, outside in (
+        (Described(Ulong(0x24), []), TAKEN),
+        (Described(Ulong(0x27), [True, False]), FAILED),
+        (Described(Symbol("amqp:released:list"), []), GIVEN_BACK),
+        (Described(Ulong(0x23), [Uint(0), Ulong(0)]), None),
+        (Described(Symbol("somebody:else"), []), None),
+    ):
+        assert read_state(encode(state)) == (None, outside)
 
 
 @given(txn_id=TXN_IDS, rest=st.sampled_from([b"", ACCEPTED, b"\x00\x53\x26\x45", b"\x40", b"\x45"]))
@@ -64,14 +73,6 @@ def test_rubbish_is_refused_with_a_condition(octets: bytes) -> None:
     for prefix in (b"", b"\x00", *PREFIXES, wide(b"abc", ACCEPTED, 2)):
         with contextlib.suppress(WireError):
             read_state(prefix + octets)
-
-
-def test_states_that_are_not_transactional() -> None:
-    assert read_state(ACCEPTED) == (None, TAKEN)
-    assert read_state(encode(Described(Ulong(0x27), [True, False]))) == (None, FAILED)
-    assert read_state(encode(Described(Symbol("amqp:released:list"), []))) == (None, GIVEN_BACK)
-    for unknown in (Described(Ulong(0x23), [Uint(0), Ulong(0)]), Described(Symbol("somebody:else"), [])):
-        assert read_state(encode(unknown)) == (None, None)
 
 
 def test_what_the_store_keeps_of_a_retired_message() -> None:

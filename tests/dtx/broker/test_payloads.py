@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtx.broker.queues.payloads import AHEAD, ROOM
 from dtx.store.contract import CHUNK
-from tests.dtx.broker.peer import World
+from tests.dtx.broker.peer import World, filled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,12 +33,9 @@ def counted(world: World, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[int]
 
 
 def test_a_consumer_that_takes_one_by_one_rarely_waits_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(cached_size=UNCACHED)
-    peer = world.connect()
-    sender = peer.sender("q")
     count = 3 * AHEAD
-    for number in range(count):
-        peer.post(sender, number)
+    world, peer = filled(cached_size=UNCACHED)
+    peer.post_many(range(count))
     asked = counted(world, monkeypatch)
     receiver, found = peer.receiver("q"), []
     for _ in range(count):
@@ -51,9 +48,7 @@ def test_a_consumer_that_takes_one_by_one_rarely_waits_for_the_store(monkeypatch
 
 
 def test_a_consumer_and_browsers_get_a_message_that_is_read_for_all_of_them() -> None:
-    world = World(cached_size=UNCACHED)
-    peer = world.connect()
-    peer.post(peer.sender("q"), "x")
+    world, peer = filled("x", cached_size=UNCACHED)
     links = [peer.receiver("q", browse=True), peer.receiver("q", browse=True), peer.receiver("q")]
     for link in links:
         link.flow(1)
@@ -62,15 +57,12 @@ def test_a_consumer_and_browsers_get_a_message_that_is_read_for_all_of_them() ->
 
 
 def test_what_is_read_ahead_is_bounded_whatever_the_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(cached_size=UNCACHED)
-    peer = world.connect()
+    world, peer = filled(cached_size=UNCACHED)
     body = bytes(CHUNK // 2)
     each = ROOM // CHUNK
     queues = ["a", "b", "c", "d"]
     for queue in queues:
-        sender = peer.sender(queue)
-        for _ in range(each):
-            peer.post(sender, body)
+        peer.fill(queue, *[body] * each)
     asked = counted(world, monkeypatch)
     receivers = [peer.receiver(queue) for queue in queues]
     for _ in range(each):
@@ -83,12 +75,10 @@ def test_what_is_read_ahead_is_bounded_whatever_the_queues(monkeypatch: pytest.M
 
 
 def test_payloads_read_ahead_of_messages_that_go_otherwise_do_no_harm() -> None:
-    world = World(cached_size=UNCACHED)
-    peer, other = world.connect(), world.connect()
-    sender = peer.sender("q")
     left = 200
-    for number in range(left):
-        peer.post(sender, number)
+    world, peer = filled(cached_size=UNCACHED)
+    peer.post_many(range(left))
+    other = world.connect()
     chance, found = random.Random(4), []
     receivers = [(peer, peer.receiver("q")), (other, other.receiver("q"))]
     while left:

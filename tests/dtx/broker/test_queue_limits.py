@@ -10,25 +10,16 @@ from proton import Delivery, Message, ulong
 
 from dtx.broker.queues import removals
 from dtx.broker.settings import QueueSettings, Settings, WhenFull
-from dtx.protocol.commands import Commit, Prepare, Rollback, Start
+from dtx.protocol.commands import Commit, Rollback
 from dtx.protocol.conditions import Refusal
-from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Step as StoreStep
 from dtx.store.contract import StoreStopped
-from tests.dtx.broker.peer import Coordinator, Peer, World
-from tests.dtx.broker.test_delays import post
-from tests.dtx.broker.test_expiry import dead
-from tests.dtx.broker.test_management import manage
-from xa import Code, Xid
+from tests.cases import each
+from tests.dtx.broker.peer import OK, Peer, World, dead, filled, manage, post, queue_told
+from xa import Xid
 
-OK = Told(Code.XA_OK)
 OLDEST = WhenFull.DEAD_LETTER
 SIZE = len(bytes(Message(body="x" * 100).encode()))
-
-
-def limited(**settings: Any) -> tuple[World, Peer]:
-    world = World(Settings(queues={"q": QueueSettings(**settings)}))
-    return world, world.connect()
 
 
 def refused(delivery: Delivery) -> bool:
@@ -40,21 +31,14 @@ def refused(delivery: Delivery) -> bool:
     return True
 
 
-def branch(peer: Peer, number: int, *bodies: str) -> Xid:
-    """A prepared branch that posts these; those that are refused are not in it."""
-    xid = Xid(7, b"%d" % number, b"b")
-    control: Coordinator = peer.coordinator()
-    txn_id = control.declare(Start(xid))
-    for body in bodies:
-        post(peer, body, txn_id)
-    control.discharge(txn_id)
-    assert peer.ask(Prepare(xid)) == OK
-    return xid
+def full(**settings: Any) -> Settings:
+    """The settings of q."""
+    return Settings(queues={"q": QueueSettings(**settings)})
 
 
 @pytest.mark.parametrize("settings", [{"max_depth": 3}, {"max_octets": 3 * SIZE + 10}])
 def test_what_is_too_much_is_refused(settings: dict[str, int]) -> None:
-    world, peer = limited(**settings)
+    world, peer = filled(settings=full(**settings))
     bodies = [letter * 100 for letter in "abcd"]
     assert [refused(post(peer, body)) for body in bodies] == [False, False, False, True]
     assert peer.drained("q") == bodies[:3]
@@ -66,7 +50,7 @@ def test_what_is_too_much_is_refused(settings: dict[str, int]) -> None:
 
 def test_a_message_that_is_larger_than_the_queue_is_refused_whatever_happens_when_it_is_full() -> None:
     for when_full in WhenFull:
-        _, peer = limited(max_octets=SIZE, when_full=when_full)
+        _, peer = filled(settings=full(max_octets=SIZE, when_full=when_full))
         assert refused(post(peer, "x" * 200))
         assert not refused(post(peer, "x" * 100))
 
@@ -78,9 +62,11 @@ def test_what_branches_post_has_its_room_from_the_start(
     when_full: WhenFull, settings: dict[str, int], *, restart: bool
 ) -> None:
     """So a commit after a prepare never fails for lack of room, and the branches together post no more than fits."""
-    world, peer = limited(when_full=when_full, **settings)
+    world, peer = filled(settings=full(when_full=when_full, **settings))
     body = "x" * 100
-    first, second = branch(peer, 1, body, body), branch(peer, 2, body)
+    first, second = (Xid(7, b"%d" % number) for number in range(2))
+    peer.prepared(first, posts="q", bodies=(body, body))
+    peer.prepared(second, posts="q", body=body)
     if restart:
         world = world.crash()
         peer = world.connect()
@@ -95,20 +81,20 @@ def test_what_branches_post_has_its_room_from_the_start(
         assert refused(post(peer, body))
     assert peer.ask(Commit(first)) == OK
     assert peer.ask(Rollback(second)) == OK
-    queue = world.container.resource.queues["q"]
+    queue = world.queue()
     assert queue.depth == 3
     assert (queue.pending, queue.pending_octets) == (0, 0)
 
 
 @pytest.mark.parametrize("settings", [{"max_depth": 3}, {"max_octets": 3 * SIZE + 10}])
 def test_the_oldest_make_room(settings: dict[str, int]) -> None:
-    world, peer = limited(when_full=OLDEST, **settings)
+    _, peer = filled(settings=full(when_full=OLDEST, **settings))
     bodies = [letter * 100 for letter in "abcdef"]
     for body in bodies:
         assert not refused(post(peer, body))
     assert peer.drained("q") == bodies[3:]
     assert peer.drained("q.dead") == bodies[:3]
-    after = world.crash().connect()
+    after = peer.world.crash().connect()
     assert after.drained("q") == bodies[3:]
     assert dead(after) == [("q", "queue full")] * 3
 
@@ -116,17 +102,9 @@ def test_the_oldest_make_room(settings: dict[str, int]) -> None:
 def test_what_is_held_is_not_the_oldest() -> None:
     """Neither by a consumer nor by a branch in doubt, also after a restart. Where nothing can make room, it is
     refused."""
-    world, peer = limited(max_depth=3, when_full=OLDEST)
-    for body in "abc":
-        post(peer, body)
-    control, xid = peer.coordinator(), Xid(7, b"g", b"b")
-    txn_id = control.declare(Start(xid))
-    receiver = peer.receiver("q", 2)
-    for _ in range(2):
-        taken = peer.taken(receiver)
-        peer.retire(taken[0], txn_id, settle=True)
-    control.discharge(txn_id)
-    assert peer.ask(Prepare(xid)) == OK
+    world, peer = filled(*"abc", settings=full(max_depth=3, when_full=OLDEST))
+    for number in range(2):
+        peer.prepared(Xid(7, b"%d" % number), takes="q")
     for body in "de":
         assert not refused(post(peer, body))
     assert peer.drained("q") == ["e"]
@@ -136,32 +114,31 @@ def test_what_is_held_is_not_the_oldest() -> None:
     other = peer.receiver("q", 1)
     assert peer.take(other) is not None
     assert refused(post(peer, "f")), "all three are held"
-    assert peer.ask(Rollback(xid)) == OK
+    assert peer.ask(Rollback(Xid(7, b"0"))) == OK
     assert not refused(post(peer, "g"))
+    assert peer.ask(Rollback(Xid(7, b"1"))) == OK
     assert peer.drained("q") == ["b", "g"]
     assert peer.drained("q.dead") == ["c", "d", "a"]
 
 
 def test_a_commit_that_is_too_much_moves_the_oldest_then_and_not_before() -> None:
-    world, peer = limited(max_depth=3, when_full=OLDEST)
-    for body in "abc":
-        post(peer, body)
-    first, second = branch(peer, 1, "d", "e"), branch(peer, 2, "f")
+    world, peer = filled(*"abc", settings=full(max_depth=3, when_full=OLDEST))
+    first, second = (Xid(7, b"%d" % number) for number in range(2))
+    peer.prepared(first, posts="q", bodies="de")
+    peer.prepared(second, posts="q", body="f")
     assert peer.drained("q") == ["a", "b", "c"], "a rollback would have moved them for nothing"
     assert refused(post(peer, "x")), "all places are taken by what comes"
     assert peer.ask(Rollback(second)) == OK
     assert peer.ask(Commit(first)) == OK
     assert peer.drained("q") == ["c", "d", "e"]
     assert peer.drained("q.dead") == ["a", "b"]
-    assert world.container.resource.queues["q.dead"].pending == 0
+    assert world.queue("q.dead").pending == 0
 
 
 def test_full_dead_letters_take_no_more() -> None:
     """Then the queue refuses, as nothing may be lost."""
-    world = World(
-        Settings(queues={"q": QueueSettings(max_depth=2, when_full=OLDEST), "q.dead": QueueSettings(max_depth=1)})
-    )
-    peer = world.connect()
+    queues = {"q": QueueSettings(max_depth=2, when_full=OLDEST), "q.dead": QueueSettings(max_depth=1)}
+    _, peer = filled(settings=Settings(queues=queues))
     assert [refused(post(peer, body)) for body in "abcd"] == [False, False, False, True]
     assert peer.drained("q.dead") == ["a"]
     assert peer.bodies(peer.receiver("q.dead", 1)) == ["a"]
@@ -170,7 +147,7 @@ def test_full_dead_letters_take_no_more() -> None:
 
 
 def test_delayed_messages_take_room_and_make_none() -> None:
-    world, peer = limited(max_depth=2, when_full=OLDEST)
+    world, peer = filled(settings=full(max_depth=2, when_full=OLDEST))
     post(peer, "a", delay=5000)
     post(peer, "b")
     post(peer, "c")
@@ -182,7 +159,7 @@ def test_delayed_messages_take_room_and_make_none() -> None:
 
 
 def test_a_group_that_is_held_makes_room() -> None:
-    _, peer = limited(max_depth=3, when_full=OLDEST)
+    _, peer = filled(settings=full(max_depth=3, when_full=OLDEST))
     receiver = peer.receiver("q", 1)
     for body in ("g1", "g2", "g3", "g4", "g5"):
         post(peer, body, group_id="g")
@@ -194,8 +171,8 @@ def test_a_group_that_is_held_makes_room() -> None:
 
 
 @pytest.mark.pure  # replaces a constant of ours
-@pytest.mark.parametrize("step", list(StoreStep))
-@pytest.mark.parametrize("force", [1, 2])
+@each("step", StoreStep)
+@each("force", [1, 2])
 def test_a_crash_while_the_oldest_go_doubles_and_loses_nothing(
     step: StoreStep, force: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +190,7 @@ def test_a_crash_while_the_oldest_go_doubles_and_loses_nothing(
             if forces == force:
                 raise StoreStopped("killed here")
 
-    smaller = Settings(queues={"q": QueueSettings(max_depth=5, when_full=OLDEST)})
+    smaller = full(max_depth=5, when_full=OLDEST)
     world = World(smaller, disk=world.disk, hook=hook)
     world.pass_time(1)
     world = World(smaller, disk=world.disk)
@@ -222,20 +199,18 @@ def test_a_crash_while_the_oldest_go_doubles_and_loses_nothing(
     world.pass_time(1)
     assert peer.drained("q") == list(range(count - 5, count))
     assert peer.drained("q.dead") == list(range(count - 5))
-    (told,) = (one for one in manage(peer, operation="queues") if one["name"] == "q")
+    told = queue_told(peer)
     assert (told["depth"], told["held"], told["pending"]) == (5, 0, 0)
 
 
 def settings_of(peer: Peer, queue: str = "q") -> tuple[int, int, str]:
-    (told,) = (one for one in manage(peer, operation="queues") if one["name"] == queue)
+    told = queue_told(peer, queue)
     return told["max-depth"], told["max-octets"], told["when-full"]
 
 
 def test_an_operator_changes_the_limits() -> None:
     """At once, also after a restart, in place of the configuration; what there is too much of goes then."""
-    world, peer = limited(max_depth=10)
-    for body in "abcd":
-        post(peer, body)
+    world, peer = filled(*"abcd", settings=full(max_depth=10))
     assert manage(peer, operation="configure-queue", queue="q", **{"max-depth": ulong(3)}) == {}
     assert refused(post(peer, "e"))
     world.pass_time(1)
@@ -267,7 +242,7 @@ def test_settings_go_with_their_queue(world: World, peer: Peer) -> None:
     "told", [{}, {"when-full": "drop"}, {"max-depth": "many"}, {"max-depth": -1}, {"when-full": "dead-letter"}]
 )
 def test_settings_that_are_none_are_refused(told: dict[str, Any]) -> None:
-    world, peer = limited(dead_letter="")
+    world, peer = filled(settings=full(dead_letter=""))
     before = settings_of(peer)
     assert isinstance(manage(peer, operation="configure-queue", queue="q", **told), Refusal)
     assert settings_of(peer) == before

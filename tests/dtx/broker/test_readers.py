@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.readers import AT_ONCE, MOST, PAGE, Readers
-from dtx.broker.settings import QueueSettings, Settings
-from tests.dtx.broker.peer import World, condition_of
+from tests.dtx.broker.peer import Peer, World, condition_of
 
 if TYPE_CHECKING:
     from dtx.broker.queues.entry import Continuing, Entry
@@ -49,32 +48,30 @@ def readers_of(later: deque[Continuing], **users: int) -> tuple[Readers, dict[st
 
 
 def test_few_readers_look_at_once_and_many_in_turns() -> None:
+    """What is new while they look is looked at by all of them."""
     later: deque[Continuing] = deque()
     readers, of = readers_of(later, few=AT_ONCE, many=5 * AT_ONCE - 1)
-    readers.look(news=True)
-    assert [one.looked for one in of["few"]] == [1] * AT_ONCE
-    turns = 0
-    while later:
+
+    def looks_of_a_turn() -> int:
         before = sum(one.looked for one in of["many"])
         later.popleft().go_on()
-        assert sum(one.looked for one in of["many"]) - before <= AT_ONCE
-        turns += 1
-    assert turns == 5
-    assert [one.looked for one in of["many"]] == [1] * (5 * AT_ONCE - 1)
+        return sum(one.looked for one in of["many"]) - before
 
-
-def test_what_is_new_while_they_look_is_looked_at_by_all_of_them() -> None:
-    later: deque[Continuing] = deque()
-    readers, of = readers_of(later, many=5 * AT_ONCE)
     readers.look(news=True)
+    assert [one.looked for one in of["few"]] == [1] * AT_ONCE
+    turns = [looks_of_a_turn() for _ in range(5)]
+    assert not later
+    assert max(turns) <= AT_ONCE
+    assert [one.looked for one in of["many"]] == [1] * (5 * AT_ONCE - 1)
     for _ in range(7):
-        later.popleft().go_on()
         readers.look(news=True)
         assert len(later) == 1
-    before = [one.looked for one in of["many"]]
+        assert looks_of_a_turn() <= AT_ONCE
+    looked = [one.looked for one in of["many"]]
+    readers.look(news=True)
     while later:
-        later.popleft().go_on()
-    assert [one.looked for one in of["many"]] == [looked + 1 for looked in before]
+        assert looks_of_a_turn() <= AT_ONCE
+    assert all(now > before for now, before in zip((one.looked for one in of["many"]), looked, strict=True))
 
 
 def test_readers_that_are_gone_look_no_more() -> None:
@@ -105,7 +102,7 @@ def test_only_the_one_that_asks_for_it_looks_again() -> None:
 def test_a_user_has_only_so_many_readers_of_a_queue(world: World) -> None:
     poster, peer = world.connect("poster"), world.connect("reader")
     poster.post(poster.sender("q"), "x")
-    readers = world.container.resource.queues["q"].readers
+    readers = world.queue().readers
     others = [Reader("reader", deque()) for _ in range(MOST)]
     assert all(readers.add(one) for one in others)
     refused = peer.receiver("q", 1, browse=True)
@@ -119,14 +116,11 @@ def test_a_user_has_only_so_many_readers_of_a_queue(world: World) -> None:
 def test_many_browsers_of_a_long_queue_see_all_of_it(world: World) -> None:
     """While messages come, go and come back; and none of them has a copy of the queue."""
     peer, other = world.connect("browsing"), world.connect("working")
-    sender = other.sender("q")
     count = 3 * PAGE
-    for number in range(count):
-        other.post(sender, number)
-    browsers = [peer.receiver("q", 10, browse=True) for _ in range(2 * AT_ONCE)]
+    other.post_many(range(count))
+    browsers = [peer.receiver("q", 10, browse=True) for _ in range(AT_ONCE + 3)]
     taken = other.receiver("q", 20)
-    for number in range(5):
-        other.post(sender, count + number)
+    other.post_many(range(count, count + 5))
     taken.close()
     world.pump()
     for browser in browsers:
@@ -135,18 +129,14 @@ def test_many_browsers_of_a_long_queue_see_all_of_it(world: World) -> None:
         assert peer.bodies(browser) == list(range(count + 5))
 
 
-def test_the_line_of_a_queue_is_as_long_as_the_queue() -> None:
-    world = World(Settings(queue_defaults=QueueSettings(max_depth=100)))
-    peer = world.connect()
-    sender, consumer, browser = peer.sender("q"), peer.receiver("q", 1), peer.receiver("q", 1, browse=True)
-    for number in range(1100):
-        peer.post(sender, number)
-        assert peer.bodies(consumer) == [number]
-        consumer.flow(1)
-    line = world.container.resource.queues["q"].readers._line
+def test_the_line_of_a_queue_is_as_long_as_the_queue(world: World, peer: Peer) -> None:
+    consumer, browser = peer.receiver("q", 1100), peer.receiver("q", 1, browse=True)
+    for _ in range(11):
+        peer.post_many(range(100))
+        assert peer.bodies(consumer) == list(range(100))
+    line = world.queue().readers._line
     assert line is not None
-    assert len(line) <= 1002
-    peer.post(sender, "after it was made anew")
-    peer.post(sender, "and one more")
+    assert len(line) <= 1100
+    peer.fill("q", "after it was made anew", "and one more")
     assert peer.bodies(browser)[0] == 0, "what it had been sent before it was taken"
     assert "and one more" in peer.drained("q")

@@ -172,10 +172,9 @@ class Shell:
 
 
 @pytest.mark.parametrize(
-    ("thread", "force_s"),
-    [(False, 0.0002), *((thread, force_s) for thread in (False, True) for force_s in (0.001, 0.003, 0.006, 0.02))],
+    ("thread", "force_s"), [(False, 0.0002), (False, 0.003), (False, 0.02), (True, 0.001), (True, 0.006)]
 )
-@pytest.mark.parametrize("connections", [1, 20, 200])
+@pytest.mark.parametrize("connections", [1, 200])
 def test_an_honest_peer_keeps_its_share_beside_a_greedy_user(connections: int, force_s: float, *, thread: bool) -> None:
     alone = Shell(force_s, thread=thread)
     reference = alone.connect("honest", 1)

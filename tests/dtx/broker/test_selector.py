@@ -7,6 +7,7 @@ import random
 import re
 import struct
 import time
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
@@ -49,12 +50,14 @@ from dtx.broker.queues.selector import (
     _parts,
     selector_of,
 )
+from tests.cases import each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 BODY = encode(Described(Ulong(VALUE), "body"))
 ID = UUID("12345678-1234-5678-1234-567812345678")
+Node: TypeAlias = "tuple[Any, ...]"
 
 
 def section(code: int, value: Any) -> bytes:
@@ -112,27 +115,20 @@ PROPERTIES_OF_TABLE = {
     "nan": float("nan"),
 }
 
+MESSAGE_OF_TABLE = message(PROPERTIES_OF_TABLE)
 TABLE: list[tuple[str, bool | None]] = [
     # comparisons
     ("color = 'red'", True),
-    ("color = 'Red'", False),
     ("color <> 'blue'", True),
-    ("'red' = color", True),
     ("quoted = 'it''s'", True),
-    ("empty = ''", True),
     ("weight = 12", True),
-    ("weight <> 12", False),
     ("weight > 11 AND weight >= 12 AND weight < 13 AND weight <= 12", True),
-    ("weight < 12 OR weight > 12", False),
     ("yes = TRUE", True),
-    ("yes <> TRUE", False),
-    ("no = false", True),
     ("yes <> no", True),
     ("symbol = 'red' AND symbol = color", True),
     ("char = 'r'", True),
     ("time = 1000", True),
     # exact and approximate numbers are one type
-    ("weight = 12.0", True),
     ("price > 2", True),
     ("price * 2 = 5", True),
     ("9007199254740993 = 9007199254740992.0", True),
@@ -144,94 +140,45 @@ TABLE: list[tuple[str, bool | None]] = [
     # comparisons of two types are false, and strings and booleans have no order
     ("color = 5", False),
     ("color <> 5", False),
-    ("color > 5", False),
     ("color < weight", False),
-    ("color >= color", False),
     ("yes > no", False),
     ("yes = 1", False),
-    ("yes <> 1", False),
     ("'1' = 1", False),
     ("octets = 'red'", False),
-    ("octets <> 'red'", False),
     ("octets = octets", False),
-    ("id <> color", False),
     ("list = 1", False),
     # what there is no value for
     ("absent = 1", None),
-    ("absent <> 1", None),
     ("absent = absent", None),
-    ("1 < absent", None),
     ("nothing = 'red'", None),
     ("absent + 1 > 0", None),
-    ("-absent < 1", None),
-    ("absent BETWEEN 1 AND 2", None),
-    ("absent NOT BETWEEN 1 AND 2", None),
-    ("absent IN ('a')", None),
     ("absent NOT IN ('a')", None),
-    ("absent LIKE '%'", None),
     ("absent NOT LIKE '%'", None),
-    ("absent", None),
     ("absent IS NULL", True),
-    ("absent IS NOT NULL", False),
     ("nothing IS NULL", True),
-    ("color IS NULL", False),
-    ("color IS NOT NULL", True),
     ("octets IS NOT NULL", True),
     ("(color) IS NOT NULL", True),
     # three truth values
-    ("yes", True),
-    ("no", False),
     ("weight", None),
     ("color", None),
-    ("NOT yes", False),
-    ("NOT absent", None),
-    ("NOT NOT yes", True),
-    ("yes AND yes", True),
-    ("yes AND no", False),
-    ("no AND absent", False),
-    ("absent AND no", False),
-    ("yes AND absent", None),
-    ("absent AND yes", None),
-    ("absent AND absent", None),
-    ("no OR no", False),
-    ("yes OR absent", True),
-    ("absent OR yes", True),
-    ("no OR absent", None),
-    ("absent OR no", None),
-    ("absent OR absent", None),
     ("TRUE", True),
     ("false", False),
     # precedence: NOT, AND, OR; comparisons behind arithmetic
     ("yes OR no AND no", True),
-    ("(yes OR no) AND no", False),
-    ("NOT no AND no", False),
-    ("NOT (no AND no)", True),
     ("NOT weight = 13", True),
-    ("NOT no OR yes", True),
     ("1 + 2 * 3 = 7", True),
-    ("(1 + 2) * 3 = 9", True),
     ("10 - 4 - 3 = 3", True),
-    ("100 / 10 / 5 = 2", True),
-    ("2 * 3 / 4 = 1", True),
-    ("-weight + 13 = 1", True),
     ("- -weight = 12", True),
     ("--weight = 12", True),
-    ("+weight = 12", True),
-    ("2 - -3 = 5", True),
     ("weight-2=10", True),
     ("yes = (weight > 10)", True),
-    ("(weight > 10) <> (price > 10)", True),
     # arithmetic
     ("7 / 2 = 3", True),
     ("-7 / 2 = -3", True),
-    ("7 / -2 = -3", True),
-    ("7 / 2.0 = 3.5", True),
     ("weight / price = 4.8", True),
     ("weight / 0 = 1", None),
-    ("price / 0 > 1", None),
     ("0.0 / 0 = 1", None),
     ("color + 1 = 1", None),
-    ("yes * 1 = 1", None),
     ("-color = 1", None),
     ("octets + 1 = 1", None),
     ("big = 18446744073709551615", True),
@@ -242,13 +189,8 @@ TABLE: list[tuple[str, bool | None]] = [
     ("-least > 0", True),
     ("1e308 * 10 > 1", True),
     # BETWEEN
-    ("weight BETWEEN 12 AND 12", True),
-    ("weight BETWEEN 13 AND 20", False),
     ("weight BETWEEN 20 AND 1", False),
-    ("weight NOT BETWEEN 13 AND 20", True),
-    ("weight NOT BETWEEN 12 AND 13", False),
     ("weight + 1 BETWEEN price * 2 AND 6 + 7", True),
-    ("weight BETWEEN absent AND 20", None),
     ("weight BETWEEN 13 AND absent", False),
     ("weight NOT BETWEEN 13 AND absent", True),
     ("weight NOT BETWEEN 1 AND absent", None),
@@ -257,38 +199,21 @@ TABLE: list[tuple[str, bool | None]] = [
     ("weight BETWEEN 1 AND 20 AND yes", True),
     # IN
     ("color IN ('blue', 'red')", True),
-    ("color IN ('blue')", False),
     ("color NOT IN ('blue', 'green')", True),
-    ("color NOT IN ('red')", False),
     ("quoted IN ('it''s')", True),
-    ("weight IN ('12')", False),
     ("weight NOT IN ('12')", True),
     # LIKE
-    ("color LIKE 'red'", True),
     ("color LIKE 'r%'", True),
-    ("color LIKE '%d'", True),
     ("color LIKE '%e%'", True),
     ("color LIKE 'r_d'", True),
-    ("color LIKE '___'", True),
-    ("color LIKE '____'", False),
-    ("color LIKE '__'", False),
     ("color LIKE 'RED'", False),
     ("color LIKE '%'", True),
-    ("color LIKE '%%'", True),
-    ("color LIKE ''", False),
     ("empty LIKE ''", True),
-    ("empty LIKE '%'", True),
-    ("empty LIKE '_'", False),
-    ("color LIKE 'r%d'", True),
     ("color LIKE 're%ed'", False),
     ("color LIKE '.*'", False),
     ("color LIKE '%r%e%d%'", True),
-    ("color LIKE '%d%e%'", False),
-    ("color LIKE '%_d'", True),
     ("color LIKE '%_e_%'", True),
-    ("color LIKE '%_r%'", False),
     ("color NOT LIKE 'b%'", True),
-    ("color NOT LIKE 'r%'", False),
     ("percent LIKE '50!%' ESCAPE '!'", True),
     ("percent LIKE '5!0%' ESCAPE '!'", True),
     ("color LIKE 're!%' ESCAPE '!'", False),
@@ -297,7 +222,6 @@ TABLE: list[tuple[str, bool | None]] = [
     ("quoted LIKE '%''s'", True),
     ("quoted LIKE 'it''''s' ESCAPE ''''", True),
     ("line LIKE 'a%b' AND line LIKE 'a_b'", True),
-    ("weight LIKE '12'", False),
     ("weight NOT LIKE '12'", True),
     # literals
     ("weight = 0xC AND weight = 0X0c AND weight = 0xCL", True),
@@ -306,7 +230,6 @@ TABLE: list[tuple[str, bool | None]] = [
     ("weight = 12. AND weight = 12.0D AND weight = 12d AND weight = 12F", True),
     ("weight = 1.2E1 AND weight = 1.2e+1 AND weight = 120e-1 AND weight = 1.2E1f", True),
     ("half = .5 AND half = 5E-1 AND half = +0.5", True),
-    ("weight > 0", True),
     ("0xFFFFFFFF = 4294967295", True),
     ("0x1e5 = 485", True),
     # keywords in any case, identifiers in theirs; white space
@@ -326,9 +249,18 @@ TABLE: list[tuple[str, bool | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "expected"), TABLE)
+@each(("text", "expected"), TABLE)
 def test_the_language(text: str, expected: bool | None) -> None:
-    assert truth(text, message(PROPERTIES_OF_TABLE)) is expected
+    assert truth(text, MESSAGE_OF_TABLE) is expected
+
+
+@each("node", [(kind, *pair) for kind in ("and", "or") for pair in product(("yes", "no", "absent"), repeat=2)])
+def test_three_truth_values(node: Node) -> None:
+    kind, *names = node
+    values = {"yes": True, "no": False}
+    expected = naive((kind, *(("name", name) for name in names)), values)
+    assert truth(f" {kind} ".join(names), message(values)) is expected
+    assert truth(f"NOT {names[0]}", message(values)) is opposite(values.get(names[0]))
 
 
 @pytest.mark.parametrize(
@@ -350,9 +282,9 @@ def test_every_number_of_amqp_is_a_number(value: object, literal: str) -> None:
     assert truth(f"x = {literal}", message({"x": value})) is True
 
 
-@pytest.mark.parametrize(("octets", "expected"), [("78000000", True), ("f8000000", False), ("7c000000", False)])
-def test_a_decimal_may_be_infinite_or_no_number(octets: str, *, expected: bool) -> None:
-    assert truth("x > 1e308", message({"x": Decimal(0x74, bytes.fromhex(octets))})) is expected
+def test_a_decimal_may_be_infinite_or_no_number() -> None:
+    for octets, expected in (("78000000", True), ("f8000000", False), ("7c000000", False)):
+        assert truth("x > 1e308", message({"x": Decimal(0x74, bytes.fromhex(octets))})) is expected
 
 
 HEADERS: list[tuple[str, bytes, bool | None]] = [
@@ -397,7 +329,7 @@ HEADERS: list[tuple[str, bytes, bool | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "octets", "expected"), HEADERS)
+@each(("text", "octets", "expected"), HEADERS)
 def test_headers(text: str, octets: bytes, expected: bool | None) -> None:
     assert truth(text, octets) is expected
 
@@ -412,6 +344,8 @@ def test_sections_are_found_behind_others() -> None:
     octets = message({"color": "red"}, durable=True, subject="order")
     octets = with_delivery_annotations(octets, {Symbol("x-opt-a"): "annotation"})
     assert truth("JMSType = 'order' AND color = 'red' AND JMSPriority = 4", octets) is True
+    assert truth("JMSDeliveryMode = 'PERSISTENT' AND JMSPriority = 4 AND JMSXGroupID IS NULL", octets) is True
+    assert truth("JMSType = 'order' AND JMSXGroupID IS NULL", octets) is True
     assert truth("color = 'red' AND JMSType = 'order'", octets) is True
     named = b"\0" + encode(Symbol("amqp:application-properties:map")) + encode({"color": "red"})
     assert truth("color = 'red'", named + BODY) is True
@@ -420,11 +354,9 @@ def test_sections_are_found_behind_others() -> None:
 def test_selectors_of_the_same_text_are_equal() -> None:
     text = "color = 'red' AND weight > 10"
     selector = Selector.parse(text)
-    assert selector == Selector.parse(str(selector))
+    assert selector == Selector.parse(str(selector)) != Selector.parse(text.lower())
     assert hash(selector) == hash(Selector.parse(text))
-    assert selector != Selector.parse(text.lower())
-    assert str(selector) == text
-    assert repr(selector) == f"Selector(text={text!r})"
+    assert (str(selector), repr(selector)) == (text, f"Selector(text={text!r})")
 
 
 # -- messages that can't be read
@@ -454,18 +386,15 @@ def test_a_message_with_a_wrong_section_does_not_match(octets: bytes) -> None:
 
 
 def test_sections_that_are_not_needed_may_be_wrong() -> None:
-    properties = section(APPLICATION_PROPERTIES, {"color": "red"})
-    assert Selector.parse("color = 'red'").matches(section(PROPERTIES, [1.5]) + properties)
-    assert Selector.parse("color = 'red'").matches(properties + b"\0\x53\x77\xb1\xff\xff\xff\xff")
-    assert Selector.parse("JMSType = 'a' OR JMSPriority = 4").matches(section(PROPERTIES, [None] * 3 + ["a"]) + b"?")
-
-
-def test_sections_that_are_too_large_are_not_read() -> None:
+    """And those that are too large are not read."""
     selector = Selector.parse("color = 'red'")
+    properties = section(APPLICATION_PROPERTIES, {"color": "red"})
+    assert selector.matches(section(PROPERTIES, [1.5]) + properties)
+    assert selector.matches(properties + b"\0\x53\x77\xb1\xff\xff\xff\xff")
+    assert Selector.parse("JMSType = 'a' OR JMSPriority = 4").matches(section(PROPERTIES, [None] * 3 + ["a"]) + b"?")
     assert selector.matches(message({"color": "red", "other": "x" * (MAX_SECTION - 100)}))
     assert not selector.matches(message({"color": "red", "other": "x" * MAX_SECTION}))
-    large_body = section(APPLICATION_PROPERTIES, {"color": "red"}) + section(VALUE, b"x" * MAX_SECTION)
-    assert selector.matches(large_body)
+    assert selector.matches(properties + section(VALUE, b"x" * MAX_SECTION))
 
 
 SELECTABLE = sorted({text.split()[0] for text, _, _ in HEADERS if "JMS_" not in text})
@@ -544,14 +473,14 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize(("text", "expected"), MALFORMED.items())
+@each(("text", "expected"), MALFORMED.items())
 def test_what_is_no_selector_is_told_where_and_why(text: str, expected: str) -> None:
     with pytest.raises(SelectorError, match=f"^{re.escape(expected)}$") as raised:
         Selector.parse(text)
     assert str(raised.value) == f"at {raised.value.position}: {raised.value.reason}"
 
 
-@pytest.mark.parametrize("text", ["a ıs NULL", "a IſNULL", "a\u00a0= 1", "1a = 1", "a = 1 ; b", "a;b", "a % 2 = 0"])
+@each("text", ["a ıs NULL", "a IſNULL", "a\u00a0= 1", "1a = 1", "a = 1 ; b", "a;b", "a % 2 = 0"])
 def test_other_malformed_selectors(text: str) -> None:
     with pytest.raises(SelectorError):
         Selector.parse(text)
@@ -578,12 +507,7 @@ def test_length_is_bounded() -> None:
         Selector.parse("1=1" + " " * (MAX_LENGTH - 2))
 
 
-def test_long_chains_need_no_depth() -> None:
-    for sign in "+-*/":
-        assert truth(f"a{f'{sign}a' * (MAX_OPERANDS - 2)} <> 5", message({"a": 1.0})) is True
-
-
-@pytest.mark.parametrize(
+@each(
     ("begin", "operand", "end", "others"),
     [
         ("a", " OR a", "", 1),
@@ -598,7 +522,9 @@ def test_operands_are_bounded(begin: str, operand: str, end: str, others: int) -
         Selector.parse(begin + operand * (MAX_OPERANDS - others + 1) + end)
 
 
-def test_a_list_of_strings_is_one_operand() -> None:
+def test_long_chains_need_no_depth_and_a_list_of_strings_is_one_operand() -> None:
+    for sign in "+-*/":
+        assert truth(f"a{f'{sign}a' * (MAX_OPERANDS - 2)} <> 5", message({"a": 1.0})) is True
     strings = ",".join(f"'{number}'" for number in range(1200))
     assert truth(f"a IN ({strings})", message({"a": "1199"})) is True
 
@@ -633,7 +559,7 @@ WORST: dict[str, tuple[str, bytes]] = {
 }
 
 
-@pytest.mark.parametrize("case", WORST)
+@each("case", WORST)
 def test_no_message_takes_long(case: str) -> None:
     text, octets = WORST[case]
     selector = Selector.parse(text)
@@ -644,7 +570,7 @@ def test_no_message_takes_long(case: str) -> None:
 MALFORMED_TEXTS = ("'" + "''" * 4000, "-" * 4000 + "a = 1", "(" * 8000, "a=1 OR " * 1100)
 
 
-@pytest.mark.parametrize("text", [*(text for text, _ in WORST.values()), *MALFORMED_TEXTS])
+@each("text", [*(text for text, _ in WORST.values()), *MALFORMED_TEXTS])
 def test_no_selector_takes_long_to_parse(text: str) -> None:
     def parse() -> None:
         try:
@@ -683,7 +609,7 @@ def test_a_message_that_takes_too_much_work_matches_neither_a_selector_nor_its_o
 
 
 # -- against a naive evaluator
-Node: TypeAlias = "tuple[Any, ...]"
+
 COMPARISONS = {
     "=": operator.eq,
     "<>": operator.ne,
@@ -906,25 +832,16 @@ def test_like_is_what_regular_expressions_find_in_longer_strings() -> None:
     seed = 20_261_123
     chance = random.Random(seed)
     found = 0
-    for _ in range(3000):
+    for _ in range(1000):
         letters = chance.choice(["a", "ab", "abc"])
         string = "".join(chance.choices(letters, k=chance.randrange(60)))
         pattern = "".join(chance.choices([*letters, "_", "%"], k=chance.randrange(12)))
         expression = "".join({"_": ".", "%": ".*"}.get(character, character) for character in pattern)
         expected = re.fullmatch(expression, string) is not None
-        assert Selector.parse(f"s LIKE '{pattern}'").matches(message({"s": string})) is expected, (
-            seed,
-            string,
-            pattern,
-        )
+        matches = Selector.parse(f"s LIKE '{pattern}'").matches(message({"s": string}))
+        assert matches is expected, (seed, string, pattern)
         found += expected
-    assert found > 300
-
-
-@given(st.text("ab", max_size=12), st.text("ab%_!", max_size=8).filter(lambda pattern: not pattern.endswith("!")))
-def test_like_is_what_trying_every_way_finds(string: str, pattern: str) -> None:
-    found = Selector.parse(f"s LIKE '{pattern}' ESCAPE '!'").matches(message({"s": string}))
-    assert found == fits(string, pattern, "!")
+    assert found > 100
 
 
 CHARACTERS = "aA5_$.'\"%!;() ,=<>+-*/\0\t\nıſé\u00a0\U0001f600\ud800"
@@ -960,6 +877,7 @@ def test_the_selector_of_a_source() -> None:
             Symbol("null"): None,
             Symbol("bare"): "color = 'blue'",
             Symbol("odd"): Described([], "color = 'blue'"),
+            Symbol("second"): Described(FILTER_NAME, "only one is honoured"),
         }
         selector, honoured = selector_of(filters)
         assert selector == Selector.parse("color = 'red'")
@@ -967,25 +885,22 @@ def test_the_selector_of_a_source() -> None:
 
 
 def test_a_source_without_a_selector() -> None:
-    assert selector_of(None) == (None, {})
-    assert selector_of({}) == (None, {})
-    assert selector_of({Symbol("x"): Described(Ulong(0x468C_0000_0003), [])}) == (None, {})
-    assert selector_of({FILTER_NAME: "color = 'red'"}) == (None, {})
-    assert selector_of({FILTER_NAME: Described("apache.org:selector-filter:string", "a")}) == (None, {})
-
-
-def test_a_blank_selector_is_honoured_by_every_message() -> None:
+    """A blank one is honoured, and every message matches."""
+    without: list[Map | None] = [
+        None,
+        {},
+        {Symbol("x"): Described(Ulong(0x468C_0000_0003), [])},
+        {FILTER_NAME: "color = 'red'"},
+        {FILTER_NAME: Described("apache.org:selector-filter:string", "a")},
+    ]
+    for filters in without:
+        assert selector_of(filters) == (None, {})
     for text in ("", " \n"):
-        filters: Map = {FILTER_NAME: Described(FILTER_NAME, text)}
-        assert selector_of(filters) == (None, filters)
+        blank: Map = {FILTER_NAME: Described(FILTER_NAME, text)}
+        assert selector_of(blank) == (None, blank)
 
 
-def test_only_one_selector_is_honoured() -> None:
-    first, second = Described(FILTER_NAME, "a"), Described(FILTER_CODE, "b")
-    assert selector_of({Symbol("1"): first, Symbol("2"): second}) == (Selector.parse("a"), {Symbol("1"): first})
-
-
-@pytest.mark.parametrize("value", ["color =", 5, None, Symbol("a"), b"a", ["a"]])
+@each("value", ["color =", 5, None, Symbol("a"), b"a", ["a"]])
 def test_a_wrong_selector_of_a_source_is_refused(value: Value) -> None:
     with pytest.raises(SelectorError):
         selector_of({FILTER_NAME: Described(FILTER_NAME, value)})

@@ -8,7 +8,7 @@ outcome of one message of a subscriber, and for one payload.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from proton import Delivery
@@ -17,19 +17,21 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.encoding import encode
 from dtx.amqp.messages import value_message
 from dtx.protocol.addresses import branch_address
-from dtx.protocol.commands import Commit, Discharge, Prepare, Rollback, Start
-from dtx.protocol.conditions import Refusal
-from dtx.protocol.replies import Result
-from dtx.store.contract import CHUNK, Batch, Step, StoreDamaged, StoredRecord, StoreFull, StoreRefused
+from dtx.protocol.commands import Commit, Discharge, Prepare, Rollback
+from dtx.store.contract import CHUNK, Batch, StoreDamaged, StoredRecord, StoreFull, StoreRefused
 from dtx.store.memory import Disk
-from tests.dtx.broker.peer import Peer, World, closed, condition_of, say_state
+from tests.dtx.broker.peer import (
+    OK,
+    XID,
+    Coordinator,
+    Peer,
+    World,
+    closed,
+    condition_of,
+    filled,
+    refused_with,
+)
 from xa import Code, Xid
-
-if TYPE_CHECKING:
-    from proton import Receiver
-
-XID = Xid(7, b"gtrid", b"bqual")
-OK = Result(Code.XA_OK)
 
 
 @dataclass(slots=True)
@@ -45,34 +47,21 @@ class PickyDisk(Disk):
         Disk.apply(self, batch)
 
 
-class Full:
-    """A store without space, as long as the test says so."""
-
-    def __init__(self) -> None:
-        self.now = False
-
-    def hook(self, step: Step) -> None:
-        if self.now and step is Step.BEFORE_WRITE:
-            raise StoreFull("no space left")
-
-
 @pytest.fixture
 def world() -> World:
     """A broker over such a disk."""
     return World(disk=PickyDisk())
 
 
-def refusal_of(delivery: Delivery) -> Refusal:
-    """Why a delivery was rejected."""
-    assert delivery.remote_state == Delivery.REJECTED
-    condition: Any = delivery.remote.condition
-    return Refusal.read(condition.name, condition.description, condition.info)
-
-
 def number_of(world: World, queue: str) -> int:
     """The store's number of the only message in a queue."""
-    (entry,) = world.container.resource.queues[queue]
+    (entry,) = world.queue(queue)
     return entry.number
+
+
+def picky(world: World) -> PickyDisk:
+    assert isinstance(world.disk, PickyDisk)
+    return world.disk
 
 
 # --- publishing
@@ -86,7 +75,7 @@ def test_an_internal_error_while_publishing_is_fatal_and_others_go_on(world: Wor
     good = other.send_octets(theirs, value_message(encode("theirs")), "g")
     other.exchange()  # this does: one group
     world.pump()
-    assert refusal_of(poisoned).condition == Condition.INTERNAL_ERROR
+    assert refused_with(poisoned).condition == Condition.INTERNAL_ERROR
     assert poisoned.settled
     assert closed(sender)
     assert condition_of(sender).condition == Condition.INTERNAL_ERROR
@@ -94,15 +83,14 @@ def test_an_internal_error_while_publishing_is_fatal_and_others_go_on(world: Wor
     assert not closed(theirs)
     assert peer.post(beside, "mine").remote_state == Delivery.ACCEPTED
     assert not world.stopped
-    assert world.container.resource.queues["q"].pending == 0
+    assert world.queue().pending == 0
     assert world.crash().connect().drained("q") == ["theirs", "mine"]
 
 
-def test_an_internal_error_at_the_discharge_rolls_back_and_others_go_on(world: World) -> None:
+def test_an_internal_error_at_the_discharge_rolls_back_and_others_go_on(peer: Peer, control: Coordinator) -> None:
     """What a transaction publishes is written at its discharge: so it is the discharge that is rejected, and the link
     goes on."""
-    peer = world.connect()
-    control, sender = peer.coordinator(), peer.sender("q")
+    sender = peer.sender("q")
     bad, good = control.declare(), control.declare()
     peer.post(sender, "poison", bad)
     peer.post(sender, "good", good)
@@ -111,71 +99,55 @@ def test_an_internal_error_at_the_discharge_rolls_back_and_others_go_on(world: W
     assert "a constraint" in refusal.description
     control.discharge(good)
     assert not closed(sender)
-    assert world.crash().connect().drained("q") == ["good"]
+    assert peer.world.crash().connect().drained("q") == ["good"]
 
 
-def test_a_branch_that_the_store_does_not_take_is_not_prepared(world: World) -> None:
+def test_a_branch_that_the_store_does_not_take_is_not_prepared(world: World, peer: Peer) -> None:
     """Prepare answers XAER_RMERR with the internal error; the branch can be rolled back, or committed in one phase in
     vain, and the next one is prepared."""
-    peer = world.connect()
-    control, sender = peer.coordinator(), peer.sender("q")
-    txn_id = control.declare(Start(XID))
-    peer.post(sender, "poison", txn_id)
-    control.discharge(txn_id)
+    peer.ended(posts="q", body="poison")
     reply = peer.refusal(Prepare(XID))
     assert (reply.condition, reply.code, reply.xid) == (Condition.INTERNAL_ERROR, Code.XAER_RMERR, XID)
     reply = peer.refusal(Commit(XID, one_phase=True))
     assert (reply.condition, reply.code, reply.xid) == (Condition.ROLLBACK, Code.XA_RBOTHER, XID)
     assert "a constraint" in reply.description
     other = Xid(7, b"other")
-    txn_id = control.declare(Start(other))
-    peer.post(sender, "good", txn_id)
-    control.discharge(txn_id)
-    assert peer.ask(Prepare(other)) == OK
+    peer.prepared(other, posts="q", body="good")
     assert peer.ask(Commit(other)) == OK
     assert world.crash().connect().drained("q") == ["good"]
 
 
-def test_a_commit_that_the_store_does_not_take_is_tried_again() -> None:
+def test_a_commit_that_the_store_does_not_take_is_tried_again(world: World, peer: Peer) -> None:
     """A prepared branch stays so: commit says XA_RETRY, rollback XAER_RMFAIL, until the store takes it."""
-    disk = PickyDisk()
-    world = World(disk=disk)
-    peer = world.connect()
-    control, receiver = peer.coordinator(), peer.receiver("q", 1)
-    peer.post(peer.sender("q"), "work")
-    taken = peer.taken(receiver)
-    txn_id = control.declare(Start(XID))
-    peer.retire(taken[0], txn_id)
-    control.discharge(txn_id)
-    assert peer.ask(Prepare(XID)) == OK
-    disk.kept.add(number_of(world, "q"))
+    peer.fill("q", "work")
+    peer.prepared(takes="q")
+    picky(world).kept.add(number_of(world, "q"))
     reply = peer.refusal(Commit(XID))
     assert (reply.condition, reply.code) == (Condition.INTERNAL_ERROR, Code.XA_RETRY)
-    disk.kept.clear()
+    picky(world).kept.clear()
+    world.fault = StoreFull("no space left")
+    reply = peer.refusal(Rollback(XID))
+    assert (reply.condition, reply.code) == (Condition.RESOURCE_LIMIT, Code.XAER_RMFAIL)
+    world.fault = None
     assert peer.ask(Commit(XID)) == OK
     assert world.crash().connect().drained("q") == []
 
 
 # --- subscribing
-def one_taken(peer: Peer, queue: str, body: str) -> tuple[Receiver, Delivery]:
-    peer.post(peer.sender(queue), body)
-    receiver = peer.receiver(queue, 5)
-    taken = peer.taken(receiver)
-    return receiver, taken[0]
 
 
-def test_an_internal_error_while_subscribing_is_fatal_and_others_go_on() -> None:
+def test_an_internal_error_while_subscribing_is_fatal_and_others_go_on(world: World) -> None:
     """An outcome that can't be made durable: the delivery is rejected and settled, its link closed. The message is not
     given to others now, and comes again where it was not deleted."""
-    disk = PickyDisk()
-    world = World(disk=disk)
     peer, other = world.connect(), world.connect()
-    receiver, delivery = one_taken(peer, "q", "first")
-    theirs, good = one_taken(other, "r", "second")
-    disk.kept.add(number_of(world, "q"))
+    peer.fill("q", "first")
+    other.fill("r", "second")
+    receiver, delivery, _ = peer.first("q", 5)
+    theirs, good, _ = other.first("r", 5)
+    picky(world).kept.add(number_of(world, "q"))
     delivery.update(Delivery.ACCEPTED)
     world.pump()
-    assert refusal_of(delivery).condition == Condition.INTERNAL_ERROR
+    assert refused_with(delivery).condition == Condition.INTERNAL_ERROR
     assert delivery.settled
     assert condition_of(receiver).condition == Condition.INTERNAL_ERROR
     good.update(Delivery.ACCEPTED)
@@ -185,26 +157,22 @@ def test_an_internal_error_while_subscribing_is_fatal_and_others_go_on() -> None
     assert not closed(theirs)
     assert peer.drained("q") == []
     crashed = world.crash().connect()
-    assert crashed.drained("q") == ["first"]
-    assert crashed.drained("r") == []
-    disk.kept.clear()
+    assert (crashed.drained("q"), crashed.drained("r")) == (["first"], [])
+    picky(world).kept.clear()
     world.pass_time(2)
     assert world.crash().connect().drained("q") == []
 
 
-def test_an_internal_error_at_the_discharge_of_what_was_retired(world: World) -> None:
+def test_an_internal_error_at_the_discharge_of_what_was_retired(world: World, peer: Peer, control: Coordinator) -> None:
     """The discharge is rejected, and the delivery is live: a later transaction can retire it."""
-    disk = world.disk
-    assert isinstance(disk, PickyDisk)
-    peer = world.connect()
-    control = peer.coordinator()
-    receiver, delivery = one_taken(peer, "q", "first")
-    disk.kept.add(number_of(world, "q"))
+    peer.fill("q", "first")
+    receiver, delivery, _ = peer.first()
+    picky(world).kept.add(number_of(world, "q"))
     txn_id = control.declare()
     peer.retire(delivery, txn_id)
     assert control.refused(Discharge(txn_id)).condition == Condition.ROLLBACK
     assert not closed(receiver)
-    disk.kept.clear()
+    picky(world).kept.clear()
     txn_id = control.declare()
     peer.retire(delivery, txn_id)
     control.discharge(txn_id)
@@ -215,17 +183,14 @@ def test_an_internal_error_at_the_discharge_of_what_was_retired(world: World) ->
 @pytest.mark.parametrize("settled", [False, True])
 def test_a_payload_that_the_store_lacks_is_an_internal_error(size: int, *, settled: bool) -> None:
     """Nobody is told that there was no such message: the link is closed, the message stays, other queues go on."""
-    world = World(cached_size=0)
-    peer = world.connect()
-    sender = peer.sender("q")
-    peer.post(sender, b"x" * size)
-    peer.post(peer.sender("r"), "other")
+    world, peer = filled(b"x" * size, cached_size=0)
+    peer.fill("r", "other")
     world.disk.pieces[number_of(world, "q")].popitem()
     receiver = peer.receiver("q", 5, settled=settled)
     refusal = condition_of(receiver)
     assert refusal.condition == Condition.INTERNAL_ERROR
     assert "q" in refusal.description
-    queue = world.container.resource.queues["q"]
+    queue = world.queue()
     assert (queue.depth, queue.held) == (1, 0)
     assert peer.bodies(peer.receiver("r", 5)) == ["other"]
     assert not world.stopped
@@ -233,20 +198,9 @@ def test_a_payload_that_the_store_lacks_is_an_internal_error(size: int, *, settl
 
 def test_a_branch_that_is_decided_while_it_is_read_is_not_read_as_a_whole() -> None:
     """Who reads what a branch holds hears that it is gone, and gets no message cut off."""
-    world = World(cached_size=0)
-    peer, reader = world.connect(), world.connect()
-    control, sender, receiver = peer.coordinator(), peer.sender("q"), peer.receiver("q", 2)
-    peer.send_octets(sender, value_message(encode(b"x" * 2 * CHUNK)), "large")
-    world.pump()
-    delivery = receiver.current
-    assert delivery is not None
-    txn_id = control.declare(Start(XID))
-    say_state(delivery, 0x34, [txn_id, None])
-    receiver.recv(delivery.pending)
-    receiver.advance()
-    peer.retire(delivery, txn_id)
-    control.discharge(txn_id)
-    assert peer.ask(Prepare(XID)) == OK
+    world, peer = filled(b"x" * 2 * CHUNK, cached_size=0)
+    reader = world.connect()
+    peer.prepared(takes="q")
     (held,) = world.container.registry.find(XID).work.retired.values()
     link = reader.session.receiver("read")
     link.source.address = branch_address(XID)
@@ -267,97 +221,46 @@ def test_a_branch_that_is_decided_while_it_is_read_is_not_read_as_a_whole() -> N
 
 
 # --- no space
-def test_a_queue_that_was_made_while_there_was_no_space_keeps_its_messages() -> None:
-    """Its first message is refused, the later ones are accepted: they are there after a restart."""
-    full = Full()
-    world = World(hook=full.hook)
-    peer = world.connect()
-    full.now = True
+def test_a_queue_that_was_made_while_there_was_no_space_keeps_its_messages(world: World, peer: Peer) -> None:
+    """Its first message is refused, the later ones are accepted: they are there after a restart. One without messages
+    is stored when there is space again."""
+    world.fault = StoreFull("no space left")
     sender = peer.sender("fresh")
-    first = peer.post(sender, "first")
-    assert refusal_of(first).condition == Condition.RESOURCE_LIMIT
+    assert refused_with(peer.post(sender, "first")).condition == Condition.RESOURCE_LIMIT
     assert not closed(sender)
-    full.now = False
-    control = peer.coordinator()
-    txn_id = control.declare(Start(XID))
-    peer.post(sender, "in a branch", txn_id)
-    control.discharge(txn_id)
-    assert peer.ask(Prepare(XID)) == OK
+    peer.sender("empty")
+    assert "empty" not in world.crash().container.resource.queues
+    world.fault = None
+    world.pass_time(2)
+    peer.prepared(posts="fresh", body="in a branch")
     again = world.crash()
+    assert "empty" in again.container.resource.queues
     other = again.connect()
     assert other.ask(Commit(XID)) == OK
     assert other.post(other.sender("fresh"), "later").remote_state == Delivery.ACCEPTED
     assert again.crash().connect().drained("fresh") == ["in a branch", "later"]
 
 
-def test_a_queue_without_messages_is_stored_when_there_is_space_again() -> None:
-    full = Full()
-    world = World(hook=full.hook)
-    full.now = True
-    world.connect().sender("fresh")
-    full.now = False
-    assert "fresh" not in world.crash().container.resource.queues
-    world.pass_time(2)
-    assert "fresh" in world.crash().container.resource.queues
-
-
-def test_an_outcome_waits_for_space() -> None:
+def test_an_outcome_waits_for_space(world: World, peer: Peer) -> None:
     """A message was accepted while there was no space: the outcome is in force, and told, as soon as there is."""
-    full = Full()
-    world = World(hook=full.hook)
-    peer = world.connect()
-    receiver, delivery = one_taken(peer, "q", "first")
-    full.now = True
+    peer.fill("q", "first")
+    receiver, delivery, _ = peer.first()
+    world.fault = StoreFull("no space left")
     delivery.update(Delivery.ACCEPTED)
     world.pump()
     world.pass_time(2)
-    told = bool(delivery.settled)
-    assert not told
-    full.now = False
+    early = delivery.settled
+    world.fault = None
     world.pass_time(2)
-    assert delivery.settled
+    assert (early, delivery.settled) == (False, True)
     assert not closed(receiver)
-    assert world.crash().connect().drained("q") == []
-
-
-def test_a_rollback_waits_for_space() -> None:
-    full = Full()
-    world = World(hook=full.hook)
-    peer = world.connect()
-    control = peer.coordinator()
-    txn_id = control.declare(Start(XID))
-    peer.post(peer.sender("q"), "x", txn_id)
-    control.discharge(txn_id)
-    assert peer.ask(Prepare(XID)) == OK
-    full.now = True
-    reply = peer.refusal(Rollback(XID))
-    assert (reply.condition, reply.code) == (Condition.RESOURCE_LIMIT, Code.XAER_RMFAIL)
-    full.now = False
-    assert peer.ask(Rollback(XID)) == OK
-
-
-def test_a_commit_in_one_phase_tells_that_there_is_no_space() -> None:
-    full = Full()
-    world = World(hook=full.hook)
-    peer = world.connect()
-    control = peer.coordinator()
-    txn_id = control.declare(Start(XID))
-    peer.post(peer.sender("q"), "x", txn_id)
-    control.discharge(txn_id)
-    full.now = True
-    reply = peer.refusal(Commit(XID, one_phase=True))
-    assert (reply.condition, reply.code, reply.xid) == (Condition.ROLLBACK, Code.XA_RBOTHER, XID)
-    assert "no space left" in reply.description
-    full.now = False
     assert world.crash().connect().drained("q") == []
 
 
 # --- damage
 def test_messages_of_no_queue_are_damage() -> None:
     """A store that has lost a queue is not opened as if its messages had never been."""
-    world = World()
-    peer = world.connect()
-    peer.post(peer.sender("q"), "x")
+    world, _ = filled("x")
     world.disk.queues.clear()
     with pytest.raises(StoreDamaged, match="a queue that it does not have"):
         world.crash()

@@ -9,19 +9,6 @@ import random
 from dtx.broker.timers import MOST_DEAD, Timers
 
 
-def test_what_is_due_is_called_in_its_order_and_once() -> None:
-    timers, called = Timers(), list[int]()
-    for due in (5, 1, 3, 1):
-        timers.add(due, lambda due=due: called.append(due))  # type: ignore[misc]
-    assert timers.next_in(0.0) == 1
-    timers.run(0.9)
-    assert called == []
-    timers.run(3.0)
-    timers.run(3.0)
-    assert called == [1, 1, 3]
-    assert timers.next_in(9.0) == 0
-
-
 def test_what_was_called_off_does_not_come_and_does_not_stay() -> None:
     chance, timers, called = random.Random(7), Timers(), list[int]()
     standing = {}
@@ -38,14 +25,23 @@ def test_what_was_called_off_does_not_come_and_does_not_stay() -> None:
     assert timers.next_in(0.0) is None
 
 
-def test_a_timer_may_add_and_call_off_others() -> None:
+def test_what_is_due_is_called_in_its_order_and_once_and_may_add_and_call_off_others() -> None:
     timers, called = Timers(), list[str]()
-    other = timers.add(2, lambda: called.append("other"))
+    for due in (5, 1, 3, 1):
+        timers.add(due, lambda due=due: called.append(str(due)))  # type: ignore[misc]
+    other = timers.add(6, lambda: called.append("other"))
 
     def first() -> None:
         other.cancel()
         timers.add(1, lambda: called.append("added"))
 
-    timers.add(1, first)
-    timers.run(5)
-    assert called == ["added"]
+    assert timers.next_in(0.0) == 1
+    timers.run(0.9)
+    assert called == []
+    timers.run(3.0)
+    timers.run(3.0)
+    assert called == ["1", "1", "3"]
+    assert timers.next_in(9.0) == 0
+    timers.add(4, first)
+    timers.run(9.0)
+    assert sorted(called[3:]) == ["5", "added"]

@@ -92,16 +92,6 @@ def test_nobody_saves_time_up() -> None:
     assert abs(shares["one"] - shares["other"]) <= 2 * LONGEST_S
 
 
-def test_the_peers_of_a_payer_take_turns() -> None:
-    turns: Turns[int] = Turns()
-    for number in range(5):
-        turns.add(number, "one")
-    for number in [*range(5), *range(5)]:
-        assert turns.take() == number
-        turns.spent("one", 0.001)
-        turns.add(number, "one")
-
-
 def test_who_is_gone_is_not_served() -> None:
     turns: Turns[str] = Turns()
     for one, payer in (("a", "one"), ("b", "one"), ("c", "other")):

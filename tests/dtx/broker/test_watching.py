@@ -9,13 +9,12 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from proton import Message, symbol
+from proton import symbol
 
 from dtx.amqp.messages import DELIVERY_DELAY
 from dtx.broker.broker import Broker
@@ -25,11 +24,11 @@ from dtx.broker.settings import QueueSettings, Settings
 from dtx.broker.telemetry import readiness
 from dtx.broker.telemetry.figures import FiguresOf
 from dtx.broker.telemetry.metrics import METRICS, STATE
-from dtx.protocol.commands import Prepare, Start
+from dtx.protocol.commands import Start
 from dtx.store.contract import Step, StoreAway
 from dtx.store.sql import SqlStore
-from tests.dtx.broker.peer import Coordinator, Peer, World
-from tests.dtx.broker.test_management import manage
+from tests.dtx.broker.peer import Coordinator, Peer, World, queue_told
+from tests.dtx.broker.sockets import on_a_broker, serving, until
 from tests.dtx.store.stores import Loop
 from xa import Xid
 from xa.telemetry import exposition
@@ -37,8 +36,9 @@ from xa.telemetry.metric import OTHER, prometheus_label
 from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
+
+    from prometheus_client.samples import Sample
 
     from dtx.broker.telemetry.figures import Figures
     from tests.postgres import Postgres
@@ -53,10 +53,8 @@ def taken(figures: FiguresOf) -> Figures:
 
 # -- figures
 def test_the_figures_are_those_of_the_queues(world: World, peer: Peer) -> None:
-    for body in ("a", "b", "c"):
-        peer.post(peer.sender("orders"), body)
-    receiver = peer.receiver("orders", 1)
-    assert peer.take(receiver) is not None
+    peer.fill("orders", "a", "b", "c")
+    peer.first("orders")
     world.clock.seconds += 5
     world.container.resource.tick()
     figures = taken(FiguresOf(world.container, 10))
@@ -69,40 +67,27 @@ def test_the_figures_are_those_of_the_queues(world: World, peer: Peer) -> None:
 
 def test_a_message_whose_time_has_not_come_does_not_wait(world: World, peer: Peer) -> None:
     """It is counted apart, however many there are in front, and its age is that of nobody who waits for a consumer."""
-    sender = peer.sender("orders")
-
-    def post(number: int, delay: int = 0) -> None:
-        annotations = {symbol(DELIVERY_DELAY): delay} if delay else None
-        octets = bytes(Message(body=number, annotations=annotations).encode())
-        peer.send_octets(sender, octets, peer.name("m"))
-        world.pump()
 
     def told() -> tuple[int, int, float | None]:
         world.container.resource.tick()
-        orders = taken(FiguresOf(world.container, 10)).queues["orders"]
-        return orders.depth, orders.delayed, orders.oldest_s
+        one = taken(FiguresOf(world.container, 10)).queues["q"]
+        return one.depth, one.delayed, one.oldest_s
 
-    for number in range(LOOKED_AT + 1):
-        post(number, 86_400_000)
+    peer.post_many(range(LOOKED_AT + 1), annotations={symbol(DELIVERY_DELAY): 86_400_000})
     world.clock.seconds += 900
     assert told() == (LOOKED_AT + 1, LOOKED_AT + 1, None)
-    (shown,) = (one for one in manage(peer, operation="queues") if one["name"] == "orders")
+    shown = queue_told(peer)
     assert (shown["depth"], shown["oldest"]) == (LOOKED_AT + 1, None)
-    post(LOOKED_AT + 1)
+    peer.fill("q", "waits")
     world.clock.seconds += 5
     depth, delayed, oldest_s = told()
     assert (depth, delayed) == (LOOKED_AT + 2, LOOKED_AT + 1)
     assert oldest_s == pytest.approx(5, abs=1.1)
-    (shown,) = (one for one in manage(peer, operation="queues") if one["name"] == "orders")
-    assert shown["oldest"] == pytest.approx(world.clock.wall_ms() - 5000, abs=1100)
+    assert queue_told(peer)["oldest"] == pytest.approx(world.clock.wall_ms() - 5000, abs=1100)
 
 
 def test_branches_are_counted_by_their_state(world: World, peer: Peer, control: Coordinator) -> None:
-    prepared = Xid(1, b"one", b"b")
-    txn_id = control.declare(Start(prepared))
-    peer.post(peer.sender("out"), "x", txn_id)
-    control.discharge(txn_id)
-    peer.ask(Prepare(prepared))
+    peer.prepared(posts="out")
     world.clock.seconds += 7
     control.declare(Start(Xid(1, b"two", b"b")))
     figures = taken(FiguresOf(world.container, 10))
@@ -111,28 +96,29 @@ def test_branches_are_counted_by_their_state(world: World, peer: Peer, control: 
 
 
 def test_dead_letters_are_counted_where_they_come_from_and_where_they_are(world: World, peer: Peer) -> None:
-    peer.post(peer.sender("orders"), "bad")
-    receiver = peer.receiver("orders", 1)
-    found = peer.taken(receiver)
-    peer.settle(found[0], found[0].REJECTED)
-    figures = taken(FiguresOf(world.container, 10))
-    assert (figures.queues["orders"].dead_lettered, figures.queues["orders"].dead_letters) == (1, 0)
-    assert (figures.queues["orders.dead"].dead_lettered, figures.queues["orders.dead"].dead_letters) == (0, 1)
+    peer.fill("orders", "bad")
+    _, delivery, _ = peer.first("orders")
+    peer.settle(delivery, delivery.REJECTED)
+    queues = taken(FiguresOf(world.container, 10)).queues
+    assert (queues["orders"].dead_lettered, queues["orders"].dead_letters) == (1, 0)
+    assert (queues["orders.dead"].dead_lettered, queues["orders.dead"].dead_letters) == (0, 1)
 
 
 def test_a_thousand_queues_are_not_a_thousand_series(world: World, peer: Peer) -> None:
+    """And queues in memory have none of their own."""
     resource = world.container.resource
     for number in range(1000):
         resource.create(f"q{number}")
     resource.settle()
     world.pump()
+    peer.receiver(None, 1)
     for name in ("q0", "q998", "q999"):
-        peer.post(peer.sender(name), "x")
+        peer.fill(name, "x")
     figures = FiguresOf(world.container, 10)
     told = taken(figures)
     assert set(told.queues) == {f"q{number}" for number in range(10)} | {OTHER}
     assert (told.queues["q0"].came, told.queues[OTHER].came, told.queues[OTHER].depth) == (1, 2, 2)
-    assert told.queue_count == 1000
+    assert told.queue_count == 1001
 
     # What is deleted is still counted, and a new queue takes the place of a deleted one that had a name of its own.
     for name in ("q999", "q1"):
@@ -147,46 +133,23 @@ def test_a_thousand_queues_are_not_a_thousand_series(world: World, peer: Peer) -
 
 def test_no_queue_is_looked_for_in_all_settings() -> None:
     """With ten thousand of each that took a minute of the event loop."""
+    looked: list[object] = []
 
     class Counted(dict[str, QueueSettings]):
-        looked = 0
-
         def values(self) -> Any:
-            Counted.looked += 1
+            looked.append(self)
             return super().values()
 
     world = World(Settings(queues=Counted({f"q{number}": QueueSettings() for number in range(10)})))
-    before = Counted.looked
+    looked.clear()
     assert len(taken(FiguresOf(world.container, 10)).queues) == 10
-    assert Counted.looked == before
-
-
-def test_queues_in_memory_have_no_series_of_their_own(world: World, peer: Peer) -> None:
-    for _ in range(3):
-        peer.receiver(None, 1)
-    told = taken(FiguresOf(world.container, 10))
-    assert told.queue_count == 3
-    assert set(told.queues) == {OTHER}
+    assert not looked
 
 
 # -- the pages
-@asynccontextmanager
-async def serving(
-    folder: Path, hook: Callable[[Step], None] = lambda _: None, **settings: Any
-) -> AsyncIterator[Broker]:
-    """A broker with pages on a free port."""
-    config = BrokerConfig(
-        listen=(Address("127.0.0.1", 0),),
-        store=f"sqlite:///{folder}/store.db",
-        http=Address("127.0.0.1", 0),
-        settings=Settings(**settings),
-    )
-    broker = Broker(config, hook)
-    await broker.start()
-    try:
-        yield broker
-    finally:
-        await broker.close()
+
+
+HTTP: Final = {"http": Address("127.0.0.1", 0)}
 
 
 async def asked(broker: Broker, page: str) -> tuple[int, bytes]:
@@ -207,81 +170,73 @@ def sql_store(broker: Broker) -> SqlStore:
     return broker._store
 
 
-def test_every_metric_is_told_with_its_attributes(tmp_path: Path) -> None:
-    async def scenario() -> str:
-        async with serving(tmp_path) as broker:
-            broker.container.resource.create("orders")
-            broker.container.resource.settle()
-            broker.flush()
-            while sql_store(broker).groups < 1:  # noqa: ASYNC110 — the store tells nobody else
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.6)  # the loop is looked at
-            status, text = await asked(broker, "metrics")
-            assert status == 200
-            return text.decode()
+@on_a_broker(config=HTTP)
+async def test_every_metric_is_told_with_its_attributes(broker: Broker) -> None:
+    broker.container.resource.create("orders")
+    broker.container.resource.settle()
+    broker.flush()
+    await until(lambda: sql_store(broker).groups)
 
-    families = {
-        sample.name: sample for family in text_string_to_metric_families(asyncio.run(scenario()))
-        for sample in family.samples
-    }  # fmt: skip
-    left = set(families)
-    for metric in METRICS:
-        if metric.name.endswith("oldest.age"):
-            continue  # the queue is empty
-        for name in metric.series:
-            assert set(families[name].labels) - {"le"} == metric.labels, name
-            left.discard(name)
-    assert not left
-    assert {prometheus_label(STATE)} == set(families["xabridge_broker_branches"].labels)
+    async def families() -> dict[str, Sample]:
+        status, text = await asked(broker, "metrics")
+        assert status == 200
+        told = text_string_to_metric_families(text.decode())
+        return {sample.name: sample for family in told for sample in family.samples}
+
+    expected = {name: metric for metric in METRICS if not metric.name.endswith("oldest.age") for name in metric.series}
+    async with asyncio.timeout(WAIT_S):  # the queue is empty, and the loop is looked at twice in a second
+        while (found := await families()).keys() != expected.keys():  # noqa: ASYNC110 — as a scraper does
+            await asyncio.sleep(0.05)
+    for name, metric in expected.items():
+        assert set(found[name].labels) - {"le"} == metric.labels, name
+    assert {prometheus_label(STATE)} == set(found["xabridge_broker_branches"].labels)
 
 
-def test_it_is_ready_while_the_store_takes_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+HELD: Final = threading.Event()
+HELD.set()
+
+
+def held(step: Step) -> None:
+    """The store writes when it is let."""
+    if step is Step.BEFORE_WRITE:
+        HELD.wait(WAIT_S)
+
+
+@on_a_broker(hook=held, config=HTTP)
+async def test_it_is_ready_while_the_store_takes_changes(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "FRESH_S", 0.0)
-    monkeypatch.setattr(readiness, "WRITE_S", 0.2)
-    held = threading.Event()
-    held.set()
-
-    def hook(step: Step) -> None:
-        if step is Step.BEFORE_WRITE:
-            held.wait(WAIT_S)
-
-    async def scenario() -> None:
-        async with serving(tmp_path, hook) as broker:
+    status, body = await asked(broker, "ready")
+    assert (status, json.loads(body)) == (200, {"ready": True, "trouble": "", "full": False})
+    monkeypatch.setattr(readiness, "WRITE_S", 0.05)
+    sql_store(broker)._open.writer._pace.took(10.0)  # so that a thread forces, and the loop turns meanwhile
+    HELD.clear()
+    try:
+        for _ in range(2):  # the second one waits for the same change
             status, body = await asked(broker, "ready")
-            assert (status, json.loads(body)) == (200, {"ready": True, "trouble": "", "full": False})
-            sql_store(broker)._open.writer._pace.took(10.0)  # so that a thread forces, and the loop turns meanwhile
-            held.clear()
-            try:
-                for _ in range(2):  # the second one waits for the same change
-                    status, body = await asked(broker, "ready")
-                    assert (status, json.loads(body)["ready"]) == (503, False)
-                    assert "did not force a change" in json.loads(body)["trouble"]
-                assert (await asked(broker, "live"))[0] == 200
-            finally:
-                held.set()
-            while (await asked(broker, "ready"))[0] != 200:  # noqa: ASYNC110 — as a probe does
-                await asyncio.sleep(0.01)
-
-    asyncio.run(scenario())
-
-
-def test_a_broker_that_stands_by_is_live_and_not_ready(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with serving(tmp_path) as broker:
-            standby = Broker(replace(broker.config, standby=True))
-            starting = asyncio.create_task(standby.start())
-            while standby.http is None:  # noqa: ASYNC110 — it is set once
-                await asyncio.sleep(0.01)
-            assert (await asked(standby, "live"))[0] == 200
-            status, body = await asked(standby, "ready")
             assert (status, json.loads(body)["ready"]) == (503, False)
-            assert "another process" in json.loads(body)["trouble"]
-            assert (await asked(standby, "metrics"))[0] == 200
-            standby.stop()
-            await asyncio.wait_for(starting, WAIT_S)
-            assert not standby.addresses
+            assert "did not force a change" in json.loads(body)["trouble"]
+        assert (await asked(broker, "live"))[0] == 200
+    finally:
+        HELD.set()
+    monkeypatch.setattr(readiness, "WRITE_S", WAIT_S)
+    async with asyncio.timeout(WAIT_S):
+        while (await asked(broker, "ready"))[0] != 200:  # noqa: ASYNC110 — as a probe does
+            await asyncio.sleep(0.01)
 
-    asyncio.run(scenario())
+
+@on_a_broker(config=HTTP)
+async def test_a_broker_that_stands_by_is_live_and_not_ready(broker: Broker) -> None:
+    standby = Broker(replace(broker.config, standby=True))
+    starting = asyncio.create_task(standby.start())
+    await until(lambda: standby.http)
+    assert (await asked(standby, "live"))[0] == 200
+    status, body = await asked(standby, "ready")
+    assert (status, json.loads(body)["ready"]) == (503, False)
+    assert "another process" in json.loads(body)["trouble"]
+    assert (await asked(standby, "metrics"))[0] == 200
+    standby.stop()
+    await asyncio.wait_for(starting, WAIT_S)
+    assert not standby.addresses
 
 
 def over(url: str, *, standby: bool) -> BrokerConfig:
@@ -328,8 +283,7 @@ def test_one_that_stands_by_waits_for_the_server(postgres_server: Postgres, capl
             await Broker(over(url, standby=False)).start()
         broker = Broker(over(url, standby=True))
         starting = asyncio.create_task(broker.start())
-        while "standing by: the store can't be opened" not in caplog.text:  # noqa: ASYNC110 — of a log
-            await asyncio.sleep(0.05)
+        await until(lambda: "standing by: the store can't be opened" in caplog.text)
         assert (await asked(broker, "live"))[0] == 200
         assert (await asked(broker, "ready"))[0] == 503
         await asyncio.to_thread(postgres_server.start)
@@ -340,22 +294,14 @@ def test_one_that_stands_by_waits_for_the_server(postgres_server: Postgres, capl
     asyncio.run(scenario())
 
 
-def test_ready_again_and_again_is_one_force(tmp_path: Path) -> None:
-    async def scenario() -> int:
-        async with serving(tmp_path) as broker:
-            for _ in range(20):
-                assert (await asked(broker, "ready"))[0] == 200
-            return sql_store(broker).groups
-
-    assert asyncio.run(scenario()) <= 2
-
-
-def test_what_the_probe_writes_leaves_no_trace(tmp_path: Path) -> None:
+def test_ready_again_and_again_is_one_force_and_leaves_no_trace(tmp_path: Path) -> None:
     async def scenario() -> None:
-        for _ in range(3):
-            async with serving(tmp_path) as broker:
-                assert (await asked(broker, "ready"))[0] == 200
+        for asks in (10, 1):
+            async with serving(tmp_path, config=HTTP) as broker:
+                for _ in range(asks):
+                    assert (await asked(broker, "ready"))[0] == 200
                 assert not broker.container.resource.queues
+                assert sql_store(broker).groups <= 2
 
     asyncio.run(scenario())
 
@@ -366,7 +312,7 @@ def test_without_the_extra_there_are_probes_and_the_reason(tmp_path: Path, monke
         exposition.Exposition()
 
     async def scenario() -> None:
-        async with serving(tmp_path) as broker:
+        async with serving(tmp_path, config=HTTP) as broker:
             assert "xabridge[metrics]" in broker.watching.notice
             status, body = await asked(broker, "metrics")
             assert (status, b"xabridge[metrics]" in body) == (501, True)
@@ -386,15 +332,12 @@ def test_nothing_is_loaded_where_nobody_watches() -> None:
     ("setting", "told"),
     [("http = 9464", "broker.http: expected str"), ('log_format = "xml"', "broker.log_format: expected text or json")],
 )
-def test_wrong_settings_are_refused(tmp_path: Path, setting: str, told: str) -> None:
+def test_where_it_is_watched_is_a_setting(tmp_path: Path, setting: str, told: str) -> None:
+    """A port alone is on this machine."""
     file = tmp_path / "broker.toml"
     file.write_text(f"[broker]\n{setting}\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=told):
         load(file, {})
-
-
-def test_a_port_alone_is_on_this_machine(tmp_path: Path) -> None:
-    file = tmp_path / "broker.toml"
     file.write_text('[broker]\nhttp = "9464"\n', encoding="utf-8")
     assert load(file, {}).http == Address("127.0.0.1", 9464)
 
