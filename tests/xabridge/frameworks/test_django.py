@@ -72,6 +72,12 @@ def numbers() -> list[int]:
 
 @both
 def test_a_request_is_a_transaction(test: TestApp, client: Client) -> None:
+    assert post(client, number=1, customer="nobody").status_code == 404
+    assert post(client, number=1, customer="everybody").status_code == 500
+    assert post(client, number="one", customer="Ada").status_code == 500
+    assert client.post("/refuse", ADA, content_type="application/json").status_code == 400
+    assert client.post("/swallow", ADA, content_type="application/json").status_code == 503
+    assert (numbers(), test.waiting("orders"), told) == ([], 0, []), "what fails, or gives up, is rolled back"
     assert post(client, **ADA).status_code == 201
     assert (client.get("/orders").json()["numbers"], test.waiting("orders"), told) == ([1], 1, [1])
     test.deliver("orders")
@@ -80,14 +86,11 @@ def test_a_request_is_a_transaction(test: TestApp, client: Client) -> None:
     order = Order.objects.get()
     assert order.details == {"by": "hand"}
     assert abs((datetime.now(UTC) - order.placed).total_seconds()) < 600
-
-
-@both
-def test_what_fails_is_rolled_back(test: TestApp, client: Client) -> None:
-    assert post(client, number=1, customer="nobody").status_code == 404
-    assert post(client, number=1, customer="everybody").status_code == 500
-    assert post(client, number="one", customer="Ada").status_code == 500
-    assert (numbers(), test.waiting("orders"), told) == ([], 0, [])
+    with pytest.raises(RolledBack, match=r"IntegrityError: duplicate key.*django_shop.py") as refused:
+        test.deliver("twice", 2)
+    assert isinstance(refused.value.__cause__, IntegrityError), "what is swallowed is told"
+    assert "in create_twice" in place_of(refused.value)
+    assert numbers() == [1]
 
 
 @both
@@ -139,16 +142,19 @@ def test_an_atomic_block_is_a_savepoint(test: TestApp) -> None:
         assert told == []
     assert (numbers(), told) == ([1, 3, 4], [1])
 
-
-@both
-def test_the_callbacks_of_a_commit_work_outside_of_it(test: TestApp) -> None:  # noqa: ARG001
     def more() -> None:
-        Order.objects.create(number=2, customer="later")
+        Order.objects.create(number=6, customer="later")
 
-    with orm.begin():
-        Order.objects.create(number=1, customer="Ada")
-        transaction.on_commit(more)
-    assert numbers() == [1, 2]
+    def complete() -> None:
+        Order.objects.create(number=7, customer="Boole")
+        transaction.on_commit(lambda: told.append(7))
+
+    with orm.begin() as tx:
+        Order.objects.create(number=5, customer="Ada")
+        transaction.on_commit(more)  # outside of the transaction
+        tx.register_synchronization(before=complete)  # in it
+        tx.send("orders", ADA)
+    assert (numbers(), told, test.waiting("orders")) == ([1, 3, 4, 5, 6, 7], [1, 7], 1)
 
 
 def test_what_django_refuses_in_it(test: TestApp) -> None:
@@ -167,6 +173,13 @@ def test_what_django_refuses_in_it(test: TestApp) -> None:
     with pytest.raises(RolledBack), orm.begin(), suppress(IntegrityError):
         Order.objects.create(number=1, customer="again")
     assert (numbers(), told, test.waiting("orders")) == ([1], [], 0)
+    with suppress(TransactionManagementError), transaction.atomic():
+        Order.objects.create(number=2, customer="Boole")
+        with app.begin() as tx:
+            tx.send("orders", ADA)
+    assert (numbers(), test.waiting("orders")) == ([1], 0), "a transaction in a block of Django"
+    with pytest.raises(TypeError, match="a dict of its fields"), orm.begin() as tx:
+        tx.send("orders", Order(number=1, customer="Ada"))
 
 
 def test_what_would_be_committed_apart_is_refused(test: TestApp) -> None:  # noqa: ARG001
@@ -195,12 +208,6 @@ def test_the_block_around_a_view_is_the_transaction(
     assert (numbers(), test.waiting("orders"), told) == ([1, 2], 2, [1, 2])
 
 
-def test_a_view_that_gives_up_without_a_block(test: TestApp, client: Client) -> None:
-    assert client.post("/refuse", ADA, content_type="application/json").status_code == 400
-    assert client.post("/swallow", ADA, content_type="application/json").status_code == 503
-    assert (numbers(), test.waiting("orders"), told) == ([], 0, [])
-
-
 @both
 def test_a_message_in_a_block_that_is_undone(test: TestApp) -> None:
     with pytest.raises(RolledBack, match=r"(?s)KeyError.*'broker'.*send behind the block"), orm.begin() as tx:
@@ -224,23 +231,6 @@ def test_a_message_in_a_block_that_is_undone(test: TestApp) -> None:
         tx.send("orders", ADA)
         Order.objects.create(**ADA)
     assert (numbers(), test.waiting("orders")) == ([1], 2)
-
-
-@both
-def test_what_is_swallowed_is_told(test: TestApp) -> None:
-    with pytest.raises(RolledBack, match=r"IntegrityError: duplicate key.*django_shop.py") as refused:
-        test.deliver("twice", 1)
-    assert isinstance(refused.value.__cause__, IntegrityError)
-    assert "in create_twice" in place_of(refused.value)
-    assert numbers() == []
-
-
-def test_a_transaction_in_a_block_of_django(test: TestApp) -> None:
-    with suppress(TransactionManagementError), transaction.atomic():
-        Order.objects.create(**ADA)
-        with app.begin() as tx:
-            tx.send("orders", ADA)
-    assert (numbers(), test.waiting("orders")) == ([], 0)
 
 
 @pytest.fixture
@@ -345,6 +335,11 @@ def test_what_a_project_sets_on_its_connections_holds(test: TestApp) -> None:  #
 
 def test_another_name_of_the_server_and_another_server(test: TestApp, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = connections["default"].settings_dict
+    name = settings["NAME"]
+    monkeypatch.setitem(settings, "NAME", "another")
+    with pytest.raises(ImproperlyConfigured, match="both have to be the same"), orm.begin():
+        numbers()
+    monkeypatch.setitem(settings, "NAME", name)
     monkeypatch.setitem(settings, "HOST", "localhost")
     with orm.begin():
         Order.objects.create(**ADA)
@@ -412,19 +407,6 @@ def test_a_connection_that_was_lost_is_replaced(
     assert len(told) >= 2
 
 
-@both
-def test_before_the_commit_the_orm_takes_part(test: TestApp) -> None:
-    def complete() -> None:
-        Order.objects.create(number=2, customer="Boole")
-        transaction.on_commit(lambda: told.append(2))
-
-    with orm.begin() as tx:
-        Order.objects.create(**ADA)
-        tx.register_synchronization(before=complete)
-        tx.send("orders", ADA)
-    assert (numbers(), told, test.waiting("orders")) == ([1, 2], [2], 1)
-
-
 def test_a_transaction_inside_of_another(test: TestApp) -> None:  # noqa: ARG001
     @app.transactional(propagation=Propagation.REQUIRES_NEW)
     def inner() -> None:
@@ -468,17 +450,6 @@ def test_coroutines(test: TestApp, client: Client) -> None:
     for row, status in (({"number": 2, "customer": "Ada"}, 500), ({"number": 3, "customer": "teapot"}, 418)):
         assert client.post("/later", row, content_type="application/json").status_code == status
     assert (numbers(), test.waiting("orders")) == ([1, 3], 1)
-
-
-def test_a_model_of_an_orm_is_no_json(test: TestApp) -> None:  # noqa: ARG001
-    with pytest.raises(TypeError, match="a dict of its fields"), orm.begin() as tx:
-        tx.send("orders", Order(number=1, customer="Ada"))
-
-
-def test_another_database_is_refused(test: TestApp, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
-    monkeypatch.setitem(connections["default"].settings_dict, "NAME", "another")
-    with pytest.raises(ImproperlyConfigured, match="both have to be the same"), orm.begin():
-        numbers()
 
 
 @both
@@ -526,42 +497,30 @@ def test_an_app_has_one_orm_which_is_declared_before_it_runs(test: TestApp) -> N
         DjangoOrm(other, default="shop")
 
 
-@pytest.mark.parametrize(
-    ("configuration", "told"),
-    [
+def test_a_check_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[tuple[Any, list[str]]] = [
         (Configuration("shop", "file:///nowhere", {"shop": "postgresql://", "broker": "amqp://"}), []),
         (
             Configuration("shop", "file:///nowhere", {"store": "postgresql://", "broker": "amqp://"}),
             ['"default" is to be the resource shop, which the configuration does not have (it has: store,'],
         ),
         ("/nowhere/xabridge.toml", ["the configuration of the App can't be read: /nowhere/xabridge.toml"]),
-    ],
-)
-def test_a_check_of_the_project(configuration: Any, told: list[str]) -> None:
-    before = run_checks(tags=["xabridge"])
-    DjangoOrm(App(configuration), default="shop")
-    found = [message.msg for message in run_checks(tags=["xabridge"]) if message not in before]
-    assert len(found) == len(told)
-    for message, part in zip(found, told, strict=True):
-        assert part in message
+    ]
+    for configuration, expected in cases:
+        before = run_checks(tags=["xabridge"])
+        DjangoOrm(App(configuration), default="shop")
+        found = [message.msg for message in run_checks(tags=["xabridge"]) if message not in before]
+        assert len(found) == len(expected)
+        assert all(part in message for message, part in zip(found, expected, strict=True)), found
 
-
-@pytest.mark.parametrize(
-    ("alias", "told"),
-    [
-        ("small", 'the database "small" is SQLite, and the ORM takes part in transactions with PostgreSQL only'),
-        ("none", 'DATABASES has no "none"; it has "default", "small"'),
-    ],
-)
-def test_a_database_that_can_not_take_part_is_refused_when_it_is_declared(
-    alias: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     engine = connections.settings["default"] | {"ENGINE": "django.db.backends.sqlite3", "NAME": "/nowhere/db.sqlite3"}
     monkeypatch.setitem(connections.settings, "small", engine)
-    try:
+    for alias, why in (
+        ("small", 'the database "small" is SQLite, and the ORM takes part in transactions with PostgreSQL only'),
+        ("none", 'DATABASES has no "none"; it has "default", "small"'),
+    ):
         with pytest.raises(ImproperlyConfigured) as refused:
             DjangoOrm(App("nowhere.toml"), **{alias: "shop"})
-    finally:
-        if hasattr(connections._connections, "small"):
-            del connections["small"]
-    assert told in str(refused.value)
+        assert why in str(refused.value)
+    if hasattr(connections._connections, "small"):
+        del connections["small"]
