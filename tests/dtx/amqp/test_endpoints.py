@@ -203,6 +203,7 @@ class Walk:
     def check(self) -> None:
         client, server = self.ends.client, self.ends.server
         for end in (client, server):
+            assert end.connection.state is ConnectionState.OPENED, end.events[-1]  # nobody has found an error
             end.rules.check_answers()
         for end in (client, server):
             self.check_messages(end)
