@@ -150,6 +150,7 @@ LAKE: Final = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("points", LAKE.values(), ids=LAKE)
 def test_a_delta_table_has_each_row_once(
     env: SparkEnvironment, surviving: Driver, points: tuple[tuple[str, str], ...]

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 N = 20
 
 
+@pytest.mark.long
 def test_a_source_and_a_sink_of_different_pipelines_are_refused(spark: Driver, env: SparkEnvironment) -> None:
     env.send(range(N))
     sink = env.sink(table="rows", pipeline="another")
@@ -51,6 +52,7 @@ def test_a_checkpoint_one_batch_old_is_refused(spark: Driver, env: SparkEnvironm
     env.check_totals(range(50))
 
 
+@pytest.mark.long
 def test_a_new_checkpoint_is_adopted_or_refused(spark: Driver, env: SparkEnvironment) -> None:
     sink = env.sink(table="rows")
     query: dict[str, Any] = {"query": "copied_rows", "sink": sink, "checkpoint": env.checkpoint}

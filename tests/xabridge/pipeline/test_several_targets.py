@@ -73,6 +73,7 @@ def managed(tmp_path: Path, java_home: Path) -> Iterator[SparkEnvironment]:
     server.remove()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", KILLS)
 def test_a_database_that_decides(managed: SparkEnvironment, spark: Driver, killed: int) -> None:
     env = managed

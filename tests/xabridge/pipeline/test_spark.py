@@ -44,6 +44,7 @@ def test_a_second_run_goes_on_where_the_first_one_ended(spark: Driver, env: Spar
     env.check_copies(Counter(range(2 * N)))
 
 
+@pytest.mark.long
 def test_only_an_address_and_several_queues(spark: Driver, env: SparkEnvironment) -> None:
     env.send(range(30))
     env.send(range(30, 50), "second")
@@ -122,6 +123,7 @@ def test_what_is_refused_when_the_query_starts(spark: Driver, env: SparkEnvironm
     }
 
 
+@pytest.mark.long
 def test_json_bodies_by_a_schema_that_gets_a_column(spark: Driver, env: SparkEnvironment) -> None:
     """The bodies are numbers here, which are no objects: bad, until they are dead letters."""
     env.configure_broker("[broker.queue_defaults]\nmax_deliveries = 1\n")
@@ -172,6 +174,7 @@ def test_a_delta_table_gets_a_column_with_the_same_checkpoint(spark: Driver, env
         spark.call("into_lake", schema="id bigint, kind string, price double", columns=columns, **arguments)
 
 
+@pytest.mark.long
 def test_update_mode_by_key(spark: Driver, env: SparkEnvironment) -> None:
     env.send(range(N))
     sink = env.sink(table="totals", key="product")
@@ -191,6 +194,7 @@ def test_one_key_in_every_row_of_every_task(spark: Driver, env: SparkEnvironment
     assert env.left() == []
 
 
+@pytest.mark.long
 def test_state_by_transform_with_state(spark: Driver, env: SparkEnvironment) -> None:
     env.send(range(N))
     sink = env.sink(table="counts", key="product")
@@ -201,6 +205,7 @@ def test_state_by_transform_with_state(spark: Driver, env: SparkEnvironment) -> 
     assert env.left() == []
 
 
+@pytest.mark.long
 def test_a_poison_row_is_found_by_restarts_and_keeps_nothing_else(spark: Driver, env: SparkEnvironment) -> None:
     """The user's code fails on 37. A supervisor starts the query again whenever it fails."""
     env.configure_broker("[broker.queue_defaults]\nmax_deliveries = 2\n")
@@ -215,6 +220,7 @@ def test_a_poison_row_is_found_by_restarts_and_keeps_nothing_else(spark: Driver,
     assert env.left() == []
 
 
+@pytest.mark.long
 def test_a_broker_that_is_started_again_fails_no_query(spark: Driver, env: SparkEnvironment) -> None:
     """Between batches, and in the middle of them."""
     env.send(range(N))
