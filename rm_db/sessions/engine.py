@@ -92,6 +92,9 @@ class EngineBranch(Protocol):
 class _ConnectionRecord:
     """SQLAlchemy notes here what to reset in a connection that returns to its pool. This connection never returns."""
 
+    starttime = 0.0
+    """A connection that broke is none of the pool's: those that the pool has made since stay valid."""
+
     def __init__(self) -> None:
         self.finalize_callback: list[Any] = []
 
@@ -127,8 +130,12 @@ class EngineConnection(BorrowedConnection):
         """Undoes the work since the last commit."""
         name, self._savepoint = self._savepoint, None
         if name is not None and not self._access.is_over:
-            with ending_savepoint(self._access):
-                self._execute(f"ROLLBACK TO SAVEPOINT {name}", f"RELEASE SAVEPOINT {name}")
+            try:
+                with ending_savepoint(self._access):
+                    self._execute(f"ROLLBACK TO SAVEPOINT {name}", f"RELEASE SAVEPOINT {name}")
+            except Exception as error:  # MariaDB goes on behind it, and would commit what was to be undone
+                self._access.set_rollback_only(f"work could not be taken back: {error}")
+                raise
 
     def close(self) -> None:
         """Undoes the work that was not committed, as a pool does."""
