@@ -9,6 +9,7 @@ import pytest
 from tests.postgres import Postgres
 from tests.rm_db.harness import PostgresHarness
 from tests.rm_db.pooler import Pooler, installed
+from tests.rm_delta.conftest import tmp_path  # noqa: F401 — logs and files of SQLite are in memory, too
 from xabridge.testing.contract.client import RMID, Client
 
 if TYPE_CHECKING:
@@ -56,24 +57,3 @@ def pooler(postgres_unprepared: Postgres) -> Iterator[Pooler]:
     pooler = Pooler(postgres_unprepared, size=8)
     yield pooler
     pooler.remove()
-
-
-@pytest.fixture
-def postgres_careless() -> Iterator[Postgres]:
-    """A PostgreSQL that does not force to disk, and answers before it is durable."""
-    server = Postgres({"fsync": "off", "synchronous_commit": "off"})
-    server.start()
-    yield server
-    server.remove()
-
-
-@pytest.fixture
-def postgres_standby() -> Iterator[Postgres]:
-    """A PostgreSQL that takes no writes, since it waits for those of a primary."""
-    server = Postgres()
-    server.start()
-    server.stop()
-    (server.data / "standby.signal").touch()
-    server.start()
-    yield server
-    server.remove()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pymysql
+import pytest
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 
@@ -18,31 +19,63 @@ from rm_db import DecidingDatabase, MariaResource, PostgresResource
 from rm_db.postgres.database import PostgresDatabase
 from rm_db.postgres.resource_manager import PostgresDriver
 from tests.rm_db.proxy import Proxy
+from xa import BranchRolledBack, Code
+from xabridge.testing.contract.client import refused
 from xabridge.testing.contract.harness import Capabilities
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
     from rm_db.mariadb.connection import MariaConnection
     from rm_db.postgres.libpq import LibpqConnection
     from tests.postgres import Postgres
-    from xa import Code, DecidingResource, Registrar, ResourceManager, Xid
+    from xa import DecidingResource, Registrar, ResourceManager, Xid
+    from xabridge.testing.contract.client import Client
     from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
 
 
 class _Harness:
-    """What all of them share."""
+    """What all of them share. `admin` is what a statement of the superuser answers."""
 
     capabilities = Capabilities(
         branches_shared=False, joins_active=False, heuristics=False, expires=False, max_prepared=50
     )
+    manager: Callable[[Registrar], Any]
     open_string: str
+    proxy: Proxy
+    admin: Callable[..., list[tuple[Any, ...]]]
 
     def __init__(self) -> None:
         self._clients: list[Any] = []
+
+    def close(self) -> None:
+        """The end, also of clients that a test has not closed."""
+        for rm in self._clients:
+            self.let_go(rm)
+        self.proxy.close()
+
+    def new(self, registrar: Registrar) -> Any:
+        rm = self.manager(registrar)
+        self._clients.append(rm)
+        return rm
+
+    def let_go(self, rm: Any) -> None:
+        """Closes what a client that is not used any more has connected."""
+        raise NotImplementedError(rm.name)
+
+    def crash(self, rm: ResourceManager) -> None:
+        """The process is gone, and what it had connected to the server."""
+        self.disconnect(rm)
+        self.let_go(rm)
+        self._clients.remove(rm)
+
+    def disconnect(self, rm: ResourceManager) -> None:
+        """Breaks the connections of a client."""
+        raise NotImplementedError(rm.name)
 
     def write(self, rm: ResourceManager, rmid: int, key: str) -> None:
         session = rm.session(rmid)
@@ -68,9 +101,41 @@ class _Harness:
         raise NotImplementedError(str(xid))
 
 
+class _Deciding(_Harness):
+    """The same, deciding."""
+
+    manager: Callable[[Registrar], Any] = DecidingDatabase
+
+    def hold_the_reply(self) -> None:
+        """To the commit."""
+        self.proxy.hold_replies()
+
+    def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
+        if before:
+            self.disconnect(rm)
+            return rm.decide(xid, rmid, record)
+        self.hold_the_reply()
+        cutter = threading.Thread(target=self._cut_when_decided, args=(xid,))
+        cutter.start()
+        try:
+            return rm.decide(xid, rmid, record)
+        finally:
+            cutter.join()
+
+    def _cut_when_decided(self, xid: Xid) -> None:
+        while not self.admin("SELECT gtrid FROM xabridge_decision WHERE gtrid = %s", xid.gtrid.hex()):
+            pass
+        self.proxy.cut()
+
+    def decisions(self) -> list[str]:
+        """Those that have been left."""
+        return [f"{state}: {gtrid}" for gtrid, state in self.admin("SELECT gtrid, state FROM xabridge_decision")]
+
+
 class PostgresHarness(_Harness):
     """A database, which several tests may have one after the other, behind a proxy."""
 
+    manager: Callable[[Registrar], Any] = PostgresResource
     wrong_open_string = "postgresql://127.0.0.1:1/nowhere?xa_nonsense=1"
 
     def __init__(self, server: Postgres, url: str, settings: str = "") -> None:
@@ -81,31 +146,23 @@ class PostgresHarness(_Harness):
         self.open_string = self.proxy.url + settings
         self.admin("CREATE TABLE IF NOT EXISTS work (key text PRIMARY KEY)")
 
-    def close(self) -> None:
-        """The end, also of clients that a test has not closed."""
-        for rm in self._clients:
-            let_go(rm)
-        self.proxy.close()
-
     def admin(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """What a statement of the superuser answers."""
         with psycopg.connect(self.url, autocommit=True, options="-c lock_timeout=10s") as connection:
             cursor = connection.execute(statement.encode(), parameters or None)
             return cursor.fetchall() if cursor.description else []
 
-    def new(self, registrar: Registrar) -> Any:
-        rm = PostgresResource(registrar)
-        self._clients.append(rm)
-        return rm
+    def set_server(self, name: str, value: str) -> None:
+        """A setting of the whole server, once new sessions have it."""
+        self.admin(f"ALTER SYSTEM SET {name} = {value}")
+        self.admin("SELECT pg_reload_conf()")
+        while self.admin(f"SHOW {name}") != [(value,)]:
+            pass
 
     def committed(self) -> AbstractSet[str]:
         return {key for (key,) in self.admin("SELECT key FROM work")}
 
-    def crash(self, rm: ResourceManager) -> None:
-        """The process is gone, and what it had connected to the server."""
-        self.disconnect(rm)
+    def let_go(self, rm: Any) -> None:
         let_go(rm)
-        self._clients.remove(rm)
 
     def disconnect(self, rm: ResourceManager) -> None:
         pids = [connection.pgconn.backend_pid for connection in connections(rm)]
@@ -129,39 +186,13 @@ class PostgresHarness(_Harness):
         return left + [f"backend at work: {query}" for (query,) in at_work]
 
 
-class PostgresDeciderHarness(PostgresHarness):
+class PostgresDeciderHarness(_Deciding, PostgresHarness):
     """The same, deciding."""
 
     wrong_open_string = "decider+postgresql://127.0.0.1:1/nowhere?xa_pool_size=0"
 
-    def new(self, registrar: Registrar) -> Any:
-        rm = DecidingDatabase(registrar)
-        self._clients.append(rm)
-        return rm
-
-    def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
-        if before:
-            self.disconnect(rm)
-            return rm.decide(xid, rmid, record)
-        self.proxy.hold_replies()
-        cutter = threading.Thread(target=self._cut_when_decided, args=(xid,))
-        cutter.start()
-        try:
-            return rm.decide(xid, rmid, record)
-        finally:
-            cutter.join()
-
-    def _cut_when_decided(self, xid: Xid) -> None:
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            while not connection.execute(
-                "SELECT FROM xabridge_decision WHERE gtrid = %s", [xid.gtrid.hex()]
-            ).fetchall():
-                pass
-        self.proxy.cut()
-
     def leaks(self) -> list[str]:
-        rows = self.admin("SELECT gtrid, state FROM xabridge_decision")
-        return super().leaks() + [f"{state}: {gtrid}" for gtrid, state in rows]
+        return super().leaks() + self.decisions()
 
 
 class PooledDeciderHarness(PostgresDeciderHarness):
@@ -182,6 +213,7 @@ class MariaHarness(_Harness):
     """A database of MariaDB's, behind a proxy."""
 
     capabilities = replace(_Harness.capabilities, format_ids=False)
+    manager: Callable[[Registrar], Any] = MariaResource
     wrong_open_string = "mariadb://127.0.0.1:1/nowhere?xa_nonsense=1"
 
     def __init__(self, server: MariaDB, url: str) -> None:
@@ -192,44 +224,27 @@ class MariaHarness(_Harness):
         self.open_string = self.proxy.url
         self.admin("CREATE TABLE IF NOT EXISTS work (`key` varchar(100) PRIMARY KEY) ENGINE = InnoDB")
 
-    def close(self) -> None:
-        """The end, also of clients that a test has not closed."""
-        for rm in self._clients:
-            self._let_go(rm)
-        self.proxy.close()
-
     def admin(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """What a statement answers."""
-        with (
-            pymysql.connect(
-                host="127.0.0.1",
-                port=self._url.port or 0,
-                user=self._url.username,
-                password=self._url.password or "",
-                database=self._url.database,
-                autocommit=True,
-                ssl_disabled=True,  # PyMySQL would read all certificates of the system for it
-            ) as connection,
-            connection.cursor() as cursor,
-        ):
+        with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute(statement, parameters or None)
             return list(cursor.fetchall())
 
-    def new(self, registrar: Registrar) -> Any:
-        rm = MariaResource(registrar)
-        self._clients.append(rm)
-        return rm
+    def connect(self) -> pymysql.Connection[Any]:
+        """Somebody else's connection, which commits each statement."""
+        return pymysql.connect(
+            host="127.0.0.1",
+            port=self._url.port or 0,
+            user=self._url.username,
+            password=self._url.password or "",
+            database=self._url.database,
+            autocommit=True,
+            ssl_disabled=True,  # PyMySQL would read all certificates of the system for it
+        )
 
     def committed(self) -> AbstractSet[str]:
         return {key for (key,) in self.admin("SELECT `key` FROM work")}
 
-    def crash(self, rm: ResourceManager) -> None:
-        """The process is gone, and what it had connected to the server."""
-        self.disconnect(rm)
-        self._let_go(rm)
-        self._clients.remove(rm)
-
-    def _let_go(self, rm: Any) -> None:
+    def let_go(self, rm: Any) -> None:
         abandon(rm)
         database = rm.driver.unit_driver.database
         if database is not None:
@@ -264,47 +279,27 @@ class MariaHarness(_Harness):
         return left + [f"at work: {row}" for row in self._server.ask(at_work)]
 
 
-class MariaDeciderHarness(MariaHarness):
+class MariaDeciderHarness(_Deciding, MariaHarness):
     """The same, deciding."""
 
     wrong_open_string = "mysql+pymysql://127.0.0.1:1/nowhere?xa_pool_size=0"
 
-    def new(self, registrar: Registrar) -> Any:
-        rm = DecidingDatabase(registrar)
-        self._clients.append(rm)
-        return rm
-
-    def _let_go(self, rm: Any) -> None:
+    def let_go(self, rm: Any) -> None:
         abandon(rm)
         backend = rm.driver.unit_driver.backend
         if backend is not None:
             backend._engine.dispose()
             backend.table._engine.dispose()
 
-    def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
-        if before:
-            self.disconnect(rm)
-            return rm.decide(xid, rmid, record)
+    def hold_the_reply(self) -> None:
         self.proxy.hold_replies_to(b"COMMIT")
-        cutter = threading.Thread(target=self._cut_when_decided, args=(xid,))
-        cutter.start()
-        try:
-            return rm.decide(xid, rmid, record)
-        finally:
-            cutter.join()
-
-    def _cut_when_decided(self, xid: Xid) -> None:
-        while not self.admin("SELECT gtrid FROM xabridge_decision WHERE gtrid = %s", xid.gtrid.hex()):
-            pass
-        self.proxy.cut()
 
     def leaks(self) -> list[str]:
-        rows = self.admin("SELECT gtrid, state FROM xabridge_decision")
-        return [f"{state}: {gtrid}" for gtrid, state in rows]
+        return self.decisions()
 
 
-class SqliteDeciderHarness(_Harness):
-    """A database in a file."""
+class SqliteDeciderHarness(_Deciding):
+    """A database in a file, to which there is no connection that could be lost."""
 
     wrong_open_string = "sqlite://"
 
@@ -315,14 +310,8 @@ class SqliteDeciderHarness(_Harness):
         self.admin("CREATE TABLE work (key text PRIMARY KEY)")
 
     def admin(self, statement: str) -> list[tuple[Any, ...]]:
-        """What a statement answers."""
         with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
             return connection.execute(statement).fetchall()
-
-    def new(self, registrar: Registrar) -> DecidingDatabase:
-        rm = DecidingDatabase(registrar)
-        self._clients.append(rm)
-        return rm
 
     def committed(self) -> AbstractSet[str]:
         return {key for (key,) in self.admin("SELECT key FROM work")}
@@ -332,25 +321,30 @@ class SqliteDeciderHarness(_Harness):
         abandon(rm)
         rm.driver.unit_driver.backend.close()  # type: ignore[attr-defined]
 
-    def disconnect(self, rm: ResourceManager) -> None:
-        """There is no connection to a file."""
-        raise NotImplementedError(rm.name)
-
-    def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
-        """There is no connection to a file."""
-        raise NotImplementedError(f"{rm.name}, {xid}, {rmid}, {record!r}, before={before}")
-
     def go_down(self) -> None:
         """A file is always there."""
         raise NotImplementedError
 
-    def come_back(self) -> None:
-        """A file is always there."""
-        raise NotImplementedError
+    come_back = go_down
 
     def leaks(self) -> list[str]:
-        rows = self.admin("SELECT gtrid, state FROM xabridge_decision")
-        return [f"{state}: {gtrid}" for gtrid, state in rows]
+        return self.decisions()
+
+
+def vote(client: Client, xid: Xid) -> BranchRolledBack:
+    """Ends and prepares; both may say no, and the first to say so says why."""
+    try:
+        client.end(xid)
+        with pytest.raises(BranchRolledBack) as raised:
+            client.prepare(xid)
+        no = raised.value
+    except BranchRolledBack as told:
+        client.retrying("rollback", xid)
+        no = told
+    assert no.xid == xid
+    with refused(Code.XAER_NOTA):
+        client.rollback(xid)
+    return no
 
 
 def let_go(rm: Any) -> None:

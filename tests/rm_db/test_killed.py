@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -19,7 +20,6 @@ from sqlalchemy.exc import DBAPIError
 
 from rm_db import DecidingDatabase, MariaResource, PostgresResource
 from tests.postgres import Postgres
-from tests.rm_db.strike import Strike
 from tests.tm.wrapped import DECIDER_VERBS, VERBS, hooked
 from tm import OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
 
@@ -30,7 +30,30 @@ if TYPE_CHECKING:
     from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S: Final = 60
-ROUNDS: Final = int(os.environ.get("XABRIDGE_KILL_ROUNDS", "4"))
+ROUNDS: Final = int(os.environ.get("XABRIDGE_KILL_ROUNDS", "2"))
+EVERY: Final = os.environ.get("XABRIDGE_POINTS") == "all"
+NEVER: Final = 10**9
+
+
+class Strike:
+    """What happens at the point number `at` of a transaction; points are before and after each verb."""
+
+    def __init__(self, at: int, disaster: Callable[[], None]) -> None:
+        self._at = at
+        self._disaster = disaster
+        self.points = 0
+        self.passed: set[str] = set()
+        self.armed = False
+        self.struck = ""
+
+    def hit(self, when: str, verb: str) -> None:
+        """A point was reached."""
+        if self.armed:
+            self.points += 1
+            self.passed.add(f"{when} {verb}")
+            if self.points == self._at:
+                self.struck = f"{when} {verb}"
+                self._disaster()
 
 
 def stopped_at_once(server: Postgres | MariaDB) -> None:
@@ -51,35 +74,49 @@ def sessions_ended(server: Postgres | MariaDB) -> None:
         pass
 
 
+def seeded() -> tuple[int, random.Random]:
+    """The seed, to be printed, and what is drawn from it."""
+    seed = int(os.environ.get("XABRIDGE_SEED", "0")) or random.SystemRandom().randrange(10**6)
+    return seed, random.Random(seed)
+
+
+DISASTERS: Final = (stopped_at_once, sessions_ended)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["postgres two-phase", "postgres decider", "mariadb two-phase"])
-@pytest.mark.parametrize("disaster", [stopped_at_once, sessions_ended])
-def test_at_every_step(
-    request: pytest.FixtureRequest, postgres: Postgres, tmp_path: Path, kind: str, disaster: Callable[[Any], None]
-) -> None:
-    """Both databases have the row or neither has; the application was told which, or that it is not known yet."""
+def test_at_every_step(request: pytest.FixtureRequest, postgres: Postgres, tmp_path: Path, kind: str) -> None:
+    """Both databases have the row or neither has; the application was told which, or that it is not known yet. The
+    short form strikes at every other step, in turn with one disaster and the other; the seed says where it begins."""
     name, _, mode = kind.partition(" ")
     server: Postgres | MariaDB = request.getfixturevalue(name)
     urls = _made_databases(server, postgres)
+    seed, chance = seeded()
     number = 0
-    seen: set[str] = set()
-    while True:
+
+    def transaction(strike: Strike) -> bool | None:
+        nonlocal number
         number += 1
         server.start()
-        strike = Strike(number, lambda: disaster(server))
         with _manager(urls, mode, tmp_path, strike) as manager:
             told = _transact(manager, strike, number)
             server.start()
             _recover(manager)
         found = {name: number in rows for name, rows in _rows(urls).items()}
-        assert len(set(found.values())) == 1, f"{strike.struck}: {found}"
-        assert told is None or told == found["shop"], f"{strike.struck}: told {told}, found {found}"
-        assert _prepared(server) == [], strike.struck
-        if not strike.struck:
-            break
-        seen.add(strike.struck)
-    assert told is True  # the last one, which nothing happened to
-    assert {"after start", "before end", "after end", "before prepare", "after prepare", "before commit"} <= seen
+        assert len(set(found.values())) == 1, f"{strike.struck}: {found}, XABRIDGE_SEED={seed}"
+        assert told is None or told == found["shop"], f"{strike.struck}: told {told}, {found}, XABRIDGE_SEED={seed}"
+        assert _prepared(server) == [], f"{strike.struck}, XABRIDGE_SEED={seed}"
+        return told
+
+    whole = Strike(NEVER, lambda: None)
+    assert transaction(whole) is True
+    assert {"before start", "before end", "before prepare", "before commit"} <= whole.passed
+    for step in range(1 if EVERY else 1 + chance.randrange(2), whole.points + 1, 1 if EVERY else 2):
+        turn = chance.randrange(2)
+        for disaster in DISASTERS if EVERY else DISASTERS[turn : turn + 1]:
+            strike = Strike(step, partial(disaster, server))
+            transaction(strike)
+            assert strike.struck
 
 
 def _made_databases(shop: Postgres | MariaDB, ledger: Postgres) -> dict[str, str]:
@@ -176,8 +213,7 @@ def test_several_nodes_whose_processes_are_killed(mariadb: MariaDB, postgres: Po
     urls = _made_databases(mariadb, postgres)
     _execute(urls["shop"], "CREATE TABLE stocked (number integer PRIMARY KEY)")
     stock = urls["shop"] + "?xa_pool_size=3"
-    seed = int(os.environ.get("XABRIDGE_SEED", "0")) or random.SystemRandom().randrange(10**6)
-    chance = random.Random(seed)
+    seed, chance = seeded()
     program = [sys.executable, "-c", WORKER]
     workers: dict[str, subprocess.Popen[bytes]] = {}
     starts = iter(range(0, 10**9, 10**5))
@@ -205,15 +241,18 @@ def test_several_nodes_whose_processes_are_killed(mariadb: MariaDB, postgres: Po
             assert time.monotonic() < deadline, [(tmp_path / f"{node}.err").read_text()[-2000:] for node in workers]
             time.sleep(0.1)
         for number in range(ROUNDS):
-            time.sleep(chance.uniform(1.0, 2.5))  # a moment for it to be in the middle of something
-            if number % 4 == 3:
+            time.sleep(chance.uniform(0.2, 1.0))  # a moment for it to be in the middle of something
+            if number % 2 == 1:
                 mariadb.stop(immediate=True)
                 mariadb.start()
                 continue
             node = chance.choice(["node-1", "node-2"])
             reap(node)
+            before = told(node)
             start(node)
-        time.sleep(1.0)
+            while told(node) == before:
+                assert time.monotonic() < deadline, (tmp_path / f"{node}.err").read_text()[-2000:]
+                time.sleep(0.05)
     finally:
         for node in workers:
             reap(node)

@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import make_url
 
 from tests.rm_db.harness import MariaHarness
-from xabridge.testing.contract.client import RMID, Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,12 +32,3 @@ def harness(mariadb: MariaDB, maria_database: str) -> Iterator[MariaHarness]:
     harness.admin("INSERT INTO account VALUES (1, 100), (2, 100)")
     yield harness
     harness.close()
-
-
-@pytest.fixture
-def client(harness: MariaHarness) -> Iterator[Client]:
-    """A MariaResource, closed and seen to have left nothing behind."""
-    client = Client(harness)
-    yield client
-    client.rm.close("", RMID)
-    assert harness.leaks() == []

@@ -56,16 +56,6 @@ def failure(url: str) -> XaError:
     return raised.value
 
 
-@pytest.fixture
-def careless() -> Iterator[MariaDB]:
-    """A MariaDB with a binary log that forces neither that nor its own log; it can be made read-only."""
-    settings = {"innodb-flush-log-at-trx-commit": "2", "log-bin": "log", "server-id": "1", "sync-binlog": "0"}
-    server = MariaDB(settings, folder=new_folder("mariadb") / "server")
-    server.start()
-    yield server
-    server.remove()
-
-
 # --- servers --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("version", "name", "usable"),
@@ -97,17 +87,10 @@ def test_versions(version: str, name: str, usable: bool) -> None:
         assert 'mode = "decider"' in raised.value.message
 
 
-@pytest.mark.parametrize(
-    ("variables", "told"),
-    [
-        ({"wsrep_on": "ON"}, "Galera"),
-        ({"read_only": "ON"}, "name the primary"),
-        ({"innodb_read_only": "ON"}, "name the primary"),
-    ],
-)
-def test_servers_that_can_not_be_used(variables: dict[str, str], told: str) -> None:
-    with pytest.raises(ResourceError, match=told):
-        Facts.of({"version": "10.11.19-MariaDB", **variables}).check()
+def test_servers_that_can_not_be_used() -> None:
+    for variable, told in {"wsrep_on": "Galera", "read_only": "the primary", "innodb_read_only": "the primary"}.items():
+        with pytest.raises(ResourceError, match=told):
+            Facts.of({"version": "10.11.19-MariaDB", variable: "ON"}).check()
 
 
 def test_who_keeps_a_prepared_branch() -> None:
@@ -121,46 +104,29 @@ def test_the_page_has_the_versions() -> None:
     assert f"MySQL before {'.'.join(map(str, MIN_MYSQL))} | refused" in PAGE
 
 
-def test_settings_that_are_not_durable_are_told(careless: MariaDB, caplog: pytest.LogCaptureFixture) -> None:
-    url = careless.create_database("mariadb")
-    rm = MariaResource()
-    with caplog.at_level(logging.WARNING, "xabridge.rm_db"):
-        rm.open(url, RMID)
-    rm.close("", RMID)
-    assert "innodb_flush_log_at_trx_commit is 2" in caplog.text
-    assert "sync_binlog is 0" in caplog.text
-    found = {check.subject: check for check in rm.diagnose(url).checks}
-    assert found["durability"].health is Health.FAIL
-    careless.admin("SET GLOBAL read_only = 1")
-    assert "name the primary" in failure(url).message
-    assert {check.subject: check.health for check in rm.diagnose(url).checks}["writable"] is Health.FAIL
-
-
 # --- open strings ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("scheme", ["mariadb", "mysql", "mariadb+pymysql", "mysql+pymysql"])
-def test_schemes(mariadb: MariaDB, scheme: str) -> None:
-    rm = MariaResource()
-    rm.open(mariadb.create_database(scheme), RMID)
-    rm.close("", RMID)
+NO_OPEN_STRINGS = [
+    "postgresql://h/d",
+    "mariadb:h/d",
+    "mysql+mysqldb://h/d",
+    "mariadb://h:port/d",
+    "mariadb://h/d?xa_pool_size=0",
+    "mariadb://h/d?xa_nonsense=1",
+    "mariadb://h/d?init_command=SET+x",
+    "mariadb://h/d?sql_mode=ANSI",
+    "mariadb://h/d?xa_pooler=transaction",
+    "mariadb://h/d?nonsense=1",
+]
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "postgresql://h/d",
-        "mariadb:h/d",
-        "mysql+mysqldb://h/d",
-        "mariadb://h:port/d",
-        "mariadb://h/d?xa_pool_size=0",
-        "mariadb://h/d?xa_nonsense=1",
-        "mariadb://h/d?init_command=SET+x",
-        "mariadb://h/d?sql_mode=ANSI",
-        "mariadb://h/d?xa_pooler=transaction",
-        "mariadb://h/d?nonsense=1",
-    ],
-)
-def test_what_is_no_open_string_for_it(url: str) -> None:
-    assert failure(url).code is Code.XAER_INVAL
+def test_open_strings(mariadb: MariaDB) -> None:
+    url = mariadb.create_database("mariadb")
+    for scheme in ("mariadb", "mysql", "mariadb+pymysql", "mysql+pymysql"):
+        rm = MariaResource()
+        rm.open(url.replace("mariadb", scheme, 1), RMID)
+        rm.close("", RMID)
+    for wrong in NO_OPEN_STRINGS:
+        assert failure(wrong).code is Code.XAER_INVAL, wrong
 
 
 def test_nobody_is_there() -> None:
@@ -169,36 +135,30 @@ def test_nobody_is_there() -> None:
     assert "secret" not in str(error)
 
 
-@pytest.mark.parametrize("wrong", [("/test_", "/nowhere_"), (":s3cret@", ":wrong@")])
-def test_what_the_server_refuses(mariadb: MariaDB, wrong: tuple[str, str]) -> None:
-    url = mariadb.create_database("mariadb").replace(*wrong)
-    error = failure(url)
-    assert isinstance(error, ResourceError)
-    assert "wrong" not in error.message
-    (check,) = MariaResource().diagnose(url).checks
-    assert (check.health, check.subject) == (Health.FAIL, "credentials")
+def test_what_the_server_refuses(mariadb: MariaDB) -> None:
+    right = mariadb.create_database("mariadb")
+    for url in (right.replace("/test_", "/nowhere_"), right.replace(":s3cret@", ":wrong@")):
+        error = failure(url)
+        assert isinstance(error, ResourceError)
+        assert "wrong" not in error.message
+        (check,) = MariaResource().diagnose(url).checks
+        assert (check.health, check.subject) == (Health.FAIL, "credentials")
+    assert "no database, as" in MariaResource().diagnose(right.rpartition("/")[0]).checks[0].found
 
 
-@pytest.mark.parametrize("password", ["p@ss/w%rd: x#?&", "épass", "жpass", "日本"])
-def test_passwords_of_all_kinds(mariadb: MariaDB, password: str) -> None:
-    url = mariadb.create_database("mariadb")
-    user = url.partition("//")[2].partition(":")[0]
-    mariadb.admin(f"ALTER USER {user}@'%' IDENTIFIED BY '{password}'")
-    url = url.replace(":s3cret@", f":{quote(password, safe='')}@")
-    rm = MariaResource()
-    rm.open(url, RMID)
-    rm.close("", RMID)
-    assert rm.diagnose(url).checks[0].health is Health.OK
-    engine = make_engine(parse_url(Address.parse(url.replace("mariadb:", "mariadb+pymysql:"))), 1, 1.0)
-    with engine.connect():
-        pass
-    engine.dispose()
-
-
-def test_a_user_without_a_database(mariadb: MariaDB) -> None:
-    url = mariadb.create_database("mariadb").rpartition("/")[0]
-    found = MariaResource().diagnose(url).checks[0]
-    assert "no database, as" in found.found
+def test_passwords_of_all_kinds(mariadb: MariaDB) -> None:
+    right = mariadb.create_database("mariadb")
+    user = right.partition("//")[2].partition(":")[0]
+    for password in ("p@ss/w%rd: x#?&", "épass", "жpass", "日本"):
+        mariadb.admin(f"ALTER USER {user}@'%' IDENTIFIED BY '{password}'")
+        url = right.replace(":s3cret@", f":{quote(password, safe='')}@")
+        rm = MariaResource()
+        rm.open(url, RMID)
+        rm.close("", RMID)
+        assert rm.diagnose(url).checks[0].health is Health.OK
+        engine = make_engine(parse_url(Address.parse(url.replace("mariadb:", "mariadb+pymysql:"))), 1, 1.0)
+        engine.connect().close()
+        engine.dispose()
 
 
 def test_a_server_that_allows_fewer_connections_than_the_pool(mariadb: MariaDB) -> None:
@@ -301,33 +261,44 @@ def test_without_pymysql_the_extra_is_named() -> None:
     assert "xabridge[mariadb]" in told.stdout
 
 
-# --- other servers ----------------------------------------------------------------------------------------------------
-@pytest.fixture
-def peculiar(tmp_path: Path) -> Iterator[MariaDB]:
-    """A MariaDB with TLS, in which sessions don't commit by themselves, and a lock that is not free rolls back."""
-    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+# --- another server ---------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def peculiar() -> Iterator[MariaDB]:
+    """A MariaDB with TLS, in which sessions don't commit by themselves, and a lock that is not free rolls back. Its
+    binary log is not forced, nor is its own log."""
+    folder = new_folder("mariadb")
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*made, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    settings = {"ssl-key": key, "ssl-cert": certificate, "require-secure-transport": "ON", "autocommit": "0"}
-    server = MariaDB(settings | {"innodb-rollback-on-timeout": "ON"}, folder=new_folder("mariadb") / "server")
+    files = ["-keyout", f"{folder}/key.pem", "-out", f"{folder}/certificate.pem"]
+    subprocess.run([*made, "-addext", "subjectAltName=IP:127.0.0.1", *files], check=True, capture_output=True)
+    settings = {
+        "ssl-key": f"{folder}/key.pem", "ssl-cert": f"{folder}/certificate.pem", "require-secure-transport": "ON",
+        "autocommit": "0", "innodb-rollback-on-timeout": "ON",
+        "innodb-flush-log-at-trx-commit": "2", "log-bin": "log", "server-id": "1", "sync-binlog": "0",
+    }  # fmt: skip
+    server = MariaDB(settings, folder=folder / "server")
     server.start()
     yield server
     server.remove()
 
 
-def test_over_tls(peculiar: MariaDB, tmp_path: Path) -> None:
-    """Replies come in TLS records: none is overlooked, and no thread waits for one that is there already."""
+@pytest.fixture
+def peculiar_url(peculiar: MariaDB) -> str:
+    """A database there with a table; in its user's own name."""
     url = peculiar.create_database("mariadb")
     user = url.partition("//")[2].partition(":")[0]
-    peculiar.admin(f"CREATE TABLE {user}.work (k int PRIMARY KEY, text longtext) ENGINE = InnoDB")
+    peculiar.admin(f"CREATE TABLE {user}.work (k int PRIMARY KEY, n int, text longtext) ENGINE = InnoDB")
+    return f"{url}?ssl_ca={peculiar._folder.parent}/certificate.pem&xa_pool_size=2"
+
+
+def test_over_tls(peculiar_url: str) -> None:
+    """Replies come in TLS records: none is overlooked, and no thread waits for one that is there already."""
     rm = MariaResource()
-    rm.open(f"{url}?ssl_ca={tmp_path}/certificate.pem&xa_pool_size=2", RMID)
-    for number in range(20):
+    rm.open(peculiar_url, RMID)
+    for number in range(6):
         xid = new_xid()
         rm.start(xid, RMID)
         session = rm.session(RMID)
-        session.pymysql.cursor().execute("INSERT INTO work VALUES (%s, %s)", [number, "x" * 200_000])
+        session.pymysql.cursor().execute("INSERT INTO work (k, text) VALUES (%s, %s)", [number, "x" * 200_000])
         assert session.exec_driver_sql("SELECT max(length(text)) FROM work").scalar() == 200_000
         assert len(session.exec_driver_sql("SELECT text FROM work").scalars().all()) == number + 1
         rm.end(xid, RMID, TMSUCCESS)
@@ -339,17 +310,18 @@ def test_over_tls(peculiar: MariaDB, tmp_path: Path) -> None:
             assert isinstance(handle, Handle)
             assert rm.complete(handle, RMID, TMNOFLAGS).code is Code.XA_OK
     assert rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN, 100) == []
+    rm.start(xid := new_xid(), RMID)
+    assert rm.session(RMID).exec_driver_sql("SELECT count(*) FROM work").scalar() == 6
+    rm.end(xid, RMID, TMSUCCESS)
+    rm.rollback(xid, RMID)
     rm.close("", RMID)
-    assert len(peculiar.ask(f"SELECT k FROM {user}.work")) == 20  # noqa: S608 — a name of ours
 
 
-def test_a_lock_wait_timeout_that_rolls_back(peculiar: MariaDB) -> None:
-    url = peculiar.create_database("mariadb")
-    user = url.partition("//")[2].partition(":")[0]
-    peculiar.admin(f"CREATE TABLE {user}.work (k int PRIMARY KEY, n int) ENGINE = InnoDB")
-    peculiar.admin(f"INSERT INTO {user}.work VALUES (1, 1), (2, 2)", "COMMIT")  # noqa: S608 — a name of ours
+def test_a_lock_wait_timeout_that_rolls_back(peculiar: MariaDB, peculiar_url: str) -> None:
+    user = peculiar_url.partition("//")[2].partition(":")[0]
+    peculiar.admin(f"INSERT INTO {user}.work (k, n) VALUES (1, 1), (2, 2)", "COMMIT")  # noqa: S608 — a name of ours
     rm = MariaResource()
-    rm.open(url, RMID)
+    rm.open(peculiar_url, RMID)
     first, second = new_xid(), new_xid()
     with elsewhere():
         rm.start(first, RMID)
@@ -368,3 +340,22 @@ def test_a_lock_wait_timeout_that_rolls_back(peculiar: MariaDB) -> None:
     rm.rollback(first, RMID)
     assert peculiar.ask(f"SELECT k, n FROM {user}.work ORDER BY k") == [(1, 1), (2, 2)]  # noqa: S608 — likewise
     rm.close("", RMID)
+
+
+def test_settings_that_are_not_durable_are_told(
+    peculiar: MariaDB, peculiar_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rm = MariaResource()
+    with caplog.at_level(logging.WARNING, "xabridge.rm_db"):
+        rm.open(peculiar_url, RMID)
+    rm.close("", RMID)
+    assert "innodb_flush_log_at_trx_commit is 2" in caplog.text
+    assert "sync_binlog is 0" in caplog.text
+    found = {check.subject: check for check in rm.diagnose(peculiar_url).checks}
+    assert found["durability"].health is Health.FAIL
+    peculiar.admin("SET GLOBAL read_only = 1")
+    try:
+        assert "name the primary" in failure(peculiar_url).message
+        assert {check.subject: check.health for check in rm.diagnose(peculiar_url).checks}["writable"] is Health.FAIL
+    finally:
+        peculiar.admin("SET GLOBAL read_only = 0")

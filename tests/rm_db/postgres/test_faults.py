@@ -1,24 +1,22 @@
-"""These tests lose PostgreSQL, its connections or the network at every step of a transaction.
-
-Each case plays the transaction manager: it decides to commit when it has the vote, loses what the case names, and
-recovers as a manager would. In the end the row must be there if and only if the decision was to commit, and nothing may
-be left.
+"""These tests lose PostgreSQL, its connections or the network at every step of a transaction, and recover as a manager
+would. In the end the row must be there if and only if the decision was to commit, and nothing may be left.
 """
 
 from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from rm_db.connections.steps import is_ready
-from xa import TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable, XaError, Xid
-from xabridge.testing.contract.client import RMID, Client, new_key, refused
+from xa import TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable
+from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_key, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.rm_db.harness import PostgresHarness
 
@@ -44,79 +42,13 @@ def network_cut(harness: PostgresHarness, client: Client) -> None:  # noqa: ARG0
     harness.proxy.cut()
 
 
-DISASTERS = [
-    backend_terminated,
-    pytest.param(server_crashes, marks=pytest.mark.slow),
-    pytest.param(server_restarts, marks=pytest.mark.slow),
-    network_cut,
-]
-MOMENTS = ["after work", "after end", "after prepare", "after commit"]
-
-
-class Manager:
-    """A transaction manager in a nutshell: it decides, and makes the decision come true."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.decided: bool | None = None
-
-    def run(self, key: str, before: Callable[[str], None]) -> Xid:
-        """One transaction; `before` is called at every moment, and may bring disaster."""
-        client = self.client
-        xid = client.begun(key)
-        before("after work")
-        try:
-            client.end(xid)
-            before("after end")
-            vote = client.prepare(xid)
-        except (ResourceUnavailable, BranchRolledBack) as no:
-            self.decided = False
-            self.finish("rollback", xid, heard=no)
-            return xid
-        assert vote is Code.XA_OK
-        before("after prepare")
-        self.decided = True
-        self.finish("commit", xid)
-        before("after commit")
-        return xid
-
-    def finish(self, verb: str, xid: Xid, heard: XaError | None = None) -> None:
-        """Tells the decision until it is done, as recovery does."""
-        if isinstance(heard, ResourceUnavailable):
-            self.client.reopen()
-        assert self.client.retrying(verb, xid) in {Code.XA_OK, Code.XAER_NOTA}
-        self.client.reopen()
-        assert xid not in self.client.in_doubt()
-
-
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("disaster", DISASTERS)
-def test_between_two_verbs(harness: PostgresHarness, client: Client, disaster: Any, moment: str) -> None:
-    manager = Manager(client)
-    manager.run(key := new_key(), lambda now: disaster(harness, client) if now == moment else None)
-    assert manager.decided == (moment in {"after prepare", "after commit"})
-    assert (key in harness.committed()) == manager.decided
+DISASTERS = [backend_terminated, server_crashes, server_restarts, network_cut]
 
 
 @pytest.mark.parametrize("disaster", DISASTERS)
-def test_what_was_prepared_is_committed_by_a_process_that_knows_nothing_of_it(
-    harness: PostgresHarness, client: Client, disaster: Any
-) -> None:
-    xid = client.prepared(key := new_key())
-    disaster(harness, client)
-    heir = Client(harness)
-    assert heir.in_doubt() == {xid}
-    assert heir.commit(xid) is Code.XA_OK
-    assert key in harness.committed()
-    heir.rm.close("", RMID)
-    client.reopen()
-
-
-@pytest.mark.parametrize("disaster", DISASTERS)
-def test_idle_connections_that_broke_are_never_used_again(
-    harness: PostgresHarness, client: Client, disaster: Any
-) -> None:
-    """Nobody hears of it: the pool looks before it gives a connection away."""
+def test_between_two_verbs(harness: PostgresHarness, client: Client, disaster: Any) -> None:
+    """What was prepared is there, also for a process that knows nothing of it; work that was not is gone, and says so.
+    Of idle connections that broke nobody hears: the pool looks before it gives one away."""
     barrier = threading.Barrier(4)
 
     def work() -> None:
@@ -130,7 +62,24 @@ def test_idle_connections_that_broke_are_never_used_again(
         thread.start()
     for thread in threads:
         thread.join()
+
+    client.commit(client.prepared(committed := new_key()))
+    prepared = client.prepared(decided := new_key())
+    with elsewhere():
+        ended = client.ended(lost_after_end := new_key())
+    at_work = client.begun(lost_at_work := new_key())
     disaster(harness, client)
+    for xid, verb in ((at_work, client.end), (ended, client.prepare)):
+        with pytest.raises((ResourceUnavailable, BranchRolledBack)):
+            verb(xid)
+        client.reopen()
+        assert client.retrying("rollback", xid) in {Code.XA_OK, Code.XAER_NOTA}
+    heir = Client(harness)
+    assert heir.in_doubt() == {prepared}
+    assert heir.commit(prepared) is Code.XA_OK
+    heir.rm.close("", RMID)
+    assert {committed, decided} <= harness.committed()
+    assert not {lost_after_end, lost_at_work} & harness.committed()
     for _ in range(6):
         assert client.commit(client.prepared(key := new_key())) is Code.XA_OK
         assert key in harness.committed()
@@ -148,81 +97,77 @@ def losing(harness: PostgresHarness, what: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("lost", ["request", "reply"])
-@pytest.mark.parametrize("then", ["commit", "rollback"])
-def test_in_the_middle_of_prepare(harness: PostgresHarness, client: Client, lost: str, then: str) -> None:
+LOST = ("request", "reply")
+
+
+def test_in_the_middle_of_prepare(harness: PostgresHarness, client: Client) -> None:
     """Unknown to the caller: the branch is there, and can be completed either way, or it is not."""
-    xid = client.ended(key := new_key())
-    with losing(harness, lost), refused(Code.XAER_RMFAIL):
-        client.prepare(xid)
-    with refused(Code.XAER_PROTO):
-        client.rm.recover(RMID)
-    client.reopen()
-    assert (xid in client.in_doubt()) == (lost == "reply")
-    if lost == "reply":
-        assert client.retrying(then, xid) is Code.XA_OK
-    else:
-        with refused(Code.XAER_NOTA):
-            client.rollback(xid)
-    assert (key in harness.committed()) == (lost == "reply" and then == "commit")
+    for lost, then in product(LOST, ("commit", "rollback")):
+        with case(lost, then):
+            xid = client.ended(key := new_key())
+            with losing(harness, lost), refused(Code.XAER_RMFAIL):
+                client.prepare(xid)
+            with refused(Code.XAER_PROTO):
+                client.rm.recover(RMID)
+            client.reopen()
+            assert (xid in client.in_doubt()) == (lost == "reply")
+            if lost == "reply":
+                assert client.retrying(then, xid) is Code.XA_OK
+            else:
+                with refused(Code.XAER_NOTA):
+                    client.rollback(xid)
+            assert (key in harness.committed()) == (lost == "reply" and then == "commit")
 
 
-@pytest.mark.parametrize("verb", ["commit", "rollback"])
-@pytest.mark.parametrize("lost", ["request", "reply"])
-def test_in_the_middle_of_the_second_phase(harness: PostgresHarness, client: Client, lost: str, verb: str) -> None:
-    xid = client.prepared(key := new_key())
-    with losing(harness, lost), refused(Code.XAER_RMFAIL):
-        getattr(client, verb)(xid)
-    client.reopen()
-    assert (xid in client.in_doubt()) == (lost == "request")
-    again = client.retrying(verb, xid)
-    assert again is (Code.XA_OK if lost == "request" else Code.XAER_NOTA)
-    assert (key in harness.committed()) == (verb == "commit")
+def test_in_the_middle_of_the_second_phase(harness: PostgresHarness, client: Client) -> None:
+    for lost, verb in product(LOST, ("commit", "rollback")):
+        with case(lost, verb):
+            xid = client.prepared(key := new_key())
+            with losing(harness, lost), refused(Code.XAER_RMFAIL):
+                getattr(client, verb)(xid)
+            client.reopen()
+            assert (xid in client.in_doubt()) == (lost == "request")
+            again = client.retrying(verb, xid)
+            assert again is (Code.XA_OK if lost == "request" else Code.XAER_NOTA)
+            assert (key in harness.committed()) == (verb == "commit")
 
 
-@pytest.mark.parametrize("lost", ["request", "reply"])
-def test_in_the_middle_of_a_one_phase_commit(harness: PostgresHarness, client: Client, lost: str) -> None:
-    """The one outcome that nobody can find out: it says so, and guesses nothing."""
-    xid = client.ended(key := new_key())
-    with losing(harness, lost), refused(Code.XAER_RMFAIL):
-        client.commit(xid, TMONEPHASE)
-    client.reopen()
-    with refused(Code.XAER_NOTA):
-        client.rollback(xid)
-    assert (key in harness.committed()) == (lost == "reply")
+def test_in_the_middle_of_what_is_not_prepared(harness: PostgresHarness, client: Client) -> None:
+    """A one-phase commit is the one outcome that nobody can find out: it says so, and guesses nothing. Other work does
+    not survive its connection: that is no unknown outcome."""
+    for lost in LOST:
+        with case("one phase", lost):
+            xid = client.ended(key := new_key())
+            with losing(harness, lost), refused(Code.XAER_RMFAIL):
+                client.commit(xid, TMONEPHASE)
+            client.reopen()
+            with refused(Code.XAER_NOTA):
+                client.rollback(xid)
+            assert (key in harness.committed()) == (lost == "reply")
+        with case("a rollback", lost):
+            xid = client.ended(key := new_key())
+            with losing(harness, lost):
+                assert client.rollback(xid) is Code.XA_OK
+            assert key not in harness.committed()
+        with case("a statement", lost):
+            xid = client.begun(first := new_key())
+            with losing(harness, lost):
+                client.write(second := new_key())  # SQLAlchemy tells it in its own words, which the harness knows
+            with refused(Code.XAER_RMFAIL):
+                client.end(xid)
+            client.reopen()
+            assert client.retrying("rollback", xid) in {Code.XA_OK, Code.XAER_NOTA}
+            assert not {first, second} & harness.committed()
 
 
-@pytest.mark.parametrize("lost", ["request", "reply"])
-def test_in_the_middle_of_a_rollback(harness: PostgresHarness, client: Client, lost: str) -> None:
-    """Work that was not prepared does not survive its connection: this is no unknown outcome."""
-    xid = client.ended(key := new_key())
-    with losing(harness, lost):
-        assert client.rollback(xid) is Code.XA_OK
-    assert key not in harness.committed()
-    assert client.commit(client.ended(key), TMONEPHASE) is Code.XA_OK
-    assert key in harness.committed()
-
-
-@pytest.mark.parametrize("lost", ["request", "reply"])
-def test_in_the_middle_of_a_scan(harness: PostgresHarness, client: Client, lost: str) -> None:
+def test_in_the_middle_of_a_scan(harness: PostgresHarness, client: Client) -> None:
     xid = client.prepared(new_key())
-    with losing(harness, lost), refused(Code.XAER_RMFAIL):
-        client.in_doubt()
-    client.reopen()
-    assert client.in_doubt() == {xid}
+    for lost in LOST:
+        with losing(harness, lost), refused(Code.XAER_RMFAIL):
+            client.in_doubt()
+        client.reopen()
+        assert client.in_doubt() == {xid}
     client.rollback(xid)
-
-
-@pytest.mark.parametrize("lost", ["request", "reply"])
-def test_in_the_middle_of_a_statement(harness: PostgresHarness, client: Client, lost: str) -> None:
-    xid = client.begun(first := new_key())
-    with losing(harness, lost):
-        client.write(second := new_key())  # SQLAlchemy tells it in its own words, which the harness knows
-    with refused(Code.XAER_RMFAIL):
-        client.end(xid)
-    client.reopen()
-    assert client.retrying("rollback", xid) in {Code.XA_OK, Code.XAER_NOTA}
-    assert not {first, second} & harness.committed()
 
 
 @pytest.mark.parametrize("verb", ["prepare", "commit", "rollback"])
@@ -248,7 +193,6 @@ def test_a_server_that_says_nothing(harness: PostgresHarness, verb: str) -> None
     assert harness.leaks() == []
 
 
-@pytest.mark.slow
 def test_a_vote_that_was_given_up_is_not_cast_later(harness: PostgresHarness) -> None:
     """PREPARE TRANSACTION is still at work in the server when the caller gives up and rolls back: the answer "unknown
     xid" would be a lie a moment later. The rollback stops it first."""
@@ -260,7 +204,7 @@ def test_a_vote_that_was_given_up_is_not_cast_later(harness: PostgresHarness) ->
         "CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED"
         " FOR EACH ROW EXECUTE FUNCTION wait()"
     )
-    harness.open_string += "?xa_reply_s=5"
+    harness.open_string += "?xa_reply_s=1"
     client = Client(harness)
     xid = client.begun(new_key())
     client.rm.session(RMID).psycopg.execute("INSERT INTO slow VALUES (1)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -14,6 +14,9 @@ from xabridge.testing.contract.client import RMID, Client, new_key, refused
 if TYPE_CHECKING:
     from tests.postgres import Postgres
     from tests.rm_db.harness import PostgresHarness
+
+
+MANAGERS: Final = (PostgresResource, DecidingDatabase)
 
 
 def failure(url: str, manager: type[PostgresResource | DecidingDatabase] = PostgresResource) -> XaError:
@@ -42,62 +45,54 @@ def test_too_few_prepared_transactions_are_told(harness: PostgresHarness, caplog
     assert "less than the 1000 transactions" in caplog.text
 
 
-@pytest.mark.parametrize("manager", [PostgresResource, DecidingDatabase])
-def test_a_role_that_may_not_write(
-    harness: PostgresHarness, manager: type[PostgresResource | DecidingDatabase]
-) -> None:
+def test_a_role_that_may_not_write(harness: PostgresHarness) -> None:
     harness.admin("CREATE ROLE reader LOGIN")
     harness.admin("ALTER ROLE reader SET default_transaction_read_only = on")
-    error = failure(harness.url.replace("postgres@", "reader@"), manager)
-    assert isinstance(error, ResourceError)
-    assert "ALTER ROLE reader RESET default_transaction_read_only" in error.message
+    for manager in MANAGERS:
+        error = failure(harness.url.replace("postgres@", "reader@"), manager)
+        assert isinstance(error, ResourceError)
+        assert "ALTER ROLE reader RESET default_transaction_read_only" in error.message
     harness.admin("DROP ROLE reader")
 
 
-def test_a_standby_is_refused(postgres_standby: Postgres) -> None:
-    for manager in (PostgresResource, DecidingDatabase):
-        error = failure(postgres_standby.url, manager)
-        assert isinstance(error, ResourceError)
-        assert "the server is a standby and takes no writes: name the primary" in error.message
+def test_a_standby_is_refused(postgres: Postgres) -> None:
+    """It takes no writes, since it waits for those of a primary."""
+    signal = postgres.data / "standby.signal"
+    postgres.stop()
+    signal.touch()
+    postgres.start()
+    try:
+        for manager in MANAGERS:
+            error = failure(postgres.url, manager)
+            assert isinstance(error, ResourceError)
+            assert "the server is a standby and takes no writes: name the primary" in error.message
+    finally:
+        postgres.stop()
+        signal.unlink()
 
 
-@pytest.mark.parametrize("manager", [PostgresResource, DecidingDatabase])
-def test_a_version_that_is_too_old_is_refused(
-    harness: PostgresHarness,
-    manager: type[PostgresResource | DecidingDatabase],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_version_that_is_too_old_is_refused(harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rm_db.postgres.database.MIN_VERSION", 99_00_00)
-    error = failure(harness.url, manager)
-    assert isinstance(error, ResourceError)
-    assert "is too old, 99 is needed" in error.message
+    for manager in MANAGERS:
+        error = failure(harness.url, manager)
+        assert isinstance(error, ResourceError)
+        assert "is too old, 99 is needed" in error.message
 
 
-@pytest.mark.parametrize("manager", [PostgresResource, DecidingDatabase])
-@pytest.mark.parametrize(("wrong", "told"), [("/nowhere", "nowhere"), ("nobody_at_all@", "nobody_at_all")])
-def test_what_the_server_refuses(
-    postgres: Postgres, manager: type[PostgresResource | DecidingDatabase], wrong: str, told: str
-) -> None:
-    url = postgres.url.replace("/postgres" if wrong.startswith("/") else "postgres@", wrong)
-    error = failure(url, manager)
-    assert isinstance(error, ResourceError), error
-    assert told in error.message
-
-
-@pytest.mark.parametrize("manager", [PostgresResource, DecidingDatabase])
-def test_nobody_is_there(manager: type[PostgresResource | DecidingDatabase]) -> None:
-    error = failure("postgresql://postgres@127.0.0.1:1/postgres", manager)
-    assert isinstance(error, ResourceUnavailable), error
+def test_what_the_server_refuses_and_nobody_is_there(postgres: Postgres) -> None:
+    for manager in MANAGERS:
+        for right, wrong, told in (("/postgres", "/nowhere", "nowhere"), ("postgres@", "nobody_at_all@", "nobody_at")):
+            error = failure(postgres.url.replace(right, wrong), manager)
+            assert isinstance(error, ResourceError), error
+            assert told in error.message
+        error = failure("postgresql://me:secret%20word@127.0.0.1:1/postgres", manager)
+        assert isinstance(error, ResourceUnavailable), error
+        assert "secret" not in str(error)
 
 
 @pytest.mark.parametrize("url", ["mysql://h/d", "postgresql:h/d", "postgresql://h/d?nonsense=1", "sqlite:///x"])
 def test_what_is_no_open_string_for_it(url: str) -> None:
     assert failure(url).code is Code.XAER_INVAL
-
-
-def test_a_password_is_not_in_the_message() -> None:
-    error = failure("postgresql://me:secret%20word@127.0.0.1:1/postgres")
-    assert "secret" not in str(error)
 
 
 def test_another_open_string_needs_a_close(client: Client, harness: PostgresHarness) -> None:
@@ -114,9 +109,13 @@ def test_the_server_is_told_who_is_there(client: Client, harness: PostgresHarnes
     client.commit(xid, TMONEPHASE)
 
 
-def test_fsync_that_is_off_is_told(caplog: pytest.LogCaptureFixture, postgres_careless: Postgres) -> None:
+def test_fsync_that_is_off_is_told(caplog: pytest.LogCaptureFixture, harness: PostgresHarness) -> None:
     rm = PostgresResource()
-    with caplog.at_level(logging.WARNING, "xabridge.rm_db"):
-        rm.open(postgres_careless.url, RMID)
+    harness.set_server("fsync", "off")
+    try:
+        with caplog.at_level(logging.WARNING, "xabridge.rm_db"):
+            rm.open(harness.url, RMID)
+    finally:
+        harness.set_server("fsync", "on")
     rm.close("", RMID)
     assert "fsync is off" in caplog.text

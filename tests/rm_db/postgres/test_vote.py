@@ -13,6 +13,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from tests.rm_db.harness import vote
 from xa import TMFAIL, TMONEPHASE, BranchRolledBack, Code, XaMisuse, Xid
 from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_key, new_xid, refused
 
@@ -43,22 +44,6 @@ def begin(client: Client) -> tuple[Xid, Any]:
     return xid, client.rm.session(RMID).psycopg
 
 
-def vote(client: Client, xid: Xid) -> BranchRolledBack:
-    """Ends and prepares; both may say no, and the first to say so says why."""
-    try:
-        client.end(xid)
-        with pytest.raises(BranchRolledBack) as raised:
-            client.prepare(xid)
-        no = raised.value
-    except BranchRolledBack as told:
-        client.retrying("rollback", xid)
-        no = told
-    assert no.xid == xid
-    with refused(Code.XAER_NOTA):
-        client.rollback(xid)
-    return no
-
-
 # --- no ---------------------------------------------------------------------------------------------------------
 def test_a_failed_statement(client: Client) -> None:
     """PREPARE TRANSACTION would answer ROLLBACK, with success: the trap of psycopg and SQLAlchemy."""
@@ -72,8 +57,6 @@ def test_a_failed_statement(client: Client) -> None:
     assert "account_amount_check" in no.message
     assert key not in client.harness.committed()
 
-
-def test_a_failed_statement_in_one_phase(client: Client) -> None:
     xid, _ = begin(client)
     with pytest.raises(sa.exc.IntegrityError, match="UniqueViolation"):
         client.rm.session(RMID).execute(sa.text("INSERT INTO account VALUES (1, NULL, 1)"))
@@ -120,12 +103,9 @@ def test_a_deferred_constraint(client: Client) -> None:
         assert "account_parent_fkey" in raised.value.message
         with refused(Code.XAER_NOTA):
             client.rollback(xid)
-
-
-def test_a_deferred_constraint_that_is_met_in_the_end(client: Client) -> None:
     xid, shop = begin(client)
     shop.execute("INSERT INTO account VALUES (3, 4, 1)")
-    shop.execute("INSERT INTO account VALUES (4, NULL, 1)")
+    shop.execute("INSERT INTO account VALUES (4, NULL, 1)")  # it is met in the end
     client.end(xid)
     assert client.prepare(xid) is Code.XA_OK
     client.rollback(xid)
@@ -193,15 +173,12 @@ def test_a_lock_that_an_orphan_holds(client: Client, harness: PostgresHarness) -
     no = vote(client, xid)
     assert no.code is Code.XA_RBTRANSIENT
     assert "55P03" in no.message
-    client.rollback(orphan)
-
-
-def test_a_statement_timeout(client: Client) -> None:
     xid, shop = begin(client)
     shop.execute("SET LOCAL statement_timeout = '20ms'")
     with pytest.raises(psycopg.errors.QueryCanceled):
-        shop.execute("SELECT pg_sleep(60)")
+        shop.execute("UPDATE account SET amount = 2 WHERE id = 1")
     assert vote(client, xid).code is Code.XA_RBTIMEOUT
+    client.rollback(orphan)
 
 
 def test_a_gid_that_exists(client: Client, harness: PostgresHarness) -> None:

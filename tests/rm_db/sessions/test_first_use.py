@@ -1,27 +1,27 @@
 """These tests try every way into a resource as the first one in a transaction, followed by every kind of ORM work that
 is not flushed by hand. The work of the block must be committed, whichever way came first.
 
-Each way meets two kinds of work in each database, and others in the next one, so that over all of them it meets every
-kind; with XABRIDGE_POINTS=all it meets every kind in each database.
+Each way meets one or two kinds of work in each database, and others in the next one; with XABRIDGE_POINTS=all it meets
+every kind in each database.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
-from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, joinedload, mapped_column, relationship
+from sqlalchemy.orm import Session, joinedload
 
 from rm_db import take_part
-from tm import Propagation, ResourceConfig, RolledBack, TransactionManager
+from tests.rm_db.sessions.conftest import EVERYWHERE, OF_EVERY_KIND, opened
+from tests.rm_db.sessions.shops import Customer, Made, Order, Shop
+from tm import Propagation, RolledBack
 from tm.zope import join
 from xabridge.testing.contract.client import case
 
@@ -29,112 +29,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.postgres import Postgres
     from tm import Transaction
-    from xabridge.testing.mariadb import MariaDB
-
-
-class Base(DeclarativeBase):
-    """The tests' tables."""
-
-
-class Customer(Base):
-    """Has orders."""
-
-    __tablename__ = "customers"
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    name: Mapped[str] = mapped_column(sa.String(50))
-    orders: Mapped[list[Order]] = relationship(back_populates="customer", cascade="all, delete-orphan")
-
-
-class Order(Base):
-    """Is a customer's."""
-
-    __tablename__ = "orders"
-    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    customer_id: Mapped[int] = mapped_column(sa.ForeignKey("customers.id"))
-    customer: Mapped[Customer] = relationship(back_populates="orders")
 
 
 EVERY: Final = os.environ.get("XABRIDGE_POINTS") == "all"
-DATABASES: Final = (
-    "postgresql two-phase",
-    "mariadb two-phase",
-    "postgresql decider",
-    "mariadb decider",
-    "sqlite decider",
-)
 Rows = tuple[list[tuple[int, str]], list[tuple[int, int]]]
 BEFORE: Rows = ([(1, "Ada"), (2, "Boole")], [(10, 1)])
 
 
-class Shop:
-    """A database in a transaction manager, beside another one, and an engine that the application has of its own."""
-
-    def __init__(self, url: sa.URL, tm: TransactionManager, database: str) -> None:
-        self.url = url
-        self.number = DATABASES.index(database)
-        self.mode = database.partition(" ")[2]
-        self.tm = tm
-        self.plain = sa.create_engine(url)
-        self.engine = sa.create_engine(url)
-        if self.driver is not None:
-            take_part(self.engine, tm, "shop")
-
-    @property
-    def driver(self) -> str | None:
-        """The driver of the sessions that can be awaited, and in which engines take part."""
-        kind = self.url.get_backend_name()
-        if kind == "postgresql":
-            return "psycopg"
-        return "pymysql" if kind == "mysql" and self.mode == "two-phase" else None
-
-    def begin_with(self) -> None:
-        """The rows that every transaction meets."""
-        with self.plain.begin() as connection:
-            connection.execute(sa.delete(Order))
-            connection.execute(sa.delete(Customer))
-            connection.execute(sa.insert(Customer), [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Boole"}])
-            connection.execute(sa.insert(Order).values(id=10, customer_id=1))
-
-    def rows(self) -> Rows:
-        """What is committed."""
-        with self.plain.connect() as connection:
-            customers = connection.execute(sa.select(Customer.id, Customer.name).order_by(Customer.id)).all()
-            orders = connection.execute(sa.select(Order.id, Order.customer_id).order_by(Order.id)).all()
-        return [(row.id, row.name) for row in customers], [(row.id, row.customer_id) for row in orders]
-
-    def close(self) -> None:
-        """The engines' connections."""
-        self.plain.dispose()
-        self.engine.dispose()
+@pytest.fixture(params=OF_EVERY_KIND)
+def shop(request: pytest.FixtureRequest, shops: dict[str, Shop], tmp_path: Path) -> Iterator[Shop]:
+    """A shop in each kind of database; nothing is left in it."""
+    yield from opened(request, shops, tmp_path)
 
 
-@pytest.fixture(params=DATABASES)
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
-    """Beside another resource, so that a transaction can go the whole way."""
-    kind, _, mode = request.param.partition(" ")
-    postgres: Postgres = request.getfixturevalue("postgres")
-    if kind == "postgresql":
-        address = postgres.create_database()
-        url = sa.make_url(address).set(drivername="postgresql+psycopg")
-    else:
-        if kind == "mariadb":
-            mariadb: MariaDB = request.getfixturevalue("mariadb")
-            address = mariadb.create_database("mysql+pymysql")
-        else:
-            address = f"sqlite:///{tmp_path}/shop.db"
-        url = sa.make_url(address)
-    resources = {"shop": ResourceConfig(address, mode), "other": ResourceConfig(postgres.create_database())}
-    log = None if mode == "decider" else f"file://{tmp_path}/log"
-    with TransactionManager("node-1", log, resources, background=False) as manager:
-        shop = Shop(url, manager, request.param)
-        Base.metadata.create_all(shop.plain)
-        with psycopg.connect(resources["other"].url) as connection:
-            connection.execute("CREATE TABLE made (a text)")
-        yield shop
-        shop.close()
-        assert manager.recover().clean
+def begin_with(shop: Shop) -> None:
+    """The rows that every transaction meets."""
+    shop.empty()
+    with shop.plain.begin() as connection:
+        connection.execute(sa.insert(Customer), [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Boole"}])
+        connection.execute(sa.insert(Order).values(id=10, customer_id=1))
+
+
+def rows(shop: Shop) -> Rows:
+    """What is committed."""
+    with shop.plain.connect() as connection:
+        customers = connection.execute(sa.select(Customer.id, Customer.name).order_by(Customer.id)).all()
+        orders = connection.execute(sa.select(Order.id, Order.customer_id).order_by(Order.id)).all()
+    return [(row.id, row.name) for row in customers], [(row.id, row.customer_id or 0) for row in orders]
 
 
 @dataclass(frozen=True)
@@ -166,9 +88,12 @@ def _savepoint(here: Here) -> None:
 
 
 def _engine(here: Here) -> None:
-    with Session(here.shop.engine) as session:
+    engine = sa.create_engine(here.shop.url)
+    take_part(engine, here.shop.tm, "shop")
+    with Session(engine) as session:
         assert session.get(Customer, 2) is not None
         session.commit()
+    engine.dispose()
 
 
 def _suspended(here: Here) -> None:
@@ -327,90 +252,93 @@ FAILING: dict[str, Callable[[Session], None]] = {
 T = TypeVar("T")
 
 
+def here(shop: Shop, ways: dict[str, Callable[[Here], Any]]) -> dict[str, Callable[[Here], Any]]:
+    """A third of the ways, which begins elsewhere in each database: for ends of a transaction that are the same in
+    all."""
+    return ways if EVERY else dict(list(ways.items())[OF_EVERY_KIND.index(shop.kind) % 3 :: 3])
+
+
 def some(
     shop: Shop, ways: dict[str, Callable[[Here], Any]], of: dict[str, Callable[[Session], T]]
 ) -> Iterator[tuple[str, Callable[[Here], Any], Callable[[Session], T]]]:
-    """Every way, with a fifth of the kinds of work, which begins elsewhere in each database and with each way."""
+    """Every way, with a share of the kinds of work, which begins elsewhere in each database and with each way."""
     kinds = list(of.items())
-    share = len(kinds) if EVERY else -(-len(kinds) // len(DATABASES))
+    share = len(kinds) if EVERY else 1
     for number, (way, come) in enumerate(ways.items()):
         for turn in range(share):
-            kind, work = kinds[(number + share * shop.number + turn) % len(kinds)]
+            kind, work = kinds[(number + share * OF_EVERY_KIND.index(shop.kind) + turn) % len(kinds)]
             yield f"{way} first, then {kind}", come, work
 
 
 def _also_elsewhere(tx: Transaction, turn: int) -> None:
     """Alone, a branch is committed in one phase; with another it goes the whole way."""
     if turn % 2:
-        tx["other"].psycopg.execute("INSERT INTO made VALUES ('x')")
+        tx["other"].execute(sa.insert(Made).values(id=turn))
 
 
 # --- the matrix -------------------------------------------------------------------------------------------------
 def test_what_the_orm_did_is_committed_whichever_way_came_first(shop: Shop) -> None:
     for turn, (told, come, work) in enumerate(some(shop, first(shop), WORK)):
-        shop.begin_with()
+        begin_with(shop)
         with shop.tm.begin() as tx:
             come(Here(shop, tx))
             _also_elsewhere(tx, turn)
             after = work(tx["shop"].orm)
-        assert shop.rows() == after, told
+        assert rows(shop) == after, told
 
 
 def test_every_way_sees_the_session_that_is_flushed(shop: Shop) -> None:
     """The ORM comes first, then another way: it is the same session before and after."""
     for way, come in first(shop).items():
-        shop.begin_with()
+        begin_with(shop)
         with shop.tm.begin() as tx:
             orm = tx["shop"].orm
             orm.get_one(Customer, 1).name = "changed"
-            if way == "suspended":
-                come(Here(shop, tx))
-                assert tx["shop"].orm is not orm
-            else:
-                come(Here(shop, tx))
-                assert tx["shop"].orm is orm, way
-        assert shop.rows()[0][0] == (1, "changed"), way
+            come(Here(shop, tx))
+            assert (tx["shop"].orm is orm) == (way != "suspended"), way
+        assert rows(shop)[0][0] == (1, "changed"), way
 
 
 def test_an_error_in_the_flush_rolls_everything_back(shop: Shop) -> None:
-    shop.begin_with()
+    begin_with(shop)
     for turn, (told, come, work) in enumerate(some(shop, first(shop), FAILING)):
         with case(told), pytest.raises(RolledBack), shop.tm.begin() as tx:
             come(Here(shop, tx))
             _also_elsewhere(tx, turn)
             work(tx["shop"].orm)
-        assert shop.rows() == BEFORE, told
+        assert rows(shop) == BEFORE, told
 
 
 def test_a_block_that_raises_writes_nothing(shop: Shop) -> None:
-    shop.begin_with()
+    begin_with(shop)
     for way, come in first(shop).items():
         with pytest.raises(LookupError), shop.tm.begin() as tx:
             come(Here(shop, tx))
             _change(tx["shop"].orm)
             tx["shop"].orm.flush()
             raise LookupError
-        assert shop.rows() == BEFORE, way
+        assert rows(shop) == BEFORE, way
 
 
 def test_what_the_orm_did_is_committed_in_a_transaction_of_zopes(shop: Shop) -> None:
     transaction = pytest.importorskip("transaction")
-    for told, come, work in some(shop, first(shop), WORK):
-        shop.begin_with()
+    for told, come, work in some(shop, here(shop, first(shop)), WORK):
+        begin_with(shop)
         transaction.begin()
         tx = join(shop.tm)
         come(Here(shop, tx))
         after = work(tx["shop"].orm)
         transaction.commit()
-        assert shop.rows() == after, told
+        assert rows(shop) == after, told
 
 
 def test_what_the_orm_did_is_committed_by_decorated_functions(shop: Shop) -> None:
     """A function with a transaction of its own suspends the caller's, in the middle of the ORM's work."""
+    numbers = count()
 
     @shop.tm.transactional(propagation=Propagation.REQUIRES_NEW)
     def apart() -> None:
-        shop.tm["other"].psycopg.execute("INSERT INTO made VALUES ('apart')")
+        shop.tm["other"].execute(sa.insert(Made).values(id=next(numbers)))
 
     @shop.tm.transactional
     def whole(come: Callable[[Here], object], work: Callable[[Session], Rows]) -> Rows:
@@ -420,10 +348,10 @@ def test_what_the_orm_did_is_committed_by_decorated_functions(shop: Shop) -> Non
         apart()
         return after
 
-    for told, come, work in some(shop, first(shop), WORK):
-        shop.begin_with()
+    for told, come, work in some(shop, here(shop, first(shop)), WORK):
+        begin_with(shop)
         after = whole(come, work)
-        assert shop.rows() == after, told
+        assert rows(shop) == after, told
 
 
 # --- asyncio ----------------------------------------------------------------------------------------------------
@@ -475,7 +403,14 @@ def awaited(shop: Shop) -> dict[str, Callable[[Here], Any]]:
     return AWAITED | (AWAITED_POSTGRES if shop.driver == "psycopg" else AWAITED_MARIADB)
 
 
-over_asyncio = pytest.mark.parametrize("shop", DATABASES[:3], indirect=True)
+async def came(come: Callable[[Here], Any], shop: Shop, tx: Transaction) -> None:
+    """Comes in that way."""
+    coming = come(Here(shop, tx))
+    if come in awaited(shop).values():
+        await coming
+
+
+over_asyncio = pytest.mark.parametrize("shop", EVERYWHERE, indirect=True)
 """The sessions of the others can't be awaited."""
 
 
@@ -483,14 +418,12 @@ over_asyncio = pytest.mark.parametrize("shop", DATABASES[:3], indirect=True)
 def test_what_the_orm_did_is_committed_whichever_way_tasks_came_first(shop: Shop) -> None:
     async def main() -> None:
         for turn, (told, come, work) in enumerate(some(shop, first(shop) | awaited(shop), WORK)):
-            shop.begin_with()
+            begin_with(shop)
             async with shop.tm.begin() as tx:
-                come_in = come(Here(shop, tx))
-                if come in awaited(shop).values():
-                    await come_in
+                await came(come, shop, tx)
                 _also_elsewhere(tx, turn)
                 after = await tx["shop"].asyncio.orm.run_sync(work)
-            assert shop.rows() == after, told
+            assert rows(shop) == after, told
 
     asyncio.run(main())
 
@@ -498,15 +431,13 @@ def test_what_the_orm_did_is_committed_whichever_way_tasks_came_first(shop: Shop
 @over_asyncio
 def test_an_error_in_the_flush_of_a_task_rolls_everything_back(shop: Shop) -> None:
     async def main() -> None:
-        shop.begin_with()
+        begin_with(shop)
         for told, come, work in some(shop, first(shop) | awaited(shop), FAILING):
             with case(told), pytest.raises(RolledBack):
                 async with shop.tm.begin() as tx:
-                    come_in = come(Here(shop, tx))
-                    if come in awaited(shop).values():
-                        await come_in
+                    await came(come, shop, tx)
                     await tx["shop"].asyncio.orm.run_sync(work)
-            assert shop.rows() == BEFORE, told
+            assert rows(shop) == BEFORE, told
 
     asyncio.run(main())
 
@@ -514,30 +445,19 @@ def test_an_error_in_the_flush_of_a_task_rolls_everything_back(shop: Shop) -> No
 @over_asyncio
 def test_what_tasks_left_to_the_flush_survives_a_suspension(shop: Shop) -> None:
     """Suspending flushes on the event loop's own thread, where nothing can be awaited."""
+    numbers = count()
 
     @shop.tm.transactional(propagation=Propagation.REQUIRES_NEW)
     async def apart() -> None:
-        await shop.tm["other"].asyncio.psycopg.execute("INSERT INTO made VALUES ('apart')")
+        await shop.tm["other"].asyncio.execute(sa.insert(Made).values(id=next(numbers)))
 
     async def main() -> None:
-        for told, come, work in some(shop, first(shop) | awaited(shop), WORK):
-            shop.begin_with()
+        for told, come, work in some(shop, here(shop, first(shop) | awaited(shop)), WORK):
+            begin_with(shop)
             async with shop.tm.begin() as tx:
-                come_in = come(Here(shop, tx))
-                if come in awaited(shop).values():
-                    await come_in
+                await came(come, shop, tx)
                 after = await tx["shop"].asyncio.orm.run_sync(work)
                 await apart()
-            assert shop.rows() == after, told
+            assert rows(shop) == after, told
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("shop", ["sqlite decider"], indirect=True)
-def test_a_file_of_sqlite_is_what_the_matrix_says_it_is(shop: Shop) -> None:
-    """The checker looks at the file itself, not at what an engine of ours makes of it."""
-    shop.begin_with()
-    with shop.tm.begin() as tx:
-        _change(tx["shop"].orm)
-    with closing(sqlite3.connect(shop.url.database or "")) as connection:
-        assert connection.execute("SELECT name FROM customers WHERE id = 1").fetchone() == ("changed",)

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from psycopg.rows import dict_row
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from rm_db.sessions.executemany import GATHERED
 from xa import TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUCCESS, TMSUSPEND, BranchRolledBack, Code, XaMisuse, Xid
@@ -54,6 +54,12 @@ def begin(client: Client) -> tuple[Xid, PostgresBranchConnection]:
     return xid, session
 
 
+def end(client: Client, xid: Xid) -> None:
+    """Without any outcome."""
+    client.end(xid)
+    client.rollback(xid)
+
+
 def commit(client: Client, xid: Xid) -> None:
     """Two-phase."""
     client.end(xid)
@@ -67,36 +73,25 @@ def names(client: Client) -> list[str]:
 
 
 # --- ways to work ---------------------------------------------------------------------------------------------
-def test_the_session_is_a_sqlalchemy_connection(client: Client) -> None:
+def test_all_ways_lead_to_one_transaction(client: Client) -> None:
     xid, shop = begin(client)
     assert isinstance(shop, sa.Connection)
     assert shop.in_transaction()
     assert not shop.closed
-    made = shop.execute(sa.insert(ITEMS).values(name="core").returning(ITEMS.c.id)).scalar_one()
-    assert shop.execute(sa.select(ITEMS.c.name).where(ITEMS.c.id == made)).scalar_one() == "core"
-    assert shop.scalar(sa.text("SELECT count(*) FROM item")) == 1
     assert sa.inspect(shop).has_table("item")
-    assert names(client) == []
-    commit(client, xid)
-    assert names(client) == ["core"]
-
-
-def test_all_ways_lead_to_one_transaction(client: Client) -> None:
-    xid, shop = begin(client)
-    shop.execute(sa.insert(ITEMS).values(name="a core"))
+    made = shop.execute(sa.insert(ITEMS).values(name="a core").returning(ITEMS.c.id)).scalar_one()
+    assert shop.execute(sa.select(ITEMS.c.name).where(ITEMS.c.id == made)).scalar_one() == "a core"
     shop.psycopg.execute("INSERT INTO item (name) VALUES (%s)", ["b psycopg"])
     shop.orm.add(Item(name="c orm"))
     shop.orm.flush()
+    every = ["a core", "b psycopg", "c orm"]
     assert shop.psycopg.execute("SELECT count(*) FROM item").fetchone() == (3,)
-    assert [item.name for item in shop.orm.scalars(sa.select(Item).order_by(Item.name))] == [
-        "a core",
-        "b psycopg",
-        "c orm",
-    ]
+    assert [item.name for item in shop.orm.scalars(sa.select(Item).order_by(Item.name))] == every
     assert shop.psycopg is shop.psycopg
     assert shop.orm is shop.orm
+    assert names(client) == []
     commit(client, xid)
-    assert names(client) == ["a core", "b psycopg", "c orm"]
+    assert names(client) == every
 
 
 def test_the_same_session_for_one_association(client: Client) -> None:
@@ -107,18 +102,7 @@ def test_the_same_session_for_one_association(client: Client) -> None:
         shop.execute(sa.text("SELECT 1"))
     client.start(xid, TMRESUME)
     assert client.rm.session(RMID) is not shop
-    client.end(xid)
-    client.rollback(xid)
-
-
-def test_end_and_suspend_flush_the_orm_session(client: Client) -> None:
-    xid, shop = begin(client)
-    shop.orm.add(Item(name="suspended"))
-    client.end(xid, TMSUSPEND)
-    client.start(xid, TMRESUME)
-    client.rm.session(RMID).orm.add(Item(name="ended"))
-    commit(client, xid)
-    assert names(client) == ["ended", "suspended"]
+    end(client, xid)
 
 
 def test_end_with_failure_does_not_flush(client: Client) -> None:
@@ -126,16 +110,6 @@ def test_end_with_failure_does_not_flush(client: Client) -> None:
     shop.orm.add(Item(name="far too long a name"))
     assert client.end(xid, TMFAIL) is Code.XA_OK
     client.rollback(xid)
-
-
-def test_a_flush_that_fails_says_no(client: Client) -> None:
-    xid, shop = begin(client)
-    shop.orm.add(Item(name="far too long a name"))
-    with refused(Code.XA_RBOTHER) as raised:
-        client.end(xid)
-    assert "22001" in raised.value.message
-    client.retrying("rollback", xid)
-    assert names(client) == []
 
 
 def test_a_flush_that_failed_before_says_no(client: Client) -> None:
@@ -151,17 +125,6 @@ def test_a_flush_that_failed_before_says_no(client: Client) -> None:
     assert names(client) == []
 
 
-def test_a_session_of_the_applications_own_on_the_connection(client: Client) -> None:
-    """sessionmaker(bind=tx["shop"]): its commit flushes, and leaves the transaction to its manager."""
-    xid, shop = begin(client)
-    with Session(bind=shop) as mine:
-        mine.add(Item(name="mine"))
-        mine.commit()
-    assert names(client) == []
-    commit(client, xid)
-    assert names(client) == ["mine"]
-
-
 def test_server_side_cursors_and_streams(client: Client) -> None:
     xid, shop = begin(client)
     numbers = shop.execution_options(stream_results=True).execute(sa.text("SELECT generate_series(1, 5000)"))
@@ -172,9 +135,7 @@ def test_server_side_cursors_and_streams(client: Client) -> None:
     assert len(list(shop.psycopg.cursor().stream("SELECT generate_series(1, 10)"))) == 10
     with shop.psycopg.pipeline():
         shop.psycopg.execute("INSERT INTO item (name) VALUES ('piped')")
-    client.end(xid)
-    assert client.prepare(xid) is Code.XA_OK
-    client.commit(xid)
+    commit(client, xid)
     assert names(client) == ["piped"]
 
 
@@ -182,12 +143,10 @@ def test_the_isolation_level_of_one_transaction(client: Client) -> None:
     xid, shop = begin(client)
     shop.execution_options(isolation_level="SERIALIZABLE")
     assert shop.scalar(sa.text("SHOW transaction_isolation")) == "serializable"
-    client.end(xid)
-    client.rollback(xid)
+    end(client, xid)
     xid, shop = begin(client)
     assert shop.scalar(sa.text("SHOW transaction_isolation")) == "read committed"
-    client.end(xid)
-    client.rollback(xid)
+    end(client, xid)
     xid, shop = begin(client)
     shop.psycopg.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     shop.psycopg.read_only = True
@@ -420,15 +379,13 @@ def test_a_joined_session_is_another(client: Client) -> None:
         with pytest.raises(XaMisuse):
             mine.execute(sa.text("SELECT 1"))
         assert theirs.scalar(sa.text("SELECT count(*) FROM item")) == 1
-        client.end(xid)
-    client.rollback(xid)
+        end(client, xid)
 
 
 def test_rows_that_were_read_outlive_the_session(client: Client) -> None:
     xid, shop = begin(client)
     result = shop.execute(sa.text("SELECT generate_series(1, 3) AS n"))
-    client.end(xid)
-    client.rollback(xid)
+    end(client, xid)
     assert [row.n for row in result] == [1, 2, 3]
 
 
@@ -486,8 +443,7 @@ def test_session_state_does_not_leak(client: Client) -> None:
             xid, shop = begin(client)
             assert pid(shop) == before or what not in ONE_PHASE_ONLY
             assert shop.psycopg.execute(look.encode(), prepare=False).fetchone() == (clean,)
-            client.end(xid)
-            client.rollback(xid)
+            end(client, xid)
 
 
 def test_settings_on_python_objects_do_not_leak(client: Client) -> None:
@@ -497,13 +453,11 @@ def test_settings_on_python_objects_do_not_leak(client: Client) -> None:
     shop.execution_options(schema_translate_map={None: "elsewhere"})
     shop.psycopg.adapters.register_loader("int4", psycopg.types.string.TextLoader)
     assert shop.psycopg.execute("SELECT 1 AS n").fetchone() == {"n": "1"}
-    client.end(xid)
-    client.rollback(xid)
+    end(client, xid)
     xid, shop = begin(client)
     assert shop.psycopg.execute("SELECT 1 AS n").fetchone() == (1,)
     assert shop.scalar(sa.select(sa.func.count()).select_from(ITEMS)) == 0
-    client.end(xid)
-    client.rollback(xid)
+    end(client, xid)
 
 
 def test_statements_stay_prepared_in_the_server(client: Client) -> None:
