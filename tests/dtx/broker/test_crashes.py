@@ -3,7 +3,7 @@ makes durable.
 
 What the broker answered must be true after the restart; what it forced may be there without an answer; what it did not
 force must leave nothing behind. Prepared branches come back with their messages locked, and end as their transaction
-manager decides.
+manager decides. Each message that expires or is delayed must be in one queue, once, whatever is killed.
 
 XABRIDGE_KILLS says how many random kills there are (in a long run: 500), XABRIDGE_SEED which.
 """
@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from proton import Message
+from proton import Message, symbol
 
+from dtx.amqp.messages import DELIVERY_DELAY
 from dtx.protocol.addresses import MANAGEMENT
 from dtx.protocol.commands import CONTROL, Commit, Complete, End, Forget, Prepare, Recover, Rollback, Start
 from dtx.protocol.replies import Recovered
@@ -37,6 +39,7 @@ pytestmark = pytest.mark.slow
 XID: Final = Xid(7, b"gtrid", b"bqual")
 KILLS: Final = int(os.environ.get("XABRIDGE_KILLS", "4"))
 SEED: Final = int(os.environ.get("XABRIDGE_SEED", "1"))
+PATIENCE_S: Final = 20.0
 ANSWERED: Final = None
 """The parent kills the broker, once it has the answer."""
 
@@ -66,18 +69,15 @@ HELD: Final = State(("b",), (), "prepared")
 
 def work(peer: RemotePeer, txn_id: bytes) -> None:
     """Takes an order and writes an invoice, under a transaction."""
-    receiver = peer.receiver("orders", 1)
-    peer.until(lambda: receiver.current is not None and receiver.current.readable)
-    taken = peer.taken(receiver)
-    assert taken[1].body == "a"
+    _, delivery = delivered(peer)
     peer.post(peer.sender("invoices"), "a!", txn_id)
-    peer.retire(taken[0], txn_id)
+    peer.retire(delivery, txn_id)
 
 
-def branch(peer: RemotePeer) -> Any:
-    """Work under a branch that is ended."""
+def branch(peer: RemotePeer, start: Start | None = Start(XID)) -> Any:  # noqa: B008 — it is frozen
+    """Work under a branch, or a local transaction: its control link and txn-id."""
     control = peer.coordinator()
-    txn_id = control.declare(Start(XID))
+    txn_id = control.declare(start)
     work(peer, txn_id)
     return control, txn_id
 
@@ -114,13 +114,6 @@ def managed(**told: Any) -> Callable[[RemotePeer, Any], None]:
     return ask
 
 
-def local(peer: RemotePeer) -> Any:
-    control = peer.coordinator()
-    txn_id = control.declare()
-    work(peer, txn_id)
-    return control, txn_id
-
-
 def accept(peer: RemotePeer, given: Any) -> None:
     """Retires a message outside of a transaction, with the answer that it is durable."""
     receiver, delivery = given
@@ -133,8 +126,9 @@ def accept(peer: RemotePeer, given: Any) -> None:
 def delivered(peer: RemotePeer) -> Any:
     receiver = peer.receiver("orders", 1)
     peer.until(lambda: receiver.current is not None and receiver.current.readable)
-    taken = peer.taken(receiver)
-    return receiver, taken[0]
+    delivery, message = peer.taken(receiver)
+    assert message.body == "a"
+    return receiver, delivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +150,9 @@ CASES: Final = {
         State(("a", "b"), ("a!",)),
     ),
     "a plain acceptance": Case(delivered, accept, BEFORE, State(("b",), ())),
-    "a local discharge": Case(local, lambda _, given: given[0].discharge(given[1]), BEFORE, DONE),
+    "a local discharge": Case(
+        lambda peer: branch(peer, None), lambda _, given: given[0].discharge(given[1]), BEFORE, DONE
+    ),
     "prepare": Case(ended, asks(Prepare(XID)), BEFORE, HELD),
     "end with prepare": Case(
         branch, lambda _, given: given[0].outcome(CONTROL.encode(End(given[1], prepare=True))), BEFORE, HELD
@@ -179,9 +175,16 @@ CASES: Final = {
 }
 
 
-@pytest.mark.parametrize("child", ["loop", "thread"], indirect=True)
+IN_THE_THREAD: Final = {"a plain post", "prepare", "commit"}
+"""These are killed while the store's thread forces, too; the others only where tests are long."""
+WAYS: Final = [
+    *(pytest.param("loop", case) for case in CASES),
+    *(pytest.param("thread", case, marks=() if case in IN_THE_THREAD else pytest.mark.long) for case in CASES),
+]
+
+
+@pytest.mark.parametrize(("child", "case"), WAYS, indirect=["child"])
 @pytest.mark.parametrize("step", [*Step, ANSWERED], ids=lambda step: "answered" if step is ANSWERED else step.name)
-@pytest.mark.parametrize("case", CASES)
 def test_a_kill_at_each_step(child: BrokerChild, case: str, step: Step | None) -> None:
     it = CASES[case]
     peer = child.start()
@@ -208,6 +211,71 @@ def test_a_kill_at_each_step(child: BrokerChild, case: str, step: Step | None) -
     if step is ANSWERED:
         child.kill()
         assert state(child.start()) == expected, "the second restart tells something else"
+
+
+def post(peer: RemotePeer, body: str, txn_id: bytes | None = None, **said: Any) -> None:
+    """Posts to orders."""
+    octets = bytes(Message(body=body, **said).encode())
+    peer.send_octets(peer.sender("orders"), octets, peer.name("m"), txn_id)
+    peer.world.pump()
+
+
+def until(reached: Callable[[], bool]) -> None:
+    """Looks again and again."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < deadline, "it does not come to that"
+
+
+@pytest.mark.parametrize("step", list(Step))
+def test_messages_that_expire_are_among_the_dead_letters_once(child: BrokerChild, step: Step) -> None:
+    """The broker is killed a second time while what is left goes."""
+    peer = child.start()
+    bodies = ["a", "b", "c"]
+    for body in bodies:
+        post(peer, body, ttl=1)
+    post(peer, "stays")
+    child.die_at(step)
+    with pytest.raises(BrokerGoneError):
+        peer.until(lambda: False)
+    assert child.died() == -9
+    child.start()
+    child.kill()
+    peer = child.start()
+    until(lambda: peer.contents("orders.dead") != [])
+    assert peer.contents("orders.dead") == bodies
+    assert peer.contents("orders") == ["stays"]
+    child.kill()
+    assert child.start().contents("orders.dead") == bodies
+
+
+@pytest.mark.parametrize("step", list(Step))
+def test_a_delayed_message_is_due_once_whatever_happens_at_its_commit(child: BrokerChild, step: Step) -> None:
+    """Its branch was in doubt over a restart."""
+    peer = child.start()
+    control = peer.coordinator()
+    txn_id = control.declare(Start(XID))
+    post(peer, "later", txn_id, annotations={symbol(DELIVERY_DELAY): 1500})
+    control.discharge(txn_id)
+    assert peer.ask(Prepare(XID)) == Told(Code.XA_OK)
+    child.die_at(step)
+    with pytest.raises(BrokerGoneError):
+        peer.ask(Commit(XID))
+    assert child.died() == -9
+    peer = child.start()
+    committed = state(peer).branch == ""
+    assert committed is (step is Step.FORCED)
+    began = time.monotonic()
+    if not committed:
+        assert peer.ask(Commit(XID)) == Told(Code.XA_OK)
+        assert peer.contents("orders") == []
+        child.kill()
+        peer = child.start()
+    until(lambda: peer.contents("orders") != [])
+    assert committed or time.monotonic() - began > 1.4
+    assert peer.contents("orders") == ["later"]
+    child.kill()
+    assert child.start().contents("orders") == ["later"]
 
 
 MOVES: Final = 40
