@@ -3,6 +3,7 @@ accessibility, without a violation of its own policy; the keyboard; what moves; 
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, Final
@@ -117,17 +118,20 @@ def window(browser: Browser, shown: Scene) -> Iterator[Window]:
 
 
 def pages() -> list[str]:
-    """Every page, with content where there is any."""
+    """Every page, with content where there is any; with XABRIDGE_LONG=all also with other content."""
     hostile = quote(HOSTILE.replace("/", "|"), safe="")
+    more = [
+        "/queues?q=%3Cscript%3E", "/nodes?show=last", "/b/main/user", "/b/main/queue?name=orders.dead",
+        f"/b/main/queue?name={hostile}", "/b/main/change/purge?queue=orders", "/b/main/change/retry?queue=orders.dead",
+        "/b/main/change/close-connection?connection=1",
+    ]  # fmt: skip
     return [
-        "/", "/queues", "/queues?q=%3Cscript%3E", "/dead", "/transactions",
+        "/", "/queues", "/dead", "/transactions",
         f"/transactions/one?name={quote(DECIDED)}", f"/transactions/act?act=rollback&name={quote(DECIDED)}",
-        "/transactions/recover", "/nodes", "/nodes?show=last", "/pipelines", "/connections", "/users", "/audit",
-        "/b/main/user", "/b/main/user?name=orders-svc",
-        "/b/main/queue?name=orders.dead", f"/b/main/queue?name={hostile}", f"/b/main/queue?name={hostile}.dead",
-        "/b/main/change/purge?queue=orders", "/b/main/change/retry?queue=orders.dead",
+        "/transactions/recover", "/nodes", "/pipelines", "/connections", "/users", "/audit",
+        "/b/main/user?name=orders-svc", f"/b/main/queue?name={hostile}.dead",
         "/b/main/change/delete-queue?queue=orders", f"/b/main/change/move?queue={hostile}",
-        "/b/main/change/close-connection?connection=1", "/b/depot/queue?name=orders", "/no/such/page",
+        "/b/depot/queue?name=orders", "/no/such/page", *(more if os.environ.get("XABRIDGE_LONG") == "all" else ()),
     ]  # fmt: skip
 
 
