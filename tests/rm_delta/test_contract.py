@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -42,7 +43,6 @@ class DeltaHarness(Harness):
         self.folder = folder
         self.open_string = f"delta://{folder}"
         self.clients: list[DeltaResource] = []
-        DeltaTable.create(folder / "keys", KEYS)
 
     def new(self, registrar: Registrar) -> DeltaResource:
         self.clients.append(DeltaResource(registrar))
@@ -75,6 +75,15 @@ def _branches(rm: DeltaResource) -> int:
     return len(rm.driver)
 
 
+@pytest.fixture(scope="module")
+def empty_lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one table, to be copied."""
+    folder = tmp_path_factory.mktemp("lake")
+    DeltaTable.create(folder / "keys", KEYS)
+    return folder
+
+
 @pytest.fixture
-def harness(tmp_path: Path) -> DeltaHarness:
+def harness(tmp_path: Path, empty_lake: Path) -> DeltaHarness:
+    shutil.copytree(empty_lake, tmp_path, dirs_exist_ok=True)
     return DeltaHarness(tmp_path)

@@ -1,4 +1,6 @@
-"""These tests use a lake as applications do: rows of several kinds, and rows that don't fit."""
+"""These tests use a lake as applications do: rows of several kinds, rows that don't fit, and the names of rm_delta,
+which are known without its library.
+"""
 
 from __future__ import annotations
 
@@ -117,39 +119,27 @@ from tm import RolledBack, TransactionManager
 
 folder = sys.argv[1]
 
+def append(node, *numbers):
+    with TransactionManager(node, f"file://{folder}/{node}", {"lake": f"delta://{folder}/lake"}) as tm:
+        for number in numbers:
+            with tm.begin() as tx:
+                tx["lake"].append("rows", [{"n": number}])
 
-def make(node):
-    return TransactionManager(node, f"file://{folder}/{node}", {"lake": f"delta://{folder}/lake"})
-
-
-def append(tm, number):
-    with tm.begin() as tx:
-        tx["lake"].append("rows", [{"n": number}])
-
-
-def child(use):
-    sys.stdout.flush()
+def child(node, number):
     child = os.fork()
     if not child:
         try:
-            use()
+            append(node, number)
             print("done", flush=True)
         except RolledBack as error:
             print(error, flush=True)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 
-
-def own(node, number):
-    with make(node) as tm:
-        append(tm, number)
-
-
-child(lambda: own("early", 1))  # nobody has used a table before
-with make("parent") as tm:
-    append(tm, 2)
-    child(lambda: own("late", 3))
-    append(tm, 4)
+child("early", 1)  # nobody has used a table before
+append("parent", 2)
+child("late", 3)
+append("parent", 4)
 """
 
 
@@ -173,3 +163,19 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "deltalake", None)
     with pytest.raises(ImportError, match=r"pip install 'xabridge\[delta\]'"):
         _ = rm_delta.DeltaResource
+
+
+# --- what is imported -------------------------------------------------------------------------------------------------
+def test_public_names() -> None:
+    assert sorted(rm_delta.__all__) == ["DeltaResource", "DeltaSession", "NAME"]
+    assert set(rm_delta.__all__) <= set(dir(rm_delta))
+    for name in rm_delta.__all__:
+        assert getattr(rm_delta, name) is not None
+    assert not hasattr(rm_delta, "nothing")
+
+
+@pytest.mark.slow
+def test_importing_it_loads_nothing_else() -> None:
+    code = "import sys, rm_delta, xabridge.pipeline.core.resources; print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"deltalake", "pyarrow"} & set(told.stdout.split())
