@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.store.contract import PENDING, Batch, Step, StoreError
 from dtx.store.sql import SqlStore, pace
-from tests.dtx.store.stores import Loop
+from tests.dtx.store.stores import Loop, until
 from xa import Xid
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ def main() -> None:
         answers: list[StoreError | None] = []
         store.submit(make(store.first_number), answers.append)
         if thread == "loop":
+            writer = store._open.writer  # its thread may be at the end of the last force
+            until(lambda writer=writer: writer._waiting.empty() and not writer._at_work.locked())  # type: ignore[misc]
             store.write()
         else:
             later.pop()()
