@@ -54,6 +54,14 @@ def pytest_runtest_teardown() -> None:
             lock.release()
 
 
+def pytest_runtest_setup() -> None:
+    """Our loggers are as in a new process: a command that ran in this one has set them up for itself."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "xabridge":
+            logger.setLevel(logging.NOTSET)
+            logger.propagate = True
+
+
 def pytest_configure() -> None:
     """What tests start ends with this process. Refuses to test compiled modules that are not what the sources say:
     Python imports them in place of these."""
@@ -85,6 +93,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             or "postgres" in named
             or item.path.is_relative_to(NEEDS_SERVERS)
         ):
+            item.add_marker(pytest.mark.slow)
+        if "mariadb_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
         if "broker_j_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)

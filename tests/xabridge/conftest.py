@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,21 +11,6 @@ from tests.rm_amqp.embedded import EmbeddedBroker
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def _fresh_loggers() -> Iterator[None]:
-    """Our loggers are as in a new process: a command that ran in this one has set them up for itself."""
-    _reset_loggers()
-    yield
-    _reset_loggers()
-
-
-def _reset_loggers() -> None:
-    for name, logger in logging.root.manager.loggerDict.items():
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "xabridge":
-            logger.setLevel(logging.NOTSET)
-            logger.propagate = True
 
 
 @pytest.fixture
