@@ -147,20 +147,26 @@ def test_hundreds_of_decisions_in_doubt_outlive_the_broker(artemis: Artemis) -> 
 @pytest.mark.long
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("dies", [0, 1], ids=["of a node by itself", "with a sibling"])
-def test_nodes_and_siblings_share_a_token_queue_while_it_is_killed(artemis: Artemis, tmp_path: Path, dies: int) -> None:
-    target = OtherBroker(tmp_path / "out")
+@pytest.mark.usefixtures("artemis")
+def test_nodes_and_siblings_share_a_token_queue_while_it_is_killed(tmp_path: Path, dies: int) -> None:
+    """A broker of its own: the queues have the same names in each case."""
+    folder = tmp_path / "artemis"
+    folder.mkdir()
+    source, target = Artemis(folder, protocols="AMQP", deletes_queues=True), OtherBroker(tmp_path / "out")
+    source.start()
 
     def restart() -> None:
-        artemis.kill()
-        artemis.start()
+        source.kill()
+        source.start()
 
     try:
-        together = Together(artemis, target, restart)
+        together = Together(source, target, restart)
         for point in POINTS:
             together.run(dies, point)
         together.finish()
         together.check()
     finally:
+        source.kill()
         target.remove()
 
 
