@@ -10,6 +10,7 @@ import pytest
 
 from tests.rabbitmq import RabbitMQ
 from tests.rabbitmq import installed as rabbitmq_installed
+from tests.rm_delta.conftest import tmp_path  # noqa: F401 — files of SQLite are in memory, too
 from xabridge.outbox import BrokerAway, OutboxStore, Refusal, Sent
 
 if TYPE_CHECKING:
@@ -45,14 +46,21 @@ def channel(rabbitmq: RabbitMQ) -> Iterator[Any]:
         yield connection.channel()
 
 
+@pytest.fixture(scope="session")
+def addresses() -> dict[str, str]:
+    """The URLs of the databases of this session, by their kind."""
+    return {}
+
+
 @pytest.fixture(params=["sqlite", "postgres", "mariadb"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A new database of each kind."""
+def url(request: pytest.FixtureRequest, tmp_path: Path, addresses: dict[str, str]) -> str:  # noqa: F811 — the fixture
+    """A database of each kind, without tables."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/shop.db"
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres").create_database())
-    return str(request.getfixturevalue("mariadb").create_database())
+    server = request.getfixturevalue(request.param)
+    if request.param not in addresses:
+        addresses[request.param] = server.create_database()
+    return addresses[request.param]
 
 
 @pytest.fixture
@@ -61,6 +69,7 @@ def store(url: str) -> Iterator[OutboxStore]:
     store = OutboxStore.at(url)
     store.open()
     yield store
+    store.tables.outbox.metadata.drop_all(store.engine)
     store.close()
 
 

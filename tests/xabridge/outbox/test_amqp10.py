@@ -36,17 +36,17 @@ def test_everything_arrives_in_the_order_of_its_key(broker: EmbeddedBroker, stor
     outbox = Outbox()
     with store.engine.begin() as connection:
         outbox.put_all(connection, "orders", [Message({"n": n, "octets": b"\x00"}) for n in range(50)], key="k")
-        outbox.put_all(connection, "others", [Message(n) for n in range(300)])
+        outbox.put_all(connection, "others", [Message(n) for n in range(120)])
     relay = Relay(store, f"amqp://{broker.address}")
-    assert relay.run_once().sent == 350
+    assert relay.run_once().sent == 170
     relay.close()
     assert bodies(broker.address, "orders") == [{"n": n, "octets": b"\x00"} for n in range(50)]
-    assert sorted(bodies(broker.address, "others")) == list(range(300))
+    assert sorted(bodies(broker.address, "others")) == list(range(120))
 
 
 def test_a_broker_that_restarts(broker: EmbeddedBroker, store: OutboxStore) -> None:
     relay = Relay(store, f"amqp://{broker.address}")
-    for n in range(3):
+    for n in range(2):
         with store.engine.begin() as connection:
             Outbox().put(connection, "orders", Message(n), key="k")
         broker.stop()
@@ -55,7 +55,7 @@ def test_a_broker_that_restarts(broker: EmbeddedBroker, store: OutboxStore) -> N
         broker.start()
         relay.run_once()
     relay.close()
-    assert bodies(broker.address, "orders") == [0, 1, 2]
+    assert bodies(broker.address, "orders") == [0, 1]
 
 
 def test_a_broker_that_is_not_there() -> None:
@@ -87,7 +87,7 @@ def test_a_full_queue_refuses_or_waits(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path, settings=Settings(queue_defaults=QueueSettings(max_depth=2)))
     publisher = Amqp10Publisher(f"amqp://{broker.address}")
     publisher.open()
-    sent = publisher.send([Outgoing(n, "orders", Message(n)) for n in range(5)], time.monotonic() + 3)
+    sent = publisher.send([Outgoing(n, "orders", Message(n)) for n in range(5)], time.monotonic() + 1)
     assert len(sent.confirmed) == 2
     assert sent.away is not None or len(sent.refused) == 3
     publisher.close()
@@ -95,11 +95,8 @@ def test_a_full_queue_refuses_or_waits(tmp_path: Path) -> None:
     broker.stop()
 
 
-def test_schemes() -> None:
+def test_schemes_and_settings(store: OutboxStore) -> None:
+    assert Relay(store, "amqp://127.0.0.1", RelaySettings(batch=7)).settings.batch == 7
     assert isinstance(publisher_for("amqp://127.0.0.1"), Amqp10Publisher)
     with pytest.raises(ValueError, match="no scheme of a relay's broker"):
         publisher_for("kafka://127.0.0.1")
-
-
-def test_settings_of_the_relay_reach_it(store: OutboxStore) -> None:
-    assert Relay(store, "amqp://127.0.0.1", RelaySettings(batch=7)).settings.batch == 7

@@ -17,6 +17,7 @@ from tm import ResourceConfig
 from xa import XaMisuse
 from xabridge import Message, RolledBack, TransactionManager
 from xabridge.outbox import Inbox, Outbox, OutboxFull, OutboxStore, Relay, Tables, TablesError
+from xabridge.testing.contract.client import case
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,28 +48,21 @@ def test_by_a_connection_a_session_and_a_statement(store: OutboxStore) -> None:
 
 
 def test_a_branch_that_decides(url: str, store: OutboxStore) -> None:
-    outbox = Outbox()
+    outbox, inbox = Outbox(), Inbox("billing")
     with TransactionManager("node-1", resources={"shop": ResourceConfig(url, "decider")}, background=False) as tm:
         with tm.begin() as tx:
             outbox.put(tx["shop"], "orders", Message("core"))
             outbox.put(tx["shop"].orm, "orders", Message("orm"))
-        with pytest.raises(RuntimeError), tm.begin() as tx:
-            outbox.put(tx["shop"], "orders", Message("never"))
-            raise RuntimeError
-    assert sent(store) == ["core", "orm"]
-
-
-@pytest.mark.usefixtures("store")
-def test_the_inbox_in_a_branch_that_decides(url: str) -> None:
-    inbox = Inbox("billing")
-    with TransactionManager("node-1", resources={"shop": ResourceConfig(url, "decider")}, background=False) as tm:
-        with tm.begin() as tx:
             assert inbox.is_new(tx["shop"], "m-1")
             assert not inbox.is_new(tx["shop"], "m-1")
             assert not inbox.is_new(tx["shop"].orm, "m-1")
         with tm.begin() as tx:
             assert not inbox.is_new(tx["shop"], "m-1")
             assert inbox.is_new(tx["shop"].orm, "m-2")
+        with pytest.raises(RuntimeError), tm.begin() as tx:
+            outbox.put(tx["shop"], "orders", Message("never"))
+            raise RuntimeError
+    assert sent(store) == ["core", "orm"]
 
 
 def test_a_branch_in_two_phases_shows_its_messages_when_it_is_committed(postgres: Postgres, tmp_path: Path) -> None:
@@ -137,26 +131,26 @@ def test_a_limit(store: OutboxStore) -> None:
         outbox.put_all(connection, "orders", [Message(n) for n in range(3)])
 
 
-@pytest.mark.parametrize(
-    ("message", "to", "key"),
-    [
-        (Message(1, id=7), "orders", None),
-        (Message(1, id=""), "orders", None),
-        (Message(1, id="x" * 256), "orders", None),
-        (Message(1), "", None),
-        (Message(1), "q" * 256, None),
-        (Message(1), "orders", ""),
-        (Message(1), "orders", "k" * 256),
-    ],
-)
-def test_what_can_not_be_kept(message: Message, to: str, key: str | None) -> None:
-    with pytest.raises(ValueError, match=r"characters"):
-        Outbox().insertion(to, message, key=key)
+CAN_NOT_BE_KEPT: list[tuple[Any, Any, Any, str]] = [
+    (Message(1, id=7), "orders", None, "characters"),
+    (Message(1, id=""), "orders", None, "characters"),
+    (Message(1, id="x" * 256), "orders", None, "characters"),
+    (Message(1), "", None, "characters"),
+    (Message(1), "q" * 256, None, "characters"),
+    (Message(1), "orders", "", "characters"),
+    (Message(1), "orders", "k" * 256, "characters"),
+    (Message(1), "orders", 5, "has to be a text"),
+    (Message(1), "orders", b"x", "has to be a text"),
+    (Message(1), None, None, "has to be a text"),
+    (Message(1), 5, None, "has to be a text"),
+    (Message(object()), "orders", None, r"\S"),
+]
 
 
-def test_a_body_that_amqp_does_not_have() -> None:
-    with pytest.raises(XaMisuse):
-        Outbox().insertion("orders", Message(object()))
+def test_what_can_not_be_kept() -> None:
+    for message, to, key, told in CAN_NOT_BE_KEPT:
+        with case(message, to, key), pytest.raises((ValueError, XaMisuse), match=told):
+            Outbox().insertion(to, message, key=key)
 
 
 def test_the_callers_message_stays_as_it_is() -> None:
@@ -166,11 +160,12 @@ def test_the_callers_message_stays_as_it_is() -> None:
 
 
 def test_the_tables_in_an_applications_metadata(tmp_path: Path) -> None:
-    from sqlalchemy import MetaData  # noqa: PLC0415 — of this test only
-
     metadata = MetaData()
     tables = Tables(metadata)
     assert Tables(metadata).outbox is tables.outbox
+    of_app = MetaData(schema="app")
+    assert Tables(of_app).outbox is Tables(of_app, "app").outbox
+    assert Tables(of_app).outbox.schema == "app"
     engine = create_engine(f"sqlite:///{tmp_path}/app.db")
     metadata.create_all(engine)
     engine.dispose()
@@ -180,19 +175,6 @@ def test_the_tables_in_an_applications_metadata(tmp_path: Path) -> None:
         Outbox(tables).put(connection, "orders", Message(1))
     assert sent(store) == [1]
     store.close()
-
-
-@pytest.mark.parametrize(("to", "key"), [("orders", 5), ("orders", b"x"), (None, None), (5, None)])
-def test_names_that_are_no_texts(to: Any, key: Any) -> None:
-    with pytest.raises(ValueError, match="has to be a text"):
-        Outbox().insertion(to, Message(1), key=key)
-
-
-def test_metadata_with_a_schema_of_its_own() -> None:
-    metadata = MetaData(schema="app")
-    assert Tables(metadata).outbox is Tables(metadata).outbox
-    assert Tables(metadata, "app").outbox is Tables(metadata).outbox
-    assert Tables(metadata).outbox.schema == "app"
 
 
 @pytest.fixture(params=["postgres", "mariadb"])
