@@ -44,7 +44,7 @@ ON_MARIADB = "mariadb.md"
 MODULES = "resource-managers.md"
 """The page whose Python are two modules: test_resource_managers.py runs them."""
 ON_ACTIVEMQ = "openwire.md"
-"""The page that needs a broker in Java: tests/rm_openwire/test_guide.py runs it."""
+"""The page that needs a broker in Java: tests/rm_openwire/test_settings.py runs it."""
 WITH_PYTHON = [
     page
     for page in pages()
