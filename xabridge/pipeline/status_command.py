@@ -39,7 +39,8 @@ _HEAD: Final = ("EPOCH", "GTRID", "STATE", "AGE", "PREPARED")
 _WIDTHS: Final = (6, 26, 9, 5)
 LIVES: Final = {True: "alive", False: "gone", None: "on another host"}
 _DID: Final = ("EPOCH", "TAKEN", "ROWS", "SENT", "OCTETS", "PREPARE", "DECIDE", "FINISH", "LAG")
-_DID_WIDTHS: Final = (6, 8, 8, 8, 7, 7, 7, 7)
+_DID_WIDTHS: Final = (6, 6, 6, 6, 6, 7, 7, 7)
+_PREFIXES: Final = (("G", 10**9), ("M", 10**6), ("k", 10**3))
 _WAITING: Final = frozenset({"active", "committed"})
 
 
@@ -201,10 +202,14 @@ def _batches(found: PipelineStatus, last: int) -> Iterator[str]:
     for one in found.results[:last]:
         lags = waited.get(one.gtrid, [])
         oldest = max((lag.oldest_s for lag in lags if lag.oldest_s is not None), default=None)
-        lagging = f"{sum(lag.waiting for lag in lags)}{'' if oldest is None else f', {age(oldest)}'}" if lags else "?"
-        times = [f"{round(seconds * 1000)} ms" for seconds in (one.prepare_s, one.decide_s, one.finish_s)]
-        taken = "?" if one.taken is None else str(one.taken)
-        yield _did((str(one.epoch), taken, str(one.rows), str(one.messages), _short(one.octets), *times, lagging))
+        lagging = _short(sum(lag.waiting for lag in lags), 4) if lags else "?"
+        counts = ["?" if count is None else _short(count, 6) for count in (one.taken, one.rows, one.messages)]
+        times = [
+            f"{round(seconds * 1000)} ms" if seconds < 9.9995 else took(seconds)
+            for seconds in (one.prepare_s, one.decide_s, one.finish_s)
+        ]
+        old = "" if oldest is None else f", {age(oldest)}"
+        yield _did((str(one.epoch), *counts, _short(one.octets, 3, "B"), *times, f"{lagging}{old}"))
     yield ""
 
 
@@ -213,12 +218,12 @@ def _did(cells: Sequence[str]) -> str:
     return "  ".join([*padded, cells[-1]])
 
 
-def _short(octets: int) -> str:
-    """ "812", "12 kB", "3 MB"."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if octets >= size:
-            return f"{octets // size} {unit}"
-    return str(octets)
+def _short(number: int, digits: int, unit: str = "") -> str:
+    """ "812", "12 k", "3 MB": what has more digits is abbreviated."""
+    if number < 10**digits:
+        return str(number)
+    prefix, size = next((prefix, size) for prefix, size in _PREFIXES if number >= size)
+    return f"{number // size} {prefix}{unit}"
 
 
 def _cells(number: str, gtrid: bytes, state: str, old: str, told: str) -> Iterator[str]:

@@ -300,8 +300,22 @@ def test_the_age_of_the_oldest_message_is_by_its_creation_time(env: CoreEnvironm
     made_at = time.time() - 60
     env.send([Message("old", creation_time=made_at), Message("new", creation_time=made_at + 30)])
     env.batch(env.reader(partitions=1), Offset(), 0)
-    (lag,) = env.shown().lags
+    found = env.shown()
+    (lag,), (did,) = found.lags, found.results
     assert lag.oldest_s == pytest.approx(60, abs=20)
+
+    for epoch, count, octets, seconds, oldest_s, shown in (
+        (1, 2, 34, 0.5, 60.0, "1 2 2 2 34 500 ms 500 ms 500 ms 2, 60 s"),
+        (9_999_999, 999_999, 10**9 - 1, 9.9, 119.0, "999999 999999 999 MB 9900 ms 9900 ms 9900 ms 999 k, 119 s"),
+        (7, 12_345_678, 10**11, 119.0, 8e6, "12 M 12 M 12 M 100 GB 119.0 s 119.0 s 119.0 s 12 M, 92 d"),
+    ):
+        times = dict.fromkeys(("prepare_s", "decide_s", "finish_s"), seconds)
+        counts = dict.fromkeys(("taken", "rows", "messages"), count)
+        result = replace(did, epoch=epoch, octets=octets, **counts, **times)
+        told = replace(found, results=(result,), lags=(replace(lag, waiting=count, oldest_s=oldest_s),))
+        table = list(lines(told, 1, time.time()))
+        assert max(map(len, table)) <= 80
+        assert [line for line in table if " ".join(line.split()).endswith(shown)]
 
 
 def test_only_the_last_results_are_kept_and_a_job_has_one_too(
