@@ -122,6 +122,7 @@ class EmbeddedBroker:
             branch = self.broker.container.registry.find(xid)
             self.broker.container.two_phase.complete(branch, done.set_result, commit=commit)
             self.broker.container.resource.settle()
+            self.broker.flush()  # else it is written when the broker's second has passed
             await done
 
         asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)

@@ -100,6 +100,7 @@ class End:
         self._takes = takes
         self._inbox = b""
         self._open = True
+        self._shut = False
 
     # -- the client's
     def setblocking(self, _flag: object) -> None:
@@ -124,6 +125,7 @@ class End:
         return octets
 
     def shutdown(self, _how: object) -> None:
+        self._shut = True
         self.peer.up.fin = True
         self.peer.down.frames.clear()
 
@@ -136,7 +138,7 @@ class End:
     def readable(self) -> bool:
         """Whether there is something to read, or nothing any more."""
         down = self.peer.down
-        return bool(self._inbox) or not self._open or (down.fin and not down.frames)
+        return bool(self._inbox) or self._shut or (down.fin and not down.frames)
 
     def arrives(self, frame: bytes) -> None:
         """A frame has crossed."""

@@ -63,6 +63,21 @@ def test_a_broker_that_falls_silent_is_given_up(broker: EmbeddedBroker, queue: s
         assert broker.left() == []
 
 
+def test_a_thread_that_waits_hears_that_the_broker_is_given_up() -> None:
+    network = Network()
+    client = NetworkClient(network, "&idle_timeout=5")
+    client.start()
+    session = client.session
+    session.send("q", Message("x"))
+    with pytest.raises(NoMessage):
+        session.receive("q-in", 0)
+    network.hold()
+    began = network.now
+    with pytest.raises(ResourceUnavailable, match="was lost"):
+        session.receive("q-in", 18)
+    assert 4 < network.now - began < 10
+
+
 @pytest.mark.parametrize("verb", ["prepare", "commit", "rollback"])
 def test_no_call_hangs_longer_than_its_timeout(verb: str) -> None:
     """What came of it is unknown, and the next call has a channel that works."""
