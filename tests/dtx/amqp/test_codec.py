@@ -233,6 +233,7 @@ def test_values_have_their_shortest_form(value: Any, octets: str) -> None:
         ("c10704a10161a1016140", "a key twice"),
         ("c1030245 40".replace(" ", ""), "a list as key"),
         ("e003ff4040", "an array that is cut off"),
+        ("e00401500505", "an array that is longer than its elements"),
         ("f000000005ffffffff40", "an array of 4 billion nulls"),
         ("00" * (MAX_DEPTH + 5), "descriptors without end"),
         ("c0" * 3, "nonsense"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -108,11 +107,6 @@ def test_every_cut_in_two_and_octet_by_octet() -> None:
     for cut in range(len(STREAM) + 1):
         assert read([STREAM[:cut], STREAM[cut:]]) == list(FRAMES)
     assert read(bytes((octet,)) for octet in STREAM) == list(FRAMES)
-
-
-@given(st.lists(st.integers(0, len(STREAM)), max_size=20).map(sorted))
-def test_any_cuts(cuts: list[int]) -> None:
-    assert read(STREAM[start:stop] for start, stop in pairwise([0, *cuts, len(STREAM)])) == list(FRAMES)
 
 
 def test_what_is_not_read_is_counted() -> None:

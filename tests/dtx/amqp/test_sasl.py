@@ -8,8 +8,6 @@ import os
 import struct
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import given
-from hypothesis import strategies as st
 from proton import SASL, Event
 
 from dtx.amqp.encoding import encode
@@ -315,16 +313,6 @@ def test_a_flood_during_a_computation_ends_the_exchange() -> None:
     server.feed(b"x" * MAX_AHEAD)
     server.feed(b"x")
     assert server.failed
-
-
-@given(st.binary(max_size=600), st.booleans())
-def test_rubbish_only_fails(octets: bytes, framed: bool) -> None:
-    server, client = server_side(), client_side(ClientPolicy("alice", "wonder,land="))
-    for layer in (server, client):
-        body = struct.pack(">IBBH", 8 + len(octets), 2, 1, 0) + octets if framed else octets
-        layer.feed(SASL_HEADER + body)
-        settle(layer)
-        assert not layer.done
 
 
 @each(

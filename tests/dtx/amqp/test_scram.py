@@ -183,13 +183,6 @@ def test_what_is_not_sane_is_refused(parse: Callable[[Any], object], octets: byt
         parse(octets)
 
 
-@given(st.binary(max_size=200))
-def test_rubbish_in_place_of_a_message_is_refused(octets: bytes) -> None:
-    for parse in (ClientFirst.parse, ClientFinal.parse, sane):
-        with pytest.raises(ScramError):
-            parse(b"\x00" + octets)
-
-
 def test_a_verifier_has_one_text_form() -> None:
     verifier = Verifier.of("pencil", SALT, 4096)
     assert str(verifier) == (

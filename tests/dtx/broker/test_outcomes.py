@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -66,13 +65,6 @@ def test_what_is_no_transactional_state_is_refused(txn_id: bytes, rest: bytes) -
     else:
         outcome = {ACCEPTED: TAKEN, b"\x00\x53\x26\x45": GIVEN_BACK}.get(rest)
         assert read_state(octets) == (txn_id, outcome)
-
-
-@given(octets=st.binary(max_size=40))
-def test_rubbish_is_refused_with_a_condition(octets: bytes) -> None:
-    for prefix in (b"", b"\x00", *PREFIXES, wide(b"abc", ACCEPTED, 2)):
-        with contextlib.suppress(WireError):
-            read_state(prefix + octets)
 
 
 def test_what_the_store_keeps_of_a_retired_message() -> None:

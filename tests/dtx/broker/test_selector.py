@@ -7,7 +7,6 @@ import random
 import re
 import struct
 import time
-from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
@@ -45,9 +44,6 @@ from dtx.broker.queues.selector import (
     MAX_SECTION,
     Selector,
     SelectorError,
-    _is_like,
-    _Message,
-    _parts,
     selector_of,
 )
 from tests.cases import each
@@ -117,20 +113,14 @@ PROPERTIES_OF_TABLE = {
 
 MESSAGE_OF_TABLE = message(PROPERTIES_OF_TABLE)
 TABLE: list[tuple[str, bool | None]] = [
+    # What follows from the types and truth values of one part each, the naive evaluator at the end says.
     # comparisons
     ("color = 'red'", True),
-    ("color <> 'blue'", True),
     ("quoted = 'it''s'", True),
-    ("weight = 12", True),
-    ("weight > 11 AND weight >= 12 AND weight < 13 AND weight <= 12", True),
-    ("yes = TRUE", True),
-    ("yes <> no", True),
     ("symbol = 'red' AND symbol = color", True),
     ("char = 'r'", True),
     ("time = 1000", True),
     # exact and approximate numbers are one type
-    ("price > 2", True),
-    ("price * 2 = 5", True),
     ("9007199254740993 = 9007199254740992.0", True),
     ("9007199254740993 = 9007199254740992", False),
     ("single = 1.1", False),
@@ -138,48 +128,22 @@ TABLE: list[tuple[str, bool | None]] = [
     ("nan = nan", False),
     ("nan <> nan", True),
     # comparisons of two types are false, and strings and booleans have no order
-    ("color = 5", False),
-    ("color <> 5", False),
     ("color < weight", False),
     ("yes > no", False),
-    ("yes = 1", False),
     ("'1' = 1", False),
     ("octets = 'red'", False),
     ("octets = octets", False),
     ("list = 1", False),
     # what there is no value for
-    ("absent = 1", None),
-    ("absent = absent", None),
     ("nothing = 'red'", None),
-    ("absent + 1 > 0", None),
-    ("absent NOT IN ('a')", None),
-    ("absent NOT LIKE '%'", None),
-    ("absent IS NULL", True),
     ("nothing IS NULL", True),
     ("octets IS NOT NULL", True),
     ("(color) IS NOT NULL", True),
-    # three truth values
-    ("weight", None),
-    ("color", None),
-    ("TRUE", True),
-    ("false", False),
-    # precedence: NOT, AND, OR; comparisons behind arithmetic
-    ("yes OR no AND no", True),
-    ("NOT weight = 13", True),
-    ("1 + 2 * 3 = 7", True),
-    ("10 - 4 - 3 = 3", True),
-    ("- -weight = 12", True),
-    ("--weight = 12", True),
     ("weight-2=10", True),
-    ("yes = (weight > 10)", True),
     # arithmetic
     ("7 / 2 = 3", True),
-    ("-7 / 2 = -3", True),
-    ("weight / price = 4.8", True),
-    ("weight / 0 = 1", None),
+    ("- -weight = 12 AND --weight = 12", True),
     ("0.0 / 0 = 1", None),
-    ("color + 1 = 1", None),
-    ("-color = 1", None),
     ("octets + 1 = 1", None),
     ("big = 18446744073709551615", True),
     ("least = -9223372036854775808", True),
@@ -188,32 +152,14 @@ TABLE: list[tuple[str, bool | None]] = [
     ("least - 1 < 0", None),
     ("-least > 0", True),
     ("1e308 * 10 > 1", True),
-    # BETWEEN
-    ("weight BETWEEN 20 AND 1", False),
-    ("weight + 1 BETWEEN price * 2 AND 6 + 7", True),
-    ("weight BETWEEN 13 AND absent", False),
-    ("weight NOT BETWEEN 13 AND absent", True),
-    ("weight NOT BETWEEN 1 AND absent", None),
     ("color BETWEEN 1 AND 2", False),
     ("color NOT BETWEEN 1 AND 2", False),
     ("weight BETWEEN 1 AND 20 AND yes", True),
-    # IN
-    ("color IN ('blue', 'red')", True),
-    ("color NOT IN ('blue', 'green')", True),
     ("quoted IN ('it''s')", True),
     ("weight NOT IN ('12')", True),
     # LIKE
-    ("color LIKE 'r%'", True),
-    ("color LIKE '%e%'", True),
-    ("color LIKE 'r_d'", True),
     ("color LIKE 'RED'", False),
-    ("color LIKE '%'", True),
-    ("empty LIKE ''", True),
-    ("color LIKE 're%ed'", False),
     ("color LIKE '.*'", False),
-    ("color LIKE '%r%e%d%'", True),
-    ("color LIKE '%_e_%'", True),
-    ("color NOT LIKE 'b%'", True),
     ("percent LIKE '50!%' ESCAPE '!'", True),
     ("percent LIKE '5!0%' ESCAPE '!'", True),
     ("color LIKE 're!%' ESCAPE '!'", False),
@@ -222,7 +168,6 @@ TABLE: list[tuple[str, bool | None]] = [
     ("quoted LIKE '%''s'", True),
     ("quoted LIKE 'it''''s' ESCAPE ''''", True),
     ("line LIKE 'a%b' AND line LIKE 'a_b'", True),
-    ("weight NOT LIKE '12'", True),
     # literals
     ("weight = 0xC AND weight = 0X0c AND weight = 0xCL", True),
     ("weight = 014 AND weight = 014L", True),
@@ -254,37 +199,30 @@ def test_the_language(text: str, expected: bool | None) -> None:
     assert truth(text, MESSAGE_OF_TABLE) is expected
 
 
-@each("node", [(kind, *pair) for kind in ("and", "or") for pair in product(("yes", "no", "absent"), repeat=2)])
-def test_three_truth_values(node: Node) -> None:
-    kind, *names = node
-    values = {"yes": True, "no": False}
-    expected = naive((kind, *(("name", name) for name in names)), values)
-    assert truth(f" {kind} ".join(names), message(values)) is expected
-    assert truth(f"NOT {names[0]}", message(values)) is opposite(values.get(names[0]))
+DECIMALS = {"32800001": "= 1", "b200000f": "= -1.5", "6cb8967f": "= 9999999", "6cbfffff": "= 0", "78000000": "> 1e308"}
 
 
-@pytest.mark.parametrize(
-    ("value", "literal"),
+@each(
+    ("value", "compared"),
     [
-        *((kind(100), "100") for kind in (Ubyte, Ushort, Uint, Ulong, Byte, Short, Int, Long, Timestamp)),
-        (0.25, "0.25"),
-        (Float(0.25), "0.25"),
-        (Decimal(0x74, bytes.fromhex("32800001")), "1"),
-        (Decimal(0x84, bytes.fromhex("31c0000000000001")), "1"),
-        (Decimal(0x94, bytes.fromhex("30400000000000000000000000000001")), "1"),
-        (Decimal(0x74, bytes.fromhex("b200000f")), "-1.5"),
-        (Decimal(0x74, bytes.fromhex("6cb8967f")), "9999999"),
-        (Decimal(0x74, bytes.fromhex("6cbfffff")), "0"),
-        (Decimal(0x84, bytes.fromhex("6c7386f26fc0ffff")), "9999999999999999"),
+        *((kind(100), "= 100") for kind in (Ubyte, Ushort, Uint, Ulong, Byte, Short, Int, Long, Timestamp)),
+        (0.25, "= 0.25"),
+        (Float(0.25), "= 0.25"),
+        *((Decimal(0x74, bytes.fromhex(octets)), compared) for octets, compared in DECIMALS.items()),
+        (Decimal(0x84, bytes.fromhex("31c0000000000001")), "= 1"),
+        (Decimal(0x84, bytes.fromhex("6c7386f26fc0ffff")), "= 9999999999999999"),
+        (Decimal(0x94, bytes.fromhex("30400000000000000000000000000001")), "= 1"),
+        *(
+            (Float(struct.unpack(">f", struct.pack(">f", float(literal)))[0]), f"= {literal}F")
+            for literal in ("0.1", "1e-45", "3.4028234e38", "16777217")
+        ),
     ],
 )
-def test_every_number_of_amqp_is_a_number(value: object, literal: str) -> None:
-    assert truth(f"x = {literal}", message({"x": value})) is True
-
-
-def test_a_decimal_may_be_infinite_or_no_number() -> None:
-    for octets, expected in (("78000000", True), ("f8000000", False), ("7c000000", False)):
-        assert truth("x > 1e308", message({"x": Decimal(0x74, bytes.fromhex(octets))})) is expected
+def test_every_number_of_amqp_is_a_number(value: object, compared: str) -> None:
+    """Literals of floats are rounded as the producer rounds them; a decimal may be infinite, or no number."""
+    assert truth(f"x {compared}", message({"x": value})) is True
+    for octets in ("f8000000", "7c000000"):
+        assert truth("x > 1e308", message({"x": Decimal(0x74, bytes.fromhex(octets))})) is False
 
 
 HEADERS: list[tuple[str, bytes, bool | None]] = [
@@ -403,13 +341,6 @@ EVERY_IDENTIFIER = Selector.parse(
         f"({name} IS NULL OR {name} = {name} OR {name} > 0 OR {name} LIKE '%_%' OR TRUE)" for name in ["a", *SELECTABLE]
     )
 )
-
-
-@given(st.binary(max_size=200))
-def test_no_octets_make_matching_fail(octets: bytes) -> None:
-    EVERY_IDENTIFIER.matches(octets)
-    for code in (HEADER, PROPERTIES, APPLICATION_PROPERTIES):
-        EVERY_IDENTIFIER.matches(bytes((0, 0x53, code)) + octets)
 
 
 @given(st.data())
@@ -619,7 +550,7 @@ COMPARISONS = {
     ">=": operator.ge,
 }
 NAMES = st.sampled_from(["a", "b", "c", "d", "JMSPriority"])
-STRINGS = st.text("ab%_'!\n", max_size=4)
+STRINGS = st.text("abA%_'!\n.*\U0001f600", max_size=6)
 NUMBERS_OF_NODES = st.one_of(
     st.integers(0, 20).map(lambda number: ("literal", number)),
     st.integers(0, 40).map(lambda number: ("literal", number / 4)),
@@ -814,20 +745,6 @@ def test_every_selector_is_what_a_naive_evaluator_makes_of_it(node: Node, values
     assert truth(text, octets) is as_condition(naive(node, values | {"JMSPriority": 6})), text
 
 
-@given(
-    st.text("aAb%_!\n.*\U0001f600\ud800", max_size=12),
-    st.text("aAb%_!\n.*\U0001f600\ud800", max_size=8).map(lambda text: text.replace("!", "!!")),
-    st.sampled_from("!.*%_\n\U0001f600"),
-)
-def test_like_is_what_trying_every_way_finds_with_any_characters(string: str, pattern: str, escape: str) -> None:
-    pattern = pattern.replace("!", escape)
-    parts = _parts(pattern, escape)
-    if parts is None:
-        return
-    found = _is_like(parts)(_Message(b"", None), string)
-    assert found == fits(string, pattern, escape)
-
-
 def test_like_is_what_regular_expressions_find_in_longer_strings() -> None:
     seed = 20_261_123
     chance = random.Random(seed)
@@ -858,12 +775,6 @@ def test_any_text_is_a_selector_or_refused_at_a_position_in_it(text: str) -> Non
         position = 0
         selector.matches(message({"a": "x"}))
     assert 0 <= position <= len(text)
-
-
-def test_numbers_of_floats_are_rounded_as_the_producer_rounds_them() -> None:
-    for literal in ("0.1", "1e-45", "3.4028234e38", "16777217"):
-        (single,) = struct.unpack(">f", struct.pack(">f", float(literal)))
-        assert truth(f"x = {literal}F", message({"x": Float(single)})) is True
 
 
 # -- the filters of a source
