@@ -40,6 +40,8 @@ print(json.dumps(sorted(sys.modules)))
 """
 COMMANDS = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
 FULL = "xabridge: what the command says can't be written: No space left on device\n"
+ENDS = {"a full disk": (1, FULL), "nobody reads": (141, ""), "nowhere": (0, "")}
+"""Where stdout may go: the exit code, and what is told on stderr."""
 MANUAL = (ROOT / "docs" / "recover.md").read_text(encoding="utf-8")
 SHOWN = re.findall(r"^```console\n\$ xabridge ([^\n]*)\n(.*?)^```", MANUAL, re.DOTALL | re.MULTILINE)
 MENTIONED = sorted(set(re.findall(r"`xabridge ((?:recover|doctor|completion) ?[^`|>]*)`?", MANUAL)))
@@ -121,32 +123,39 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 # --- output that can't be written: the disk is full, the reader of a pipe has gone, or the shell has closed it --------
-def refused(words: list[str], capsys: pytest.CaptureFixture[str], *, unbuffered: bool) -> str:
-    """What the command says on stderr when stdout is on a full disk."""
-    stream = io.TextIOWrapper(io.FileIO("/dev/full", "w"), "utf-8", write_through=unbuffered)
+def ended(words: list[str], capsys: pytest.CaptureFixture[str], where: str, *, unbuffered: bool) -> tuple[object, str]:
+    """The exit code of the command, and what it says on stderr, when that is where stdout goes."""
+    target: str | int = "/dev/full"
+    if where != "a full disk":
+        reader, target = os.pipe()
+        os.close(reader)
+    stream = io.TextIOWrapper(io.FileIO(target, "w"), "utf-8", write_through=unbuffered)
     with (
         closing(stream),
         pytest.MonkeyPatch.context() as patch,
     ):  # not in a fixture, behind which capsys takes the streams again
-        patch.setattr("sys.stdout", stream)
-        with pytest.raises(SystemExit) as ended:
+        patch.setattr("sys.stdout", stream if where != "nowhere" else None)
+        with pytest.raises(SystemExit) as over:
             main(words)
-    assert ended.value.code == 1
-    return capsys.readouterr().err
+    return over.value.code, capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file .*/dev/null:ResourceWarning")  # what it opens lasts as long as it
 @pytest.mark.parametrize("unbuffered", [False, True])
 def test_a_full_disk(capsys: pytest.CaptureFixture[str], tmp_path: Path, *, unbuffered: bool) -> None:
+    """And a pipe that nobody reads, or that is closed, where nobody is told."""
     path = tmp_path / "xabridge.toml"
     path.write_text(
         f'node = "n"\n[resources.shop]\nurl = "sqlite:///{tmp_path}/shop.db"\nmode = "decider"\n'
         '[outbox]\ndatabase = "shop"\nbroker = "amqp://127.0.0.1:1"\n'
     )
     for command in ([], *([entry.name] for entry in COMMANDS)):
-        assert refused([*command, "--help"], capsys, unbuffered=unbuffered) == FULL, command
-    assert refused(["completion", "bash"], capsys, unbuffered=unbuffered) == FULL
+        for where, told in ENDS.items():
+            assert ended([*command, "--help"], capsys, where, unbuffered=unbuffered) == told, command
+    assert ended(["completion", "bash"], capsys, "a full disk", unbuffered=unbuffered) == (1, FULL)
     for words in (["recover", "list"], ["doctor"], ["outbox", "create", "--dry-run"]):
-        assert refused([*words, "--config", str(path)], capsys, unbuffered=unbuffered).endswith(FULL)
+        code, err = ended([*words, "--config", str(path)], capsys, "a full disk", unbuffered=unbuffered)
+        assert (code, err.endswith(FULL)) == (1, True)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from tests.xabridge.console.conftest import HOST, break_down, choice, fields_of,
 from tests.xabridge.console.scene import Traffic, broker_with_users, url
 from xa import TMSUCCESS, Code, Xid
 from xabridge.console.app import Console
-from xabridge.console.brokers import PAGE, Away, BrokerLink, Unknown
+from xabridge.console.brokers import KEPT_S, PAGE, Away, BrokerLink, Unknown
 from xabridge.console.changes.job import Job, Progress, Selection
 from xabridge.console.history import FINE_S, known
 from xabridge.console.pages.messages import content_of
@@ -188,6 +188,14 @@ def test_the_user_of_the_settings_watches_while_nobody_is_there(
 
 
 def test_a_broker_that_comes_back_is_used_again(filled: EmbeddedBroker, operator: Visitor, clock: Clock) -> None:
+    """What it has told holds for a moment, which the console's clock measures."""
+    assert "Waiting 67" in text_of(operator.get("/"))
+    traffic = Traffic(filled)
+    traffic.post("orders", Message("one more"))
+    traffic.close()
+    assert "Waiting 67" in text_of(operator.get("/"))
+    clock.now += KEPT_S + 0.1
+    assert "Waiting 68" in text_of(operator.get("/"))
     break_down(filled)
     clock.now += 1
     operator.get("/b/main/queue?name=orders", status=503)
@@ -197,7 +205,7 @@ def test_a_broker_that_comes_back_is_used_again(filled: EmbeddedBroker, operator
     assert "nothing found in doubt main could not be asked" in said
     filled.start()
     deadline = time.monotonic() + 30
-    while "Waiting 67" not in text_of(operator.get("/")):
+    while "Waiting 68" not in text_of(operator.get("/")):
         assert time.monotonic() < deadline
         clock.now += 5
         time.sleep(0.02)

@@ -1,5 +1,6 @@
-"""The pictures of docs/console.md, made from the scene of the tests: python -m tests.xabridge.console.pictures"""
+"""The pictures of docs/console.md, made from the scene of the tests: python -m tools.console_pictures"""
 
+# ruff: noqa: S311, SLF001 — it makes up an hour of what the console has seen
 from __future__ import annotations
 
 import math
@@ -19,7 +20,7 @@ from xabridge.console.history import SLOT_S, SLOTS, History
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-FOLDER: Final = Path(__file__).parents[3] / "docs" / "console"
+FOLDER: Final = Path(__file__).parents[1] / "docs" / "console"
 QUEUES: Final = (
     ("orders", 5),
     ("invoices", 2),
