@@ -142,32 +142,6 @@ def test_a_decider_taken_out_of_the_configuration_keeps_its_branches(shop: Shop,
     shop.assert_ended(1)
 
 
-def test_a_restart_finishes_what_was_decided_and_what_was_not(shop: Shop, store: DecidingStore) -> None:
-    class Killed(BaseException):
-        pass
-
-    at = {"verb": "decide"}
-
-    def kill(when: str, verb: str) -> None:
-        if (when, verb) == ("before", at["verb"]):
-            raise Killed
-
-    shop.wrap["d"] = shop.wrap["a"] = hooked(kill, ("decide", "commit"))
-    shop.flags["a"] = 0
-    incarnations = set()
-    for verb, expected in (("decide", None), ("commit", 1)):
-        at["verb"] = verb
-        with pytest.raises(Killed), shop.tm.begin() as tx:
-            shop.write(tx, key=verb)
-        at["verb"] = "nothing"
-        shop.restart()
-        assert set(shop.values(verb).values()) == {expected}
-        assert not shop["a"].in_doubt
-        assert tx.gtrid not in store.decided
-        incarnations.add(Gtrid.decode(tx.gtrid).incarnation)
-    assert len(incarnations) == 2, "each start has its own"
-
-
 def test_without_a_log_a_heuristic_is_told_and_kept_by_the_resource(shop: Shop, store: DecidingStore) -> None:
     shop["b"].script.plan("commit", Code.XA_HEURRB)
     with pytest.raises(HeuristicMixed), shop.tm.begin() as tx:

@@ -197,15 +197,6 @@ def test_a_heuristic_of_a_renamed_resource_is_noted_once_and_forgotten_under_its
 
 
 # --- enlist and delist ------------------------------------------------------------------------------------------
-def test_enlisting_again_gives_the_same_session(shop: Shop) -> None:
-    with shop.tm.begin() as tx:
-        session = tx.enlist("a")
-        assert tx.enlist("a") is session
-        assert tx["a"] is session
-        assert shop.tm["a"] is session
-        assert tx.resources == ("a",)
-
-
 @pytest.mark.parametrize("how", [("success",), ("suspend",), ("suspend", "success")], ids=str)
 @pytest.mark.parametrize("again", [True, False], ids=["enlisted again", "left"])
 def test_delisted_it_joins_or_resumes_its_branch_or_is_committed_with_the_rest(
@@ -218,8 +209,10 @@ def test_delisted_it_joins_or_resumes_its_branch_or_is_committed_with_the_rest(
         tx.delist("b", "suspend")
         assert shop["a"].associations == (0 if "success" in how else 1)
         if again:
-            assert tx["a"].read("k") == 1
-            tx["a"].write("j", 2)
+            session = tx.enlist("a")
+            assert tx["a"] is tx.enlist("a") is shop.tm["a"] is session
+            assert session.read("k") == 1
+            session.write("j", 2)
         assert len(shop["a"].branches) == 1
     assert shop["a"].data == ({"k": 1, "j": 2} if again else {"k": 1})
     shop.assert_ended(1)
@@ -392,6 +385,8 @@ def test_after_completion_that_fails_is_logged_and_the_others_are_called(
 def test_suspended_and_resumed_it_goes_on(shop: Shop) -> None:
     tx = shop.tm.begin()
     shop.write(tx)
+    with pytest.raises(ProtocolMisuse, match="is active in this context"):
+        shop.tm.resume(tx)
     assert shop.tm.suspend() is tx
     assert shop.tm.current_or_none() is None
     for use in (shop.tm.get_transaction, shop.tm.suspend):
@@ -402,11 +397,15 @@ def test_suspended_and_resumed_it_goes_on(shop: Shop) -> None:
             wrong()
     with shop.tm.begin() as other:
         other["a"].write("j", 2)
+        with pytest.raises(ProtocolMisuse, match="suspend it first"):
+            shop.tm.resume(tx)
     assert shop.tm.current_or_none() is None
     shop.tm.resume(tx)
     assert shop.tm.get_transaction() is tx
     tx["a"].write("i", 3)
     tx.commit()
+    with pytest.raises(ProtocolMisuse, match="is not suspended"):
+        shop.tm.resume(tx)
     assert shop["a"].data == {"k": 1, "j": 2, "i": 3}
     shop.assert_nothing_left()
 
@@ -433,19 +432,6 @@ def test_resumed_in_another_thread_it_is_gone_from_the_first(shop: Shop) -> None
         go_on.set()
         other.result(30)
     shop.assert_ended(1)
-
-
-def test_resume_refuses_what_is_not_suspended_and_a_context_that_has_one(shop: Shop) -> None:
-    tx = shop.tm.begin()
-    with pytest.raises(ProtocolMisuse, match="is active in this context"):
-        shop.tm.resume(tx)
-    shop.tm.suspend()
-    with shop.tm.begin(), pytest.raises(ProtocolMisuse, match="suspend it first"):
-        shop.tm.resume(tx)
-    shop.tm.resume(tx)
-    tx.rollback()
-    with pytest.raises(ProtocolMisuse, match="is not suspended"):
-        shop.tm.resume(tx)
 
 
 def test_a_resource_that_can_not_be_resumed_dooms_the_transaction(shop: Shop) -> None:
@@ -633,14 +619,6 @@ def test_answers_that_are_left_are_waited_for_by_finish(shop: Shop, *, decider: 
     shop.assert_ended(1)
 
 
-def test_the_next_transaction_goes_on_beside_answers_that_are_left(shop: Shop) -> None:
-    left = [commit_and_leave(shop, key=f"k{number}") for number in range(4)]
-    for tx in left:
-        tx.finish()
-        assert tx.status is GlobalState.COMMITTED
-    shop.assert_nothing_left()
-
-
 @pytest.mark.parametrize("full", ["a", "b", "ab"])
 def test_nothing_is_left_where_a_resource_takes_no_more(shop: Shop, full: str) -> None:
     class Full(Wrapped):
@@ -676,16 +654,6 @@ def test_a_commit_in_the_block_and_one_with_something_to_call_after_it_leave_no_
     assert not tx.is_left
     assert [outcome.verdict for outcome in told] == ([] if inside else [Verdict.COMMITTED])
     shop.assert_ended(1)
-
-
-def test_what_was_left_is_reported_by_finish(shop: Shop) -> None:
-    shop["a"].script.plan("commit", Code.XA_HEURRB)
-    tx = commit_and_leave(shop)
-    for _ in range(2):
-        with pytest.raises(HeuristicMixed):
-            tx.finish()
-    assert tx.status is GlobalState.HEURISTIC
-    assert [heuristic.branch.resource for heuristic in shop.log.heuristics()] == ["a"]
 
 
 def test_the_reaper_waits_for_what_nobody_else_waits_for(shop: Shop) -> None:

@@ -1,4 +1,4 @@
-"""This process works on a FileLog until the test kills it: `python -m tests.tm.log.killed FOLDER SEGMENT_SIZE SEED`.
+"""This process works on a log until the test kills it: `python -m tests.tm.log.killed URL NODE FIRST SEED`.
 
 Each line that it writes is a fact: "decided N" after `decide` returned, "ending N" before it calls `end`.
 """
@@ -11,24 +11,32 @@ import sys
 import threading
 
 from tests.tm.log.samples import decision
-from tm.log import FileLog
+from tm.log import DecisionLog, FileLog
+from tm.log.sql import SqlLog
 
+SEGMENT_SIZE = 16384
 THREADS = 4
 
 
+def opened(url: str, node: str) -> DecisionLog:
+    """The log, though its last process was killed."""
+    if url.startswith("file:"):
+        return FileLog(url.removeprefix("file://"), node, segment_size=SEGMENT_SIZE)
+    return SqlLog(url, node, take_over=True)
+
+
 def main() -> None:
-    folder, segment_size, seed = sys.argv[1:]
-    log = FileLog(folder, "orders-1", segment_size=int(segment_size))
-    first = log.openings << 32
+    url, node, first, seed = sys.argv[1:]
+    log = opened(url, node)
 
     def tell(fact: str) -> None:
         os.write(1, f"{fact}\n".encode())
 
     def work(thread: int) -> None:
         rng = random.Random(f"{seed} {thread}")
-        sequence = first + thread
+        sequence = int(first) + thread
         while True:
-            made = decision(sequence, 1 + sequence % 3)
+            made = decision(sequence, 1 + sequence % 3, node)
             log.decide(made)
             tell(f"decided {sequence}")
             if rng.random() < 0.98:

@@ -53,8 +53,9 @@ def test_what_is_no_log_of_this_node_is_refused_and_says_what_to_do(directory: P
 
 def test_a_second_one_is_told_who_holds_the_log(directory: Path) -> None:
     log = open_log(directory)
-    with pytest.raises(LogLocked, match=rf"in use by process {os.getpid()} on {os.uname().nodename}"):
+    with pytest.raises(LogLocked, match=rf"in use by process {os.getpid()} on {os.uname().nodename}") as refused:
         open_log(directory)
+    assert "or give this one a log (and a node id) of its own" in str(refused.value)
     log.close()
     open_log(directory).close()
 

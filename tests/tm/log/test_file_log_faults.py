@@ -400,17 +400,3 @@ def test_the_log_id_and_incarnation_are_durable_before_open_returns() -> None:
         assert {log.incarnations.why_not(one) for one in seen} <= {None}
         seen.append(log.incarnation)
         disk = disk.crashed(random.Random(seed))
-
-
-def test_a_disk_that_fails_at_opening_is_an_error_of_the_log() -> None:
-    disk = Disk()
-    disk.trouble = raising(1, lambda: OSError(errno.EACCES, "Permission denied"))
-    with pytest.raises(LogError, match=r"^/disk: the log can't be opened: Permission denied"):
-        FileLog("", NODE, segment_size=SMALL, files=disk)
-    with pytest.raises(LogError):
-        FileLog("", NODE, segment_size=SMALL, files=_locked(disk))
-
-
-def _locked(disk: Disk) -> Disk:
-    disk.locked = True
-    return disk

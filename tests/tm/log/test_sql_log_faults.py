@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import sqlite3
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -24,7 +21,6 @@ from tm.log import Decision, DecisionRefused, LogFull, LogStopped
 from tm.log.sql import SqlLog, retry
 from tm.log.sql.retry import PAUSES_S, REACTIONS, Reaction, reaction_to
 from tm.log.sql.states import GtridState
-from xa import Gtrid
 from xa.sql.errors import ErrorKind
 
 if TYPE_CHECKING:
@@ -263,97 +259,6 @@ def test_a_server_that_restarts_is_survived(postgres: Postgres, postgres_url: st
     log.decide(decision(2, node=node))
     assert len(log.decisions()) == 2
     log.close()
-
-
-# --- processes --------------------------------------------------------------------------------------------------
-@contextlib.contextmanager
-def racer(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A process of `tests.tm.log.racing` that is ready, and its incarnation."""
-    command = [sys.executable, "-m", "tests.tm.log.racing", *map(str, arguments)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            word, incarnation = process.stdout.readline().split()
-            assert word == "ready"
-            yield process, int(incarnation)
-        finally:
-            process.kill()
-
-
-def go(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("go\n")
-    process.stdin.flush()
-
-
-def outcomes(process: subprocess.Popen[str]) -> dict[str, set[int]]:
-    """What the process told until it ended."""
-    assert process.stdout is not None
-    found: dict[str, set[int]] = {"commit": set(), "refused": set(), "unknown": set()}
-    for line in process.stdout:
-        word, _, number = line.partition(" ")
-        found[word].add(int(number))
-    return found
-
-
-def test_two_processes_and_each_gtrid_has_one_outcome(database_url: str, node: str) -> None:
-    """One aborts what the other decides, and both hear the same."""
-    count = 100
-    log = SqlLog(database_url, node)
-    aborted: set[int] = set()
-    decided: set[int] = set()
-    with racer(database_url, node, 0, count, log.epoch) as (process, epoch):
-        assert epoch == log.epoch
-        for sequence in reversed(range(count)):
-            state = log.abort(gtrid(sequence, node=node))
-            (aborted if state is GtridState.ABORTED else decided).add(sequence)
-            if sequence == count - 10:
-                go(process)
-        told = outcomes(process)
-    assert told == {"commit": decided, "refused": aborted, "unknown": set()}
-    assert {Gtrid.decode(made.gtrid).sequence for made in log.decisions()} == decided
-    log.close()
-
-
-def test_a_process_that_slept_while_its_node_was_taken_decides_nothing_more(database_url: str, node: str) -> None:
-    """Three processes, each taking the node from the one before while that one is deciding."""
-    held: set[int] = set()
-    with contextlib.ExitStack() as stack:
-        racers = []
-        for turn in range(3):
-            process, incarnation = stack.enter_context(racer(database_url, node, turn * 10_000, 120))
-            assert incarnation == turn + 1
-            racers.append(process)
-            go(process)
-        told = [outcomes(process) for process in racers]
-    log = SqlLog(database_url, node, take_over=True)
-    now = {Gtrid.decode(made.gtrid).sequence for made in log.decisions()}
-    for each in told:
-        held |= each["commit"]
-        assert not each["refused"] or not each["commit"] or max(each["commit"]) < min(each["refused"])
-    assert held == now
-    assert told[2]["refused"] == set()
-    log.close()
-
-
-def test_a_process_is_killed_while_it_decides(database_url: str, node: str) -> None:
-    """kill -9 at a random moment, again and again; what it said it decided, is there for the next one."""
-    rng = random.Random(20)
-    said: set[int] = set()
-    for turn in range(3):
-        with racer(database_url, node, turn * 10_000, 10_000) as (process, _):
-            go(process)
-            assert process.stdout is not None
-            lines = [process.stdout.readline() for _ in range(rng.randrange(1, 150))]
-            process.kill()
-            lines += process.stdout.readlines()
-        said |= {int(line.split()[1]) for line in lines if line.startswith("commit") and line.endswith("\n")}
-        log = SqlLog(database_url, node, take_over=True)
-        now = {Gtrid.decode(made.gtrid).sequence for made in log.decisions()}
-        assert said <= now
-        assert len(now - said) <= 1
-        said = now
-        log.close()
 
 
 # --- what errors mean -------------------------------------------------------------------------------------------

@@ -128,19 +128,6 @@ def test_a_decider_that_is_away_at_the_end_is_not_waited_for(
 
 
 # --- who else is at work ----------------------------------------------------------------------------------------
-def test_another_node_leaves_a_decision_to_its_own(shop: Shop, store: DecidingStore) -> None:
-    tx = shop.in_doubt("a", "b")
-    shop.kill()
-    report = shop.open(node="orders-2").recover()
-    assert {finding.action for finding in report.findings} == {Action.LEFT_ALONE}
-    assert (report.ended, report.undone) == ([], [])
-    assert tx.gtrid in store.decided
-    shop.kill()
-    shop.open()
-    shop.assert_ended(1)
-    assert not store.decided
-
-
 def test_siblings_leave_each_others_transactions_alone(shop: Shop, store: DecidingStore) -> None:
     tx = shop.in_doubt("a")
     sibling = sibling_of(shop)

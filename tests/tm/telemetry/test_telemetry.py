@@ -359,15 +359,6 @@ def test_nothing_is_imported_that_was_not_asked_for_and_a_missing_extra_is_told(
     assert 'pip install "xabridge[otel]"' in told, done.stderr
 
 
-def test_without_telemetry_nothing_stands_between() -> None:
-    with TwoResources() as both:
-        assert both.manager._recorder is None
-        assert type(both.manager.executor.ports).__module__ == "tm.two_phase.blocking"
-        assert {type(r.rm).__module__ for r in both.manager.resources.values()} == {
-            "xabridge.testing.reference.resource"
-        }
-
-
 @pytest.mark.parametrize(("line", "asked"), [("", False), ("telemetry = false", False), ("telemetry = true", True)])
 def test_the_configuration_asks(tmp_path: Path, line: str, asked: bool) -> None:
     path = tmp_path / "xabridge.toml"

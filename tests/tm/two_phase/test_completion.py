@@ -22,7 +22,7 @@ from tm.errors import (
 )
 from tm.log import DecisionRefused, LogFull, LogStopped
 from tm.outcome import Verdict
-from tm.two_phase.return_codes import Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Verb
 from tm.two_phase.states import GlobalState
 from xa import HEURISTIC_CODES, ROLLBACK_CODES, Code
 
@@ -109,15 +109,21 @@ ENDS_WELL = {OK, RDONLY, NOMIGRATE}
 
 
 @each("code", sorted(Code))
-@each(("names", "who"), [("a", "a"), ("ab", "a"), ("ab", "b"), ("abd", "a"), ("abd", "d")])
-def test_a_branch_that_can_not_be_ended_refuses(names: str, who: str, code: Code) -> None:
-    stage = Stage(names, {(Verb.END, who): code})
+@each(
+    ("names", "who", "late"),
+    [("a", "a", False), ("ab", "a", False), ("ab", "b", False), ("ab", "b", True), ("abd", "a", False),
+     ("abd", "d", False)],
+)  # fmt: skip
+def test_a_branch_that_can_not_be_ended_refuses(names: str, who: str, late: bool, code: Code) -> None:
+    stage = Stage(names, {(Verb.END_LATE if late else Verb.END, who): code}, late=late)
     stage.commit()
     everybody = " ".join(names)
+    end = f"end, with prepare: {everybody}" if late else f"end: {everybody}"
     if code in ENDS_WELL:
-        committed(stage, {"a": ["end: a", "commit, one phase: a"], "ab": GOOD, "abd": GOOD_DECIDED}[names])
+        good = {"a": ["", "commit, one phase: a"], "ab": GOOD, "abd": GOOD_DECIDED}[names]
+        committed(stage, [end, *good[1:]])
     else:
-        rolled_back(stage, [f"end: {everybody}", f"rollback: {everybody}"])
+        rolled_back(stage, [end, f"rollback: {everybody}"])
         assert [reason.branch and reason.branch.resource for reason in stage.outcome.reasons] == [who]
 
 
@@ -126,12 +132,6 @@ def test_a_rollback_does_not_mind_how_the_ends_went(code: Code) -> None:
     stage = Stage("ab", {(Verb.END, "a"): code})
     stage.rollback()
     rolled_back(stage, ["end: a b", "rollback: a b"])
-
-
-def test_a_late_end_that_is_refused_refuses() -> None:
-    stage = Stage("ab", {(Verb.END_LATE, "b"): RMFAIL}, late=True)
-    stage.commit()
-    rolled_back(stage, ["end, with prepare: a b", "rollback: a b"])
 
 
 # --- prepare ------------------------------------------------------------------------------------------------
@@ -435,6 +435,15 @@ def summary(ends: set[str], *, asked_for: str) -> Verdict:
 
 
 COMMIT_ENDS = {OK: "c", HEURCOM: "c", HEURRB: "r", HEURMIX: "m", HEURHAZ: "?", NOTA: "?", RMERR: "r", RB[3]: "r"}
+
+
+def test_the_table_of_meanings_is_total_and_every_damage_has_a_code_to_be_noted_under() -> None:
+    assert MEANING.keys() == set(Verb)
+    assert all(row.keys() == set(Code) for row in MEANING.values())
+    meanings = {meaning for row in MEANING.values() for meaning in row.values()}
+    damages = {meaning for meaning in meanings if meaning.name.startswith(("HEUR_", "LOST_"))}
+    assert {HEURISTIC_CODE[meaning] for meaning in damages} == HEURISTIC_CODES
+    assert all(HEURISTIC_CODE[MEANING[Verb.COMMIT][code]] is code for code in HEURISTIC_CODES)
 
 
 def test_the_summary_of_three_commits() -> None:
