@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from tests.interop.programs import NO_TOPICS, NOT_ALLOWED, run
+from tests.interop.programs import run
 
 if TYPE_CHECKING:
     from xabridge.testing.broker import BrokerProcess
@@ -86,26 +86,3 @@ def test_a_filter_that_is_not_in_force_is_not_in_the_answer(go_amqp: list[str], 
 @pytest.mark.parametrize("pairs", [70, pytest.param(1100, marks=pytest.mark.long)])
 def test_sessions_and_links_from_many_goroutines(go_amqp: list[str], broker: BrokerProcess, pairs: int) -> None:
     assert run(go_amqp, broker.port, "many", pairs=pairs) == pairs
-
-
-@pytest.mark.long  # the same with rhea
-@pytest.mark.parametrize(
-    ("link", "conditions"),
-    [
-        ({"sender": "forbidden"}, NOT_ALLOWED),
-        ({"receiver": "forbidden"}, NOT_ALLOWED),
-        ({"sender": "$nothing"}, {"amqp:not-found"}),
-        ({"receiver": "$nothing"}, {"amqp:not-found"}),
-        ({"sender": "topic://allowed"}, NO_TOPICS | NOT_ALLOWED),
-        ({"receiver": "topic://allowed"}, NO_TOPICS | NOT_ALLOWED),
-        ({"sender": "allowed.topic", "capability": "topic"}, NO_TOPICS),
-        ({"receiver": "allowed.topic", "capability": "topic"}, NO_TOPICS),
-    ],
-    ids=lambda value: " ".join(value) + " " + " ".join(value.values()) if isinstance(value, dict) else "",
-)
-def test_a_link_is_refused_at_once(
-    go_amqp: list[str], restricted: BrokerProcess, link: dict[str, Any], conditions: set[str]
-) -> None:
-    condition, after = run(go_amqp, restricted.port, "refusal", **link)
-    assert condition in conditions
-    assert after == ["still useful"]

@@ -2,7 +2,7 @@
 transactions, and how links are refused, attached again, windowed, drained and filtered.
 
 The checks from the side of rhea's user are in rhea/client.js and rhea/links.js; these tests check the end of each
-scenario. What test_proton.py has of links, in a process that is there already, is long here.
+scenario. What test_qpid_jms.py has of links, in a process that is there already, is long here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tests.interop.programs import NO_TOPICS, NOT_ALLOWED
 from xabridge.testing.broker import BrokerProcess
 from xabridge.testing.contract.client import case
 
+pytestmark = [pytest.mark.slow]
 OPEN_SESAME: Final = "open sesame"
 CERTIFICATES: Final = Path(__file__).with_name("certificates")
 TRAFFIC: Final[dict[str, Any]] = {
@@ -38,14 +39,14 @@ LINKS: Final[dict[str, Any]] = {
     "settled": {"modes": [1, 1], "bodies": list(range(10)), "settled": True, "left": []},
     "reattach": {"closed": [False, False], "bodies": [2, 3], "left": []},
     "full": ["amqp:resource-limit-exceeded", ["the first", "the last"]],
+    "selector": {"green": 167, "left": 833, "wrong": "amqp:invalid-field"},
+    "second": {"modes": [1, 1], "settledFirst": False, "twice": ["in three steps"] * 2, "left": []},
     "frames": 12,
 }
 LONG: Final[dict[str, Any]] = {
     "replies": {"answers": [["one", "to one"], ["two", "to two"]], "late": "amqp:not-found"},
-    "selector": {"green": 167, "left": 833, "wrong": "amqp:invalid-field"},
     "large": 40 << 20,
     "excessive": [64 << 20, "amqp:link:message-size-exceeded", ["small"]],
-    "second": {"modes": [1, 1], "settledFirst": False, "twice": ["in three steps"] * 2, "left": []},
     "anonymous": {"offered": True, "one": ["to anonymous.one"] * 2, "two": ["to anonymous.two"]},
 }
 OPTIONS: Final[dict[str, dict[str, Any]]] = {"full": {"links": 256}, "frames": {"max_frame_size": 512}}
@@ -61,7 +62,6 @@ def test_traffic(rhea: Path, broker: BrokerProcess, scenario: str) -> None:
     assert run(rhea, broker.port, scenario, "client.js") == TRAFFIC[scenario]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scenario", [*LINKS, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
 def test_links(rhea: Path, broker: BrokerProcess, scenario: str) -> None:
     assert run(rhea, broker.port, scenario, **OPTIONS.get(scenario, {})) == {**LINKS, **LONG}[scenario]
@@ -89,7 +89,6 @@ def test_a_user_with_a_password_over_tls(rhea: Path, tmp_path: Path) -> None:
         broker.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["sessions", pytest.param("links", marks=pytest.mark.long)])
 def test_opened_and_closed_many_times(rhea: Path, broker: BrokerProcess, what: str) -> None:
     for pairs in (70, 1100):
@@ -98,7 +97,6 @@ def test_opened_and_closed_many_times(rhea: Path, broker: BrokerProcess, what: s
         assert set(left) == {"still useful"}
 
 
-@pytest.mark.slow
 def test_a_sender_without_an_address_is_held_to_what_is_allowed(rhea: Path, restricted: BrokerProcess) -> None:
     told = run(rhea, restricted.port, "astray")
     assert "accepted" not in told["conditions"]
@@ -106,7 +104,6 @@ def test_a_sender_without_an_address_is_held_to_what_is_allowed(rhea: Path, rest
     assert told["arrived"] == [4]
 
 
-@pytest.mark.slow
 def test_nothing_is_promised_that_is_not_kept(rhea: Path, broker: BrokerProcess) -> None:
     assert run(rhea, broker.port, "filter")["filters"] == [], "what is echoed is promised"
     told = run(rhea, broker.port, "promises")
@@ -129,7 +126,6 @@ REFUSED: Final[tuple[tuple[dict[str, Any], set[str]], ...]] = (
 )
 
 
-@pytest.mark.slow
 def test_links_that_are_refused_at_once(rhea: Path, restricted: BrokerProcess, broker: BrokerProcess) -> None:
     """A topic that becomes a queue gives each message to one reader only."""
     for link, conditions in REFUSED:
