@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -87,21 +87,38 @@ def test_a_browser_is_told_what_it_may_do(visitor: Visitor) -> None:
 def test_the_cookie_is_kept_from_scripts_and_other_sites(
     settled: EmbeddedBroker, visit: Callable[..., Visitor]
 ) -> None:
-    """Behind HTTPS it is for HTTPS only."""
+    """Behind a proxy with HTTPS it is for HTTPS only, and pages of the same host without it are other sites."""
     for https in (False, True):
         visitor = visit(place_of(settled), https=https)
         origin = HOST.replace("http:", "https:") if https else HOST
         visitor.client.base_url = origin
         visitor.client.headers["origin"] = origin
         visitor.client.follow_redirects = False
+        behind_a_proxy(visitor)
         visitor.sign_in(status=303)
         assert visitor.latest is not None
+        assert visitor.latest.headers["location"] == "/", "without a scheme that could be the wrong one"
         name = "__Host-xabridge=" if https else "xabridge="
         (cookie,) = [one for one in visitor.latest.headers.get_list("set-cookie") if one.startswith(name)]
         assert "HttpOnly" in cookie
         assert "SameSite=strict" in cookie
         assert ("Secure" in cookie) is https
         assert ("strict-transport-security" in visitor.latest.headers) is https
+        token = visitor.token()
+        for wrong in ("https://127.0.0.1:8162", *([HOST] if https else [])):
+            assert visitor.client.post("/logout", data={"token": token}, headers={"origin": wrong}).status_code == 403
+        visitor.post("/logout", status=303)
+
+
+def behind_a_proxy(visitor: Visitor) -> None:
+    """The proxy passes on what browsers say, Host and all, without encryption."""
+    transport: Any = visitor.client._transport
+    console = transport.app
+
+    async def passed_on(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await console({**scope, "scheme": "http"}, receive, send)
+
+    transport.app = passed_on
 
 
 def test_a_wrong_password_is_refused(visitor: Visitor) -> None:
@@ -141,12 +158,14 @@ def test_a_session_ends_when_it_is_idle_and_when_its_time_is_over(visitor: Visit
     clock.now += 1700
     assert "Sign in" in visitor.get("/audit")
 
-    visitor.client.cookies.clear()
-    visitor.sign_in()
-    key = visitor.client.cookies["xabridge"]
-    visitor.post("/logout")
-    visitor.client.cookies.set("xabridge", key)
-    assert "Sign in" in visitor.get("/")
+    for leaves in (True, False):  # or signs in again
+        visitor.client.cookies.clear()
+        visitor.sign_in()
+        key = visitor.client.cookies["xabridge"]
+        visitor.post("/logout") if leaves else visitor.sign_in("viewer")
+        visitor.client.cookies.clear()
+        visitor.client.cookies.set("xabridge", key)
+        assert "Sign in" in visitor.get("/")
 
     visitor.client.cookies.clear()
     visitor.sign_in()

@@ -1,11 +1,9 @@
 """These tests script outcomes: every code at every verb must have the effect that the tables say, and every fate the
-one that it names. And they cover what the contract suite can't see: crashes and partitions by the state of a branch.
+one that it names. And they cover what the contract suite can't see: a crash of the server, by the state of a branch.
 """
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +14,6 @@ from xa import (
     TMASYNC,
     TMENDRSCAN,
     TMFAIL,
-    TMMIGRATE,
     TMNOWAIT,
     TMONEPHASE,
     TMRESUME,
@@ -276,31 +273,7 @@ def test_a_delayed_request(store: ReferenceStore, rm: ReferenceResource, ends: s
     assert store.in_doubt == ([] if ends == "it is dropped" else [X])
 
 
-def end(rm: ReferenceResource, xid: Xid) -> None:
-    rm.end(xid, RMID, TMSUCCESS)
-
-
-# --- associations ---------------------------------------------------------------------------------------------
-def test_an_association_migrates_to_another_client(store: ReferenceStore, rm: ReferenceResource) -> None:
-    other = ReferenceResource(store)
-    other.open(store.url, RMID)
-    rm.start(X, RMID)
-    rm.session(RMID).write("k", 1)
-    rm.end(X, RMID, TMSUSPEND | TMMIGRATE)
-    store.script.plan("start", Code.XAER_RMERR)
-    with pytest.raises(XaError):
-        other.start(X, RMID, TMRESUME)  # it stays where it was
-    other.start(X, RMID, TMRESUME)
-    assert store.associations == 1
-    store.disconnect(rm)  # has nothing to do with the branch any more
-    other.session(RMID).write("l", 2)
-    end(other, X)
-    other.prepare(X, RMID)
-    other.commit(X, RMID)
-    assert store.data == {"k": 1, "l": 2}
-
-
-# --- operator, timer, network, crash --------------------------------------------------------------------------
+# --- crash and loss ----------------------------------------------------------------------------------------------
 def in_every_state(store: ReferenceStore, rm: ReferenceResource) -> dict[Xid, BranchState]:
     """A branch in each state, held by threads of control of their own."""
     made = {}
@@ -335,52 +308,6 @@ def test_a_crash_of_the_server_takes_what_was_not_prepared(store: ReferenceStore
     assert set(rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)) == {xid for xid, state in made.items() if state in {S3, S5}}
 
 
-@pytest.mark.parametrize("trouble", ["partition", "death", "death of another"])
-def test_a_client_that_is_gone(store: ReferenceStore, rm: ReferenceResource, trouble: str) -> None:
-    """What was being worked for is doomed, and nothing else is touched."""
-    made = in_every_state(store, rm)
-    other = ReferenceResource(store)
-    other.open(store.url, RMID)
-    if trouble == "death of another":
-        store.disconnect(other)
-        store.cut(other)
-        assert store.branches == made
-        return
-    store.partition() if trouble == "partition" else store.disconnect(rm)
-    assert store.branches == {xid: S4 if state is S1 else state for xid, state in made.items()}
-    assert store.associations == 0
-    assert set(store.locked_keys) == {"S2", "S3"}
-    with pytest.raises(XaError) as raised:
-        rm.recover(RMID, TMSTARTRSCAN)
-    assert raised.value.code is (Code.XAER_RMFAIL if trouble == "partition" else Code.XAER_PROTO)
-
-
-def test_an_operator_completes_what_is_prepared(store: ReferenceStore, rm: ReferenceResource) -> None:
-    for xid, state in in_every_state(store, rm).items():
-        if state is not S3:
-            with pytest.raises(IllegalTransition):
-                store.complete_heuristically(xid, Code.XA_HEURRB)
-        with pytest.raises(ValueError, match="not one of XA_HEUR"):
-            store.complete_heuristically(xid, Code.XA_OK)
-        assert store.branches[xid] is state
-    for outcome, committed in (
-        (Code.XA_HEURCOM, {"a", "b", "c"}), (Code.XA_HEURRB, set()), (Code.XA_HEURMIX, {"a", "c"}),
-        (Code.XA_HEURHAZ, set()),
-    ):  # fmt: skip
-        rm.start(X, RMID)
-        for key in ("a", "b", "c"):
-            rm.session(RMID).write(key, outcome)
-        end(rm, X)
-        rm.prepare(X, RMID)
-        store.complete_heuristically(X, outcome)
-        assert {key for key, value in store.data.items() if value is outcome} == committed
-        with pytest.raises(XaError) as raised:
-            rm.rollback(X, RMID)
-        assert raised.value.code is outcome
-        rm.forget(X, RMID)
-
-
-# --- clients --------------------------------------------------------------------------------------------------
 def test_open_does_not_hide_a_loss(store: ReferenceStore, rm: ReferenceResource) -> None:
     """Who has not heard yet that its association is lost hears it at the next verb, whatever was opened since."""
     rm.start(X, RMID)
@@ -390,7 +317,7 @@ def test_open_does_not_hide_a_loss(store: ReferenceStore, rm: ReferenceResource)
     store.cut(rm)
     rm.open(store.url, RMID)
     with pytest.raises(ResourceUnavailable):
-        end(rm, Y)
+        rm.end(Y, RMID, TMSUCCESS)
     rm.open(store.url, RMID)
     assert store.branches == {X: S4, Y: S4}
     assert store.associations == 0
@@ -403,23 +330,3 @@ def test_open_does_not_hide_a_loss(store: ReferenceStore, rm: ReferenceResource)
     assert store.branches == {X: S1}
     store.cut(rm)
     assert rm.close("", RMID) is Code.XA_OK  # with an association that is lost
-
-
-def test_a_thread_of_control_that_is_gone_leaves_nothing_at_the_client(
-    store: ReferenceStore, rm: ReferenceResource
-) -> None:
-    control = ThreadOfControl()
-    reference = weakref.ref(control)
-    with entered(control):
-        rm.start(X, RMID)
-        end(rm, X)
-        rm.prepare(X, RMID)
-        rm.recover(RMID, TMSTARTRSCAN, 1)  # and never ended
-        store.partition()
-        with pytest.raises(ResourceUnavailable):
-            rm.commit(X, RMID)  # and never opened again
-    del control
-    gc.collect()
-    assert reference() is None
-    store.heal()
-    rm.commit(X, RMID)
