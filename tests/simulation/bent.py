@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PortsT = TypeVar("PortsT")
 
@@ -15,3 +18,19 @@ class Bent(Generic[PortsT]):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ports, name)
+
+
+def without(**answers: Any) -> Callable[[Any], Any]:
+    """Ports whose calls of these names are not made; their answer is always the same."""
+
+    class Without(Bent[Any]):
+        def __getattr__(self, name: str) -> Any:
+            if name not in answers:
+                return super().__getattr__(name)
+
+            async def call(*_: Any, **__: Any) -> Any:
+                return answers[name]
+
+            return call
+
+    return Without

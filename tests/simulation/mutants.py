@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.bent import Bent
+from tests.simulation.bent import Bent, without
 from tm.log import Branch, LogFull, LogStopped
 from tm.log.incarnations import Incarnations, Standing
 from tm.recovery.ownership import Claim, Ownership, Whose
 from tm.recovery.recovery_pass import recover
 from tm.two_phase.return_codes import Verb
-from xa import Code, Gtrid, XaError, xa_error
+from xa import HEURISTIC_CODES, Code, Gtrid, XaError, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Collection
 
     from tm.log import Decision, Heuristic, LogError
     from tm.recovery.ownership import AtWork
@@ -31,39 +31,54 @@ if TYPE_CHECKING:
     Live = tuple[frozenset[bytes], AtWork, Decisions]
 
 
-def _unchanged(ports: Ports) -> Ports:
-    return ports
+def _unchanged(what: Any) -> Any:
+    return what
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A name, and what it puts in the place of the right thing: between a commit and its ports, or as recovery.
+    """A name, and what it puts in the place of the right thing: between a commit or recovery and its ports, or another
+    idea of what is whose.
 
     `seed` is a schedule in which it was seen, where the first of those comes late: the search begins with it.
     """
 
     name: str
     commit_through: Callable[[Ports], Any] = _unchanged
-    recovery: Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]] = recover
+    recovery_through: Callable[[RecoveryPorts], Any] = _unchanged
+    ownership: Callable[[Ownership], Ownership] = _unchanged
     leasing: bool = True
     counting: bool = False
     leaving: bool = False
     seed: int = 0
 
+    async def recovery(self, ports: RecoveryPorts, ownership: Ownership) -> Report:
+        """A recovery pass."""
+        return await recover(self.recovery_through(ports), self.ownership(ownership))
 
-def recovery_through(
-    bent: Callable[[RecoveryPorts], Any],
-) -> Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]]:
-    """A recovery pass through ports of a mutant."""
-    return lambda ports, ownership: recover(bent(ports), ownership)
+
+# --- answers --------------------------------------------------------------------------------------------------
+def _hears(told: Answer, codes: Collection[Code], *verbs: Verb) -> Callable[[Any], Any]:
+    """Of these verbs these answers are taken for that one."""
+
+    class Hears(Bent[Any]):
+        async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+            answers = await self.ports.ask(verb, branches, flags)
+            return [told if verb in verbs and _code(answer) in codes else answer for answer in answers]
+
+    return Hears
+
+
+def _code(answer: Answer) -> Code:
+    return answer.code if isinstance(answer, XaError) else answer
+
+
+REFUSALS = frozenset(Code) - {Code.XA_OK, Code.XA_RDONLY}
+NO_ROOM = _hears(xa_error(Code.XAER_RMERR), {Code.XA_RETRY}, Verb.COMMIT, Verb.COMMIT_AGAIN, Verb.ROLLBACK)
+"""What a resource manager says for which "no connection was free" is an error in the branch."""
 
 
 # --- the two-phase commit -------------------------------------------------------------------------------------
-class _DecisionNotForced(Bent["Ports"]):
-    async def force(self, decision: Decision) -> LogError | None:  # noqa: ARG002 — that is the mistake
-        return None
-
-
 class _AbortAfterDecision(Bent["Ports"]):
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         answers = await self.ports.ask(verb, branches, flags)
@@ -82,22 +97,6 @@ class _EndedTooEarly(Bent["Ports"]):
         return refused
 
 
-class _LostVoteCountsAsYes(Bent["Ports"]):
-    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
-        answers = await self.ports.ask(verb, branches, flags)
-        if verb is Verb.PREPARE:
-            return [Code.XA_OK if isinstance(a, XaError) and a.code is Code.XAER_RMFAIL else a for a in answers]
-        return answers
-
-
-class _RefusalCountsAsReadOnly(Bent["Ports"]):
-    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
-        answers = await self.ports.ask(verb, branches, flags)
-        if verb is Verb.PREPARE:
-            return [Code.XA_RDONLY if isinstance(a, XaError) else a for a in answers]
-        return answers
-
-
 class _FailedForceCountsAsRefused(Bent["Ports"]):
     async def force(self, decision: Decision) -> LogError | None:
         refused = await self.ports.force(decision)
@@ -106,26 +105,6 @@ class _FailedForceCountsAsRefused(Bent["Ports"]):
     async def note(self, heuristic: Heuristic) -> LogError | None:
         refused = await self.ports.note(heuristic)
         return LogFull("taken for") if isinstance(refused, LogStopped) else refused
-
-
-class _HeuristicCountsAsDone(Bent["Ports"]):
-    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
-        answers = await self.ports.ask(verb, branches, flags)
-        if verb is Verb.COMMIT:
-            return [Code.XA_OK if isinstance(a, XaError) and a.code.name.startswith("XA_HEUR") else a for a in answers]
-        return answers
-
-
-def _no_room_is_rolled_back(verb: Verb, answers: list[Answer]) -> list[Answer]:
-    """What a resource manager says for which "no connection was free" is an error in the branch."""
-    if verb not in (Verb.COMMIT, Verb.COMMIT_AGAIN, Verb.ROLLBACK):
-        return answers
-    return [xa_error(Code.XAER_RMERR) if isinstance(a, XaError) and a.code is Code.XA_RETRY else a for a in answers]
-
-
-class _NoRoomCountsAsRolledBack(Bent["Ports"]):
-    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
-        return _no_room_is_rolled_back(verb, await self.ports.ask(verb, branches, flags))
 
 
 class _LostDecisionCountsAsRefused(Bent["Ports"]):
@@ -159,11 +138,6 @@ class _LeftAnswersAreForgotten(Bent["Ports"]):
         return [Code.XA_OK if index in left else answer for index, answer in enumerate(answers)]
 
 
-class _UnknownIsAlwaysAHazard(Bent["Ports"]):
-    async def is_held(self, gtrid: bytes, decider: str | None) -> bool:  # noqa: ARG002 — that is the mistake
-        return True
-
-
 # --- recovery -----------------------------------------------------------------------------------------------
 class _LogBeforeScanOnly(Bent["RecoveryPorts"]):
     first: Live
@@ -174,12 +148,6 @@ class _LogBeforeScanOnly(Bent["RecoveryPorts"]):
 
     async def read_live(self) -> Live:
         return self.first
-
-
-class _LiveIgnored(Bent["RecoveryPorts"]):
-    async def read_live(self) -> Live:
-        _, at_work, now = await self.ports.read_live()
-        return frozenset(), at_work, now
 
 
 class _UnreachableCountsAsClean(Bent["RecoveryPorts"]):
@@ -201,37 +169,30 @@ class _EndedAsReadAfterTheScan(Bent["RecoveryPorts"]):
         return self.scanned
 
 
-class _DeciderNotSettled(Bent["RecoveryPorts"]):
-    async def settle(self, decider: str, gtrid: bytes) -> Decision | XaError | None:  # noqa: ARG002 — as above
-        return None
+def _reads(change: Callable[[frozenset[bytes], Any], tuple[frozenset[bytes], Any]]) -> Callable[[RecoveryPorts], Any]:
+    """Makes something else of what is live and who is at work."""
+
+    class Reads(Bent["RecoveryPorts"]):
+        async def read_live(self) -> Live:
+            live, at_work, now = await self.ports.read_live()
+            return *change(live, at_work), now
+
+    return Reads
 
 
-class _FinishedCountsAsPending(Bent["RecoveryPorts"]):
-    """An unknown xid is never taken for done, and a branch that can't be told is never gone."""
+class _AtWorkReadBeforeTheScan(Bent["RecoveryPorts"]):
+    first: Live
 
-    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
-        answers = await self.ports.ask(verb, branches, flags)
-        return [xa_error(Code.XA_RETRY) for _ in answers] if verb is Verb.COMMIT_AGAIN else answers
+    async def read_decisions(self) -> Decisions:
+        self.first = await self.ports.read_live()
+        return await self.ports.read_decisions()
 
-
-class _NoRoomCountsAsRolledBackInRecovery(Bent["RecoveryPorts"]):
-    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
-        return _no_room_is_rolled_back(verb, await self.ports.ask(verb, branches, flags))
-
-
-class _HeuristicDropped(Bent["RecoveryPorts"]):
-    async def note(self, heuristic: Heuristic) -> LogError | None:  # noqa: ARG002 — that is the mistake
-        return None
+    async def read_live(self) -> Live:
+        live, _, now = await self.ports.read_live()
+        return live, self.first[1], now
 
 
 # --- what is somebody else's ----------------------------------------------------------------------------------
-def recovery_by(
-    change: Callable[[Ownership], Ownership],
-) -> Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]]:
-    """A recovery pass with another idea of what is whose."""
-    return lambda ports, ownership: recover(ports, change(ownership))
-
-
 class _EndsWhatIsOthers(Ownership):
     """A former fault: what is decided and has no branch that this pass may resolve is ended, whosever it is."""
 
@@ -286,72 +247,45 @@ class _RollsBackOtherNodes(Bent["RecoveryPorts"]):
         return live, at_work, now
 
 
-class _NobodyElseAtWork(Bent["RecoveryPorts"]):
-    async def read_live(self) -> Live:
-        live, _, now = await self.ports.read_live()
-        return live, {}, now
-
-
-class _WhoCanNotBeToldIsNotAtWork(Bent["RecoveryPorts"]):
-    async def read_live(self) -> Live:
-        live, at_work, now = await self.ports.read_live()
-        return live, {name: told for name, told in at_work.items() if not isinstance(told, XaError)}, now
-
-
-class _AtWorkReadBeforeTheScan(Bent["RecoveryPorts"]):
-    first: Live
-
-    async def read_decisions(self) -> Decisions:
-        self.first = await self.ports.read_live()
-        return await self.ports.read_decisions()
-
-    async def read_live(self) -> Live:
-        live, _, now = await self.ports.read_live()
-        return live, self.first[1], now
+def _can_be_told(live: frozenset[bytes], at_work: Any) -> tuple[frozenset[bytes], Any]:
+    return live, {name: told for name, told in at_work.items() if not isinstance(told, XaError)}
 
 
 MUTANTS = (
-    Mutant("the decision is not forced", commit_through=_DecisionNotForced, seed=331),
-    Mutant("branches are rolled back after the decision", commit_through=_AbortAfterDecision, seed=102),
-    Mutant("the decision is ended before it was told", commit_through=_EndedTooEarly),
-    Mutant("a lost vote counts as yes", commit_through=_LostVoteCountsAsYes),
-    Mutant("a refusal counts as read-only", commit_through=_RefusalCountsAsReadOnly),
-    Mutant("a failed force counts as refused", commit_through=_FailedForceCountsAsRefused, seed=694),
-    Mutant("a heuristic counts as done", commit_through=_HeuristicCountsAsDone, seed=2240),
-    Mutant("a lost answer of the decider counts as no", commit_through=_LostDecisionCountsAsRefused, seed=737),
-    Mutant('"no room" counts as rolled back', commit_through=_NoRoomCountsAsRolledBack, seed=102),
-    Mutant("others commit before the decider", commit_through=_CommitBeforeTheDecider),
-    Mutant("phase two forgets a branch", commit_through=_BranchForgotten),
-    Mutant("recovery reads the log before the scan only", recovery=recovery_through(_LogBeforeScanOnly), seed=232),
-    Mutant("recovery ignores live transactions", recovery=recovery_through(_LiveIgnored)),
-    Mutant("recovery takes the unreachable for clean", recovery=recovery_through(_UnreachableCountsAsClean)),
+    Mutant("the decision is not forced", without(force=None), seed=331),
+    Mutant("branches are rolled back after the decision", _AbortAfterDecision, seed=102),
+    Mutant("the decision is ended before it was told", _EndedTooEarly),
+    Mutant("a lost vote counts as yes", _hears(Code.XA_OK, {Code.XAER_RMFAIL}, Verb.PREPARE)),
+    Mutant("a refusal counts as read-only", _hears(Code.XA_RDONLY, REFUSALS, Verb.PREPARE)),
+    Mutant("a failed force counts as refused", _FailedForceCountsAsRefused, seed=694),
+    Mutant("a heuristic counts as done", _hears(Code.XA_OK, HEURISTIC_CODES, Verb.COMMIT), seed=2240),
+    Mutant("a lost answer of the decider counts as no", _LostDecisionCountsAsRefused, seed=737),
+    Mutant('"no room" counts as rolled back', NO_ROOM, seed=102),
+    Mutant("others commit before the decider", _CommitBeforeTheDecider),
+    Mutant("phase two forgets a branch", _BranchForgotten),
+    Mutant("recovery reads the log before the scan only", recovery_through=_LogBeforeScanOnly, seed=232),
+    Mutant("recovery ignores live transactions", recovery_through=_reads(lambda _, at_work: (frozenset(), at_work))),
+    Mutant("recovery takes the unreachable for clean", recovery_through=_UnreachableCountsAsClean),
+    Mutant("recovery scans before it reads what it ends", recovery_through=_EndedAsReadAfterTheScan, seed=2196),
+    Mutant("recovery presumes without asking the decider", recovery_through=without(settle=None), seed=4668),
     Mutant(
-        "recovery scans before it reads what it ends", recovery=recovery_through(_EndedAsReadAfterTheScan), seed=2196
+        "recovery finishes nothing that is decided",
+        recovery_through=_hears(xa_error(Code.XA_RETRY), frozenset(Code), Verb.COMMIT_AGAIN),
+        seed=1022,
     ),
-    Mutant("recovery presumes without asking the decider", recovery=recovery_through(_DeciderNotSettled), seed=4668),
-    Mutant("recovery finishes nothing that is decided", recovery=recovery_through(_FinishedCountsAsPending), seed=1022),
-    Mutant(
-        'recovery takes "no room" for rolled back',
-        recovery=recovery_through(_NoRoomCountsAsRolledBackInRecovery),
-    ),
-    Mutant("recovery drops heuristics", recovery=recovery_through(_HeuristicDropped)),
-    Mutant("recovery ends what another node decided", recovery=recovery_by(_with(_EndsWhatIsOthers)), seed=303),
-    Mutant("recovery rolls back another node's branches", recovery=recovery_through(_RollsBackOtherNodes)),
-    Mutant("recovery presumes about what is not noted", recovery=recovery_by(_noted_or_not), seed=389),
-    Mutant("recovery presumes about what a copy lacks", recovery=recovery_by(_cut_or_not), seed=414),
+    Mutant('recovery takes "no room" for rolled back', recovery_through=NO_ROOM),
+    Mutant("recovery drops heuristics", recovery_through=without(note=None)),
+    Mutant("recovery ends what another node decided", ownership=_with(_EndsWhatIsOthers), seed=303),
+    Mutant("recovery rolls back another node's branches", recovery_through=_RollsBackOtherNodes),
+    Mutant("recovery presumes about what is not noted", ownership=_noted_or_not, seed=389),
+    Mutant("recovery presumes about what a copy lacks", ownership=_cut_or_not, seed=414),
     Mutant("incarnations are counted", counting=True, seed=389),
-    Mutant("recovery takes every other process for dead", recovery=recovery_through(_NobodyElseAtWork), seed=255),
     Mutant(
-        "recovery takes whom it can't ask about for dead",
-        recovery=recovery_through(_WhoCanNotBeToldIsNotAtWork),
-        seed=19378,
+        "recovery takes every other process for dead", recovery_through=_reads(lambda live, _: (live, {})), seed=255
     ),
-    Mutant(
-        "recovery reads who is at work before the scan",
-        recovery=recovery_through(_AtWorkReadBeforeTheScan),
-        seed=232,
-    ),
-    Mutant("answers that were left are forgotten", commit_through=_LeftAnswersAreForgotten, leaving=True, seed=102),
+    Mutant("recovery takes whom it can't ask about for dead", recovery_through=_reads(_can_be_told), seed=19378),
+    Mutant("recovery reads who is at work before the scan", recovery_through=_AtWorkReadBeforeTheScan, seed=232),
+    Mutant("answers that were left are forgotten", _LeftAnswersAreForgotten, leaving=True, seed=102),
     Mutant("nobody takes a lease", leasing=False, seed=10981),
-    Mutant("what another process has finished is a hazard", commit_through=_UnknownIsAlwaysAHazard, seed=7879),
+    Mutant("what another process has finished is a hazard", without(is_held=True), seed=7879),
 )

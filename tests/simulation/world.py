@@ -19,7 +19,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.log import Disk, SimulatedLog
-from tm.log import Branch, LogError
+from tm.log import Branch, Decision, LogError
 from tm.log.decision_record import decode_branches, encode_branches
 from tm.log.incarnations import Incarnations
 from tm.outcome import Outcome, Verdict, named
@@ -62,7 +62,7 @@ from xabridge.testing.reference import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from tm.log import Decision, Heuristic
+    from tm.log import Heuristic
     from tm.recovery.ownership import AtWork
     from tm.recovery.ports import RecoveryPorts, Scanned
     from tm.recovery.report import Report
@@ -113,31 +113,30 @@ class Place:
     rmid = 1
     suspect = True
 
-    def __init__(self, world: World, process: Process) -> None:
-        self._world = world
-        self._process = process
-        self._control = ThreadOfControl()
-        self.decider: Any = process.clients["decider"]
+    def __init__(self, ports: WorldPorts) -> None:
+        self._ports = ports
+        self.decider: Any = ports.process.clients[self.name]
 
     def reopen(self) -> None:
-        with entered(self._control):
-            self._world.reopen(self._process, self._control, self.name)
+        with entered(self._ports.control):
+            self._ports.reopen(self.name)
 
     def as_xa_error(self, raised: Exception, _routine: str) -> XaError:
         assert isinstance(raised, XaError)
-        return self._world.noticed(self._process, self._control, self.name, raised)
+        return self._ports.noticed(self.name, raised)
 
 
 class SimulatedLease(Lease):
     """The manager's own, taken in a thread of control that the world knows."""
 
     def __init__(self, world: World, process: Process) -> None:
-        place: Any = Place(world, process)
+        ports = WorldPorts(world, process)
+        place: Any = Place(ports)
         super().__init__(
             process.node, place, lambda: next(process.sequence), world.clock, lambda _: process.incarnation
         )
         self.owner = replace(self.owner, process=process.name)
-        self._control = place._control
+        self._control = ports.control
 
 
 class Process:
@@ -167,43 +166,64 @@ class Process:
 
 class WorldPorts:
     """The ports of one process in a thread of control, for commits and for recovery passes: each suspends first, so
-    that every call has a crash point in front of it."""
+    that every call has a crash point in front of it. Below them is what they do at resource managers."""
 
-    def __init__(self, world: World, process: Process, control: ThreadOfControl) -> None:
-        self._world = world
-        self._process = process
-        self._control = control
+    def __init__(self, world: World, process: Process) -> None:
+        self.world = world
+        self.process = process
+        self.control = ThreadOfControl()
 
-    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Any]:
         await suspension()
-        return await self._world.ask_all(self._process, self._control, verb, branches, flags)
+        answers = await self._send_all(verb, branches, flags)
+        await self._collect_all(branches, answers)
+        self._trace(verb, branches, answers)
+        return answers
 
     async def send(self, verb: Verb, branches: tuple[Branch, ...], leave: str) -> Asked:
+        """Asks all, and does not wait for the answers of the resource `leave`."""
         await suspension()
-        return await self._world.send_all(self._process, self._control, verb, branches, leave)
+        answers = await self._send_all(verb, branches, 0, leave)
+        for name in dict.fromkeys(branch.resource for branch in branches if branch.resource != leave):
+            await self._collect_all(branches, answers, name)
+        there: dict[int, Answer] = {}
+        outstanding: dict[int, Handle] = {}
+        for index, answer in enumerate(answers):
+            (outstanding if isinstance(answer, Handle) else there)[index] = answer
+        return Asked(verb, branches, there, outstanding)
 
     async def collect(self, asked: Asked) -> list[Answer]:
+        """The answers, with those that were left."""
         await suspension()
-        return await self._world.collect_left(self._process, self._control, asked)
+        answers: list[Any] = [{**asked.answers, **asked.outstanding}[index] for index in range(len(asked.branches))]
+        await self._collect_all(asked.branches, answers)
+        self._trace(asked.verb, asked.branches, answers)
+        return answers
 
     async def force(self, decision: Decision) -> LogError | None:
         await suspension()
-        return _refusal(lambda: self._process.log.decide(decision))
+        return _refusal(lambda: self.process.log.decide(decision))
 
     async def decide(self, branch: Branch, decision: Decision) -> Answer:
         await suspension()
-        return self._world.decide(self._process, self._control, branch, decision)
+        self.world.mischief("decide", branch, 0)
+        record = encode_branches(decision.branches)
+        answer: Answer = self.called("decider", lambda client: client.decide(branch.xid, 1, record))
+        return answer
 
     async def note(self, heuristic: Heuristic) -> LogError | None:
         await suspension()
-        refused = _refusal(lambda: self._process.log.note_heuristic(heuristic))
+        refused = _refusal(lambda: self.process.log.note_heuristic(heuristic))
         if refused is None:
-            self._world.reported.add(heuristic.branch.xid.gtrid)
+            self.world.reported.add(heuristic.branch.xid.gtrid)
         return refused
 
     async def end(self, decision: Decision, decider: str | None = None) -> None:
         await suspension()
-        self._world.end(self._process, self._control, decision, decider)
+        if decider is None:
+            self.process.log.end(decision.gtrid)
+        else:
+            self.called(decider, lambda client: client.end_decisions([decision.gtrid], 1))
 
     async def pause(self, seconds: float) -> None:  # noqa: ARG002 — time passes by steps
         await suspension()
@@ -211,29 +231,134 @@ class WorldPorts:
     async def is_held(self, gtrid: bytes, decider: str | None) -> bool:
         await suspension()
         if decider is None:
-            return self._process.log.held()
-        assert self._process.lease is not None
-        return self._process.lease.held(Gtrid.decode(gtrid).sequence)
+            return self.process.log.held()
+        assert self.process.lease is not None
+        return self.process.lease.held(Gtrid.decode(gtrid).sequence)
 
     async def read_decisions(self) -> Decisions:
         await suspension()
-        return self._world.decisions(self._process, self._control)
+        by_decider: dict[str, dict[bytes, Decision]] = {}
+        if self.world.decider_mode:
+            records = self.called("decider", lambda client: client.decisions(1))
+            if not isinstance(records, XaError):
+                by_decider["decider"] = {r.gtrid: Decision(r.gtrid, decode_branches(r.record)) for r in records}
+        log = self.process.log
+        logged = {decision.gtrid: decision for decision in log.decisions()}
+        return Decisions(logged, by_decider, frozenset(h.branch.xid for h in log.heuristics()))
 
     async def scan(self) -> Scanned:
         await suspension()
-        return await self._world.scan(self._process, self._control)
+        scanned: dict[str, Any] = {}
+        for name in self.process.clients:
+            await suspension()
+            scanned[name] = self.called(name, _nothing if name == "decider" else _prepared)
+        return scanned
 
     async def read_live(self) -> tuple[frozenset[bytes], AtWork, Decisions]:
         await suspension()
-        live = frozenset(self._process.live)
+        live = frozenset(self.process.live)
         await suspension()
-        at_work = self._world.at_work(self._process, self._control)
-        await suspension()
-        return live, at_work, self._world.decisions(self._process, self._control)
+        at_work = self._at_work()
+        return live, at_work, await self.read_decisions()
 
     async def settle(self, decider: str, gtrid: bytes) -> Decision | XaError | None:
         await suspension()
-        return self._world.settle(self._process, self._control, decider, gtrid)
+        record = self.called(decider, lambda client: client.settle(gtrid, 1))
+        return Decision(gtrid, decode_branches(record)) if isinstance(record, bytes) else record
+
+    # --- at resource managers ---------------------------------------------------------------------------------
+    def called(self, name: str, call: Callable[[Any], Any]) -> Any:
+        """What a resource manager answers, or the error that it raises."""
+        try:
+            with entered(self.control):
+                self.reopen(name)
+                return call(self.process.clients[name])
+        except XaError as error:
+            return self.noticed(name, error)
+
+    def reopen(self, name: str) -> None:
+        process = self.process
+        if name in process.fresh or self.control in process.lost[name]:
+            process.clients[name].open(self.world.stores[name].url, 1)
+            process.fresh.discard(name)
+            process.lost[name].discard(self.control)
+
+    def noticed(self, name: str, error: XaError) -> XaError:
+        if isinstance(error, ResourceUnavailable):
+            self.process.lost[name].add(self.control)
+        return error
+
+    def ask_one(self, routine: str, branch: Branch, flags: int) -> Any:
+        self.world.mischief(routine, branch, flags)
+        answer = self.called(branch.resource, lambda client: getattr(client, routine)(branch.xid, 1, flags))
+        self.world.stores[branch.resource].script.clear()  # what was planned for this call, and it did not come so far
+        return answer
+
+    def write(self, branch: Branch) -> bool:
+        """Whether it has written at the resource."""
+        key = f"{branch.xid.gtrid.hex()}@{branch.resource}"
+        try:
+            with entered(self.control):
+                self.process.clients[branch.resource].session(1).write(key, True)
+        except (XaError, KeyLocked) as error:
+            if isinstance(error, ResourceUnavailable):
+                self.noticed(branch.resource, error)
+            return False
+        self.world.wrote.setdefault(branch.xid.gtrid, []).append(branch.resource)
+        return True
+
+    async def _send_all(self, verb: Verb, branches: tuple[Branch, ...], asked: int, leave: str = "") -> list[Any]:
+        """Overlaps as `tm.two_phase.blocking` does: whoever is told to collect first does, and then asks again."""
+        routine = _ROUTINE[verb]
+        answers: list[Any] = []
+        for branch in branches:
+            await suspension()
+            overlaps = branch.resource == leave or (self.world.random.random() < 0.5 and len(branches) > 1)
+            flags = asked | (TMASYNC if overlaps else 0)
+            answer = self.ask_one(routine, branch, flags)
+            if overlaps and _is_full(answer):
+                await self._collect_all(branches, answers, branch.resource)
+                answer = self.ask_one(routine, branch, flags)
+                if _is_full(answer):  # by operations of others: there is room by now, or none becomes free in time
+                    self.world.refuse_room(routine, branch, asked)
+                    answer = self.ask_one(routine, branch, asked)
+            answers.append(answer)
+        return answers
+
+    async def _collect_all(self, branches: tuple[Branch, ...], answers: list[Any], resource: str = "") -> None:
+        """Collects what is outstanding: everywhere, or at one resource."""
+        for index, answer in enumerate(answers):
+            if isinstance(answer, Handle) and resource in ("", branches[index].resource):
+                await suspension()
+                answers[index] = self._collect(branches[index].resource, answer)
+
+    def _collect(self, name: str, handle: Handle) -> Any:
+        try:
+            with entered(self.control):
+                completion = self.process.clients[name].complete(handle, 1)
+        except XaError as error:
+            return self.noticed(name, error)
+        return completion.code if completion.error is None else self.noticed(name, completion.error)
+
+    def _trace(self, verb: Verb, branches: tuple[Branch, ...], answers: list[Any]) -> None:
+        for branch, answer in zip(branches, answers, strict=True):
+            shown = answer.code.name if isinstance(answer, XaError) else answer.name
+            self.world.trace.append(f"{_ROUTINE[verb]} {named(branch.xid.gtrid)} {branch.resource}: {shown}")
+
+    def _at_work(self) -> dict[str, Any]:
+        world = self.world
+        if not world.decider_mode:
+            return {}
+        if world.random.random() < world.fault_rate:
+            world.disturbances += 1
+            world.stores["decider"].script.plan("owners", None, Fate.REQUEST_LOST)
+        owners = self.called("decider", lambda client: client.owners(1))
+        if isinstance(owners, XaError):
+            return {"decider": owners}
+        alive = {other.name for other in world.processes}
+        gone = {owner for owner in owners if world.known_machine and owner.process not in alive}
+        mine = [owner for owner in owners if owner.node == self.process.node and owner not in gone]
+        return {"decider": frozenset(owner.incarnation for owner in mine)}
 
 
 def _as_they_are(ports: Ports) -> Ports:
@@ -497,7 +622,7 @@ class World:
     # --- a transaction ----------------------------------------------------------------------------------------
 
     async def _transaction(self, process: Process) -> None:
-        control = ThreadOfControl()
+        ports = WorldPorts(self, process)
         if self.decider_mode and self.leasing and not process.holds:
             self._take_lease(process)
             await suspension()
@@ -515,12 +640,12 @@ class World:
         for name in names:
             await suspension()
             branch = Branch(name, Xid(FORMAT_ID, gtrid, name.encode()))
-            if isinstance(self._ask(process, control, "start", branch, 0), XaError):
+            if isinstance(ports.ask_one("start", branch, 0), XaError):
                 failed = True
                 break
             branches.append(branch)
             await suspension()
-            if self.random.random() < 0.85 and not self._write(process, control, branch):
+            if self.random.random() < 0.85 and not ports.write(branch):
                 failed = True
                 break
         decider = next((branch for branch in branches if branch.resource == "decider"), None)
@@ -528,157 +653,29 @@ class World:
         late = self.random.random() < 0.5
         unwanted = failed or self.random.random() < 0.1
         self.disturbances += unwanted
-        ports: Ports = WorldPorts(self, process, control)
         if unwanted:
             outcome = await TwoPhaseCommit(ports, gtrid, others, branches, decider, late=late).rollback()
         else:
-            ports = self.commit_through(ports)
+            through = self.commit_through(ports)
             leaves = self.random.choice(names) if self.leaving else ""
-            outcome = await TwoPhaseCommit(ports, gtrid, others, branches, decider, late=late, leaves=leaves).commit()
+            outcome = await TwoPhaseCommit(through, gtrid, others, branches, decider, late=late, leaves=leaves).commit()
         self.trace.append(f"{named(gtrid)} told {outcome.verdict.value}")
         self.told[gtrid] = outcome
         if outcome.heuristics:
             self.reported.add(gtrid)
         process.live.discard(gtrid)
 
-    def _write(self, process: Process, control: ThreadOfControl, branch: Branch) -> bool:
-        key = f"{branch.xid.gtrid.hex()}@{branch.resource}"
-        try:
-            with entered(control):
-                process.clients[branch.resource].session(1).write(key, True)
-        except (XaError, KeyLocked) as error:
-            if isinstance(error, ResourceUnavailable):
-                process.lost[branch.resource].add(control)
-            return False
-        self.wrote.setdefault(branch.xid.gtrid, []).append(branch.resource)
-        return True
+    # --- what goes wrong with a call --------------------------------------------------------------------------
 
-    # --- what ports do ----------------------------------------------------------------------------------------
-
-    async def ask_all(
-        self, process: Process, control: ThreadOfControl, verb: Verb, branches: tuple[Branch, ...], asked_flags: int
-    ) -> list[Any]:
-        answers = await self._send_all(process, control, verb, branches, asked_flags)
-        await self._collect_all(process, control, branches, answers)
-        self._trace_answers(verb, branches, answers)
-        return answers
-
-    async def send_all(
-        self, process: Process, control: ThreadOfControl, verb: Verb, branches: tuple[Branch, ...], leave: str
-    ) -> Asked:
-        """Asks all, and does not wait for the answers of the resource `leave`."""
-        answers = await self._send_all(process, control, verb, branches, 0, leave)
-        for name in {branch.resource for branch in branches if branch.resource != leave}:
-            await self._collect_all(process, control, branches, answers, name)
-        numbered = dict(enumerate(answers))
-        return Asked(
-            verb,
-            branches,
-            {index: answer for index, answer in numbered.items() if not isinstance(answer, Handle)},
-            {index: answer for index, answer in numbered.items() if isinstance(answer, Handle)},
-        )
-
-    async def collect_left(self, process: Process, control: ThreadOfControl, asked: Asked) -> list[Any]:
-        """The answers, with those that were left."""
-        answers: list[Any] = [{**asked.answers, **asked.outstanding}[index] for index in range(len(asked.branches))]
-        await self._collect_all(process, control, asked.branches, answers)
-        self._trace_answers(asked.verb, asked.branches, answers)
-        return answers
-
-    def _trace_answers(self, verb: Verb, branches: tuple[Branch, ...], answers: list[Any]) -> None:
-        for branch, answer in zip(branches, answers, strict=True):
-            self.trace.append(f"{_ROUTINE[verb]} {named(branch.xid.gtrid)} {branch.resource}: {_shown(answer)}")
-
-    async def _send_all(
-        self,
-        process: Process,
-        control: ThreadOfControl,
-        verb: Verb,
-        branches: tuple[Branch, ...],
-        asked_flags: int,
-        leave: str = "",
-    ) -> list[Any]:
-        """Overlaps as `tm.two_phase.blocking` does: whoever is told to collect first does, and then asks again."""
-        routine = _ROUTINE[verb]
-        answers: list[Any] = []
-        for branch in branches:
-            await suspension()
-            if branch.resource == leave:
-                flags = TMASYNC
-            else:
-                flags = TMASYNC if self.random.random() < 0.5 and len(branches) > 1 else 0
-            answer = self._ask(process, control, routine, branch, asked_flags | flags)
-            if flags and _is_full(answer):
-                await self._collect_all(process, control, branches, answers, branch.resource)
-                answer = self._ask(process, control, routine, branch, asked_flags | flags)
-                if _is_full(answer):  # by operations of others
-                    answer = self._ask_in_vain(process, control, routine, branch, asked_flags)
-            answers.append(answer)
-        return answers
-
-    async def _collect_all(
-        self,
-        process: Process,
-        control: ThreadOfControl,
-        branches: tuple[Branch, ...],
-        answers: list[Any],
-        resource: str = "",
-    ) -> None:
-        """Collects what is outstanding: everywhere, or at one resource."""
-        for index, answer in enumerate(answers):
-            branch = branches[index]
-            if isinstance(answer, Handle) and resource in ("", branch.resource):
-                await suspension()
-                answers[index] = self._collect(process, control, branch, answer)
-
-    def _ask_in_vain(self, process: Process, control: ThreadOfControl, routine: str, branch: Branch, flags: int) -> Any:
-        """Without TMASYNC: there is room by now, or none becomes free in time."""
+    def refuse_room(self, routine: str, branch: Branch, flags: int) -> None:
+        """No room becomes free in time, perhaps."""
         store = self.stores[branch.resource]
         possible = routine in _ANSWERS and self._possible(store, routine, branch, flags, Code.XA_RETRY)
         if possible and not self.healing and self.random.random() < 0.5:
             self.disturbances += 1
             store.script.plan(routine, Code.XA_RETRY, xid=branch.xid)
-        return self._ask(process, control, routine, branch, flags)
 
-    def _ask(self, process: Process, control: ThreadOfControl, routine: str, branch: Branch, flags: int) -> Any:
-        self._mischief(routine, branch, flags)
-        answer = self._called(
-            process, control, branch.resource, lambda client: getattr(client, routine)(branch.xid, 1, flags)
-        )
-        self.stores[branch.resource].script.clear()  # what was planned for this call, where it did not come that far
-        return answer
-
-    def _called(self, process: Process, control: ThreadOfControl, name: str, call: Callable[[Any], Any]) -> Any:
-        """What a resource manager answers, or the error that it raises."""
-        try:
-            with entered(control):
-                self.reopen(process, control, name)
-                return call(process.clients[name])
-        except XaError as error:
-            return self.noticed(process, control, name, error)
-
-    def _collect(self, process: Process, control: ThreadOfControl, branch: Branch, handle: Handle) -> Any:
-        try:
-            with entered(control):
-                completion = process.clients[branch.resource].complete(handle, 1)
-        except XaError as error:
-            return self.noticed(process, control, branch.resource, error)
-        if completion.error is not None:
-            return self.noticed(process, control, branch.resource, completion.error)
-        return completion.code
-
-    def reopen(self, process: Process, control: ThreadOfControl, name: str) -> None:
-        if name in process.fresh or control in process.lost[name]:
-            process.clients[name].open(self.stores[name].url, 1)
-            process.fresh.discard(name)
-            process.lost[name].discard(control)
-
-    def noticed(self, process: Process, control: ThreadOfControl, name: str, error: XaError) -> XaError:
-        if isinstance(error, ResourceUnavailable):
-            process.lost[name].add(control)
-        return error
-
-    def _mischief(self, routine: str, branch: Branch, flags: int) -> None:
+    def mischief(self, routine: str, branch: Branch, flags: int) -> None:
         crucial = routine in ("commit", "decide")
         if self.random.random() >= self.fault_rate * (2 if crucial else 1):
             return
@@ -716,28 +713,15 @@ class World:
             (at, by, result) == (state, verb, RESULT_OF[answer]) for at, by, result, _, _ in BRANCH.transitions()
         )
 
-    def decide(self, process: Process, control: ThreadOfControl, branch: Branch, decision: Decision) -> Answer:
-        self._mischief("decide", branch, 0)
-        record = encode_branches(decision.branches)
-        answer: Answer = self._called(process, control, "decider", lambda client: client.decide(branch.xid, 1, record))
-        return answer
-
-    def end(self, process: Process, control: ThreadOfControl, decision: Decision, decider: str | None) -> None:
-        if decider is None:
-            process.log.end(decision.gtrid)
-            return
-        self._called(process, control, decider, lambda client: client.end_decisions([decision.gtrid], 1))
-
     # --- recovery ---------------------------------------------------------------------------------------------
 
     async def _recovery_pass(self, process: Process) -> None:
         process.recovering = True
-        control = ThreadOfControl()
         deciders = {DECIDER_ID: "decider"} if self.decider_mode else {}
         try:
             own = process.incarnation if self.decider_mode else b""
             ownership = Ownership(process.node, process.log.log_id, process.log.incarnations, deciders, own)
-            report = await self.recovery(WorldPorts(self, process, control), ownership)
+            report = await self.recovery(WorldPorts(self, process), ownership)
         except LogError:
             return
         finally:
@@ -746,45 +730,6 @@ class World:
             self.trace.append(f"recovery: {named(finding.branch.xid.gtrid)} {finding.branch.resource} {finding.action}")
             if finding.action is Action.HEURISTIC:
                 self.reported.add(finding.branch.xid.gtrid)
-
-    def at_work(self, process: Process, control: ThreadOfControl) -> dict[str, Any]:
-        if not self.decider_mode:
-            return {}
-        if self.random.random() < self.fault_rate:
-            self.disturbances += 1
-            self.stores["decider"].script.plan("owners", None, Fate.REQUEST_LOST)
-        owners = self._called(process, control, "decider", lambda client: client.owners(1))
-        if isinstance(owners, XaError):
-            return {"decider": owners}
-        alive = {other.name for other in self.processes}
-        gone = {owner for owner in owners if self.known_machine and owner.process not in alive}
-        return {
-            "decider": frozenset(
-                owner.incarnation for owner in owners if owner.node == process.node and owner not in gone
-            )
-        }
-
-    def decisions(self, process: Process, control: ThreadOfControl) -> Decisions:
-        by_decider: dict[str, dict[bytes, Decision]] = {}
-        if self.decider_mode:
-            records = self._called(process, control, "decider", lambda client: client.decisions(1))
-            if not isinstance(records, XaError):
-                by_decider["decider"] = {r.gtrid: _decision(r.gtrid, r.record) for r in records}
-        logged = {decision.gtrid: decision for decision in process.log.decisions()}
-        return Decisions(logged, by_decider, frozenset(h.branch.xid for h in process.log.heuristics()))
-
-    async def scan(self, process: Process, control: ThreadOfControl) -> Scanned:
-        scanned: dict[str, Any] = {}
-        for name in process.clients:
-            await suspension()
-            scanned[name] = self._called(process, control, name, _nothing if name == "decider" else _prepared)
-        return scanned
-
-    def settle(
-        self, process: Process, control: ThreadOfControl, decider: str, gtrid: bytes
-    ) -> Decision | XaError | None:
-        record = self._called(process, control, decider, lambda client: client.settle(gtrid, 1))
-        return _decision(gtrid, record) if isinstance(record, bytes) else record
 
     # --- the checker ------------------------------------------------------------------------------------------
 
@@ -853,12 +798,6 @@ class World:
         return not self.disturbances and outcome.verdict is not Verdict.COMMITTED
 
 
-def _decision(gtrid: bytes, record: bytes) -> Decision:
-    from tm.log import Decision  # noqa: PLC0415 — the name is a type elsewhere in this module
-
-    return Decision(gtrid, decode_branches(record))
-
-
 def _prepared(client: ReferenceResource) -> Sequence[Xid]:
     return client.recover(1, TMSTARTRSCAN)
 
@@ -885,7 +824,3 @@ def _refusal(work: Callable[[], None]) -> LogError | None:
 
 def _is_full(answer: Any) -> bool:
     return isinstance(answer, XaError) and answer.code is Code.XAER_ASYNC
-
-
-def _shown(answer: Any) -> str:
-    return answer.code.name if isinstance(answer, XaError) else answer.name

@@ -309,9 +309,10 @@ def test_the_age_of_the_oldest_message_is_by_its_creation_time(env: CoreEnvironm
         (9_999_999, 999_999, 10**9 - 1, 9.9, 119.0, "999999 999999 999 MB 9900 ms 9900 ms 9900 ms 999 k, 119 s"),
         (7, 12_345_678, 10**11, 119.0, 8e6, "12 M 12 M 12 M 100 GB 119.0 s 119.0 s 119.0 s 12 M, 92 d"),
     ):
-        times = dict.fromkeys(("prepare_s", "decide_s", "finish_s"), seconds)
-        counts = dict.fromkeys(("taken", "rows", "messages"), count)
-        result = replace(did, epoch=epoch, octets=octets, **counts, **times)
+        result = replace(
+            did, epoch=epoch, taken=count, rows=count, messages=count, octets=octets,
+            prepare_s=seconds, decide_s=seconds, finish_s=seconds,
+        )  # fmt: skip
         told = replace(found, results=(result,), lags=(replace(lag, waiting=count, oldest_s=oldest_s),))
         table = list(lines(told, 1, time.time()))
         assert max(map(len, table)) <= 80
