@@ -15,7 +15,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from proton import Data, symbol, timestamp, ubyte, uint, ulong, ushort
 
-from dtx.amqp.decoding import MAX_ARRAY, MAX_DEPTH, DecodeError, decode, decode_from, fields, skip
+from dtx.amqp.decoding import (
+    LONGEST_SYMBOL,
+    MAX_ARRAY,
+    MAX_DEPTH,
+    DecodeError,
+    _symbols,
+    decode,
+    decode_from,
+    fields,
+    skip,
+)
 from dtx.amqp.encoding import encode
 from dtx.amqp.values import (
     Array,
@@ -243,6 +253,14 @@ def test_wrong_octets_are_refused(octets: str, why: str) -> None:
     with pytest.raises(DecodeError):
         decode(bytes.fromhex(octets))
     del why
+
+
+def test_symbols_that_are_remembered_are_short() -> None:
+    before = len(_symbols)
+    for number in range(10):
+        decode(encode(Symbol(f"{number}" * (LONGEST_SYMBOL + 1))))
+    assert len(_symbols) == before
+    assert all(len(symbol) <= LONGEST_SYMBOL for symbol in _symbols)
 
 
 def test_nesting_is_bounded() -> None:

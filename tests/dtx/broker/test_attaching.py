@@ -149,15 +149,6 @@ def test_resumed_deliveries_are_refused(world: World) -> None:
 
 
 # --- credit, flows, detaches
-def test_a_drain_without_credit_and_an_echo_of_the_session_are_answered(world: World) -> None:
-    stranger, _ = consumer(world)
-    session = [Uint(0), Uint(2048), Uint(0), Uint(2048)]
-    stranger.say(frame(FLOW, [*session, Uint(0), Uint(0), Uint(0), None, True]))
-    (drained,) = said(stranger.told(), FLOW)
-    assert (drained[6], drained[8]) == (0, True)
-    stranger.say(frame(FLOW, [*session, None, None, None, None, None, True]))
-    (echoed,) = said(stranger.told(), FLOW)
-    assert len(echoed) == 4
 
 
 def test_credit_is_taken_back_for_a_large_message_that_is_still_read_from_the_store(world: World, peer: Peer) -> None:
@@ -191,16 +182,6 @@ def test_a_large_message_comes_back_from_a_link_that_goes_before_its_first_part_
     stranger.server.received(frame(DETACH, [Uint(0), True]))
     stranger.listen()
     assert (world.queue().available, world.queue().held) == (1, 0)
-
-
-def test_a_detach_is_answered_in_kind(world: World) -> None:
-    stranger = connected(world)
-    for for_good in (True, False):
-        stranger.attach(0, source=source(), receiver=True)
-        stranger.told()
-        stranger.say(frame(DETACH, [Uint(0), for_good]))
-        (answer,) = said(stranger.told(), DETACH)
-        assert (len(answer) > 1 and answer[1]) == for_good
 
 
 @pytest.mark.parametrize("frames", [3, 1500])

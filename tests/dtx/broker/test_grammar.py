@@ -11,8 +11,7 @@ import pytest
 from proton import Delivery
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.transactions.state_tables import CHANNEL, VERBS
-from dtx.broker.transactions.state_tables import LOCAL as LOCAL_TABLE
+from dtx.broker.transactions.state_tables import VERBS
 from dtx.protocol.capabilities import LOCAL
 from dtx.protocol.commands import (
     CONTROL,
@@ -352,12 +351,6 @@ def test_timeouts_are_set_and_told() -> None:
 # --- the tables --------------------
 def test_every_command_has_its_verbs() -> None:
     assert set(COORDINATION.by_type) == {key for key in VERBS if isinstance(key, type)}
-
-
-@pytest.mark.parametrize("machine", [CHANNEL, LOCAL_TABLE], ids=lambda machine: machine.name)
-def test_the_tables_are_total(machine: Any) -> None:
-    legal = {(state, verb) for state, verb, *_ in machine.transitions()}
-    assert legal | set(machine.refusals) == {(state, verb) for state in machine.states for verb in machine.verbs}
 
 
 def test_requests_are_answered_by_correlation() -> None:

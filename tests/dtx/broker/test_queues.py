@@ -97,20 +97,6 @@ def test_consumers_compete_in_turn() -> None:
     assert len(had[0]) == len(had[1])
 
 
-def test_credit_is_not_exceeded_and_can_be_taken_back() -> None:
-    world, peer = filled(*range(5))
-    receiver = peer.receiver("q", 2)
-    assert [peer.take(receiver) is not None for _ in range(3)] == [True, True, False]
-    receiver.drain(1)
-    world.pump()
-    assert peer.take(receiver) is not None
-    assert receiver.credit == 0
-    empty = peer.receiver("empty")
-    empty.drain(10)
-    world.pump()
-    assert (empty.credit, empty.draining()) == (0, False)
-
-
 def test_a_consumer_holds_no_more_than_it_may() -> None:
     world, peer = filled(*range(10), settings=Settings(limits=Limits(unsettled=3)))
     receiver = peer.receiver("q", 10)
