@@ -31,12 +31,12 @@ from tests.rm_db.harness import (
     SqliteDeciderHarness,
 )
 from tm import ResourceConfig, RolledBack, TransactionManager
-from xa import FORMAT_ID, TMFAIL, TMONEPHASE, TMSUCCESS, Code, Gtrid, Owner, ThreadOfControl, XaMisuse, Xid, entered
+from xa import FORMAT_ID, TMFAIL, TMONEPHASE, TMSUCCESS, Code, Gtrid, Owner, ThreadOfControl, Xid, entered
 from xabridge.testing.contract.client import RMID, case, elsewhere, new_key, new_xid, refused
 from xabridge.testing.contract.deciding import Decider
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.postgres import Postgres
@@ -240,72 +240,6 @@ def test_a_failed_statement(decider: Decider, harness: Any) -> None:
             decider.decide(xid)
         assert second not in harness.committed()
         assert decider.decided() == {}
-
-
-PAST_SQLALCHEMY: Final[dict[str, Callable[[Any], object]]] = {
-    "commit": lambda driver: driver.commit(),
-    "rollback": lambda driver: driver.rollback(),
-    "close": lambda driver: driver.close(),
-    "with": lambda driver: driver.__enter__(),
-    "commit by a cursor": lambda driver: driver.cursor().execute("COMMIT"),
-    "rollback by a cursor": lambda driver: driver.cursor().execute("/* or */ rollback"),
-    "commit by a cursor's connection": lambda driver: driver.cursor().connection.commit(),
-}
-PAST_PYMYSQL: Final[dict[str, Callable[[Any], object]]] = {
-    "begin": lambda driver: driver.begin(),
-    "autocommit": lambda driver: driver.autocommit(True),
-    "query": lambda driver: driver.query("COMMIT"),
-    "words that look like others": lambda driver: driver.cursor().execute("SET autocommit=1"),
-    "definition": lambda driver: driver.cursor().execute("CREATE TABLE more (id integer)"),
-    "ping": lambda driver: driver.ping(),
-}
-
-
-@in_mariadb_too
-def test_the_drivers_connection_completes_nothing(decider: Decider, harness: Any) -> None:
-    in_mariadb = isinstance(harness, MariaDeciderHarness)
-    for way, attempt in (PAST_SQLALCHEMY | PAST_PYMYSQL if in_mariadb else PAST_SQLALCHEMY).items():
-        with case(way):
-            xid = decider.begun(key := new_key())
-            borrowed = decider.rm.session(RMID).connection
-            with pytest.raises(XaMisuse, match="the session's"):
-                attempt(borrowed.dbapi_connection)
-            with pytest.raises(XaMisuse, match="the session's"):
-                attempt(borrowed.driver_connection)
-            with pytest.raises(XaMisuse, match="the session's"):
-                borrowed.cursor().execute("COMMIT")
-            with closing(borrowed.dbapi_connection.cursor()) as cursor:
-                cursor.execute("SELECT 1")
-                assert list(cursor.fetchall()) == [(1,)]
-            says_no(decider, xid)
-            assert key not in harness.committed()
-
-
-def says_no(decider: Decider, xid: Xid) -> None:
-    """It was refused something, which the application may have hidden."""
-    with refused(Code.XA_RBPROTO, Code.XA_RBROLLBACK):
-        decider.end(xid)
-    with refused(Code.XA_RBPROTO, Code.XA_RBROLLBACK):
-        decider.decide(xid)
-
-
-def test_what_only_sqlites_driver_has(sqlite_client: Decider, sqlite_harness: SqliteDeciderHarness) -> None:
-    xid = sqlite_client.begun(key := new_key())
-    driver = sqlite_client.rm.session(RMID).connection.dbapi_connection
-    for ending in (
-        lambda: driver.executescript("SELECT 1"),
-        lambda: driver.cursor().executescript("SELECT 1"),
-        lambda: driver.execute("COMMIT"),
-        lambda: setattr(driver, "isolation_level", None),
-    ):
-        with pytest.raises(XaMisuse, match="the session's"):
-            ending()
-    assert driver.execute("SELECT 1").fetchall() == [(1,)]
-    assert list(driver.execute("SELECT 2")) == [(2,)]
-    says_no(sqlite_client, xid)
-    with pytest.raises(XaMisuse, match="this session is over"):
-        driver.execute("SELECT 1")
-    assert key not in sqlite_harness.committed()
 
 
 def test_the_decision_goes_where_it_belongs(postgres_harness: PostgresDeciderHarness) -> None:
@@ -563,48 +497,6 @@ def test_a_process_that_is_killed_while_it_decides(harness: Any) -> None:
         client.rm.end_decisions([b"%08d" % number for number in range(told + 2)], RMID)
         client.rm.close("", RMID)
         harness.admin("DELETE FROM work")
-
-
-# --- the session ------------------------------------------------------------------------------------------------
-FORBIDDEN: dict[str, Callable[[Any], object]] = {
-    "commit": lambda shop: shop.commit(),
-    "rollback": lambda shop: shop.rollback(),
-    "close": lambda shop: shop.close(),
-    "begin": lambda shop: shop.begin(),
-    "text": lambda shop: shop.execute(sa.text("COMMIT")),
-    "driver text": lambda shop: shop.exec_driver_sql("END"),
-    "orm commit": lambda shop: shop.orm.commit(),
-    "autocommit": lambda shop: shop.execution_options(isolation_level="AUTOCOMMIT"),
-}
-
-
-def test_the_end_of_the_transaction_is_the_managers(decider: Decider, harness: Any) -> None:
-    for way, attempt in FORBIDDEN.items():
-        with case(way):
-            xid = decider.begun(before := new_key())
-            with pytest.raises(XaMisuse):
-                attempt(session := decider.rm.session(RMID))
-            assert before not in harness.committed()
-            decider.write(after := new_key())
-            says_no(decider, xid)
-            with pytest.raises(XaMisuse, match="over"):
-                session.execute(sa.text("SELECT 1"))
-            assert not {before, after} & harness.committed()
-
-
-def test_settings_of_a_sqlite_session_do_not_leak(sqlite_client: Decider) -> None:
-    for statement, look, clean in (
-        ("PRAGMA cache_size = 77", "PRAGMA cache_size", -2000),
-        ("CREATE TEMP TABLE scratch (a int)", "SELECT count(*) FROM sqlite_temp_master", 0),
-    ):
-        xid = sqlite_client.begun(new_key())
-        sqlite_client.rm.session(RMID).execute(sa.text(statement))
-        sqlite_client.end(xid)
-        sqlite_client.decide(xid)
-        xid = sqlite_client.begun(new_key())
-        assert sqlite_client.rm.session(RMID).execute(sa.text(look)).scalar_one() == clean
-        sqlite_client.end(xid)
-        sqlite_client.rollback(xid)
 
 
 def test_a_statement_is_cut_short_when_its_branch_is_rolled_back(

@@ -17,7 +17,7 @@ from rm_db.decider.decision_table import DecisionTable
 from rm_db.decider.engine import make_engine
 from tm import ConfigurationError, ResourceConfig, RolledBack, TransactionManager
 from tm.resources import find_factory
-from xa import Code, XaError, XaMisuse
+from xa import Code, XaError
 from xa.diagnosis import Health
 from xabridge.testing.contract.client import case
 
@@ -115,32 +115,6 @@ def test_the_isolation_level_is_set_before_the_first_statement(shop: Shop) -> No
 
 
 # --- the end of the transaction behind the manager's back ---------------------------------------------------------
-ENDS = [
-    "COMMIT",
-    "SET @@session.autocommit=1, sql_mode=''",
-    "/*!50000 SET */ autocommit = 1",
-    "TRUNCATE items",
-    "LOCK TABLES items WRITE",
-    "START TRANSACTION",
-    "ROLLBACK",
-]
-"""Of those that tests/rm_db/test_statements.py tells apart."""
-
-
-def test_what_ends_a_transaction_is_refused(shop: Shop) -> None:
-    for statement in ENDS:
-        with case(statement):
-            refused = "was refused, which is the transaction manager's"
-            with pytest.raises(RolledBack, match=refused), shop.tm.begin() as tx:
-                tx["shop"].execute(sa.text("UPDATE items SET n = 11 WHERE id = 1"))
-                with pytest.raises(XaMisuse, match="the transaction manager ends this transaction"):
-                    tx["shop"].exec_driver_sql(statement)
-                with pytest.raises(XaMisuse, match="the transaction manager ends this transaction"):
-                    tx["shop"].execute(sa.text(statement))
-                assert shop.rows() == [(1, 10), (2, 20)]
-            assert shop.rows() == [(1, 10), (2, 20)]
-
-
 def test_an_end_that_no_words_show_is_seen_before_the_decision(shop: Shop) -> None:
     """Nothing can take back what was committed so; but nothing else is committed because of it."""
     shop.run("CREATE PROCEDURE commits() COMMIT")

@@ -1,12 +1,12 @@
 """These tests try what would end or leave a branch, in every form that is known, on a real server.
 
-What the words show is refused before it is sent. What they don't show, the server refuses, or the vote does.
+What the words show is refused before it is sent (tests/rm_db/sessions/test_every_kind.py). What they don't show, the
+server refuses, or the vote does.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pymysql
@@ -17,8 +17,6 @@ from xa import TMONEPHASE, BranchRolledBack, Code, XaMisuse, Xid
 from xabridge.testing.contract.client import RMID, Client, case, new_xid, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.rm_db.harness import MariaHarness
 
 
@@ -45,51 +43,6 @@ def amounts(harness: MariaHarness) -> list[tuple[int, int]]:
 
 BEFORE = [(1, 100), (2, 100)]
 AFTER = [(1, 77), (2, 100)]
-
-BY_THEIR_WORDS = [
-    "COMMIT",
-    "commit and chain",
-    "ROLLBACK",
-    "ROLLBACK WORK",
-    "BEGIN",
-    "BEGIN WORK",
-    "START TRANSACTION READ ONLY",
-    "SET autocommit=1",
-    "SET autocommit = 0",
-    "SET @@autocommit = ON",
-    "SET @@session.autocommit=1, sql_mode=''",
-    "/*!50000 COMMIT */",
-    "/*! COMMIT */",
-    "/*M!100100 COMMIT */",
-    "/*!50000 SET */ autocommit = 1",
-    "/* a comment */ COMMIT",
-    "XA END 'r'",
-    "XA END X'00' SUSPEND",
-    "XA PREPARE 'r'",
-    "XA COMMIT 'r' ONE PHASE",
-    "XA ROLLBACK 'r'",
-    "XA START 'r'",
-    "CREATE TABLE more (a integer)",
-    "CREATE TEMPORARY TABLE more (a integer)",
-    "CREATE VIEW v AS SELECT 1",
-    "ALTER TABLE account ADD COLUMN z int",
-    "DROP TABLE account",
-    "TRUNCATE account",
-    "RENAME TABLE account TO accounts",
-    "GRANT SELECT ON account TO somebody",
-    "SET PASSWORD = PASSWORD('x')",
-    "FLUSH TABLES",
-    "ANALYZE TABLE account",
-    "OPTIMIZE TABLE account",
-    "REPAIR TABLE account",
-    "CHECK TABLE account",
-    "LOCK TABLES account WRITE",
-    "LOCK TABLES account READ",
-    "UNLOCK TABLES",
-    "RESET QUERY CACHE",
-    "INSTALL SONAME 'x'",
-    "BEGIN NOT ATOMIC COMMIT; END",
-]
 
 BY_THE_SERVER = [
     "EXECUTE IMMEDIATE 'COMMIT'",
@@ -132,17 +85,6 @@ def procedures(harness: MariaHarness) -> None:
     harness.admin("CREATE OR REPLACE PROCEDURE selects() BEGIN SELECT 1; SELECT 2; END")
 
 
-def test_refused_by_its_words(client: Client, harness: MariaHarness) -> None:
-    for statement in BY_THEIR_WORDS:
-        with case(statement):
-            xid, session = begin(client)
-            for way in (session.pymysql.query, session.pymysql.cursor().execute, session.exec_driver_sql):
-                with pytest.raises(XaMisuse, match="transaction manager"):
-                    way(statement)
-            says_no(client, xid)
-            assert amounts(harness) == BEFORE
-
-
 def test_refused_by_the_server(client: Client, harness: MariaHarness) -> None:
     for statement in BY_THE_SERVER:
         with case(statement):
@@ -181,63 +123,6 @@ def test_a_procedure_that_ends_the_branch_is_noticed(client: Client, harness: Ma
         client.commit(xid, TMONEPHASE) if one_phase else client.prepare(xid)
     assert told.value.code is Code.XA_RBPROTO
     assert amounts(harness) == AFTER
-
-
-METHODS: list[Callable[[Any], object]] = [
-    lambda session: session.pymysql.commit(),
-    lambda session: session.pymysql.rollback(),
-    lambda session: session.pymysql.begin(),
-    lambda session: session.pymysql.close(),
-    lambda session: session.pymysql.connect(),
-    lambda session: session.pymysql.select_db("mysql"),
-    lambda session: session.pymysql.kill(1),
-    lambda session: session.pymysql.autocommit(True),
-    lambda session: session.pymysql.set_charset("latin1"),
-    lambda session: session.pymysql.__enter__(),
-    lambda session: session.commit(),
-    lambda session: session.rollback(),
-    lambda session: session.begin(),
-    lambda session: session.close(),
-    lambda session: session.orm.commit(),
-    lambda session: session.orm.rollback(),
-    lambda session: session.execution_options(isolation_level="AUTOCOMMIT"),
-]
-
-
-def test_methods_that_are_refused(client: Client, harness: MariaHarness) -> None:
-    for number, use in enumerate(METHODS):
-        with case("the method at", number):
-            xid, session = begin(client)
-            with pytest.raises(XaMisuse):
-                use(session)
-            says_no(client, xid)
-            assert amounts(harness) == BEFORE
-
-
-def says_no(client: Client, xid: Xid) -> None:
-    """The branch was refused something, which the application may have hidden."""
-    with refused(Code.XA_RBPROTO):
-        client.end(xid)
-    client.rollback(xid)
-
-
-def test_a_session_after_its_association(client: Client) -> None:
-    xid, session = begin(client)
-    with pytest.raises(AttributeError):
-        session.pymysql._sock  # noqa: B018 — the driver's own socket is not passed on
-    cursor = session.pymysql.cursor()
-    client.end(xid)
-    for use in (
-        lambda: session.execute(sa.text("SELECT 1")),
-        lambda: session.pymysql.query("SELECT 1"),
-        lambda: cursor.execute("SELECT 1"),
-        lambda: session.orm.execute(sa.text("SELECT 1")),
-        session.pymysql.commit,
-    ):
-        with refused(Code.XAER_PROTO):
-            use()
-    assert not session.pymysql.open
-    client.rollback(xid)
 
 
 def test_the_isolation_level_is_set_before_the_first_statement(client: Client, harness: MariaHarness) -> None:
@@ -290,50 +175,9 @@ def test_results_that_nobody_reads(client: Client) -> None:
     client.retrying("rollback", xid)
 
 
-STATE: list[tuple[str, str, Any]] = [
-    ("SET @a = 1", "SELECT @a", None),
-    ("SELECT 5 INTO @a", "SELECT @a", None),
-    ("SET sql_mode = 'ANSI'", "SELECT @@sql_mode LIKE '%ANSI%'", 0),
-    ("SET time_zone = '+05:00'", "SELECT @@time_zone", "SYSTEM"),
-    ("SELECT GET_LOCK('mine', 0)", "SELECT IS_FREE_LOCK('mine')", 1),
-    ("SET SESSION innodb_lock_wait_timeout = 1", "SELECT @@innodb_lock_wait_timeout", 50),
-    ("PREPARE s FROM 'SELECT 1'", "SELECT count(*) FROM information_schema.processlist WHERE command = 'x'", 0),
-    ("USE information_schema", "SELECT DATABASE() = 'information_schema'", 0),
-    ("SET NAMES latin1", "SELECT @@character_set_client", "utf8mb4"),
-]
-"""What a branch leaves, the question for it, and the answer that the next one hears."""
-
-
-VERBS = ("commit", "rollback", "one phase", "read-only")
-
-
-def test_nothing_of_a_session_reaches_the_next(client: Client) -> None:
-    for number, ((leave, look, found), verb) in enumerate(product(STATE, VERBS)):
-        if (number // len(VERBS) + number) % 2:
-            continue  # each state meets two of the verbs, and each verb half of the states
-        with case(leave, verb):
-            xid = new_xid()
-            client.start(xid)
-            session = client.rm.session(RMID).pymysql
-            thread = session.thread_id()
-            if verb != "read-only":
-                session.query("UPDATE account SET amount = amount + 1 WHERE id = 1")
-            session.query(leave)
-            client.end(xid)
-            if verb == "one phase":
-                client.commit(xid, TMONEPHASE)
-            elif verb == "rollback":
-                client.rollback(xid)
-            elif client.prepare(xid) is Code.XA_OK:
-                client.commit(xid)
-
-            xid = new_xid()
-            client.start(xid)
-            session = client.rm.session(RMID).pymysql
-            cursor = session.cursor()
-            cursor.execute(look)
-            assert cursor.fetchone() == (found,)
-            if not leave.startswith("USE"):
-                assert session.thread_id() == thread  # it is the same session
-            client.end(xid)
-            client.rollback(xid)
+def test_the_drivers_own_socket_is_not_passed_on(client: Client) -> None:
+    xid, session = begin(client)
+    with pytest.raises(AttributeError):
+        session.pymysql._sock  # noqa: B018 — what is tested
+    client.end(xid)
+    client.rollback(xid)

@@ -52,3 +52,9 @@ def mariadb_shop(request: pytest.FixtureRequest, shops: dict[str, Shop], tmp_pat
 def any_shop(request: pytest.FixtureRequest, shops: dict[str, Shop], tmp_path: Path) -> Iterator[Shop]:
     """A shop in each kind of database; nothing is left in it."""
     yield from opened(request, shops, tmp_path)
+
+
+@pytest.fixture(params=OF_EVERY_KIND)
+def shop(request: pytest.FixtureRequest, shops: dict[str, Shop], tmp_path: Path) -> Iterator[Shop]:
+    """A shop in each kind of database, in two phases and deciding; nothing is left in it."""
+    yield from opened(request, shops, tmp_path)

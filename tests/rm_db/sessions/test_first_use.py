@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, joinedload
 
 from rm_db import take_part
-from tests.rm_db.sessions.conftest import EVERYWHERE, OF_EVERY_KIND, opened
+from tests.rm_db.sessions.conftest import EVERYWHERE, OF_EVERY_KIND
 from tests.rm_db.sessions.shops import Customer, Made, Order, Shop
 from tm import Propagation, RolledBack
 from tm.zope import join
@@ -27,7 +27,6 @@ from xabridge.testing.contract.client import case
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tm import Transaction
 
@@ -35,12 +34,6 @@ if TYPE_CHECKING:
 EVERY: Final = os.environ.get("XABRIDGE_POINTS") == "all"
 Rows = tuple[list[tuple[int, str]], list[tuple[int, int]]]
 BEFORE: Rows = ([(1, "Ada"), (2, "Boole")], [(10, 1)])
-
-
-@pytest.fixture(params=OF_EVERY_KIND)
-def shop(request: pytest.FixtureRequest, shops: dict[str, Shop], tmp_path: Path) -> Iterator[Shop]:
-    """A shop in each kind of database; nothing is left in it."""
-    yield from opened(request, shops, tmp_path)
 
 
 def begin_with(shop: Shop) -> None:

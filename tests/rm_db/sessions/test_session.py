@@ -1,10 +1,9 @@
-"""These tests cover what the application gets from a PostgreSQL branch: SQLAlchemy, its ORM, psycopg."""
+"""These tests cover what is peculiar to sessions of PostgreSQL: its cursors, many rows at once, and psycopg itself."""
 
 from __future__ import annotations
 
-import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -13,7 +12,7 @@ from psycopg.rows import dict_row
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from rm_db.sessions.executemany import GATHERED
-from xa import TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUCCESS, TMSUSPEND, BranchRolledBack, Code, XaMisuse, Xid
+from xa import TMFAIL, TMJOIN, TMRESUME, TMSUCCESS, TMSUSPEND, BranchRolledBack, Code, XaMisuse, Xid
 from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_xid, refused
 
 if TYPE_CHECKING:
@@ -73,27 +72,6 @@ def names(client: Client) -> list[str]:
 
 
 # --- ways to work ---------------------------------------------------------------------------------------------
-def test_all_ways_lead_to_one_transaction(client: Client) -> None:
-    xid, shop = begin(client)
-    assert isinstance(shop, sa.Connection)
-    assert shop.in_transaction()
-    assert not shop.closed
-    assert sa.inspect(shop).has_table("item")
-    made = shop.execute(sa.insert(ITEMS).values(name="a core").returning(ITEMS.c.id)).scalar_one()
-    assert shop.execute(sa.select(ITEMS.c.name).where(ITEMS.c.id == made)).scalar_one() == "a core"
-    shop.psycopg.execute("INSERT INTO item (name) VALUES (%s)", ["b psycopg"])
-    shop.orm.add(Item(name="c orm"))
-    shop.orm.flush()
-    every = ["a core", "b psycopg", "c orm"]
-    assert shop.psycopg.execute("SELECT count(*) FROM item").fetchone() == (3,)
-    assert [item.name for item in shop.orm.scalars(sa.select(Item).order_by(Item.name))] == every
-    assert shop.psycopg is shop.psycopg
-    assert shop.orm is shop.orm
-    assert names(client) == []
-    commit(client, xid)
-    assert names(client) == every
-
-
 def test_the_same_session_for_one_association(client: Client) -> None:
     xid, shop = begin(client)
     assert client.rm.session(RMID) is shop
@@ -181,45 +159,7 @@ def test_savepoints(client: Client) -> None:
     assert names(client) == ["kept core", "kept orm", "kept psyco"]
 
 
-# --- what is the manager's ------------------------------------------------------------------------------------
-FORBIDDEN: dict[str, Callable[[Any], object]] = {
-    "core commit": lambda shop: shop.commit(),
-    "core rollback": lambda shop: shop.rollback(),
-    "core close": lambda shop: shop.close(),
-    "core begin": lambda shop: shop.begin(),
-    "core begin_twophase": lambda shop: shop.begin_twophase(),
-    "core detach": lambda shop: shop.detach(),
-    "core autocommit": lambda shop: shop.execution_options(isolation_level="AUTOCOMMIT"),
-    "core commit of the root transaction": lambda shop: shop.get_transaction().commit(),
-    "core text": lambda shop: shop.execute(sa.text("COMMIT")),
-    "core driver text": lambda shop: shop.exec_driver_sql("rollback"),
-    "core raw commit": lambda shop: shop.connection.commit(),
-    "core raw driver commit": lambda shop: shop.connection.dbapi_connection.commit(),
-    "orm commit": lambda shop: shop.orm.commit(),
-    "orm rollback": lambda shop: shop.orm.rollback(),
-    "orm close": lambda shop: shop.orm.close(),
-    "orm begin": lambda shop: shop.orm.begin(),
-    "psycopg commit": lambda shop: shop.psycopg.commit(),
-    "psycopg rollback": lambda shop: shop.psycopg.rollback(),
-    "psycopg close": lambda shop: shop.psycopg.close(),
-    "psycopg autocommit": lambda shop: setattr(shop.psycopg, "autocommit", True),
-    "psycopg set_autocommit": lambda shop: shop.psycopg.set_autocommit(True),
-    "psycopg with": lambda shop: shop.psycopg.__enter__(),
-    "psycopg text": lambda shop: shop.psycopg.execute("COMMIT"),
-    "psycopg bytes": lambda shop: shop.psycopg.execute(b"COMMIT"),
-    "psycopg composed": lambda shop: shop.psycopg.execute(
-        psycopg.sql.SQL("SELECT 1; {}").format(psycopg.sql.SQL("END"))
-    ),
-    "psycopg several": lambda shop: shop.psycopg.execute("SELECT 1; COMMIT; SELECT 2"),
-    "psycopg prepare": lambda shop: shop.psycopg.execute("PREPARE TRANSACTION 'mine'"),
-    "psycopg executemany": lambda shop: shop.psycopg.cursor().executemany("COMMIT", [()]),
-    "psycopg tpc": lambda shop: shop.psycopg.tpc_begin("mine"),
-    "psycopg tpc prepare": lambda shop: shop.psycopg.tpc_prepare(),
-    "psycopg tpc commit": lambda shop: shop.psycopg.tpc_commit(),
-    "psycopg tpc rollback": lambda shop: shop.psycopg.tpc_rollback(),
-}
-
-
+# --- many rows at once -----------------------------------------------------------------------------------------
 def test_every_row_of_executemany_arrives_in_its_order(client: Client) -> None:
     for count in (1, 0, GATHERED - 1, GATHERED, GATHERED + 1, 3 * GATHERED + 5):
         with case(count):
@@ -279,25 +219,7 @@ def test_a_row_that_can_t_be_sent_in_executemany(client: Client) -> None:
     assert names(client) == sorted(f"{at} {name}" for at in ROWS for name in "ab")
 
 
-def test_the_end_of_the_transaction_is_the_managers(client: Client) -> None:
-    """Refused with its name; and the branch says no, because the error may be hidden."""
-    for way, attempt in FORBIDDEN.items():
-        with case(way):
-            xid, shop = begin(client)
-            shop.psycopg.execute("INSERT INTO item (name) VALUES ('before')")
-            with pytest.raises(XaMisuse) as raised:
-                attempt(shop)
-            assert raised.value.code is Code.XAER_PROTO
-            assert "transaction manager" in raised.value.message
-            assert names(client) == []
-            shop.execute(sa.insert(ITEMS).values(name="after"))
-            with refused(Code.XA_RBPROTO) as told:
-                client.end(xid)
-            assert "was refused, which is the transaction manager's" in told.value.message
-            client.rollback(xid)
-            assert names(client) == []
-
-
+# --- what is the manager's ------------------------------------------------------------------------------------
 def test_the_engine_of_a_session_connects_nobody_else(client: Client) -> None:
     """Nothing is lost by that: the branch goes on."""
     xid, shop = begin(client)
@@ -339,36 +261,6 @@ def test_a_raw_end_that_no_guard_sees_is_not_voted_for(client: Client) -> None:
 
 
 # --- after the association ------------------------------------------------------------------------------------
-def test_a_session_that_is_over_is_refused(client: Client) -> None:
-    """... even while the same connection already serves somebody else."""
-    xid, old = begin(client)
-    views = old.psycopg, old.orm, old.psycopg.cursor()
-    old.execute(sa.insert(ITEMS).values(name="old"))
-    client.end(xid)
-    other, new = begin(client)
-    uses: list[Callable[[], object]] = [
-        lambda: old.execute(sa.insert(ITEMS).values(name="stray")),
-        old.begin_nested,
-        old.commit,
-        lambda: views[0].execute("INSERT INTO item (name) VALUES ('stray')"),
-        views[0].commit,
-        lambda: views[1].execute(sa.insert(ITEMS).values(name="stray")),
-        lambda: views[2].execute("INSERT INTO item (name) VALUES ('stray')"),
-    ]
-    for use in uses:
-        with pytest.raises(XaMisuse, match="over"):
-            use()
-    assert old.closed
-    assert views[0].closed
-    new.execute(sa.insert(ITEMS).values(name="new"))
-    commit_other = client.end(other)
-    assert commit_other is Code.XA_OK
-    client.prepare(xid)
-    client.commit(xid)
-    client.commit(other, TMONEPHASE)
-    assert names(client) == ["new", "old"]
-
-
 def test_a_joined_session_is_another(client: Client) -> None:
     xid, mine = begin(client)
     mine.execute(sa.insert(ITEMS).values(name="mine"))
@@ -393,57 +285,6 @@ def test_rows_that_were_read_outlive_the_session(client: Client) -> None:
 def pid(shop: PostgresBranchConnection) -> int:
     """The server process that works for a session."""
     return shop.psycopg.pgconn.backend_pid
-
-
-ENDINGS: dict[str, Callable[[Client, Xid], object]] = {
-    "prepared": lambda client, xid: (client.end(xid), client.prepare(xid), client.rollback(xid)),
-    "one phase": lambda client, xid: (client.end(xid), client.commit(xid, TMONEPHASE)),
-    "rolled back": lambda client, xid: (client.end(xid), client.rollback(xid)),
-    "failed": lambda client, xid: (client.end(xid, TMFAIL), client.rollback(xid)),
-}
-STATE: dict[str, tuple[str, str, Any]] = {
-    "settings": ("SET work_mem = '7MB'", "SHOW work_mem", "4MB"),
-    "search path": ("SET search_path = pg_catalog", "SHOW search_path", '"$user", public'),
-    "statement timeout": ("SET statement_timeout = '1h'", "SHOW statement_timeout", "0"),
-    "role": ("SET ROLE pg_monitor", "SELECT current_user", "postgres"),
-    "session user": ("SET SESSION AUTHORIZATION pg_monitor", "SELECT session_user", "postgres"),
-    "isolation": (
-        "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE",
-        "SHOW transaction_isolation",
-        "read committed",
-    ),
-    "advisory locks": (
-        "SELECT pg_advisory_lock(4711)",
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711",
-        0,
-    ),
-    "prepared statements of SQL": ("PREPARE mine AS SELECT 1", "SELECT count(*) FROM pg_prepared_statements", 0),
-}
-
-
-ONE_PHASE_ONLY: dict[str, tuple[str, str, Any]] = {
-    "temporary tables": ("CREATE TEMPORARY TABLE scratch (a int)", "SELECT to_regclass('scratch') IS NULL", True),
-    "held cursors": ("DECLARE held CURSOR WITH HOLD FOR SELECT 1", "SELECT count(*) FROM pg_cursors", 0),
-    "channels": ("LISTEN somebody", "SELECT count(*) FROM pg_listening_channels()", 0),
-}
-"""What can't be prepared."""
-
-
-def test_session_state_does_not_leak(client: Client) -> None:
-    for (ended, ending), (what, (leave, look, clean)) in itertools.chain(
-        itertools.product(ENDINGS.items(), STATE.items()),
-        itertools.product([("one phase", ENDINGS["one phase"])], ONE_PHASE_ONLY.items()),
-    ):
-        with case(ended, what):
-            xid, shop = begin(client)
-            before = pid(shop)
-            shop.psycopg.execute("INSERT INTO item (name) VALUES ('x')")
-            shop.psycopg.execute(leave.encode())
-            ending(client, xid)
-            xid, shop = begin(client)
-            assert pid(shop) == before or what not in ONE_PHASE_ONLY
-            assert shop.psycopg.execute(look.encode(), prepare=False).fetchone() == (clean,)
-            end(client, xid)
 
 
 def test_settings_on_python_objects_do_not_leak(client: Client) -> None:
