@@ -5,15 +5,17 @@ reports about a server.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
-from rm_amqp import AmqpResource, Message
+from rm_amqp import Message
 from tests.postgres import Postgres
+from tests.xabridge.traffic import Traffic
 from tm import TransactionManager
-from xa import FORMAT_ID, TMSUCCESS, Gtrid, Xid
+from xa import FORMAT_ID, Gtrid, Xid
 from xabridge.cli import main
 
 if TYPE_CHECKING:
@@ -177,14 +179,8 @@ def test_messages_are_counted_by_queue(
         assert tm.log is not None
         gtrid = Gtrid("orders-1", tm.log.log_id, tm.log.incarnation, 8231).encode()
     xid = Xid(FORMAT_ID, gtrid, b"broker")
-    rm = AmqpResource()
-    rm.open(url, 1)
-    rm.start(xid, 1)
-    assert rm.session(1).receive("orders", timeout_s=20) is not None
-    rm.session(1).send("invoices", Message("invoice"))
-    rm.end(xid, 1, TMSUCCESS)
-    rm.prepare(xid, 1)
-    rm.close("", 1)
+    with closing(Traffic(url)) as traffic:
+        traffic.prepare(xid, "orders", "invoices")
 
     code, out = shop.run("recover", "list")
     assert code == 3

@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from rm_amqp import Message
-from tests.xabridge.console.scene import Traffic, url
+from tests.xabridge.console.scene import url
+from tests.xabridge.traffic import post
 from xabridge.console.settings import WatchedPipelines
 from xabridge.pipeline.core import AddressTarget, Attempt, Batch, Messages, Offset, Query, Settings, Shard, Source
 from xabridge.pipeline.core.driver.query_binding import bind
@@ -59,9 +60,7 @@ class Pipeline:
 
     def put(self, count: int) -> None:
         """Messages that wait."""
-        traffic = Traffic(self.broker)
-        traffic.post(self.queue, *(Message(b"%d" % number, inferred=True) for number in range(count)))
-        traffic.close()
+        post(url(self.broker), self.queue, *(Message(b"%d" % number, inferred=True) for number in range(count)))
 
     def start(self, query: str = "5f0c7be2-9d1b-4a57-b4cf-6a2f8a1c9e33") -> None:
         """A query starts."""

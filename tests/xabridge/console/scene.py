@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 from dtx.amqp.sasl.scram import MIN_ITERATIONS
 from dtx.broker.access.credentials import set_password
 from dtx.broker.access.permissions import Permissions
-from rm_amqp import AmqpResource, Message
+from rm_amqp import Message
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.two_resources import TwoResources
 from tests.xabridge.cli.field import OTHER_LOG, OTHERS, Field
+from tests.xabridge.traffic import Traffic
 from tm import configuration_from
-from xa import TMONEPHASE, TMSUCCESS, Xid
+from xa import Xid
 from xabridge.console.server import serving
 from xabridge.console.settings import ConsoleSettings, WatchedBroker, WatchedNode
-from xabridge.testing.no_transaction import NoTransaction
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -36,51 +36,6 @@ RULES: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 TOKEN: Final = "a token of a node"  # noqa: S105 — of these tests
 PASSWORD: Final = "a p@ss/w:rd %41"  # noqa: S105 — of the users of these tests
-
-
-class Traffic:
-    """Somebody who works with the broker."""
-
-    def __init__(self, broker: EmbeddedBroker, user: str = "operator") -> None:
-        self._rm = AmqpResource(NoTransaction())
-        self._rm.open(url(broker, user), 1)
-        self._number = 0
-
-    def post(self, queue: str, *messages: Message) -> None:
-        """Posts in one phase."""
-        xid = self._xid()
-        self._rm.start(xid, 1)
-        for message in messages:
-            self._rm.session(1).send(queue, message)
-        self._rm.end(xid, 1, TMSUCCESS)
-        self._rm.commit(xid, 1, TMONEPHASE)
-
-    def reject(self, queue: str, count: int) -> None:
-        """Rejects the first messages, which become dead letters."""
-        xid = self._xid()
-        self._rm.start(xid, 1)
-        for _ in range(count):
-            message = self._rm.session(1).receive(queue, timeout_s=20)
-            assert message is not None
-            self._rm.session(1).reject(message)
-        self._rm.end(xid, 1, TMSUCCESS)
-        self._rm.commit(xid, 1, TMONEPHASE)
-
-    def prepare(self, xid: Xid, taken_from: str, sent_to: str) -> None:
-        """A prepared branch takes a message and posts another one."""
-        self._rm.start(xid, 1)
-        assert self._rm.session(1).receive(taken_from, timeout_s=20) is not None
-        self._rm.session(1).send(sent_to, Message("an invoice"))
-        self._rm.end(xid, 1, TMSUCCESS)
-        self._rm.prepare(xid, 1)
-
-    def close(self) -> None:
-        """Disconnects."""
-        self._rm.close("", 1)
-
-    def _xid(self) -> Xid:
-        self._number += 1
-        return Xid(1, b"traffic %d" % self._number, b"b")
 
 
 def url(broker: EmbeddedBroker, user: str = "operator") -> str:
@@ -110,7 +65,7 @@ _USERS: dict[tuple[str, ...], bytes] = {}
 
 def fill(broker: EmbeddedBroker) -> None:
     """Queues, dead letters, and a branch in doubt that is no node's of the scene."""
-    traffic = Traffic(broker)
+    traffic = Traffic(url(broker))
     for name, count in (("orders", 60), ("invoices", 4), ("parcels", 2)):
         traffic.post(name, *(Message({"number": one}, id=f"{name}-{one}") for one in range(count)))
     traffic.reject("orders", 5)

@@ -15,7 +15,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from rm_amqp import Message
 from tests.xabridge.cli.field import NODE, Field
-from tests.xabridge.console.scene import PASSWORD, Traffic, console, scene
+from tests.xabridge.console.scene import PASSWORD, console, scene, url
+from tests.xabridge.traffic import Traffic, post
 from tm import TransactionManager
 from xabridge.console.settings import WatchedNode
 from xabridge.testing.ports import free_port
@@ -58,7 +59,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder / "plugin")
         with scene(folder, query=HOSTILE) as (broker, field, server):
-            traffic = Traffic(broker)
+            traffic = Traffic(url(broker))
             name = HOSTILE.replace("/", "|")
             traffic.post(name, *(Message(HOSTILE, id=HOSTILE, properties={HOSTILE: "\u202e" + HOSTILE}),) * 2)
             traffic.reject(name, 1)
@@ -195,9 +196,7 @@ def test_what_moves_is_brought_up_to_date(window: Window, shown: Scene) -> None:
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="parcels", exact=True))
     expect(row).to_contain_text("1")
     page.get_by_role("link", name="parcels", exact=True).focus()
-    traffic = Traffic(shown.broker)
-    traffic.post("parcels", *(Message(number) for number in range(40)))
-    traffic.close()
+    post(url(shown.broker), "parcels", *(Message(number) for number in range(40)))
     expect(row).to_contain_text("41")
     expect(page.get_by_role("link", name="parcels", exact=True)).to_be_focused()
     pause = page.get_by_role("button", name="Pause updates")

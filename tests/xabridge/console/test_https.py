@@ -16,7 +16,8 @@ import pytest
 
 from rm_amqp import Message
 from tests.xabridge.console.conftest import fields_of
-from tests.xabridge.console.scene import PASSWORD, Traffic, console
+from tests.xabridge.console.scene import PASSWORD, console, url
+from tests.xabridge.traffic import post
 from xabridge.console import server as server_module
 
 if TYPE_CHECKING:
@@ -80,9 +81,7 @@ def test_pages_changes_and_what_moves(browser: httpx2.Client, filled: EmbeddedBr
         assert stream.headers["x-accel-buffering"] == "no"
         lines = stream.iter_lines()
         assert next(lines).startswith("data: "), "at once"
-        traffic = Traffic(filled)
-        traffic.post("parcels", *(Message(number) for number in range(40)))
-        traffic.close()
+        post(url(filled), "parcels", *(Message(number) for number in range(40)))
         began = time.monotonic()
         while ">41<" not in next(lines):
             assert time.monotonic() - began < WAIT_S

@@ -18,7 +18,8 @@ from rm_amqp import Message
 from rm_amqp.errors import Cause, ConnectionLost, lost_error
 from rm_amqp.management import ManagementClient
 from tests.xabridge.console.conftest import HOST, break_down, choice, fields_of, place_of, text_of
-from tests.xabridge.console.scene import Traffic, broker_with_users, url
+from tests.xabridge.console.scene import broker_with_users, url
+from tests.xabridge.traffic import Traffic, post
 from xa import TMSUCCESS, Code, Xid
 from xabridge.console.app import Console
 from xabridge.console.brokers import KEPT_S, PAGE, Away, BrokerLink, Unknown
@@ -190,9 +191,7 @@ def test_the_user_of_the_settings_watches_while_nobody_is_there(
 def test_a_broker_that_comes_back_is_used_again(filled: EmbeddedBroker, operator: Visitor, clock: Clock) -> None:
     """What it has told holds for a moment, which the console's clock measures."""
     assert "Waiting 67" in text_of(operator.get("/"))
-    traffic = Traffic(filled)
-    traffic.post("orders", Message("one more"))
-    traffic.close()
+    post(url(filled), "orders", Message("one more"))
     assert "Waiting 67" in text_of(operator.get("/"))
     clock.now += KEPT_S + 0.1
     assert "Waiting 68" in text_of(operator.get("/"))
@@ -249,7 +248,7 @@ def test_who_may_look_changes_nothing_and_opens_nothing(settled: EmbeddedBroker,
 
 # -- messages and queues
 def test_messages_are_moved_with_a_preview(filled: EmbeddedBroker, operator: Visitor) -> None:
-    traffic = Traffic(filled)
+    traffic = Traffic(url(filled))
 
     def letters() -> None:
         traffic.reject("orders", 2)
@@ -286,7 +285,7 @@ def test_more_messages_than_one_request_takes(
 ) -> None:
     monkeypatch.setattr("xabridge.console.changes.job.CHUNK", 30)
     monkeypatch.setattr("xabridge.console.changes.job.PAGE", 20)
-    traffic = Traffic(broker)
+    traffic = Traffic(url(broker))
     traffic.post("many", *(Message(number) for number in range(101)))
     traffic.post("others")
     xid = Xid(7, b"holds the first", b"b")
@@ -402,7 +401,7 @@ def test_a_change_goes_on_after_a_restart_of_the_broker(
 ) -> None:
     monkeypatch.setattr("xabridge.console.changes.job.CHUNK", 10)
     monkeypatch.setattr("xabridge.console.changes.job.AGAIN_S", 0.05)
-    traffic = Traffic(broker)
+    traffic = Traffic(url(broker))
     traffic.post("many", *(Message(number) for number in range(100)))
     traffic.post("others", Message("there before"))
     traffic.close()
@@ -430,7 +429,7 @@ def test_a_group_that_is_too_large_to_be_counted_is_changed_as_a_whole(
 ) -> None:
     for name in ("job.LOOKED_AT", "job.PAGE"):
         monkeypatch.setattr(f"xabridge.console.changes.{name}", 20)
-    traffic = Traffic(broker)
+    traffic = Traffic(url(broker))
     traffic.post("letters", *(Message(number) for number in range(100)))
     traffic.post("others", Message("there before"))
     preview = operator.get("/b/main/change/move?queue=letters&from=&why=")
@@ -455,9 +454,7 @@ def test_a_form_is_for_what_it_has_shown_and_serves_once(filled: EmbeddedBroker,
     assert depths(filled)["parcels"] == 5
     assert "look at what it would do first" in operator.post("/b/main/change/purge", {"queue": "orders"}, status=409)
     told = fields_of(operator.get("/b/main/change/purge?queue=invoices"))
-    traffic = Traffic(filled)
-    traffic.post("invoices", Message("later"), Message("still later"))
-    traffic.close()
+    post(url(filled), "invoices", Message("later"), Message("still later"))
     assert "4 messages done of 4" in operator.post("/b/main/change/purge", told)
     assert depths(filled)["invoices"] == 2
     assert operator.latest is not None
@@ -535,9 +532,7 @@ def test_the_content_is_opened_by_a_form_only(onlooker: Visitor) -> None:
 
 
 def test_what_is_large_or_of_any_kind_is_shown(broker: EmbeddedBroker, operator: Visitor) -> None:
-    traffic = Traffic(broker)
-    traffic.post("large", Message("x" * 300_000))
-    traffic.close()
+    post(url(broker), "large", Message("x" * 300_000))
     number = re.search(r"id=(\w+)", operator.get("/b/main/queue?name=large").partition("<tbody")[2])
     assert number is not None
     page = operator.get(f"/b/main/message?queue=large&id={number[1]}")
@@ -550,11 +545,10 @@ def test_what_is_large_or_of_any_kind_is_shown(broker: EmbeddedBroker, operator:
 
 
 def test_connections_and_branches(filled: EmbeddedBroker, operator: Visitor) -> None:
-    traffic = Traffic(filled, "orders-svc")
+    traffic = Traffic(url(filled, "orders-svc"))
     xid = Xid(9, b"working", b"b")
-    traffic._rm.start(xid, 1)
-    traffic._rm.session(1).send("invoices", Message("later"))
-    traffic._rm.end(xid, 1, TMSUCCESS)
+    traffic.work(xid, sent_to="invoices")
+    traffic.rm.end(xid, 1, TMSUCCESS)
     assert "orders-svc" in operator.get("/transactions")
     operator.change(f"/b/main/change/drop-branch?xid={quote(str(xid))}")
     for number in re.findall(r"connection\?number=(\w+)", operator.get("/connections?q=orders-svc")):
@@ -588,7 +582,7 @@ def test_users_and_permissions(filled: EmbeddedBroker, operator: Visitor) -> Non
 
 # -- hostile strings
 def test_what_a_peer_has_chosen_is_text_everywhere(broker: EmbeddedBroker, operator: Visitor) -> None:
-    traffic = Traffic(broker)
+    traffic = Traffic(url(broker))
     for number, said in enumerate(HOSTILE):
         queue = (
             f"q{number} {said[:100]}".replace("\x00", "")
