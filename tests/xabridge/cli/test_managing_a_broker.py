@@ -16,7 +16,7 @@ from dtx.broker.access.permissions import EVERYTHING, Permissions
 from rm_amqp import Message
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.cli.field import Typed
-from tests.xabridge.traffic import Traffic
+from tests.xabridge.traffic import Traffic, post
 from xa import TMSUCCESS, XaError, Xid
 from xabridge.cli import main
 from xabridge.cli.broker import tables, views
@@ -79,7 +79,7 @@ def letters(*bodies: Any) -> list[Message]:
 
 def test_what_there_is_is_shown_in_sixty_columns(broker: EmbeddedBroker, traffic: Traffic, shell: Shell) -> None:
     traffic.post("orders", *letters("a", "b", "c"))
-    traffic.post(LONG, Message("x"))
+    post(f"amqp://{broker.address}/?timeout=20", LONG, Message("x"))
     traffic.prepare(XID, "orders", "invoices")
     lines = shell.lines("queues")
     assert max(map(len, (line for line in lines if line != LONG))) <= tables.WIDTH
