@@ -80,19 +80,12 @@ def test_every_type_comes_as_what_it_is() -> None:
     }
 
 
-def test_the_ends_of_what_a_type_holds() -> None:
-    body = '{"amount": 0e999999, "at": "0001-01-01T00:00:00-14:00"}'
-    (first,) = column(pa.struct({"amount": pa.decimal128(10, 2)}), body)
-    assert first == {"amount": Decimal(0)}
-    ends = [json_reader(pa.struct({"at": ZONED}))(one) for one in (body, '{"at": "9999-12-31T23:59:59+14:00"}')]
-    assert pa.array(ends, pa.struct({"at": ZONED})).null_count == 0
-
-
-def test_a_message_that_lacks_a_new_column_has_null_there() -> None:
-    assert column(ORDER, b'{"number": 1}', '{"number": 2, "product": "globe"}') == [
-        {"number": 1, "product": None},
-        {"number": 2, "product": "globe"},
+def test_the_first_and_the_last_moment_are_read() -> None:
+    type_ = pa.struct({"at": ZONED})
+    ends = [
+        json_reader(type_)(f'{{"at": "{at}"}}') for at in ("0001-01-01T00:00:00-14:00", "9999-12-31T23:59:59+14:00")
     ]
+    assert pa.array(ends, type_).null_count == 0
 
 
 def test_large_decimals_are_not_rounded() -> None:
@@ -106,127 +99,82 @@ def test_large_decimals_are_not_rounded() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("flag", 1),
-        ("small", 128),
-        ("small", True),
-        ("small", 1.5),
-        ("ratio", 10**400),
-        ("ratio", "1"),
-        ("amount", 1.005),
-        ("amount", 100_000_000),
-        ("amount", "NaN"),
-        ("amount", "many"),
-        ("amount", "1_000"),
-        ("amount", " 1"),
-        ("amount", "\u0661"),
-        ("text", 5),
-        ("text", "\ud800"),
-        ("at", "2026-11-21T23:12:07"),
-        ("local", "2026-11-21T23:12:07Z"),
-        ("at", "yesterday"),
-        ("at", "0001-01-01T00:00:00+23:00"),
-        ("at", "9999-12-31T23:59:59-23:00"),
-        ("day", "2026-02-30"),
-        ("raw", "?"),
-        ("lines", {}),
-        ("lines", [{"price": 1.2345}]),
-        ("tags", []),
-        ("tags", {"x": "1"}),
-    ],
-)
-def test_a_value_that_does_not_fit_is_bad(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match="which is no"):
-        json_reader(EVERY)(json.dumps({name: value}))
-
-
 WIDE = pa.struct({**{field.name: field.type for field in EVERY}, "float_": pa.float32(), "large": pa.int64()})
-DEEP = "[" * 100_000 + "]" * 100_000
+NINES = "9" * 5000
 FAR = "1e99999999999999999999"
 """A number that Python can't read as a Decimal."""
+BAD = {
+    "flag": ["1", NINES],
+    "small": ["128", "true", "1.5", "9" * 39, "9" * 41],
+    "large": ["9223372036854775808", "-9223372036854775809", "1e2", NINES, "-" + "9" * 1_000_000, FAR],
+    "ratio": ["1" + "0" * 400, '"1"', NINES, "1e999", "-1e999", FAR],
+    "float_": ["3.5e38", "-1e39"],
+    "amount": [
+        *("1.005", "100000000", '"NaN"', '"many"', '"1_000"', '" 1"', '"\\u0661"', NINES, f'"{NINES}"', "1e999", FAR),
+        *(f'"{FAR}"', "1e-99999999999999999999", "1e-999999999999999999"),
+    ],
+    "text": ["5", NINES, '"\\ud83d"', '"\\ude00\\ud83d"', '"\\ud800"'],
+    "at": [
+        *('"2026-11-21T23:12:07"', '"yesterday"', '"0001-01-01T00:00:00+23:00"', '"9999-12-31T23:59:59-23:00"'),
+        *(NINES, '"\\ud800"'),
+    ],
+    "local": ['"2026-11-21T23:12:07Z"'],
+    "day": ['"2026-02-30"', '"\\ud800"'],
+    "raw": ['"?"', '"\\ud800"'],
+    "lines": ["{}", '[{"price": 1.2345}]', f"[{NINES}]", "[" * 100_000 + "]" * 100_000, "[" * 200 + "]" * 200],
+    "tags": ["[]", '{"x": "1"}', f'{{"x": {NINES}}}', '{"\\ud800": 1}', '{"\\ud800": "x"}'],
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_value_that_does_not_fit_is_bad(name: str) -> None:
+    """The reason says which field, is text itself, and is not Python's."""
+    good = encoded(Message(b"{}", inferred=True))
+    for literal in BAD[name]:
+        sorting = Sorting(body=json_reader(WIDE))
+        bad = encoded(Message(f'{{"{name}": {literal}}}'.encode(), inferred=True))
+        (messages,) = decode_messages([(None, one) for one in (good, bad, good)], 10, sorting)
+        assert len(messages) == 2
+        ((place, why),) = sorting.bad.items()
+        assert place == 1
+        field = "price" if "price" in literal else name
+        assert (field in why and "which is no " in why) or "nested too deeply" in why, literal[:50]
+        assert len(why.encode()) < 200
 
 
 @pytest.mark.parametrize(
     ("name", "literal", "read"),
     [
         ("large", "9223372036854775807", (1 << 63) - 1),
-        ("large", "9223372036854775808", None),
         ("large", "-9223372036854775808", -1 << 63),
-        ("large", "-9223372036854775809", None),
         ("large", "-0", 0),
-        ("large", "1e2", None),
-        ("large", "9" * 5000, None),
-        ("large", "-" + "9" * 1_000_000, None),
-        ("large", FAR, None),
-        ("small", "9" * 39, None),
-        ("small", "9" * 41, None),
-        ("ratio", "9" * 5000, None),
-        ("ratio", "0." + "9" * 5000, 1.0),
+        ("large", '1, "large": 2', 2),
+        ("ratio", f"0.{NINES}", 1.0),
         ("ratio", "9" * 300, 1e300),
-        ("ratio", "1e999", None),
-        ("ratio", "-1e999", None),
-        ("ratio", FAR, None),
         ("ratio", "1e-999", 0.0),
         ("ratio", "-0", 0.0),
         ("ratio", "-0.0", -0.0),
         ("float_", "3.4028234e38", 3.4028234663852886e38),
-        ("float_", "3.5e38", None),
-        ("float_", "-1e39", None),
-        ("amount", "9" * 5000, None),
-        ("amount", '"' + "9" * 5000 + '"', None),
         ("amount", "1." + "0" * 5000, Decimal(1)),
         ("amount", "1.1" + "0" * 60, Decimal("1.1")),
         ("amount", "1" + "0" * 5000 + "e-5000", Decimal(1)),
-        ("amount", "1e999", None),
-        ("amount", FAR, None),
-        ("amount", f'"{FAR}"', None),
-        ("amount", "1e-99999999999999999999", None),
-        ("amount", "1e-999999999999999999", None),
+        ("amount", "0e999999", Decimal(0)),
         ("amount", "-0", Decimal(0)),
         ("amount", "-0.00", Decimal(0)),
-        ("text", "9" * 5000, None),
         ("text", '"\\ud83d\\ude00"', "\U0001f600"),
-        ("text", '"\\ud83d"', None),
-        ("text", '"\\ude00\\ud83d"', None),
         ("text", '"\\u0000"', "\0"),
-        ("flag", "9" * 5000, None),
-        ("at", "9" * 5000, None),
-        ("at", '"\\ud800"', None),
-        ("day", '"\\ud800"', None),
-        ("raw", '"\\ud800"', None),
-        ("tags", '{"x": ' + "9" * 5000 + "}", None),
-        ("tags", '{"\\ud800": 1}', None),
-        ("tags", '{"\\ud800": "x"}', None),
         ("tags", '{"x": 1, "y": 2, "x": 3}', [("x", 3), ("y", 2)]),
-        ("lines", "[" + "9" * 5000 + "]", None),
-        ("lines", DEEP, None),
-        ("lines", "[" * 200 + "]" * 200, None),
-        ("large", '1, "large": 2', 2),
     ],
 )
-def test_what_is_json_and_strange(name: str, literal: str, read: Any) -> None:
-    """It is read exactly, or the message is bad: the reason says which field, is text itself, and is not Python's."""
-    body = f'{{"{name}": {literal}}}'.encode()
-    if read is not None:
-        (row,) = column(WIDE, body)
-        assert row[name] == read
-        assert not isinstance(read, float) or str(row[name]) == str(read), "the sign of zero, too"
-        return
-    sorting = Sorting(body=json_reader(WIDE))
-    octets = [(None, encoded(Message(one, inferred=True))) for one in (b"{}", body, b"{}")]
-    (messages,) = decode_messages(octets, 10, sorting)
-    assert len(messages) == 2
-    ((place, why),) = sorting.bad.items()
-    assert place == 1
-    assert name in why or "nested too deeply" in why
-    assert "which is no " in why or "nested too deeply" in why
-    assert len(why.encode()) < 200
+def test_what_is_json_and_strange_is_read_exactly(name: str, literal: str, read: Any) -> None:
+    (row,) = column(WIDE, f'{{"{name}": {literal}}}')
+    assert row[name] == read
+    assert not isinstance(read, float) or str(row[name]) == str(read), "the sign of zero, too"
 
 
-def test_a_strange_number_in_a_field_that_is_left_out_is_no_matter() -> None:
-    for literal in ("9" * 5000, FAR, "1e999", '"\\ud800"', '{"\\ud800": -0}'):
+def test_fields_that_a_schema_has_more_or_less_are_no_matter() -> None:
+    assert column(ORDER, '{"number": 2, "product": "globe"}') == [{"number": 2, "product": "globe"}]
+    for literal in ("1", NINES, FAR, "1e999", '"\\ud800"', '{"\\ud800": -0}'):
         assert column(ORDER, f'{{"number": 1, "other": {literal}}}') == [{"number": 1, "product": None}]
 
 
@@ -237,11 +185,11 @@ def test_keys_of_a_map_fit_their_type() -> None:
         json_reader(days)('{"days": {"today": 1}}')
 
 
-@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
-def test_constants_are_no_json(constant: str) -> None:
-    for name in ("ratio", "amount", "other"):
-        with pytest.raises(ValueError, match=f"{constant} is not JSON"):
-            json_reader(EVERY)(f'{{"{name}": {constant}}}')
+def test_constants_are_no_json() -> None:
+    for constant in ("NaN", "Infinity", "-Infinity"):
+        for name in ("ratio", "amount", "other"):
+            with pytest.raises(ValueError, match=f"{constant} is not JSON"):
+                json_reader(EVERY)(f'{{"{name}": {constant}}}')
 
 
 @pytest.mark.parametrize("body", [None, b"", b"{", b"\xff", b"[]", b"null", b'{"number": NaN}', b"{}", b"[" * 100_000])

@@ -27,6 +27,7 @@ BASE = {
     "resource.broker": "amqp://localhost/",
     "resource.shop": "postgresql://y/shop",
 }
+MORE = {"resource.b": "amqp://b/"}
 
 
 @pytest.fixture(autouse=True)
@@ -41,23 +42,37 @@ def refuses(options: Callable[..., Any], given: dict[str, str], message: str) ->
         options({**BASE, **given}, {})
 
 
-def test_a_source_has_defaults() -> None:
-    options = source_options({**BASE, "queue": "orders"})
-    assert options.source == Source((Shard("broker", ("orders",)),), 2, 100_000)
-    assert options.body == "binary"
+@each(
+    ("given", "source"),
+    [
+        ({"queue": "orders"}, Source((Shard("broker", ("orders",)),), 2, 100_000)),
+        (  # Spark gives names in lower case, and values as text
+            {"queue": "a, b", "partitions": "4", "maxrowsperbatch": "10", "body": "text", "resource": "Broker"},
+            Source((Shard("broker", ("a", "b")),), 4, 10, text=True),
+        ),
+        (
+            {"queue": "q", "max_octets": "1000", "min_messages": "50", "max_delay": "2.5"},
+            Source((Shard("broker", ("q",)),), octets=1000, least=50, delay_s=2.5),
+        ),
+        (
+            {**MORE, "resource": "broker, b", "queue": "orders#*"},
+            Source((Shard("broker", ("orders#*",)), Shard("b", ("orders#*",)))),
+        ),
+        (
+            {**MORE, "queue": "broker:orders#0,b:orders#1,broker:x:y", "order": "queue", "on_missing": "skip"},
+            Source((Shard("broker", ("orders#0", "x:y")), Shard("b", ("orders#1",))), by_queue=True, skips=True),
+        ),
+        (
+            {**MORE, "resource": "b", "queue": "orders,broker:more"},
+            Source((Shard("b", ("orders",)), Shard("broker", ("more",)))),
+        ),
+    ],
+)
+def test_a_source_reads_queues(given: dict[str, str], source: Source) -> None:
+    options = source_options({**BASE, **given})
+    assert options.source == source
+    assert options.body == given.get("body", "binary")
     assert options.settings.url("shop") == "postgresql://y/shop"
-
-
-def test_spark_gives_names_in_lower_case_and_values_as_text() -> None:
-    given = {**BASE, "queue": "a, b", "partitions": "4", "maxrowsperbatch": "10", "body": "text", "resource": "Broker"}
-    options = source_options(given)
-    assert options.source == Source((Shard("broker", ("a", "b")),), 4, 10, text=True)
-    assert options.body == "text"
-
-
-def test_a_source_has_limits_in_octets_and_a_minimum() -> None:
-    options = source_options({**BASE, "queue": "q", "max_octets": "1000", "min_messages": "50", "max_delay": "2.5"})
-    assert (options.source.octets, options.source.least, options.source.delay_s) == (1000, 50, 2.5)
 
 
 def test_bad_messages_are_rows_or_are_sent() -> None:
@@ -84,25 +99,12 @@ def test_a_delta_table_is_named_by_its_folder() -> None:
     refuses(sink_options, {**lake, "table": "orders"}, r"there are several \(shop, lake\); name one")
 
 
-TWO = {"pipeline": "p", "log": "sqlite:///l", "resource.a": "amqp://a/", "resource.b": "amqp://b/"}
-
-
-def test_a_source_reads_queues_of_several_brokers() -> None:
-    source = source_options({**TWO, "resource": "a, b", "queue": "orders#*"}).source
-    assert source == Source((Shard("a", ("orders#*",)), Shard("b", ("orders#*",))))
-    given = {**TWO, "queue": "a:orders#0,b:orders#1,a:x:y", "order": "queue", "on_missing": "skip"}
-    source = source_options(given).source
-    assert source == Source((Shard("a", ("orders#0", "x:y")), Shard("b", ("orders#1",))), by_queue=True, skips=True)
-    source = source_options({**TWO, "resource": "b", "queue": "orders,a:more"}).source
-    assert source.shards == (Shard("b", ("orders",)), Shard("a", ("more",)))
-
-
 def test_a_sink_writes_to_shards() -> None:
-    options = sink_options({**TWO, "address": "a:orders, b:orders", "shards": "4", "shard_key": "customer"})
-    (address,) = options.addresses.targets
-    assert address == AddressTarget("a", "orders", "customer", 4, (("b", "orders"),))
+    given = {**BASE, **MORE, "address": "broker:orders, b:orders", "shards": "4", "shard_key": "customer"}
+    (address,) = sink_options(given).addresses.targets
+    assert address == AddressTarget("broker", "orders", "customer", 4, (("b", "orders"),))
     assert [address.shard(shard) for shard in range(4)] == [
-        AddressTarget(resource, f"orders#{shard}") for shard, resource in enumerate("abab")
+        AddressTarget(resource, f"orders#{shard}") for shard, resource in enumerate(("broker", "b") * 2)
     ]
     (alone,) = sink_options({**BASE, "address": "orders", "shards": "2", "shard_key": "k"}).addresses.targets
     assert alone.shard(1) == AddressTarget("broker", "orders#1")
@@ -175,6 +177,9 @@ SEVERAL = {"table": "t, u", "table_column": "kind"}
         ({}, "option queue: missing"),
         ({"queue": "a,,b"}, "a name is missing beside a comma"),
         ({"queue": "a,a"}, "a queue is named twice"),
+        ({"queue": " lead"}, "option queue: ' lead' has spaces at its ends: omit them, or put quo"),
+        ({"queue": "trail "}, "option queue: 'trail ' has spaces at its ends: omit them, or put quo"),
+        ({"queue": "q", "bad_address": " lead"}, r"option bad_address: .* has spaces at its ends"),
         ({"queue": "orders:a"}, "there is no resource 'orders'"),
         ({"queue": "broker:"}, "has no name after the resource"),
         ({"queue": ":a"}, "has no broker before the :"),
@@ -211,6 +216,11 @@ def test_what_a_source_refuses(options: dict[str, str], message: str) -> None:
     [
         ({}, "option table: missing, and so is address"),
         ({"address": "a", "key": "id"}, "option key: needs a table, and there is none"),
+        ({"address": "a", "once": "id", "once_table": "shop:a b"}, "is not a table name"),
+        ({"address": "a", "once": "id", "once_table": "broker:seen"}, "has to be postgresql://"),
+        ({"address": "a", "once": "id"}, "needs the option once_table"),
+        ({"address": "a", "once_table": "shop:seen"}, "set the option once too"),
+        ({"address": "trail "}, r"option address: .* has spaces at its ends"),
         ({"table": "t", "update": "n = 1"}, "set the option key too, which finds them"),
         ({"table": "a.b.c"}, "'a.b.c' is not a table name"),
         ({"table": "t; drop table u"}, "is not a table name"),
@@ -245,13 +255,8 @@ def test_what_a_sink_refuses(options: dict[str, str], message: str) -> None:
 
 
 def test_without_a_log_it_is_said_where_to_name_one() -> None:
-    without = {name: value for name, value in BASE.items() if name != "log"}
     with pytest.raises(PipelineError, match=r"no database for its decisions is configured\. Set the option log"):
-        source_options({**without, "queue": "q"}, {})
-
-
-def test_spark_passes_options_of_its_own() -> None:
-    sink_options({**BASE, "table": "t", "checkpointLocation": "/somewhere", "queryName": "x"})
+        source_options({"pipeline": "orders", "resource.broker": "amqp://localhost/", "queue": "q"}, {})
 
 
 def test_the_configuration_names_log_and_resources(tmp_path: Path) -> None:
@@ -282,11 +287,6 @@ def test_rows_that_are_written_once_have_a_column_and_a_table() -> None:
     given = {**BASE, "address": "alerts", "once": "message_id", "once_table": "shop:public.Alerts_once"}
     assert sink_options(given).once == Once("message_id", TableTarget("shop", "public.alerts_once"))
     assert sink_options({**BASE, "address": "alerts"}).once is None
-    for missing, message in (("once", "set the option once too"), ("once_table", "needs the option once_table")):
-        with pytest.raises(PipelineError, match=message):
-            sink_options({name: value for name, value in given.items() if name != missing})
-    for table, message in (("shop:a b", "is not a table name"), ("broker:seen", "has to be postgresql://")):
-        refuses(sink_options, {**given, "once_table": table}, message)
 
 
 ONCE = {**BASE, "once": "message_id", "once_table": "shop:seen"}
@@ -339,14 +339,6 @@ def test_names_in_quotes_have_commas_and_spaces() -> None:
         assert [one.address for one in sink_options({**BASE, **given}).addresses.targets] == addresses
 
 
-def test_spaces_at_the_ends_of_a_name_are_not_taken_away() -> None:
-    for name in (" lead", "trail "):
-        told = f"option queue: '{name}' has spaces at its ends: omit them, or put quo"
-        refuses(source_options, {"queue": name}, told)
-        refuses(source_options, {"queue": "q", "bad_address": name}, r"option bad_address: .* has spaces at its ends")
-        refuses(sink_options, {"address": name}, r"option address: .* has spaces at its ends")
-
-
 def test_an_address_that_is_too_long_is_refused() -> None:
     longest = "x" * 255
     assert source_options({**BASE, "queue": longest, "bad_address": f"{longest[1:]}y"})
@@ -366,11 +358,8 @@ def test_an_address_that_is_too_long_is_refused() -> None:
 
 # --- which sources and sinks belong together ------------------------------------------------------------------------
 SEVERAL_BROKERS = {
-    "pipeline": "orders",
-    "log": "postgresql://x/decisions",
-    "resource.a": "amqp://a/",
-    "resource.b": "amqp://b/",
-    "resource.shop": "postgresql://y/shop",
+    **{"pipeline": "orders", "log": "postgresql://x/decisions", "resource.shop": "postgresql://y/shop"},
+    **{"resource.a": "amqp://a/", "resource.b": "amqp://b/"},
 }
 
 
@@ -381,18 +370,14 @@ def parts(*sources: dict[str, str], sink: dict[str, str] | None = None) -> Query
     )
 
 
-def test_sources_at_several_brokers_and_their_sink() -> None:
+def test_what_the_parts_of_a_query_know_is_known() -> None:
     found = parts({}, {"resource": "b"}, {"queue": "more, others", "adopt": "q1"}, sink={}).settings()
     assert (found.pipeline, found.log, found.adopt) == ("orders", "postgresql://x/decisions", "q1")
     assert [name for name, _ in found.resources] == ["a", "b", "shop"]
-
-
-def test_what_the_parts_know_beyond_each_other_is_known() -> None:
-    found = parts({"resource.more": "amqp://m/"}, sink={"resource.other": "postgresql://z/other", "table": "shop:t"})
-    assert [name for name, _ in found.settings().resources] == ["a", "b", "shop", "more", "other"]
-
-
-def test_a_database_that_decides_is_nobodys_to_prepare_in() -> None:
+    found = parts(
+        {"resource.more": "amqp://m/"}, sink={"resource.other": "postgresql://z/o", "table": "shop:t"}
+    ).settings()
+    assert [name for name, _ in found.resources] == ["a", "b", "shop", "more", "other"]
     found = parts({"decider": "shop"}, sink={"decider": "shop"}).settings()
     assert ([name for name, _ in found.resources], [name for name, _ in found.deciders]) == (["a", "b"], ["shop"])
 
