@@ -1,11 +1,8 @@
-"""This process starts the brokers that tests kill: python -m tests.dtx.broker.broker_child
+"""This process is a broker that tests kill: `ForkedProcess("tests.dtx.broker.broker_child", FORCES, FOLDER)`.
 
-Each line of its stdin, "loop FOLDER" or "thread FOLDER", forks one broker, so that what brokers import is imported
-once. The broker forces on the event loop, or in its store's thread, however quick the disk is today. It writes its pid
-and its port to stdout; when it has ended, this process writes its exit code, and reads the next line.
-
-When the file FOLDER/die names a step of the store ("FORCED 3": the third time that the store reaches it from now on),
-the broker kills itself there.
+FORCES says whether it forces on the event loop ("loop") or in its store's thread ("thread"), however quick the disk is
+today. It writes its port to stdout. When the file FOLDER/die names a step of the store ("FORCED 3": the third time that
+the store reaches it from now on), it kills itself there.
 """
 
 from __future__ import annotations
@@ -52,27 +49,11 @@ async def serve(folder: Path) -> None:
     )
     broker = Broker(config, Fuse(folder / "die").hit)
     await broker.start()
-    print(os.getpid(), broker.addresses[0].port, flush=True)  # noqa: T201 — what the test reads
+    print(broker.addresses[0].port, flush=True)  # noqa: T201 — what the test reads
     await broker.run()
 
 
-def run(forces: str, folder: Path) -> None:
-    """A broker, in a process of its own."""
-    errors = os.open(folder / "broker.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(errors, sys.stderr.fileno())
-    pace.QUICK_S = pace.SLOW_S = {"loop": float("inf"), "thread": 0.0}[forces]  # type: ignore[misc]
-    asyncio.run(serve(folder))
-
-
 def main() -> None:
-    for line in sys.stdin:
-        forces, folder = line.rstrip("\n").split(" ", 1)
-        pid = os.fork()
-        if not pid:
-            run(forces, Path(folder))
-            return
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)  # noqa: T201 — what the test reads
-
-
-if __name__ == "__main__":
-    main()
+    forces, folder = sys.argv[1:]
+    pace.QUICK_S = pace.SLOW_S = {"loop": float("inf"), "thread": 0.0}[forces]  # type: ignore[misc]
+    asyncio.run(serve(Path(folder)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.dtx.broker.peer import Coordinator, Peer, World
-from tests.dtx.broker.remote import BrokerChild, ForkServer
+from tests.dtx.broker.remote import BrokerChild
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,16 +32,9 @@ def control(peer: Peer) -> Coordinator:
     return peer.coordinator()
 
 
-@pytest.fixture(scope="session")
-def fork_server(pytestconfig: pytest.Config) -> Iterator[ForkServer]:
-    server = ForkServer(pytestconfig.rootpath)
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def child(tmp_path: Path, fork_server: ForkServer, request: pytest.FixtureRequest) -> Iterator[BrokerChild]:
+def child(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BrokerChild]:
     """A broker process, whose store forces on the event loop, or in its thread, as the parameter says."""
-    child = BrokerChild(tmp_path, fork_server, getattr(request, "param", "loop"))
+    child = BrokerChild(tmp_path, getattr(request, "param", "loop"))
     yield child
     child.kill()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import select
-import signal
 import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from proton import Delivery, Endpoint
 
 from dtx.amqp.sasl.mechanisms import Identity
+from tests.crash.forked import ForkedProcess
 from tests.dtx.broker.peer import Peer, World
-from xabridge.testing.process_lifetime import marked_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,56 +131,24 @@ class RemotePeer(Peer):
         return found
 
 
-class ForkServer:
-    """Starts brokers, one at a time, each in a process of its own."""
-
-    def __init__(self, root: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.dtx.broker.broker_child"],
-            cwd=root,
-            env=marked_environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def start(self, forces: str, folder: Path) -> tuple[int, int]:
-        """Pid and port of a new broker."""
-        assert self._process.stdin is not None
-        print(forces, folder, file=self._process.stdin, flush=True)
-        said = self._said()
-        assert len(said) == 2, (folder / "broker.err").read_text()
-        return said[0], said[1]
-
-    def ended(self) -> int:
-        """Waits for the end of the broker; its exit code."""
-        (code,) = self._said()
-        return code
-
-    def close(self) -> None:
-        """Ends."""
-        self._process.communicate()
-
-    def _said(self) -> list[int]:
-        assert self._process.stdout is not None
-        return list(map(int, self._process.stdout.readline().split()))
-
-
 class BrokerChild:
     """The broker process, over one folder. `forces` says on which thread its store forces what is small."""
 
-    def __init__(self, folder: Path, server: ForkServer, forces: str = "loop") -> None:
+    def __init__(self, folder: Path, forces: str = "loop") -> None:
         self._folder = folder
         self._forces = forces
-        self._server = server
-        self._pid = 0
+        self._process: ForkedProcess | None = None
         self._peers: list[RemotePeer] = []
 
     def start(self) -> RemotePeer:
         """Starts it; a client of it."""
         (self._folder / "die").unlink(missing_ok=True)
-        self._pid, port = self._server.start(self._forces, self._folder)
-        self._peers.append(RemotePeer(port))
+        errors = self._folder / "broker.err"
+        arguments = (self._forces, str(self._folder))
+        self._process = ForkedProcess("tests.dtx.broker.broker_child", *arguments, errors=errors)
+        port = next(self._process.lines(), "")
+        assert port, errors.read_text()
+        self._peers.append(RemotePeer(int(port)))
         return self._peers[-1]
 
     def die_at(self, step: Step, count: int = 1) -> None:
@@ -195,7 +159,10 @@ class BrokerChild:
 
     def died(self) -> int:
         """Waits for its end; the exit code."""
-        code, self._pid = self._server.ended(), 0
+        assert self._process is not None
+        code = self._process.wait(WAIT_S)
+        self._process.close()
+        self._process = None
         for peer in self._peers:
             peer.wire.lost()
         self._peers.clear()
@@ -203,6 +170,6 @@ class BrokerChild:
 
     def kill(self) -> None:
         """kill -9, if it runs."""
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
             self.died()
