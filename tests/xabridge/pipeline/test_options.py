@@ -358,8 +358,11 @@ def test_an_address_that_is_too_long_is_refused() -> None:
 
 # --- which sources and sinks belong together ------------------------------------------------------------------------
 SEVERAL_BROKERS = {
-    **{"pipeline": "orders", "log": "postgresql://x/decisions", "resource.shop": "postgresql://y/shop"},
-    **{"resource.a": "amqp://a/", "resource.b": "amqp://b/"},
+    "pipeline": "orders",
+    "log": "postgresql://x/decisions",
+    "resource.a": "amqp://a/",
+    "resource.b": "amqp://b/",
+    "resource.shop": "postgresql://y/shop",
 }
 
 
@@ -374,9 +377,8 @@ def test_what_the_parts_of_a_query_know_is_known() -> None:
     found = parts({}, {"resource": "b"}, {"queue": "more, others", "adopt": "q1"}, sink={}).settings()
     assert (found.pipeline, found.log, found.adopt) == ("orders", "postgresql://x/decisions", "q1")
     assert [name for name, _ in found.resources] == ["a", "b", "shop"]
-    found = parts(
-        {"resource.more": "amqp://m/"}, sink={"resource.other": "postgresql://z/o", "table": "shop:t"}
-    ).settings()
+    other = {"resource.other": "postgresql://z/other", "table": "shop:t"}
+    found = parts({"resource.more": "amqp://m/"}, sink=other).settings()
     assert [name for name, _ in found.resources] == ["a", "b", "shop", "more", "other"]
     found = parts({"decider": "shop"}, sink={"decider": "shop"}).settings()
     assert ([name for name, _ in found.resources], [name for name, _ in found.deciders]) == (["a", "b"], ["shop"])
