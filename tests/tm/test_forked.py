@@ -201,19 +201,21 @@ def test_a_child_that_leaves_a_handler_ends_and_has_done_nothing(tmp_path: Path)
     assert numbers == list(range(24))
 
 
+@pytest.mark.parametrize(
+    ("log", "shop", "mode"),
+    [
+        ("none", "sqlite", "decider"),
+        ("postgresql", "postgresql", "two-phase"),  # a child leaves a log in a database to its parent
+        pytest.param("none", "postgresql", "decider", marks=pytest.mark.long),
+        pytest.param("file", "postgresql", "two-phase", marks=pytest.mark.long),
+        pytest.param("sqlite", "postgresql", "two-phase", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.slow
-def test_a_child_of_a_process_with_a_decider_refuses(tmp_path: Path) -> None:
-    forked(tmp_path, None, f"sqlite:///{tmp_path}/shop.db", "decider")
+def test_a_child_refuses(tmp_path: Path, postgres: Postgres, log: str, shop: str, mode: str) -> None:
+    def url(kind: str) -> str:
+        return {"file": f"file://{tmp_path}/log", "sqlite": f"sqlite:///{tmp_path}/data.db"}.get(
+            kind
+        ) or postgres.create_database()
 
-
-@pytest.mark.parametrize("mode", ["two-phase", pytest.param("decider", marks=pytest.mark.long)])
-@pytest.mark.slow
-def test_a_child_refuses_beside_postgres(tmp_path: Path, postgres: Postgres, mode: str) -> None:
-    forked(tmp_path, None if mode == "decider" else f"file://{tmp_path}/log", postgres.create_database(), mode)
-
-
-@pytest.mark.parametrize("place", [pytest.param("sqlite", marks=pytest.mark.long), "postgresql"])
-@pytest.mark.slow
-def test_a_child_leaves_a_log_in_a_database_to_its_parent(tmp_path: Path, postgres: Postgres, place: str) -> None:
-    log = f"sqlite:///{tmp_path}/log.db" if place == "sqlite" else postgres.create_database()
-    forked(tmp_path, log, postgres.create_database(), "two-phase")
+    forked(tmp_path, None if log == "none" else url(log), url(shop), mode)

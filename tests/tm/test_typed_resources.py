@@ -4,7 +4,6 @@ checkers infer.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import subprocess
 import sys
@@ -39,12 +38,6 @@ class Both(Transaction):
     b: ReferenceSession
 
 
-class AndMore(Both):
-    """Has one more."""
-
-    c: ReferenceSession
-
-
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
     shop = Shop(tmp_path, "abc")
@@ -66,19 +59,6 @@ def test_an_annotated_resource_is_enlisted_when_it_is_first_used(shop: Shop) -> 
         tx.b.write("k", 1)
         tx["c"].write("k", 1)
     assert shop.values() == {"a": 1, "b": 1, "c": 1}
-
-
-def test_in_a_task(shop: Shop) -> None:
-    manager = manager_of(shop, AndMore)
-
-    async def work() -> None:
-        async with manager.begin() as tx:
-            assert isinstance(tx, AndMore)
-            tx.a.write("k", 2)
-            tx.c.write("k", 2)
-
-    asyncio.run(work())
-    assert shop.values() == {"a": 2, "b": None, "c": 2}
 
 
 def test_the_manager_knows_its_class(tmp_path: Path) -> None:

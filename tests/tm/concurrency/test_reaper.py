@@ -143,14 +143,6 @@ def test_a_commit_that_meets_the_reaper_at_work_waits_and_hears_it(shop: Shop) -
     shop.assert_nothing_left()
 
 
-def test_the_branch_may_have_its_own_timeout_too(shop: Shop) -> None:
-    tx = begun(shop)
-    shop["a"].expire(tx.xid("a"))
-    with pytest.raises(RolledBack, match="a: "):
-        tx.commit()
-    shop.assert_ended(None)
-
-
 def test_the_thread_reaps_by_itself(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tm.concurrency.reaper.INTERVAL_S", 0.005)
     ended = threading.Event()

@@ -56,6 +56,14 @@ class Work:
         if message.body in self.fails:
             raise LookupError(message.body)
 
+    async def in_task(self, message: Message, tx: Transaction) -> None:
+        """The same as a coroutine function."""
+        self.stall.until.tell(message.body)
+        (await tx.aenlist("shop")).write(str(message.body), message.delivery_count)
+        await (await tx.aenlist("broker")).aio.send(self.stall.out, Message(message.body))
+        if message.body in self.fails:
+            raise LookupError(message.body)
+
 
 def instruments(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
     """The points of every instrument, by its name."""
@@ -97,9 +105,13 @@ def test_an_empty_poll_is_no_transaction(
 
 
 @pytest.mark.parametrize("settings", [{}, {"workers": 3, "batch": 7}])
-def test_every_message_is_consumed_written_and_produced(stall: Stall, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_every_message_is_consumed_written_and_produced(
+    stall: Stall, settings: dict[str, Any], *, asynchronous: bool
+) -> None:
     stall.put(*range(40))
-    with stall.consumer(Work(stall), **settings) as consumer:
+    work = Work(stall)
+    with stall.consumer(work.in_task if asynchronous else work, **settings) as consumer:
         stall.until.count(40)
     assert consumer.state is ConsumerState.STOPPED
     assert consumer.counts == Counts(handled=40)
@@ -209,9 +221,12 @@ def test_a_handler_can_take_the_batch(stall: Stall) -> None:
     assert max(stall.store.data.values()) > 1
 
 
-def test_poison_is_dead_lettered_and_what_was_received_with_it_is_handled(stall: Stall) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_poison_is_dead_lettered_and_what_was_received_with_it_is_handled(stall: Stall, *, asynchronous: bool) -> None:
     stall.put(*range(30))
-    consumer = stall.consume(Work(stall, 7, 21), 30, batch=10, workers=2, max_deliveries=3)
+    work = Work(stall, 7, 21)
+    handler = work.in_task if asynchronous else work
+    consumer = stall.consume(handler, 30, batch=10, workers=2, max_deliveries=3)
     assert consumer.counts.handled == 28
     assert consumer.counts.dead_lettered == 2
     for number in (7, 21):  # three attempts of its own, and in a batch at most one
@@ -320,32 +335,9 @@ def test_a_closed_manager_stops_its_consumers_for_good(stall: Stall) -> None:
 
 
 # --- asyncio ---------------------------------------------------------------------------------------------------
-class AsyncWork:
-    """The same as a coroutine function."""
-
-    def __init__(self, stall: Stall, *fails: Any) -> None:
-        self.stall = stall
-        self.fails = set(fails)
-
-    async def handle(self, message: Message, tx: Transaction) -> None:
-        self.stall.until.tell(message.body)
-        (await tx.aenlist("shop")).write(str(message.body), message.delivery_count)
-        await (await tx.aenlist("broker")).aio.send(self.stall.out, Message(message.body))
-        if message.body in self.fails:
-            raise LookupError(message.body)
-
-
-@pytest.mark.parametrize("settings", [{}, {"workers": 4, "batch": 5}])
-def test_coroutine_functions_run_in_tasks(stall: Stall, settings: dict[str, Any]) -> None:
-    stall.put(*range(20))
-    consumer = stall.consume(AsyncWork(stall, 3).handle, 20, max_deliveries=2, **settings)
-    assert consumer.counts.dead_lettered == 1
-    assert sorted(stall.look(stall.out)) == [number for number in range(20) if number != 3]
-
-
 def test_in_the_event_loop_of_a_service(stall: Stall) -> None:
     async def service() -> Counts:
-        async with stall.consumer(AsyncWork(stall).handle, workers=3) as consumer:
+        async with stall.consumer(Work(stall).in_task, workers=3) as consumer:
             await asyncio.to_thread(stall.put, *range(10))
             await asyncio.to_thread(stall.until.count, 10)
         return consumer.counts

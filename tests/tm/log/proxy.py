@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 from enum import Enum
-from typing import Self
+
+from tests.false_server import PATIENCE_S, FalseServer
 
 
 class Loss(Enum):
@@ -16,77 +18,46 @@ class Loss(Enum):
     REPLY = "the reply, after the server did what was asked"
 
 
-class Proxy:
-    """Listens on a free port of the loopback. Messages that contain `word` are the ones that get lost, `times`."""
+class Proxy(FalseServer):
+    """Passes on to the server at the port `target`. Messages that contain a word are the ones that get lost."""
 
     def __init__(self, target: int) -> None:
+        super().__init__(Proxy._pass_on)
         self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.loss = Loss.NONE
-        self.word = b""
-        self.times = 0
         self._mutex = threading.Lock()
-        self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._listen, daemon=True)]
-        self._threads[0].start()
+        self.lose(Loss.NONE, b"")
 
     def lose(self, loss: Loss, word: bytes, times: int = 1) -> None:
-        """From now on."""
-        self.loss, self.word, self.times = loss, word, times
+        """From now on, so many times."""
+        self._loss, self._word, self._times = loss, word, times
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for end in self._sockets:
-            _shut(end)
-        for thread in self._threads:
-            thread.join(60)
-        for end in self._sockets:
-            end.close()
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self._target))
-            self._sockets += (client, server)
+    def _pass_on(self, client: socket.socket) -> None:
+        with socket.create_connection(("127.0.0.1", self._target)) as server:
+            self.keep(server)
             lost = threading.Event()
-            for source, sink, forth in ((client, server, True), (server, client, False)):
-                thread = threading.Thread(target=self._pump, args=(source, sink, lost, forth), daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            answers = threading.Thread(target=self._answer, args=(server, client, lost), daemon=True)
+            answers.start()
+            with suppress(OSError):
+                while octets := client.recv(65536):
+                    if self._is_lost(octets):
+                        if self._loss is Loss.REQUEST:
+                            break
+                        lost.set()
+                    server.sendall(octets)
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            answers.join(PATIENCE_S)
 
-    def _pump(self, source: socket.socket, sink: socket.socket, lost: threading.Event, forth: bool) -> None:
-        try:
-            while octets := source.recv(65536):
-                if forth and self._is_lost(octets):
-                    if self.loss is Loss.REQUEST:
-                        break
-                    lost.set()
-                elif not forth and lost.is_set():
-                    break
-                sink.sendall(octets)
-        except OSError:
-            pass
-        _shut(source)
-        _shut(sink)
+    def _answer(self, server: socket.socket, client: socket.socket, lost: threading.Event) -> None:
+        with suppress(OSError):
+            while (octets := server.recv(65536)) and not lost.is_set():
+                client.sendall(octets)
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
 
     def _is_lost(self, octets: bytes) -> bool:
         with self._mutex:
-            if self.loss is Loss.NONE or self.word not in octets or self.times == 0:
+            if self._loss is Loss.NONE or self._word not in octets or self._times == 0:
                 return False
-            self.times -= 1
+            self._times -= 1
             return True
-
-
-def _shut(end: socket.socket) -> None:
-    try:
-        end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return

@@ -395,15 +395,24 @@ def test_tables_of_another_version_are_refused(tmp_path: Path, node: str) -> Non
         SqlLog(url, node)
 
 
-def test_the_tables_are_made_once_by_many(tmp_path: Path, postgres: Postgres, node: str) -> None:
-    for url in (f"sqlite:///{tmp_path / 'log.db'}", postgres.create_database()):
-        with ThreadPoolExecutor(6) as executor:
-            logs = list(executor.map(lambda number, url=url: SqlLog(url, f"{node}-{number}"), range(6)))
-        for log in logs:
-            log.close()
+def test_the_tables_are_made_once_by_many_that_open_at_once_and_wait_for_each_other(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    """SQLite itself refuses a change of the journal's mode at once, in one of some hundred openings."""
+    together = threading.Barrier(6)
+
+    def open_it(url: str) -> None:
         database = Database(url)
+        together.wait(30)
+        database.prepare()
         database.check()
         database.engine.dispose()
+
+    files = [f"sqlite:///{tmp_path / str(number)}.db" for number in range(60 if LONG else 15)]
+    with ThreadPoolExecutor(6) as executor:
+        for url in [postgres.create_database(), *files]:
+            for opened in [executor.submit(open_it, url) for _ in range(6)]:
+                opened.result()
 
 
 def test_a_database_that_does_not_force_is_refused(postgres: Postgres, node: str) -> None:
@@ -436,22 +445,6 @@ def test_a_process_that_comes_and_goes_takes_no_decision_with_it(tmp_path: Path,
     log.decide(decision(1, node=node))
     assert counted() == 1
     log.close()
-
-
-def test_several_that_open_a_new_sqlite_file_at_once_wait_for_each_other(tmp_path: Path) -> None:
-    """SQLite itself refuses a change of the journal's mode at once, in one of some hundred openings."""
-    together = threading.Barrier(6)
-
-    def open_it(path: Path) -> None:
-        database = Database(f"sqlite:///{path}")
-        together.wait(30)
-        database.prepare()
-        database.engine.dispose()
-
-    with ThreadPoolExecutor(6) as executor:
-        for number in range(60 if LONG else 15):
-            for opened in [executor.submit(open_it, tmp_path / f"{number}.db") for _ in range(6)]:
-                opened.result()
 
 
 def test_a_full_database_refuses_a_decision_and_takes_the_next_when_there_is_room(tmp_path: Path, node: str) -> None:

@@ -30,6 +30,7 @@ from tm.telemetry import METRICS, opentelemetry
 from tm.telemetry.metrics import NODE
 from tm.telemetry.recorder import Recorder
 from xa import TMREGISTER, TMUSEASYNC, Code
+from xabridge.testing.ports import free_port
 from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
@@ -120,13 +121,16 @@ def test_a_commit(both: TwoResources, exported: Exported) -> None:
     assert exported.value("transactions.in_doubt") == 0
 
 
-def test_every_point_has_the_attributes_of_the_table(both: TwoResources, exported: Exported) -> None:
-    transact(both)
-    both.two.script.plan("commit", Code.XA_HEURRB)
-    with pytest.raises(HeuristicMixed):
+def test_every_point_has_the_attributes_of_the_table(exported: Exported) -> None:
+    """Also where a page of the node keeps its own account."""
+    page = {"http": f"127.0.0.1:{free_port()}", "http_token": "a token of 24 characters"}
+    with TwoResources(telemetry=exported.telemetry, **page) as both:
         transact(both)
-    both.manager.recover()
-    points = exported.points()
+        both.two.script.plan("commit", Code.XA_HEURRB)
+        with pytest.raises(HeuristicMixed):
+            transact(both)
+        both.manager.recover()
+        points = exported.points()
     elsewhere = ("xabridge.consumer.", "messaging.", "db.", "xabridge.log.size", "xabridge.log.decisions")
     ours = [metric for metric in METRICS if not metric.name.startswith(elsewhere)]
     assert set(points) == {metric.name for metric in ours}

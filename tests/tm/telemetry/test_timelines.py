@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from unittest.mock import Mock
-
 from tests.tm.two_resources import Clock, TwoResources
 from tm.outcome import Outcome, Verdict
 from tm.telemetry.node_page import phases
@@ -69,25 +67,6 @@ def test_the_phases_of_a_transaction() -> None:
     ]
     assert phases(steps, 3.5) == {"work": 1.0, "prepare": 1.0, "decide": 0.25, "commit": 0.5}
     assert phases([], 3.5) == {"work": 3.5}
-
-
-def test_the_metrics_are_told_everything_too() -> None:
-    also = Mock()
-    timelines = Timelines(also)
-    timelines.began(b"g")
-    timelines.verb("one", "prepare", 0.0, None, None)
-    timelines.phase("prepare", 0.0)
-    timelines.forced("decision", 0.0, gtrid=b"g", failed=True)
-    timelines.consumes("amqp", "q", ["handled"])
-    timelines.consumed("amqp", "q", "handled", 1, 0.1)
-    timelines.recovered(Mock(), 0.0)
-    timelines.completed(Outcome(b"g", Verdict.UNKNOWN, None))
-    timelines.watches(Mock())
-    timelines.close()
-    told = [call[0] for call in also.method_calls]
-    assert told == [
-        "began", "verb", "phase", "forced", "consumes", "consumed", "recovered", "completed", "watches", "close",
-    ]  # fmt: skip
 
 
 def test_nothing_is_measured_where_nobody_can_ask_and_a_look_at_the_clock_for_each_step_where_somebody_can() -> None:

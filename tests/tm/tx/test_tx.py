@@ -259,25 +259,6 @@ def test_a_timeout(both: TwoResources, tx: TxInterface, end: Callable[[TxInterfa
     assert not both.manager.get_transaction().expire(1e12)
 
 
-def test_a_timeout_that_is_under_way() -> None:
-    """Who commits while the reaper is inside hears of the timeout, not of a misuse."""
-    gate = Gate("rollback")
-    with TwoResources(factory=gate.over) as both:
-        tx = TxInterface(both.manager)
-        bring_to(tx, TxState.S1)
-        tx.tx_set_transaction_timeout(5)
-        tx.tx_begin()
-        both.write()
-        transaction = both.manager.get_transaction()
-        reaper = threading.Thread(target=transaction.expire, args=(both.clock.now + 5,))
-        reaper.start()
-        assert gate.reached.wait(30)
-        threading.Timer(0.05, gate.opened.set).start()
-        assert tx.tx_commit() is TxCode.TX_ROLLBACK
-        reaper.join()
-        assert both.one.branches == both.two.branches == {}
-
-
 @pytest.mark.parametrize(("end", "code"), [(TxInterface.tx_commit, OK), (TxInterface.tx_rollback, TxCode.TX_COMMITTED)])
 def test_suspended_it_is_not_completed_and_committed_through_the_manager_it_is_over(
     both: TwoResources, tx: TxInterface, end: Callable[[TxInterface], TxCode], code: TxCode
