@@ -8,6 +8,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+import proton
 import pytest
 
 from rm_amqp import Message, NoMessage
@@ -169,6 +170,29 @@ def test_the_same_for_asyncio(client: MessagingClient, queue: str) -> None:
     with client.work():
         assert asyncio.run(receive()) == ["a", "b"]
     assert client.look(f"{queue}-other") == ["a"]
+
+
+def test_a_message_that_comes_while_somebody_waits(client: MessagingClient, queue: str) -> None:
+    async def receive() -> object:
+        waiting = asyncio.create_task(client.session.aio.receive(queue, 20))
+        await asyncio.sleep(0.05)  # or it is there before
+        await asyncio.get_running_loop().run_in_executor(None, client.put, queue, ["late"])
+        return (await waiting).body
+
+    with client.work():
+        assert asyncio.run(receive()) == "late"
+    assert client.look(queue) == []
+
+
+def test_a_message_of_protons_is_sent_as_well(client: MessagingClient, queue: str) -> None:
+    made = proton.Message({"n": 1}, id="m", subject="s", properties={"p": 7}, durable=True, ttl=60.0)
+    with client.work() as session:
+        session.send(queue, made)
+    message = client.take(queue)
+    assert type(message) is Message
+    told = (message.body, message.id, message.subject, message.properties, message.durable)
+    assert told == ({"n": 1}, "m", "s", {"p": 7}, True)
+    assert 0 < message.ttl <= 60
 
 
 def test_a_session_of_an_association_that_has_ended(client: MessagingClient, queue: str) -> None:

@@ -133,5 +133,9 @@ def test_what_came_with_one_disposition(client: Client, queue: str) -> None:
         client.session.release(messages[10])
         client.session.reject(messages[20])
         client.session.modify(messages[30])
+        client.session.modify(messages[40], failed=False)
         client.commit(xid) if commit else client.rollback(xid)
-    assert client.look(queue) == [10, 30]
+    with client.work() as session:
+        again = session.receive_batch(queue, 5, 5)
+        assert [(each.body, each.delivery_count) for each in again] == [(10, 1), (30, 2), (40, 1)]
+    assert client.look(f"{queue}.dead") == [20]

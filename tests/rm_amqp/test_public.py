@@ -7,20 +7,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from itertools import product
-from typing import TYPE_CHECKING
 
-import proton
 import pytest
 
 import rm_amqp
-from rm_amqp import Message
 from rm_amqp.channel.work import WORK, Work, WorkEvent, WorkState
 from rm_amqp.connection.endpoint import ENDPOINT, EndpointEvent, EndpointState
 from rm_amqp.connection.links import LINK, LinkEvent, LinkState
 from xa import NULL_XID
-
-if TYPE_CHECKING:
-    from tests.rm_amqp.client import Client
 
 
 def test_public_names() -> None:
@@ -39,18 +33,6 @@ def test_public_names() -> None:
         "qpid",
         "static",
     ]
-
-
-def test_a_message_of_protons_is_sent_as_well(client: Client, queue: str) -> None:
-    with client.work() as session:
-        made = proton.Message({"n": 1}, id="m", subject="s", properties={"p": proton.ulong(7)}, durable=True, ttl=60.0)
-        session.send(queue, made)
-    with client.work() as session:
-        message = session.receive(queue, 5)
-        assert type(message) is Message
-        told = (message.body, message.id, message.subject, message.properties, message.durable)
-        assert told == ({"n": 1}, "m", "s", {"p": 7}, True)
-        assert 0 < message.ttl <= 60
 
 
 def test_what_is_loaded_only_when_it_is_used() -> None:

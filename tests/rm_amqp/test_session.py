@@ -147,27 +147,6 @@ def test_transactional_acquisition(client: Client, connect: Connect, queue: str)
     assert other.look(queue) == []
 
 
-def test_a_message_that_comes_while_somebody_waits(client: Client, connect: Connect, queue: str) -> None:
-    other = connect()
-    xid = client.start()
-    waiting = threading.Event()
-    received: list[object] = []
-
-    def wait() -> None:
-        xid = other.start()
-        waiting.set()
-        received.append(other.session.receive(queue, 20).body)
-        other.commit(xid)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    waiting.wait(20)
-    client.session.send(queue, Message("late"))
-    client.commit(xid)
-    thread.join(20)
-    assert received == ["late"]
-
-
 def test_more_messages_than_are_held_at_a_time(client: Client, queue: str) -> None:
     """The outcomes of the oldest are told before the end; the transaction decides about them as about the rest."""
     count = MAX_HELD + 200
@@ -184,20 +163,6 @@ def test_more_messages_than_are_held_at_a_time(client: Client, queue: str) -> No
     assert client.look(queue) == list(range(count))
 
 
-def test_release_reject_and_modify(client: Client, queue: str) -> None:
-    client.put(queue, ["taken", "released", "rejected", "failed", "modified"])
-    with client.work(two_phase=True) as session:
-        got = {message.body: message for message in session.receive_batch(queue, 5, 5)}
-        session.release(got["released"])
-        session.reject(got["rejected"])
-        session.modify(got["failed"])
-        session.modify(got["modified"], failed=False)
-    with client.work() as session:
-        again = session.receive_batch(queue, 5, 5)
-        assert [(m.body, m.delivery_count) for m in again] == [("released", 0), ("failed", 1), ("modified", 0)]
-    assert "rejected" in client.look(f"{queue}.dead")
-
-
 def test_an_outcome_can_be_changed_until_the_end_and_by_the_receiver_only(client: Client, queue: str) -> None:
     client.put(queue, ["a"])
     xid = client.start()
@@ -212,16 +177,6 @@ def test_an_outcome_can_be_changed_until_the_end_and_by_the_receiver_only(client
         client.session.reject(message)
     client.commit(xid)
     assert client.look(queue) == ["a"]
-
-
-def test_a_browse_sees_what_is_available(client: Client, connect: Connect, queue: str) -> None:
-    client.put(queue, range(3))
-    other = connect()
-    xid = other.start()
-    assert other.session.receive(queue, 5).body == 0
-    assert client.look(queue) == [1, 2]
-    other.rollback(xid)
-    assert client.look(queue) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("in_use", [False, True])
