@@ -5,7 +5,7 @@ with the number of a section."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -41,6 +41,34 @@ if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.events import Event
     from dtx.amqp.link import Link
+    from dtx.amqp.session import Session
+    from tests.dtx.amqp.ends import Ends
+
+
+def closing(octets: bytes) -> tuple[str, Connection]:
+    """The condition with which a server closes a connection that begins with these octets."""
+    server = Connection("server")
+    server.feed(octets)
+    event = server.next_event()
+    assert isinstance(event, ConnectionClosed)
+    assert not event.by_peer
+    assert event.error is not None
+    return event.error.condition, server
+
+
+def linked(**how: Any) -> tuple[Ends, Session, Link]:
+    """Two ends with a session, and a link on which the client sends."""
+    both = ends(**how)
+    session = both.client.begin()
+    both.settle()
+    link = both.client.attach(session, "x", receives=False)
+    both.settle()
+    return both, session, link
+
+
+def two() -> tuple[Application, Application]:
+    """Two ends that have said nothing yet."""
+    return Application(Connection("client")), Application(Connection("server"))
 
 
 class Mute:
@@ -85,20 +113,14 @@ def test_another_header_is_answered_by_ours(octets: bytes) -> None:
 
     If the incoming and outgoing protocol headers do not match, both peers MUST close their outgoing stream and
     SHOULD read the incoming stream until it is terminated."""
-    connection = Connection("server")
-    connection.feed(octets)
-    event = connection.next_event()
-    assert isinstance(event, ConnectionClosed)
-    assert not event.by_peer
+    _, connection = closing(octets)
     assert connection.output() == AMQP_HEADER
     assert connection.finished
 
 
 def test_what_stands_behind_the_header_is_of_its_version() -> None:
     """Any data appearing beyond the protocol header MUST match the version indicated by the protocol header."""
-    connection = Connection("server")
-    connection.feed(AMQP_HEADER + AMQP_HEADER)
-    assert isinstance(connection.next_event(), ConnectionClosed)
+    assert closing(AMQP_HEADER + AMQP_HEADER)[0] == Condition.FRAMING_ERROR
 
 
 # -- 2.3 framing
@@ -123,12 +145,7 @@ def test_the_size_of_a_frame_counts_all_of_it(octets: int) -> None:
 def test_a_frame_has_a_performative(octets: bytes) -> None:
     """The performative MUST be one of those defined in section 2.7 and is encoded as a described type in the AMQP type
     system."""
-    connection = Connection("server")
-    connection.feed(AMQP_HEADER + frame(0, octets))
-    closed = connection.next_event()
-    assert isinstance(closed, ConnectionClosed)
-    assert closed.error is not None
-    assert closed.error.condition == Condition.DECODE_ERROR
+    assert closing(AMQP_HEADER + frame(0, octets))[0] == Condition.DECODE_ERROR
 
 
 # -- 2.4 connections
@@ -140,12 +157,7 @@ def test_open_comes_before_other_frames() -> None:
     connection = Connection("client")
     with pytest.raises(ValueError, match="connection is"):
         connection.begin()
-    server = Connection("server")
-    server.feed(AMQP_HEADER + performative_frame(0, Begin(None, 0, 1, 1)))
-    event = server.next_event()
-    assert isinstance(event, ConnectionClosed)
-    assert event.error is not None
-    assert event.error.condition == Condition.NOT_ALLOWED
+    assert closing(AMQP_HEADER + performative_frame(0, Begin(None, 0, 1, 1)))[0] == Condition.NOT_ALLOWED
 
 
 def test_an_open_says_the_limits_and_english() -> None:
@@ -251,7 +263,7 @@ def test_a_close_is_answered_and_is_the_last_frame() -> None:
 def test_open_and_close_in_one_batch(error: Error | None) -> None:
     """However, implementations SHOULD send it on channel 0, and MUST send it on channel 0 if pipelined in a single
     batch with the corresponding open."""
-    client, server = Application(Connection("client")), Application(Connection("server"))
+    client, server = two()
     client.connection.open()
     client.connection.close(error)
     assert client.connection.state is ConnectionState.OC_PIPE
@@ -267,7 +279,7 @@ def test_open_and_close_in_one_batch(error: Error | None) -> None:
 
 def test_closing_before_anything_was_exchanged_opens_first() -> None:
     """2.4.3: a close frame is written also where the connection was not open yet."""
-    client, server = Application(Connection("client")), Application(Connection("server"))
+    client, server = two()
     client.connection.close()
     server.receive(client.output())
     client.receive(server.output())
@@ -367,12 +379,8 @@ def test_the_smallest_limit_is_taken_and_none_below_it() -> None:
     """Both peers MUST accept frames of up to 512 (MIN-MAX-FRAME-SIZE) octets."""
     with pytest.raises(ValueError, match="512"):
         Connection("server", max_frame_size=511)
-    server = Connection("server")
-    server.feed(AMQP_HEADER + performative_frame(0, Open("stranger", max_frame_size=511)))
-    event = server.next_event()
-    assert isinstance(event, ConnectionClosed)
-    assert event.error is not None
-    assert event.error.condition == Condition.INVALID_FIELD
+    smaller = performative_frame(0, Open("stranger", max_frame_size=511))
+    assert closing(AMQP_HEADER + smaller)[0] == Condition.INVALID_FIELD
 
 
 def test_channels_up_to_the_last_one() -> None:
@@ -558,10 +566,8 @@ def test_a_link_has_one_name_in_each_direction() -> None:
 
 def test_a_link_is_in_one_session_at_a_time() -> None:
     """However, a link MUST NOT be attached to more than one session at a time."""
-    both = ends()
-    first, second = both.client.begin(), both.client.begin()
-    both.settle()
-    both.client.attach(first, "x", receives=False)
+    both, _, _ = linked()
+    second = both.client.begin()
     both.settle()
     with pytest.raises(ValueError, match="already"):
         second.sender("x")
@@ -665,11 +671,7 @@ def test_a_link_is_closed_where_we_detach_it() -> None:
 
     Note that one peer MAY send a closing detach while its partner is sending a non-closing detach. In this case, the
     partner MUST signal that it has closed the link by reattaching and then sending a closing detach."""
-    both = ends()
-    session = both.client.begin()
-    both.settle()
-    link = both.client.attach(session, "x", receives=False)
-    both.settle()
+    _, _, link = linked()
     with pytest.raises(ValueError, match="only be closed"):  # so we are never that partner
         link.detach(closed=False)
     stranger, _ = sending()
@@ -803,14 +805,12 @@ def test_handles_up_to_the_last_one() -> None:
 
     A peer that receives a handle outside the supported range MUST close the connection with the framing-error
     error-code."""
-    both = ends(server=Connection("server", handle_max=1))
-    session = both.client.begin()
-    both.settle()
-    links = [both.client.attach(session, name, receives=False) for name in ("a", "b")]
+    both, session, link = linked(server=Connection("server", handle_max=1))
+    both.client.attach(session, "b", receives=False)
     with pytest.raises(ValueError, match="no handle above 1"):
         both.client.attach(session, "c", receives=False)
     both.settle()
-    links[0].detach()
+    link.detach()
     both.settle()
     both.client.attach(session, "c", receives=False)
     stranger = begun(end=Application(Connection("server", handle_max=1)))
@@ -1046,11 +1046,7 @@ def test_an_earlier_delivery_is_aborted_while_another_one_goes_on() -> None:
 # -- 2.6.12 deliveries
 def test_a_delivery_is_kept_until_both_ends_have_settled_it() -> None:
     """2.6.12: an end that settles first tells the other one, and forgets; an end that settles second tells nothing."""
-    both = ends(credit=10)
-    session = both.client.begin()
-    both.settle()
-    link = both.client.attach(session, "x", receives=False)
-    both.settle()
+    both, _, link = linked(credit=10)
     assert isinstance(link, SenderLink)
     sent = [link.send(bytes((number,)), b"x") for number in range(3)]
     both.settle()

@@ -156,6 +156,16 @@ class World:
                 self.jobs.popleft()()
                 moved = True
 
+    def more(self, link: Receiver, credit: int) -> None:
+        """Gives a receiver so much more credit."""
+        link.flow(credit)
+        self.pump()
+
+    def close(self, one: Link | Session | Connection) -> None:
+        """Closes it, and everybody hears of it."""
+        one.close()
+        self.pump()
+
     def pass_time(self, seconds: float) -> None:
         """Moves the clock, and lets the node do what is due."""
         self.clock.seconds += seconds

@@ -86,8 +86,7 @@ def test_what_a_selector_passed_over_is_looked_at_again_when_it_comes_back(world
     stranger, _ = consumer(world, filters=RED, credit=10)
     post(peer, "blue", properties={"colour": "blue"})
     stranger.told()
-    first.close()
-    world.pump()
+    world.close(first)
     stranger.listen()
     assert received(stranger) == ["red"]
 
@@ -279,8 +278,7 @@ def test_dynamic_nodes_are_bounded_in_number_and_octets() -> None:
     assert outcomes[-1] == Delivery.REJECTED
     other = peer.sender(str(nodes[1].remote_source.address))
     assert peer.post(other, "x").remote_state == Delivery.REJECTED
-    nodes[0].close()
-    world.pump()
+    world.close(nodes[0])
     assert peer.post(other, "x").remote_state == Delivery.ACCEPTED
     nodes[1].flow(100)  # the octets are those of the messages that are in the nodes now
     for _ in range(20):

@@ -103,8 +103,7 @@ def test_a_group_goes_on_from_one_consumer_to_the_next_whatever_waits_behind() -
 
         def turn(world: World = world, theirs: Any = theirs) -> None:
             for peer, receiver in theirs * 2:
-                receiver.flow(1)
-                world.pump()
+                world.more(receiver, 1)
                 delivery, _ = peer.take(receiver)
                 peer.settle(delivery, Delivery.ACCEPTED)
 

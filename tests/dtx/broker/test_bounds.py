@@ -118,8 +118,7 @@ def test_what_a_transaction_acquires_is_bounded(settled: bool) -> None:
     control, receiver = peer.coordinator(), peer.receiver("q", settled=settled)
     txn_id = control.declare()
     peer.acquire_for(receiver, txn_id)
-    receiver.flow(3)
-    world.pump()
+    world.more(receiver, 3)
     for number in range(2):
         taken = peer.taken(receiver)
         assert taken[1].body == number
@@ -178,8 +177,7 @@ def test_links_and_sessions_are_bounded() -> None:
     peer.new_session()
     assert len(peer.server.sessions) == 2
     assert not closed(other.sender("q"))
-    links[0].close()
-    world.pump()
+    world.close(links[0])
     assert not closed(peer.sender("q"))
     peer.inject(frame(0x11, [None, Uint(0), Uint(100), Uint(100)], channel=2))
     assert not peer.server.sessions, "a peer that takes more than it may loses its connection"
@@ -227,8 +225,7 @@ def test_a_message_that_is_given_back_again_and_again_expires_once() -> None:
     world, peer = filled("x", settings=with_ttl(1000))
     receiver, queue = peer.receiver("q"), world.queue()
     for turn in range(51):
-        receiver.flow(1)
-        world.pump()
+        world.more(receiver, 1)
         delivery, _ = peer.taken(receiver)
         if turn == 50:
             world.pass_time(2)
@@ -247,8 +244,7 @@ def test_a_browser_that_settles_nothing_is_sent_no_more() -> None:
     link.source.address, link.source.distribution_mode = "q", Terminus.DIST_MODE_COPY
     link.snd_settle_mode = Link.SND_UNSETTLED
     link.open()
-    link.flow(100)
-    world.pump()
+    world.more(link, 100)
     found: list[list[Any]] = []
     while taken := list(iter(lambda: peer.take(link), None)):
         found.append([message.body for _, message in taken])
@@ -422,8 +418,7 @@ def test_a_group_that_is_held_makes_room() -> None:
         post(peer, body, group_id="g")
     assert peer.drained("q.dead") == ["g2", "g3"]
     assert peer.bodies(receiver) == ["g1"]
-    receiver.flow(5)
-    peer.world.pump()
+    peer.world.more(receiver, 5)
     assert peer.bodies(receiver) == ["g4", "g5"]
 
 

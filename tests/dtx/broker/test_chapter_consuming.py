@@ -134,8 +134,7 @@ def test_the_default_outcome_is_the_one_of_the_source(outcome: int, left: list[s
     control.discharge(txn_id, fail=True)
     assert peer.drained("q") == left
     if count is not None:
-        receiver.flow(1)
-        world.pump()
+        world.more(receiver, 1)
         taken = peer.taken(receiver)
         assert taken[1].delivery_count == count
 
@@ -149,8 +148,7 @@ def test_an_outcome_may_be_replaced_until_the_discharge(first: int, last: int, l
     peer.retire(delivery, txn_id, first)
     peer.retire(delivery, txn_id, last)
     control.discharge(txn_id)
-    receiver.close()
-    world.pump()
+    world.close(receiver)
     assert peer.drained("q") == left
 
 
@@ -182,8 +180,7 @@ def acquiring(
     receiver = peer.receiver("q", settled=settled)
     txn_id = control.declare()
     peer.acquire_for(receiver, txn_id)
-    receiver.flow(credit)
-    world.pump()
+    world.more(receiver, credit)
     return world, peer, control, receiver, txn_id
 
 
@@ -307,8 +304,7 @@ def partly_sent() -> tuple[World, Peer, Coordinator, Receiver, bytes]:
     receiver = peer.receiver("q", session=session)
     txn_id = control.declare()
     peer.acquire_for(receiver, txn_id)
-    receiver.flow(1)
-    world.pump()
+    world.more(receiver, 1)
     assert receiver.current is not None
     assert receiver.current.partial
     return world, peer, control, receiver, txn_id
@@ -425,8 +421,7 @@ def test_what_is_discharged_before_it_was_sent_is_neither_lost_nor_sent_twice(fa
     world.container.resource.settle()
     world.pump()
     received = peer.bodies(receiver)
-    receiver.close()
-    world.pump()
+    world.close(receiver)
     assert sorted([*received, *peer.drained("q")]) == sorted(bodies)
 
 

@@ -94,8 +94,7 @@ def test_txn_ids_from_the_resource_tell_what_work_belongs_to_what(
     assert outside.remote_state == Delivery.ACCEPTED
     consumer = peer.receiver("q")
     peer.acquire_for(consumer, txn_id)
-    consumer.flow(1)
-    world.pump()
+    world.more(consumer, 1)
     delivery = consumer.current
     assert delivery is not None
     assert delivery.remote_state == TRANSACTIONAL
@@ -262,8 +261,7 @@ def test_an_outcome_that_cannot_be_applied_any_more_forbids_the_discharge(
     sender = peer.sender(str(node.remote_source.address))
     txn_id = control.declare(start)
     assert peer.post(sender, "x", txn_id).remote_state == TRANSACTIONAL
-    node.close()
-    world.pump()
+    world.close(node)
     if start is None:
         assert control.refused(Discharge(txn_id)).condition == Condition.ROLLBACK
     else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from proton import ConnectionException, Message, SSLDomain
-from proton.utils import BlockingConnection, LinkDetached
+from proton.utils import BlockingConnection
 
 from dtx.amqp.sasl import ClientPolicy, SaslClient
 from dtx.amqp.sasl.layer import SaslError
@@ -192,20 +192,6 @@ def test_certificates_alone_are_users_too(started: Callable[..., BrokerProcess])
         connected(process, ssl_domain=domain)
     domain.set_credentials(f"{CERTIFICATES}/client.pem", f"{CERTIFICATES}/client.key", None)
     connected(process, ssl_domain=domain, allowed_mechs="EXTERNAL").create_sender("q").send(Message(body=1))
-
-
-def test_configured_queues_are_there_and_no_others_are_made(
-    tmp_path: Path, started: Callable[..., BrokerProcess]
-) -> None:
-    config = tmp_path / "xabridge.toml"
-    config.write_text(
-        'node = "x"\n[broker]\nlisten = ["127.0.0.1:0"]\ncreate_on_demand = false\n'
-        "[broker.queues.orders]\nmax_depth = 1\n"
-    )
-    connection = connected(started("--config", str(config)))
-    connection.create_sender("orders").send(Message(body=1))
-    with pytest.raises(LinkDetached, match="there is no queue 'others'"):
-        connection.create_sender("others")
 
 
 def filled(where: str, messages: int, branches: int) -> None:

@@ -53,6 +53,9 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     text = f'{others}[broker]\nlisten = ["127.0.0.1:1"]\nstore = "sqlite:///a"\nanonymous = false\n'
     config = loaded(tmp_path, text, listen=["127.0.0.1:2"], anonymous=True, store=None)
     assert (config.listen, config.anonymous, config.store) == ((Address("127.0.0.1", 2),), True, "sqlite:///a")
+    assert loaded(tmp_path, '[broker]\nhttp = "9464"\n').http == Address(
+        "127.0.0.1", 9464
+    )  # a port alone is on this machine
     with pytest.raises(ConfigError, match=r"absent\.toml"):
         load(tmp_path / "absent.toml", {})
 
@@ -75,6 +78,8 @@ def test_addresses(text: str, address: Address) -> None:
     [
         ("[broker", "xabridge.toml"),
         ("broker = 5", "broker: expected a table"),
+        ("[broker]\nhttp = 9464", "broker.http: expected str"),
+        ('[broker]\nlog_format = "xml"', "broker.log_format: expected text or json"),
         ("[broker]\nlisten = 5", "broker.listen: expected a list of host:port"),
         ('[broker]\nlisten = "host:99999"', "'host:99999': expected host:port"),
         ('[broker]\nlisten_tls = ["127.0.0.1:1"]', "TLS needs a certificate and its key"),

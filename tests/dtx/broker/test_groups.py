@@ -22,8 +22,7 @@ HISTORIES = min(int(os.environ.get("XABRIDGE_SCHEDULES", "6")), 200)
 
 def take(peer: Peer, receiver: Receiver, credit: int = 1) -> list[tuple[Delivery, str]]:
     """What a consumer gets for so much credit, held."""
-    receiver.flow(credit)
-    peer.world.pump()
+    peer.world.more(receiver, credit)
     found = []
     while (taken := peer.take(receiver)) is not None:
         found.append((taken[0], str(taken[1].body)))
@@ -73,8 +72,7 @@ def test_a_group_is_one_consumers_until_all_is_settled() -> None:
     assert bodies(take(other, theirs, 3)) == ["b1", "-1", "b2"], "b is free, and so is what has no group"
     mine += take(one, ours, 2)
     assert bodies(mine) == ["a1", "a2", "a3"]
-    theirs.flow(5)
-    world.pump()
+    world.more(theirs, 5)
     assert other.take(theirs) is None
     settle(one, mine)
     assert other.bodies(theirs) == ["a4", "a5"]
@@ -100,8 +98,7 @@ def test_one_that_comes_later_waits_its_turn() -> None:
     world, peer = grouped("a1")
     one, ours, other, theirs = two(world)
     mine = take(one, ours)
-    theirs.flow(5)
-    world.pump()
+    world.more(theirs, 5)
     post(peer, "a2", group_id="a")
     post(peer, "b1", group_id="b")
     taken = other.taken(theirs)
@@ -136,8 +133,7 @@ def test_a_branch_in_doubt_holds_its_group(end: str, *, restart: bool) -> None:
         assert bodies(take(other, theirs, 5)) == ["b1"]
     assert bodies(take(one, ours, 5)) == []
     assert bodies(take(other, theirs, 5)) == []
-    ours.flow(5)
-    world.pump()
+    world.more(ours, 5)
     commands = {
         "commit": Commit(XID),
         "rollback": Rollback(XID),

@@ -613,12 +613,10 @@ def recorded() -> list[bytes]:
     peer.ask(Prepare(XID))
     peer.acquire_for(receiver, control.declare())
     peer.new_session().close()
-    receiver.flow(5)
-    world.pump()
+    world.more(receiver, 5)
     sender.detach()
     receiver.close()
-    peer.connection.close()
-    world.pump()
+    world.close(peer.connection)
     octets, frames = b"".join(said).removeprefix(AMQP_HEADER), []
     while octets:
         size = int.from_bytes(octets[:4], "big")

@@ -123,18 +123,6 @@ async def test_octets_at_random_and_peers_that_reset(broker: Broker) -> None:
     await serves(broker)
 
 
-@on_a_broker(limits=LIMITS)
-async def test_an_octet_at_a_time_is_slow_and_no_more(broker: Broker) -> None:
-    line = await Line.to(broker)
-    for octet in OPENED:
-        line.say(bytes((octet,)))
-        await line.writer.drain()
-        await asyncio.sleep(0)
-    await line.until(said(OPEN))
-    await serves(broker)
-    line.close()
-
-
 @on_a_broker(handshake_s=0.3)
 async def test_a_peer_that_stops_halfway_is_let_go(broker: Broker) -> None:
     """And one that has opened its connection by then is not."""

@@ -339,8 +339,7 @@ class BrokerMachine(RuleBasedStateMachine):
         txn.client.peer.acquire_for(receiver, txn.txn_id)
         self.receive(self.clients.index(txn.client), queue, txn)
         txn.client.peer.acquire_for(receiver, None)
-        receiver.flow(0)
-        self.world.pump()
+        self.world.more(receiver, 0)
 
     @precondition(lambda self: self.clients)
     @rule(

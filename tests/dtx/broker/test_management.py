@@ -216,8 +216,7 @@ def reject_all(peer: Peer, queue: str) -> None:
     receiver = peer.receiver(queue, 100)
     while (taken := peer.take(receiver)) is not None:
         peer.settle(taken[0], Delivery.REJECTED)
-    receiver.close()
-    peer.world.pump()
+    peer.world.close(receiver)
 
 
 def contents(world: World, *queues: str) -> dict[str, list[Any]]:

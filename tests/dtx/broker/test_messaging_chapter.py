@@ -112,8 +112,7 @@ def test_the_bare_message_stays_as_it_is(body: int, omitted: int | None, *, agai
         delivery, came = had(receiver)
         if again:  # what changes with a redelivery is the header
             modify(delivery, failed=True)
-            receiver.flow(1)
-            world.pump()
+            world.more(receiver, 1)
             came = had(receiver)[1]
             assert read_header(came).delivery_count == 1
         assert came[read_header(came).end :] == octets
@@ -179,8 +178,7 @@ def test_every_priority_is_the_same() -> None:
         delivery, octets = had(receiver)
         assert read_header(octets).priority == one
         modify(delivery, failed=True)
-    receiver.flow(100)
-    world.pump()
+    world.more(receiver, 100)
     for one in order:  # the header that is written anew has what the first one had
         header = read_header(had(receiver)[1])
         assert (header.durable, header.priority, header.delivery_count) == (True, one, 1)
@@ -208,8 +206,7 @@ def test_annotations_are_passed_on() -> None:
         assert came[read_header(came).end :] == octets
         assert read_header(came).delivery_count == count
         modify(delivery, failed=True)
-        receiver.flow(1)
-        world.pump()
+        world.more(receiver, 1)
 
 
 def test_nobody_is_told_to_be_the_first_to_acquire_a_message() -> None:
@@ -281,8 +278,7 @@ def test_a_message_that_is_released_is_unchanged() -> None:
         assert came == octets
         delivery.update(Delivery.RELEASED)
         delivery.settle()
-        receiver.flow(1)
-        world.pump()
+        world.more(receiver, 1)
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -294,8 +290,7 @@ def test_what_failed_is_counted(*, failed: bool) -> None:
         delivery, came = had(receiver)
         assert read_header(came).delivery_count == (count if failed else 0)
         modify(delivery, failed=failed)
-        receiver.flow(1)
-        world.pump()
+        world.more(receiver, 1)
     other = world.crash().connect()
     assert read_header(had(other.receiver("q", 1))[1]).delivery_count >= (3 if failed else 0)
 
@@ -332,8 +327,7 @@ def test_what_is_undeliverable_here_does_not_come_again(how: str, *, settle: boo
         return
     other = peer.receiver(address, 5)  # it may have what the first one can't handle
     assert [had(other)[1][-2:]] == [b"m0"]
-    other.close()
-    world.pump()
+    world.close(other)
     stranger.listen()
     assert received(stranger) == []
     stranger.leave()
@@ -356,8 +350,7 @@ def test_what_a_transaction_says_is_undeliverable_here_does_not_come_again(last:
         peer.retire(delivery, txn_id, RELEASED)
     if settle:
         delivery.settle()
-    receiver.flow(1)
-    world.pump()
+    world.more(receiver, 1)
     assert receiver.current is None
     control.discharge(txn_id)
     assert world.queue().available == (last == "undeliverable")
@@ -375,11 +368,9 @@ def test_what_is_undeliverable_here_hinders_nobody() -> None:
     other = world.connect()
     taking = other.receiver("q", 10)
     assert other.bodies(taking) == [0, 1, 2, 3]
-    taking.close()
-    world.pump()
+    world.close(taking)
     peer.post(peer.sender("q"), "late")
-    receiver.flow(10)
-    world.pump()
+    world.more(receiver, 10)
     assert peer.bodies(receiver) == ["late"]
 
 
@@ -502,8 +493,7 @@ def test_a_browser_sees_every_message_once(*, settled: bool) -> None:
         delivery, _ = had(receiver)
         delivery.update(outcome)
         delivery.settle()
-    receiver.close()
-    world.pump()
+    world.close(receiver)
     assert world.queue().available == 3
     assert peer.bodies(browser) == [], "what comes back was seen"
     peer.post(peer.sender("q"), 3)
@@ -632,7 +622,6 @@ def test_the_tags_of_deliveries_differ(*, browse: bool) -> None:
     assert len({delivery.tag for delivery in deliveries}) == 20
     deliveries[0].update(Delivery.RELEASED)
     deliveries[0].settle()
-    receiver.flow(1)
-    world.pump()
+    world.more(receiver, 1)
     if not browse:
         assert had(receiver)[0].tag not in {delivery.tag for delivery in deliveries}

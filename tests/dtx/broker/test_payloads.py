@@ -39,8 +39,7 @@ def test_a_consumer_that_takes_one_by_one_rarely_waits_for_the_store(monkeypatch
     asked = counted(world, monkeypatch)
     receiver, found = peer.receiver("q"), []
     for _ in range(count):
-        receiver.flow(1)
-        world.pump()
+        world.more(receiver, 1)
         found += peer.bodies(receiver)
     assert found == list(range(count))
     assert sum(map(len, asked)) == count, "each payload is read once"
@@ -67,8 +66,7 @@ def test_what_is_read_ahead_is_bounded_whatever_the_queues(monkeypatch: pytest.M
     receivers = [peer.receiver(queue) for queue in queues]
     for _ in range(each):
         for receiver in receivers:
-            receiver.flow(1)
-            world.pump()
+            world.more(receiver, 1)
             assert [len(one) for one in peer.bodies(receiver)] == [len(body)]
             assert 0 <= world.container.resource.payloads.octets <= ROOM
     assert sum(map(len, asked)) <= 2 * each * len(queues), "no queue reads much more than it sends"

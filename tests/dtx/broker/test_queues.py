@@ -37,8 +37,7 @@ def test_what_is_given_back_comes_first_again() -> None:
     taken = [peer.taken(receiver)[0] for _ in range(3)]
     for one in (taken[2], taken[0]):
         peer.settle(one, Delivery.RELEASED)
-    receiver.flow(10)
-    world.pump()
+    world.more(receiver, 10)
     assert peer.bodies(receiver) == [0, 2, 3]
 
 
@@ -156,8 +155,7 @@ def test_messages_expire(default_ttl_ms: int) -> None:
     taken = peer.taken(receiver)
     assert taken[1].ttl == pytest.approx(50, abs=1), "what is left of it"
     assert peer.take(held) is not None, "what somebody holds is not touched"
-    held.close()
-    world.pump()
+    world.close(held)
     assert "short" not in world.connect().drained("q"), "nobody gets it, before it is dropped either"
     world.pass_time(2)
     assert "short" not in world.connect().drained("q")
@@ -213,8 +211,7 @@ def test_a_dynamic_node_lasts_as_long_as_its_link(world: World) -> None:
     assert peer.bodies(node) == ["x"]
     assert not closed(other.sender(address)), "who knows its name may send there"
     assert condition_of(other.receiver(address)).condition == Condition.NOT_ALLOWED, "it is its connection's"
-    node.close()
-    world.pump()
+    world.close(node)
     assert closed(peer.sender(address))
     assert not [name for name in world.container.resource.queues if name.startswith("$")]
 
@@ -275,8 +272,7 @@ def test_what_is_held_is_counted() -> None:
         if chance.random() < 0.5:
             control.discharge(txn_id, fail=chance.random() < 0.5)
         if chance.random() < 0.5:
-            receiver.close()
-            world.pump()
+            world.close(receiver)
         if step % 20 == 19:
             world = world.crash()
             peer = world.connect()

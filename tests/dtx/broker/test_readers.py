@@ -121,11 +121,9 @@ def test_many_browsers_of_a_long_queue_see_all_of_it(world: World) -> None:
     browsers = [peer.receiver("q", 10, browse=True) for _ in range(AT_ONCE + 3)]
     taken = other.receiver("q", 20)
     other.post_many(range(count, count + 5))
-    taken.close()
-    world.pump()
+    world.close(taken)
     for browser in browsers:
-        browser.flow(count)
-        world.pump()
+        world.more(browser, count)
         assert peer.bodies(browser) == list(range(count + 5))
 
 

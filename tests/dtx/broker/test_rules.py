@@ -343,8 +343,7 @@ def test_whoever_coordinates_a_branch_may_read_what_it_holds(
             found.append((taken[1].body, told["x-xabridge-queue"], str(told["x-xabridge-work"])))
             other.settle(taken[0])
         assert (browse.credit, browse.draining()) == (0, False)
-        browse.close()
-        world.pump()
+        world.close(browse)
         return found
 
     retired = [(number, "in", "retired") for number in (3, 2, 1, 0)]

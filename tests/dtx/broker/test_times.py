@@ -308,8 +308,7 @@ def test_a_held_message_that_comes_back_is_judged_again(world: World, peer: Peer
     world.pass_time(10)
     assert peer.drained("q.dead") == []
     peer.settle(delivery, Delivery.RELEASED)
-    receiver.flow(10)
-    world.pump()
+    world.more(receiver, 10)
     assert peer.take(receiver) is None
     world.pass_time(1)
     assert peer.drained("q.dead") == ["x"]

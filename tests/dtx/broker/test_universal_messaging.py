@@ -52,8 +52,7 @@ def test_a_node_that_is_not_found_is_fatal_and_the_link_is_closed(
     node = peer.receiver(None)
     sender = peer.sender(str(node.remote_source.address))
     txn_id = control.declare()
-    node.close()
-    world.pump()
+    world.close(node)
     named, outcome = told(peer.post(sender, "late", txn_id))
     assert (named, outcome.descriptor) == (txn_id, Delivery.REJECTED)
     assert str(outcome.value[0].value[0]) == Condition.NOT_FOUND

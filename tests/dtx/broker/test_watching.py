@@ -18,7 +18,7 @@ from proton import symbol
 
 from dtx.amqp.messages import DELIVERY_DELAY
 from dtx.broker.broker import Broker
-from dtx.broker.config import Address, BrokerConfig, ConfigError, load
+from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.queues.queue import LOOKED_AT
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.broker.telemetry import readiness
@@ -326,20 +326,6 @@ def test_nothing_is_loaded_where_nobody_watches() -> None:
     loads = "import sys, dtx.broker.command; print([name for name in sys.modules if 'opentelemetry' in name])"
     done = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [("http = 9464", "broker.http: expected str"), ('log_format = "xml"', "broker.log_format: expected text or json")],
-)
-def test_where_it_is_watched_is_a_setting(tmp_path: Path, setting: str, told: str) -> None:
-    """A port alone is on this machine."""
-    file = tmp_path / "broker.toml"
-    file.write_text(f"[broker]\n{setting}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=told):
-        load(file, {})
-    file.write_text('[broker]\nhttp = "9464"\n', encoding="utf-8")
-    assert load(file, {}).http == Address("127.0.0.1", 9464)
 
 
 @pytest.mark.slow

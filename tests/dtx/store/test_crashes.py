@@ -16,7 +16,6 @@ from tests.dtx.store.stores import Place, state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 PATIENCE_S = 60.0
 FAST = {(Step.BEFORE_WRITE, 2), (Step.WRITTEN, 2), (Step.WRITTEN, 3), (Step.FORCED, 3)}
@@ -59,12 +58,3 @@ def test_a_kill_leaves_what_was_forced_and_nothing_else(sql_place: Place, thread
     again, expected = sql_place.open(), reference.open()
     assert state(again.restored) == state(expected.restored)
     assert again.fetch(first + 1, first + 2, first + 3) == expected.fetch(first + 1, first + 2, first + 3)
-
-
-def test_a_second_process_is_kept_out_and_told_by_whom(sqlite_place: Place, tmp_path: Path) -> None:
-    sqlite_place.open()
-    errors = tmp_path / "errors"
-    second = ForkedProcess("tests.dtx.store.crashing", str(sqlite_place.where), "FORCED", "1", "thread", errors=errors)
-    assert second.wait(PATIENCE_S) == 1
-    second.close()
-    assert "StoreLocked: the store is in use by process " in errors.read_text(encoding="utf-8")
