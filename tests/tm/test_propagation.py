@@ -67,9 +67,12 @@ def met(shop: Shop, caller: Transaction | None) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
 @pytest.mark.parametrize("propagation", list(P), ids=lambda p: p.name)
-def test_in_what_it_runs(shop: Shop, propagation: Propagation, inside: bool, kind: str) -> None:
+def test_in_what_it_runs_and_what_an_exception_does(
+    shop: Shop, propagation: Propagation, inside: bool, fails: bool, kind: str
+) -> None:
     expected = TABLE[propagation][0 if inside else 1]
     caller = shop.tm.begin() if inside else None
     if caller is not None:
@@ -80,48 +83,30 @@ def test_in_what_it_runs(shop: Shop, propagation: Propagation, inside: bool, kin
         seen.append(met(shop, caller))
         if shop.tm.current_or_none() is not None:
             shop.tm["a"].write("k", 1)
+        if fails:
+            raise LookupError("no such customer")
         return "done"
 
     call = decorated(shop, kind, work, propagation=propagation)
     if expected == REFUSED:
         with pytest.raises(ProtocolMisuse, match=f"is {propagation.name} and was called"):
             call()
-        assert not seen
+    elif fails:
+        with pytest.raises(LookupError, match="no such customer"):
+            call()
     else:
         assert call() == "done"
-        assert seen == [expected]
-        assert shop.values()["a"] == (1 if expected == NEW else None)
+    assert seen == ([] if expected == REFUSED else [expected])
+    assert shop.values()["a"] == (1 if expected == NEW and not fails else None)
     assert shop.tm.current_or_none() is caller
     if caller is not None:
-        assert caller.status is GlobalState.ACTIVE
-        assert caller["b"].read("k") == 1
-        caller.commit()
-    shop.assert_nothing_left()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
-@pytest.mark.parametrize("propagation", [p for p in P if REFUSED not in TABLE[p]], ids=lambda p: p.name)
-def test_what_an_exception_does(shop: Shop, propagation: Propagation, inside: bool, kind: str) -> None:
-    runs_in = TABLE[propagation][0 if inside else 1]
-    caller = shop.tm.begin() if inside else None
-
-    def work() -> None:
-        if shop.tm.current_or_none() is not None:
-            shop.tm["a"].write("k", 1)
-        raise LookupError("no such customer")
-
-    with pytest.raises(LookupError):
-        decorated(shop, kind, work, propagation=propagation)()
-    assert shop.tm.current_or_none() is caller
-    if caller is not None:
-        assert caller.status is (GlobalState.MARKED if runs_in == SAME else GlobalState.ACTIVE)
-        if runs_in == SAME:
-            with pytest.raises(RolledBack, match="LookupError: no such customer"):
-                caller.commit()
-        else:
+        doomed = fails and expected == SAME
+        assert caller.status is (GlobalState.MARKED if doomed else GlobalState.ACTIVE)
+        with pytest.raises(RolledBack, match="LookupError: no such customer") if doomed else nullcontext():
+            assert caller["b"].read("k") == 1
+        with pytest.raises(RolledBack, match="LookupError: no such customer") if doomed else nullcontext():
             caller.commit()
-    assert shop.values()["a"] is None
+        assert shop.values()["b"] == (None if doomed else 1)
     shop.assert_nothing_left()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,6 @@ from xabridge.testing.reference import Fate
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tm import Transaction
 
 SEED = int(os.environ.get("XABRIDGE_THREADS_SEED", "1"))
 LONG = os.environ.get("XABRIDGE_LONG") == "all"
@@ -45,66 +44,35 @@ FAULTS: list[tuple[str, Code | None, Fate]] = [
 ]
 
 
-class Crowd:
-    """The threads, and what each transaction was told."""
+def worked(shop: Shop, seed: int, number: int, each: int) -> dict[str, str]:
+    """What each transaction of this thread was told."""
+    random = Random(f"{seed}-{number}")
+    return {key: told(shop, random, key) for key in (f"{number}-{count}" for count in range(each))}
 
-    def __init__(self, shop: Shop, seed: int, threads: int, each: int, names: str) -> None:
-        self.shop = shop
-        self.seed = seed
-        self.threads = threads
-        self.each = each
-        self.names = names
-        self.told: dict[str, str] = {}
-        self.failed: list[BaseException] = []
 
-    def run(self) -> None:
-        threads = [threading.Thread(target=self._work, args=(number,)) for number in range(self.threads)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def _work(self, number: int) -> None:
-        random = Random(f"{self.seed}-{number}")
-        try:
-            for count in range(self.each):
-                key = f"{number}-{count}"
-                self.told[key] = self._transaction(random, key)
-        except BaseException as error:  # noqa: BLE001 — told to the test
-            self.failed.append(error)
-
-    def _transaction(self, random: Random, key: str) -> str:
-        tm = self.shop.tm
-        tx: Transaction | None = None
-        try:
-            with tm.begin() as tx:
-                for name in random.sample(self.names, len(self.names)):
-                    tx[name].write(key, 1)
-                    if random.random() < 0.15:
-                        self._fault(random, name, tx)
-                if random.random() < 0.1:
-                    tm.suspend()
-                    tm.resume(tx)
-                if random.random() < 0.1:
-                    tx.set_rollback_only()
-                if random.random() < 0.1:
-                    raise LookupError(key)  # noqa: TRY301 — what an application does
-                if random.random() < 0.2:
-                    tx.commit(wait="logged")
-        except (RolledBack, LookupError):
-            return "rolled back"
-        except OutcomeUnknown:
-            return "unknown"
-        except ResourceUnavailable:  # from the session; the block was rolled back
-            return "rolled back"
-        assert tx is not None
-        return "committed"
-
-    def _fault(self, random: Random, name: str, tx: Transaction) -> None:
-        store = self.shop[name]
-        verb, answer, fate = random.choice(FAULTS)
-        with store.lock:
-            store.script.plan(verb, answer, fate, xid=tx.xid(name))
+def told(shop: Shop, random: Random, key: str) -> str:
+    try:
+        with shop.tm.begin() as tx:
+            for name in random.sample(list(shop.stores), len(shop.stores)):
+                tx[name].write(key, 1)
+                if random.random() < 0.15:
+                    verb, answer, fate = random.choice(FAULTS)
+                    with shop[name].lock:
+                        shop[name].script.plan(verb, answer, fate, xid=tx.xid(name))
+            if random.random() < 0.1:
+                shop.tm.suspend()
+                shop.tm.resume(tx)
+            if random.random() < 0.1:
+                tx.set_rollback_only()
+            if random.random() < 0.1:
+                raise LookupError(key)  # noqa: TRY301 — what an application does
+            if random.random() < 0.2:
+                tx.commit(wait="logged")
+    except (RolledBack, LookupError, ResourceUnavailable):  # the last from a session: the block was rolled back
+        return "rolled back"
+    except OutcomeUnknown:
+        return "unknown"
+    return "committed"
 
 
 @pytest.mark.parametrize(
@@ -123,9 +91,10 @@ def test_a_crowd(tmp_path: Path, flags: int, threads: int, each: int, *, decider
         shop.add_decider()
     arguments = {} if decider else {"log": shop.log_url}
     tm = shop.open(background=True, recovery_interval_s=0.05, **arguments)
-    crowd = Crowd(shop, SEED, threads, each, "".join(shop.stores))
-    crowd.run()
-    assert not crowd.failed, f"seed {SEED}: {crowd.failed}"
+    heard: dict[str, str] = {}
+    with ThreadPoolExecutor(threads) as crowd:
+        for done in [crowd.submit(worked, shop, SEED, number, each) for number in range(threads)]:
+            heard |= done.result(300)
     tm.executor.stop()
     for store in shop.stores.values():
         store.script.clear()
@@ -133,13 +102,13 @@ def test_a_crowd(tmp_path: Path, flags: int, threads: int, each: int, *, decider
     for _ in range(3):
         report = tm.recover()
     assert report.clean, report
-    for key, told in crowd.told.items():
+    for key, outcome in heard.items():
         values = set(shop.values(key).values())
-        assert len(values) == 1, f"seed {SEED}: {key} was told {told}, {shop.values(key)}"
-        if told != "unknown":
-            assert values == {1 if told == "committed" else None}, f"seed {SEED}: {key} was told {told}"
-    assert set(Counter(crowd.told.values())) >= {"committed", "rolled back"}
-    assert len(crowd.told) == threads * each
+        assert len(values) == 1, f"seed {SEED}: {key} was told {outcome}, {shop.values(key)}"
+        if outcome != "unknown":
+            assert values == {1 if outcome == "committed" else None}, f"seed {SEED}: {key} was told {outcome}"
+    assert set(heard.values()) >= {"committed", "rolled back"}
+    assert len(heard) == threads * each
     shop.assert_nothing_left()
     gc.collect()
     for client in shop.clients.values():

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """Presses Ctrl-C so many times before one verb of `a`; with `waits` it holds it until its connections are
-    broken."""
+    """Presses Ctrl-C so many times before one verb of `a`; with `waits` it holds it until its connections are to be
+    broken, which they can't."""
 
     def __init__(self, shop: Shop, verb: str, times: int = 0, *, waits: bool = False) -> None:
         self.go_on = threading.Event()
@@ -38,9 +38,13 @@ class Held:
         self._times = times
         self._waits = waits
         wrapper = hooked(self._hold, (*VERBS, "recover"))
-        wrapper.break_off = lambda _: self.go_on.set()
+        wrapper.break_off = lambda _: self._break_off()
         shop.wrap["a"] = wrapper
         shop.flags["a"] = 0
+
+    def _break_off(self) -> None:
+        self.go_on.set()
+        raise OSError("no connection of its own")
 
     def _hold(self, when: str, verb: str) -> None:
         if (when, verb) != ("before", self._verb):
@@ -73,13 +77,15 @@ def test_one_interruption_is_raised_when_the_commit_is_done(shop: Shop, verb: st
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_two_interruptions_break_the_connections(shop: Shop, *, fails: bool) -> None:
+def test_two_interruptions_break_the_connections(shop: Shop, caplog: pytest.LogCaptureFixture, *, fails: bool) -> None:
     held = Held(shop, "rollback" if fails else "prepare", times=2, waits=True)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
         shop.write(tx)
         if fails:
             raise ValueError
     assert held.go_on.is_set()
+    for line in ("interrupted again; breaks its connections", "connections could not be broken"):
+        until(lambda line=line: f"{tx}: {line}" in caplog.text)  # type: ignore[misc]
     assert shop.tm.current_or_none() is None
     assert shop.tm.recover().clean
     assert shop.values() == ({"a": None, "b": None} if fails else {"a": 1, "b": 1})
@@ -167,11 +173,18 @@ def test_a_generator_that_is_never_closed_ends_with_its_timeout(shop: Shop) -> N
         next(running[0])
 
 
+@pytest.mark.parametrize("fails", [False, True])
 def test_a_generator_that_is_dropped_where_a_lock_of_a_resource_is_held_does_not_wait_for_ever(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, fails: bool
 ) -> None:
-    """The garbage collector may close it at any allocation."""
+    """The garbage collector may close it at any allocation. A rollback that is interrupted then, recovery repeats."""
     monkeypatch.setattr("tm.transaction.CLOSED_S", 0.05)
+
+    def interrupted(when: str, _: str) -> None:
+        if fails and when == "after":
+            raise KeyboardInterrupt
+
+    shop.wrap["b"] = hooked(interrupted, ("rollback",))
     running = open_rows(shop)
 
     def drop_with_lock() -> None:
@@ -180,6 +193,9 @@ def test_a_generator_that_is_dropped_where_a_lock_of_a_resource_is_held_does_not
 
     elsewhere(drop_with_lock)
     shop.tm.wait_for_completions()
+    for line in ("its rollback goes on", "a call that its caller has left failed")[: 1 + fails]:
+        assert any("orders-1·" in told and line in told for told in caplog.messages), line
+    shop.tm.recover()
     shop.assert_nothing_left()
 
 

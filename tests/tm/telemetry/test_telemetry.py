@@ -123,8 +123,7 @@ def test_a_commit(both: TwoResources, exported: Exported) -> None:
 
 def test_every_point_has_the_attributes_of_the_table(exported: Exported) -> None:
     """Also where a page of the node keeps its own account."""
-    page = {"http": f"127.0.0.1:{free_port()}", "http_token": "a token of 24 characters"}
-    with TwoResources(telemetry=exported.telemetry, **page) as both:
+    with TwoResources(telemetry=exported.telemetry, http=f"127.0.0.1:{free_port()}", http_token="x" * 16) as both:
         transact(both)
         both.two.script.plan("commit", Code.XA_HEURRB)
         with pytest.raises(HeuristicMixed):
