@@ -5,10 +5,7 @@ whoever is killed when.
 from __future__ import annotations
 
 import json
-import pickle
 import signal
-import subprocess
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from rm_delta import lake as lake_module
 from tests.rm_delta.test_contract import rows_of
+from tests.xabridge.pipeline.core import pipeline_child
 from tests.xabridge.pipeline.core.environment import ALERTS, TABLE, TABLES
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, LakeTarget, Offset, TableTarget
 
@@ -146,77 +144,8 @@ def test_a_batch_that_is_decided_is_written_once_and_one_that_is_not_is_run_agai
         start = end
 
 
-DRIVERS = """
-import os, pickle, signal, sys
-from rm_delta import lake
-from rm_delta.lake import Lake
-from tm.log.sql import SqlLog
-from xabridge.pipeline.core import Batch
-from xabridge.pipeline.core.driver import append_branch, deciding_rows, upsert_branch
-from xabridge.pipeline.core.driver.open_pipeline import BlockingBranches
-from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
-from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger
-from xabridge.pipeline.core.resources import Resources, ask_branches
-
-passed = []
-
-def point(name):
-    passed.append(name)
-    if len(passed) == least:
-        told.write("\\n".join(passed))
-        told.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def stops_behind(owner, name):
-    whole = getattr(owner, name)
-    def call(*args, **options):
-        result = whole(*args, **options)
-        point(name)
-        return result
-    setattr(owner, name, call)
-
-def stops_behind_awaited(owner, name):
-    whole = getattr(owner, name)
-    async def call(*args, **options):
-        result = await whole(*args, **options)
-        point(name)
-        return result
-    setattr(owner, name, call)
-
-async def ask(self, verb, branches):
-    answers = []
-    for branch in branches:
-        answers += ask_branches(self._resources, verb, [branch])
-        point(f"{verb.name.lower().partition('_')[0]} {branch.resource}")
-    return answers
-
-for owner, name in ((SqlLog, "decide"), (SqlLog, "abort"), (upsert_branch, "vote"), (Lake, "prepare"),
-                    (Lake, "_moved"), (Lake, "_link"), (lake, "_write_version"), (Lake, "remove")):
-    stops_behind(owner, name)
-for owner, name in ((SqlLedger, "bind_batch"), (SqlLedger, "mark_logged"), (SqlLedger, "mark_finished"),
-                    (BlockingBranches, "write_staged"), (BlockingBranches, "fence")):
-    stops_behind_awaited(owner, name)
-BlockingBranches.ask = ask
-
-while True:
-    try:
-        least, driver, path, settings, plan, batch, reports = pickle.load(sys.stdin.buffer)
-    except EOFError:
-        break
-    pid = os.fork()  # nothing is open yet
-    if pid == 0:
-        told = open(path, "w")
-        point("begun")
-        SinkCoordinator(settings, driver, resources=Resources()).commit(plan, batch, reports)
-        told.write("\\n".join(passed))
-        told.flush()
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    print(os.waitstatus_to_exitcode(status), flush=True)
-"""
-EFFECTS = ["begun", "prepare", "vote", "write_staged", "bind_batch"]
-EFFECTS += ["decide", "_moved", "_link", "_write_version", "remove", "commit lake", "commit shop", "commit broker"]
-EFFECTS += ["fence"]
+EFFECTS = {"begun", "prepare", "vote", "write_staged", "bind_batch", "decide", "_moved", "_link", "_write_version"}
+EFFECTS |= {"remove", "commit lake", "commit shop", "commit broker", "fence"}
 TOTALS = TableTarget("shop", "public.totals", ("product",))
 
 
@@ -235,58 +164,49 @@ def test_drivers_are_killed_behind_their_effects(
         ]
 
     assert postgres
-    others, seen, start, rows = 0, list[str](), Offset(), list[str]()
+    seen, start, rows = list[str](), Offset(), list[str]()
     killed_behind = set[str]()
-    with subprocess.Popen([sys.executable, "-c", DRIVERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as drivers:
-        assert drivers.stdin is not None
-        assert drivers.stdout is not None
-        for number in range(200):
-            new = [f"{number * 2}", f"{number * 2 + 1}"]
-            env.put(new)
-            rows += new
-            batch, killed = Batch("q", number), f"driver-{number}"
-            reader = env.reader(killed, partitions=1)
-            end = reader.latest(start)
-            parts = reader.plan(start, end)
-            plan = env.writer(killed).plan()
-            reports = tasks(plan, parts)
-            path = tmp_path / f"points-{number}"
-            pickle.dump((1 + number * step, killed, str(path), env.settings, plan, batch, reports), drivers.stdin)
-            drivers.stdin.flush()
-            status = int(drivers.stdout.readline())
-            seen = path.read_text().splitlines()
+    for number in range(200):
+        new = [f"{number * 2}", f"{number * 2 + 1}"]
+        env.put(new)
+        rows += new
+        batch, killed = Batch("q", number), f"driver-{number}"
+        reader = env.reader(killed, partitions=1)
+        end = reader.latest(start)
+        parts = reader.plan(start, end)
+        plan = env.writer(killed).plan()
+        reports = tasks(plan, parts)
+        path, commits = tmp_path / f"points-{number}", pipeline_child.commit_until
+        driver = pipeline_child.started(commits, 1 + number * step, path, env.settings, killed, plan, batch, reports)
+        driver.join(60)
+        assert driver.exitcode in {0, -signal.SIGKILL}
+        seen = path.read_text().splitlines()
 
-            write_deltalake(folder / "orders", pa.table({"body": ["-1"]}), mode="append")
-            others += 1
-            reader.close()
-            if status == -signal.SIGKILL:
-                survivor = f"driver-{number}-b"
-                reader = env.reader(survivor, partitions=1)
-                parts = reader.plan(start, end)
-                plan = env.writer(survivor).plan()
-                assert plan.decided is ("decide" in seen)
-                killed_behind.add(seen[-1])
-                result = env.writer(survivor).commit(plan, batch, tasks(plan, parts))
-                assert result.before is plan.decided
-            else:
-                assert status == 0
-                reader = env.reader(f"driver-{number}-b", partitions=1)
-            assert reader.latest(end) == end
-            start = end
-            for name, strange in (("orders", others), ("by/kind", 0)):
-                found = sorted((row["body"] for row in rows_of(folder / name)), key=int)
-                assert found == ["-1"] * strange + rows, seen
-            assert sorted(env.table(), key=int) == rows, seen
-            assert sorted(env.queued("alerts"), key=int) == rows, seen
-            assert env.prepared() == [], seen
-            for opened in env._opened:
-                opened.close()
-            env._opened.clear()
-            if status == 0:
-                break
-        drivers.stdin.close()
-        assert drivers.wait(60) == 0
-    assert set(EFFECTS) <= set(seen)
+        write_deltalake(folder / "orders", pa.table({"body": ["-1"]}), mode="append")
+        reader.close()
+        survivor = f"driver-{number}-b"
+        reader = env.reader(survivor, partitions=1)
+        if driver.exitcode == -signal.SIGKILL:
+            parts = reader.plan(start, end)
+            plan = env.writer(survivor).plan()
+            assert plan.decided is ("decide" in seen)
+            killed_behind.add(seen[-1])
+            result = env.writer(survivor).commit(plan, batch, tasks(plan, parts))
+            assert result.before is plan.decided
+        assert reader.latest(end) == end
+        start = end
+        for name, strange in (("orders", number + 1), ("by/kind", 0)):
+            found = sorted((row["body"] for row in rows_of(folder / name)), key=int)
+            assert found == ["-1"] * strange + rows, seen
+        assert sorted(env.table(), key=int) == rows, seen
+        assert sorted(env.queued("alerts"), key=int) == rows, seen
+        assert env.prepared() == [], seen
+        for opened in env._opened:
+            opened.close()
+        env._opened.clear()
+        if driver.exitcode == 0:
+            break
+    assert set(seen) >= EFFECTS
     if step == 1:
         assert killed_behind == set(seen)
 
