@@ -231,23 +231,6 @@ def test_cancelled_at_any_verb_it_is_all_or_nothing(shop: Shop, verb: str, fails
 
 
 @in_loop
-async def test_cancelled_in_the_block_it_rolls_back(shop: Shop) -> None:
-    async def block(inside: asyncio.Event) -> None:
-        async with shop.tm.begin() as tx:
-            tx["a"].write("k", 1)
-            inside.set()
-            await asyncio.Event().wait()
-
-    inside = asyncio.Event()
-    task = asyncio.ensure_future(block(inside))
-    await inside.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    shop.assert_ended(None)
-
-
-@in_loop
 async def test_a_timeout_around_a_commit_does_not_tear_it(shop: Shop) -> None:
     gate = gate_at(shop, "commit")
 

@@ -21,7 +21,6 @@ from tm import (
 )
 from tm.log import Branch
 from tm.log.decision_record import decode_branches, encode_branches
-from tm.recovery import Action
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xabridge.testing.reference import DecidingStore, Fate, ReferenceFactory
 
@@ -127,19 +126,6 @@ def test_a_start_without_the_decider_leaves_its_branches_alone_and_begins_nothin
     with shop.tm.begin() as tx:
         shop.write(tx)
     shop.assert_nothing_left()
-
-
-def test_a_decider_taken_out_of_the_configuration_keeps_its_branches(shop: Shop, store: DecidingStore) -> None:
-    tx = shop.in_doubt("a")
-    shop.kill()
-    shop["a"].script.clear()
-    shop.open(names="ab")
-    report = shop.tm.recover()
-    assert [(f.branch.xid, f.action) for f in report.findings] == [(tx.xid("a"), Action.LEFT_ALONE)]
-    assert store.decider_id.hex() in report.findings[0].why
-    shop.kill()
-    shop.open()
-    shop.assert_ended(1)
 
 
 def test_without_a_log_a_heuristic_is_told_and_kept_by_the_resource(shop: Shop, store: DecidingStore) -> None:

@@ -18,7 +18,7 @@ from tests.tm.wrapped import DECIDER_VERBS, VERBS, Interrupter, hooked
 from tm import RolledBack
 from tm.log import FileLog
 from tm.log.journal import LEAST_SEGMENT_SIZE
-from xa import TMUSEASYNC, Code, xa_error
+from xa import TMUSEASYNC, Code
 from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
@@ -110,22 +110,6 @@ def test_interrupted_while_it_waits_for_the_next_try(shop: Shop) -> None:
     shop.assert_ended(1)
 
 
-def test_interrupted_twice_it_is_left_to_recovery(shop: Shop) -> None:
-    """The first interruption leaves the block, which rolls back; the second breaks that off."""
-    interrupter = Interrupter()
-    interrupter.at = 1
-    shop.wrap["b"] = hooked(interrupter.hit)
-    with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
-        shop.write(tx)
-        interrupter.armed = True
-        raise KeyboardInterrupt
-    interrupter.armed = False
-    assert shop.tm.current_or_none() is None
-    assert outcome_of(tx).decided is False
-    assert shop.tm.recover().clean
-    shop.assert_nothing_left()
-
-
 def test_what_is_left_waits_until_its_resource_is_back(shop: Shop) -> None:
     shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST)
     tx = shop.tm.begin()
@@ -143,18 +127,6 @@ def test_what_is_left_waits_until_its_resource_is_back(shop: Shop) -> None:
     shop.assert_nothing_left()
 
 
-def test_a_commit_in_one_phase_that_got_lost_is_not_left_open(shop: Shop) -> None:
-    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST)
-    tx = shop.tm.begin()
-    tx["a"].write("k", 1)
-    with pytest.raises(Exception, match="only this resource knows"):
-        tx.commit()
-    assert shop["a"].locked_keys
-    report = shop.tm.recover()
-    assert [finding.action.value for finding in report.findings] == ["rolled back"]
-    shop.assert_nothing_left()
-
-
 def test_what_is_left_and_was_completed_on_its_own_is_noted(shop: Shop) -> None:
     shop["b"].script.plan("prepare", None, Fate.REPLY_LOST)
     shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST)
@@ -168,16 +140,3 @@ def test_what_is_left_and_was_completed_on_its_own_is_noted(shop: Shop) -> None:
     assert len(shop.log.heuristics()) == 1
     shop.tm.forget("b", tx.xid("b"))
     shop.assert_nothing_left()
-
-
-def test_a_session_that_lost_its_connection_unheard_leaves_nothing(shop: Shop) -> None:
-    error = type(xa_error(Code.XAER_RMFAIL))
-    with pytest.raises(error), shop.tm.begin() as tx:
-        shop.write(tx)
-        shop["a"].script.plan("work", None, Fate.REQUEST_LOST)
-        tx["a"].write("k", 2)
-    assert not outcome_of(tx).pending
-    shop.assert_nothing_left()
-    with shop.tm.begin() as tx:
-        shop.write(tx, 3)
-    assert shop.values() == {"a": 3, "b": 3}

@@ -11,9 +11,8 @@ from tests.cases import each
 from tm.consumer.states import CONSUMER
 from tm.log.incarnations import INCARNATION
 from tm.resources.states import RESOURCE
-from tm.two_phase.states import FINAL, GLOBAL, GlobalState
-from tm.tx.states import CHAINED, IN_TRANSACTION, TX, TxState, TxVerb
-from xa import Code
+from tm.two_phase.states import GLOBAL
+from tm.tx.states import TX
 from xa.machine import IllegalTransition, advance
 
 COPIES: dict[str, tuple[Any, dict[str, dict[str, str]]]] = {
@@ -92,18 +91,3 @@ def test_every_state_and_verb(name: str) -> None:
         else:
             assert machine.refusal(state, verb) is None, (state, verb)
             assert advance(machine, state, verb).name == target, (state, verb)
-
-
-def test_what_a_state_of_the_tx_interface_says() -> None:
-    """The sets beside the table agree with it, and every refusal is a protocol error."""
-    assert {state for state in TxState if TX.refusal(state, TxVerb.COMMIT) is None} == IN_TRANSACTION
-    assert {advance(TX, state, TxVerb.SET_CHAINED) for state in TxState if state is not TxState.S0} == CHAINED
-    assert {TX.refusal(state, verb) for state, verb in product(TxState, TxVerb)} == {None, Code.XAER_PROTO}
-    assert {source for _, verb, _, _, source in TX.transitions() if not source.startswith("7-1")} == {
-        source for _, verb, _, _, source in TX.transitions() if verb is TxVerb.FAIL
-    }
-
-
-def test_nothing_leaves_a_final_state_of_a_global_transaction() -> None:
-    assert {GlobalState.COMMITTED, GlobalState.ROLLED_BACK, GlobalState.HEURISTIC, GlobalState.IN_DOUBT} == FINAL
-    assert not {state for state, *_ in GLOBAL.transitions()} & FINAL

@@ -4,7 +4,6 @@ database, and a manager over both.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,21 +24,15 @@ PATIENCE_S = 30.0
 
 
 class Until:
-    """Waits for what workers tell, without looking at the clock."""
+    """What workers tell."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
         self.told: list[Any] = []
-
-    def tell(self, what: Any) -> None:
-        with self._changed:
-            self.told.append(what)
-            self._changed.notify_all()
+        self.tell = self.told.append
 
     def count(self, many: int) -> None:
         """Returns when so many were told."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.told) >= many, PATIENCE_S), self.told
+        until(lambda: len(self.told) >= many)
 
 
 class Stall:

@@ -14,11 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from proton import symbol
 from proton.utils import BlockingConnection
 
@@ -28,10 +23,10 @@ from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import KINDS, PATIENCE_S, Stall
 from tests.tm.log.waiting import until
 from tests.tm.telemetry.asking import said
+from tests.tm.telemetry.test_telemetry import Exported, attributes
 from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
 from tm.consumer.failures import name_of, place_of
 from tm.consumer.history import BREAKS
-from tm.telemetry import opentelemetry
 from xa import Code, xa_error
 from xa.telemetry.log_lines import fields_of, lines
 from xabridge.testing.reference import Fate
@@ -65,43 +60,26 @@ class Work:
             raise LookupError(message.body)
 
 
-def instruments(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
-    """The points of every instrument, by its name."""
-    data: Any = reader.get_metrics_data()
-    metrics = data.resource_metrics[0].scope_metrics[0].metrics if data is not None else []
-    return {metric.name: list(metric.data.data_points) for metric in metrics}
-
-
 @KINDS
 def test_an_empty_poll_is_no_transaction(
     broker: EmbeddedBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: Any
 ) -> None:
-    reader, spans = InMemoryMetricReader(), InMemorySpanExporter()
-    tracing = TracerProvider()
-    tracing.add_span_processor(SimpleSpanProcessor(spans))
-    telemetry = opentelemetry(MeterProvider([reader]), tracing)
-    stall = Stall(broker, f"silent-{id(tmp_path)}", tmp_path, telemetry)
-
-    def polls() -> int:
-        asked = instruments(reader).get("xabridge.resource.verb.duration", [])
-        return sum(point.count for point in asked if point.attributes["xabridge.verb"] == "rollback")
-
+    exported = Exported()
+    stall = Stall(broker, f"silent-{id(tmp_path)}", tmp_path, exported.telemetry)
     caplog.set_level(logging.INFO)
     with stall.manager, stall.consumer(kind(Work(stall)), workers=2):
         caplog.clear()
-        until(lambda: polls() >= 6)
+        until(lambda: exported.value("resource.verb.duration", verb="rollback") >= 6)
         assert caplog.messages == []
-        assert spans.get_finished_spans() == ()
-        told = instruments(reader)
-        assert "xabridge.transactions.begun" not in told
-        assert sum(point.value for point in told["xabridge.transactions.completed"]) == 0
+        assert exported.exporter.get_finished_spans() == ()
+        assert "xabridge.transactions.begun" not in exported.points()
+        assert exported.value("transactions.completed") == 0
         stall.put("a")
         stall.until.count(1)
-    told = instruments(reader)
     for name in ("begun", "completed"):
-        assert sum(point.value for point in told[f"xabridge.transactions.{name}"]) == 2, name
-    handled = [span for span in spans.get_finished_spans() if span.name == "xabridge.transaction"]
-    assert [span.attributes["xabridge.outcome"] for span in handled if span.attributes] == ["committed"] * 2
+        assert exported.value(f"transactions.{name}") == 2, name
+    assert [attributes(span)["xabridge.outcome"] for span in exported.spans("transaction")] == ["committed"] * 2
+    exported.close()
 
 
 @pytest.mark.parametrize("settings", [{}, {"workers": 3, "batch": 7}])
@@ -394,25 +372,23 @@ def test_health_is_told_over_http_and_names_what_is_wrong(tmp_path: Path) -> Non
 
 
 def test_metrics(stall: Stall, broker: EmbeddedBroker, tmp_path: Path) -> None:
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader])
+    exported = Exported()
     (tmp_path / "metered").mkdir()
-    metered = Stall(broker, stall.queue, tmp_path / "metered", opentelemetry(provider))
+    metered = Stall(broker, stall.queue, tmp_path / "metered", exported.telemetry)
     with metered.manager:
         metered.put("a", "b")
         with metered.consumer(Work(metered, "b"), max_deliveries=2) as consumer:
             until(lambda: consumer.counts.dead_lettered)
-        found = instruments(reader)
-    provider.shutdown()
+        found = exported.points()
+    exported.close()
     counts = {}
-    for point in found["messaging.client.consumed.messages"]:
-        has: dict[str, Any] = dict(point.attributes or {})
+    for has, value in found["messaging.client.consumed.messages"]:
         assert has["xabridge.node"] == "stall-1"
         assert has["messaging.destination.name"] == stall.queue
-        counts[has["xabridge.outcome"]] = point.value
+        counts[has["xabridge.outcome"]] = value
     never = dict.fromkeys(("unknown", "heuristic", "returned"), 0)
     assert counts == {"handled": 1, "failed": 2, "dead_lettered": 1, **never}, "each is there before its first event"
-    assert sum(point.count for point in found["messaging.process.duration"]) == 4
+    assert sum(count for _, count in found["messaging.process.duration"]) == 4
 
 
 def test_lines_have_the_transaction_the_message_and_the_queue_in_text_and_as_fields(

@@ -206,21 +206,6 @@ def test_nothing_is_lost_by_not_closing_and_it_is_said(directory: Path, caplog: 
         assert "was not closed" not in caplog.text
 
 
-def test_lazy_records_do_not_pile_up() -> None:
-    """A process that only ends what an earlier one decided writes them too, now and then."""
-    disk = Disk()
-    log = FileLog("", NODE, segment_size=1 << 20, files=disk)
-    for sequence in range(2500):
-        log.decide(decision(sequence))
-    forces = disk.forces
-    for sequence in range(2500):
-        log.end(decision(sequence).gtrid)
-    assert 3 <= disk.forces - forces < 10
-    assert len(read_log("", files=disk).decisions) < 500
-    log.close()
-    assert read_log("", files=disk).decisions == ()
-
-
 def test_a_full_disk_at_the_beginning_makes_no_log() -> None:
     disk = Disk(capacity=SMALL - 1)
     with pytest.raises(LogFull, match="no space for a segment of 8192 octets"):

@@ -377,26 +377,3 @@ def test_interruption(step: int, times: int) -> None:
         run.decide(decision(99))
     run.check(reopened(disk.crashed(random.Random(step))))
     run.check(reopened(disk))
-
-
-def test_an_error_on_closing_still_gives_the_log_free() -> None:
-    disk = Disk()
-    log = FileLog("", NODE, segment_size=SMALL, files=disk)
-    log.decide(decision(1))
-    disk.trouble = raising(disk.steps + 1, lambda: OSError(errno.EIO, "Input/output error"), times=9)
-    log.close()
-    assert not disk.locked
-    assert list(reopened(disk).decisions()) == [decision(1)]
-
-
-def test_the_log_id_and_incarnation_are_durable_before_open_returns() -> None:
-    disk = Disk()
-    seen: list[bytes] = []
-    for seed in range(64):
-        drawn = random.Random(seed)
-        log = FileLog("", NODE, segment_size=SMALL, files=disk, entropy=drawn.randbytes)
-        assert log.openings == len(seen) + 1
-        assert list(log.incarnations.noted) == [*seen, log.incarnation]
-        assert {log.incarnations.why_not(one) for one in seen} <= {None}
-        seen.append(log.incarnation)
-        disk = disk.crashed(random.Random(seed))

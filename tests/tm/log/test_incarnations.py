@@ -25,7 +25,7 @@ from tests.tm.log.samples import decision, heuristic
 from tm.log import FileLog, LogError, LogMissing, read_log
 from tm.log.backup import back_up
 from tm.log.factory import look_at_log, open_log
-from tm.log.incarnations import MOST, Incarnations, Standing, succeeded
+from tm.log.incarnations import Incarnations, Standing
 from tm.log.segment import encode_frame, read_segment
 from tm.log.sql import SqlLog
 from tm.recovery import Action
@@ -306,11 +306,6 @@ def test_a_backup_overwrites_nothing(tmp_path: Path) -> None:
 
 
 # --- how many ---------------------------------------------------------------------------------------------------------
-def test_the_oldest_are_dropped_where_there_are_too_many() -> None:
-    noted = {number.to_bytes(8, "big"): Standing.WHOLE for number in range(MOST + 5)}
-    assert list(succeeded(noted, copied=False)) == list(noted)[6:]
-
-
 @pytest.mark.parametrize("kind", ["file", "sql"])
 def test_a_log_that_is_opened_again_and_again_keeps_a_bounded_number(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -94,18 +94,6 @@ def test_work_outside_any_transaction_is_its_own(dynamic: Shop) -> None:
     dynamic.assert_nothing_left()
 
 
-def test_work_after_the_reaper_came_is_not_outside_unheard(dynamic: Shop) -> None:
-    """The application believes it works in its transaction: its next `tx[…]` tells it otherwise."""
-    tx = dynamic.tm.begin(10)
-    tx["a"].write("k", 1)
-    dynamic.clock.pass_by(10)
-    dynamic.tm._reaper.reap()
-    with pytest.raises(RolledBack):
-        tx["a"]
-    tx.rollback()
-    dynamic.assert_nothing_left()
-
-
 def test_two_instances_join(dynamic: Shop) -> None:
 
     dynamic.flags["b"] = TMREGISTER
@@ -158,15 +146,6 @@ def test_registering_twice_inside(dynamic: Shop) -> None:
         tx.set_rollback_only()
         assert registrar.ax_reg(number) == (AxCode.TMER_PROTO, NULL_XID)
         tx.rollback()
-
-
-def test_a_marked_transaction_takes_no_more_work(dynamic: Shop) -> None:
-    with pytest.raises(RolledBack), dynamic.tm.begin() as tx:
-        session = tx["a"]
-        tx.set_rollback_only()
-        with pytest.raises(Exception, match="ax_reg answered TMER_PROTO"):
-            session.write("k", 1)
-    assert not dynamic["a"].data
 
 
 def test_one_that_can_not_be_reached(dynamic: Shop) -> None:
