@@ -7,15 +7,16 @@ because a mistake that no schedule shows would be a hole in the simulation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.bent import Bent, without
+from tests.simulation.world import Mutant
 from tm.log import Branch, LogFull, LogStopped
 from tm.log.incarnations import Incarnations, Standing
 from tm.recovery.ownership import Claim, Ownership, Whose
-from tm.recovery.recovery_pass import recover
+from tm.two_phase.ports import Ports
 from tm.two_phase.return_codes import Verb
 from xa import HEURISTIC_CODES, Code, Gtrid, XaError, xa_error
 
@@ -25,36 +26,9 @@ if TYPE_CHECKING:
     from tm.log import Decision, Heuristic, LogError
     from tm.recovery.ownership import AtWork
     from tm.recovery.ports import Decisions, RecoveryPorts, Scanned
-    from tm.recovery.report import Report
-    from tm.two_phase.ports import Answer, Asked, Ports
+    from tm.two_phase.ports import Answer, Asked
 
     Live = tuple[frozenset[bytes], AtWork, Decisions]
-
-
-def _unchanged(what: Any) -> Any:
-    return what
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A name, and what it puts in the place of the right thing: between a commit or recovery and its ports, or another
-    idea of what is whose.
-
-    `seed` is a schedule in which it was seen, where the first of those comes late: the search begins with it.
-    """
-
-    name: str
-    commit_through: Callable[[Ports], Any] = _unchanged
-    recovery_through: Callable[[RecoveryPorts], Any] = _unchanged
-    ownership: Callable[[Ownership], Ownership] = _unchanged
-    leasing: bool = True
-    counting: bool = False
-    leaving: bool = False
-    seed: int = 0
-
-    async def recovery(self, ports: RecoveryPorts, ownership: Ownership) -> Report:
-        """A recovery pass."""
-        return await recover(self.recovery_through(ports), self.ownership(ownership))
 
 
 # --- answers --------------------------------------------------------------------------------------------------
@@ -79,7 +53,7 @@ NO_ROOM = _hears(xa_error(Code.XAER_RMERR), {Code.XA_RETRY}, Verb.COMMIT, Verb.C
 
 
 # --- the two-phase commit -------------------------------------------------------------------------------------
-class _AbortAfterDecision(Bent["Ports"]):
+class _AbortAfterDecision(Bent[Ports]):
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         answers = await self.ports.ask(verb, branches, flags)
         if verb in (Verb.COMMIT, Verb.COMMIT_AGAIN):
@@ -89,7 +63,7 @@ class _AbortAfterDecision(Bent["Ports"]):
         return answers
 
 
-class _EndedTooEarly(Bent["Ports"]):
+class _EndedTooEarly(Bent[Ports]):
     async def force(self, decision: Decision) -> LogError | None:
         refused = await self.ports.force(decision)
         if refused is None:
@@ -97,7 +71,7 @@ class _EndedTooEarly(Bent["Ports"]):
         return refused
 
 
-class _FailedForceCountsAsRefused(Bent["Ports"]):
+class _FailedForceCountsAsRefused(Bent[Ports]):
     async def force(self, decision: Decision) -> LogError | None:
         refused = await self.ports.force(decision)
         return LogFull("taken for") if isinstance(refused, LogStopped) else refused
@@ -107,19 +81,19 @@ class _FailedForceCountsAsRefused(Bent["Ports"]):
         return LogFull("taken for") if isinstance(refused, LogStopped) else refused
 
 
-class _LostDecisionCountsAsRefused(Bent["Ports"]):
+class _LostDecisionCountsAsRefused(Bent[Ports]):
     async def decide(self, branch: Branch, decision: Decision) -> Answer:
         answer = await self.ports.decide(branch, decision)
         return xa_error(Code.XA_RBROLLBACK) if isinstance(answer, XaError) else answer
 
 
-class _CommitBeforeTheDecider(Bent["Ports"]):
+class _CommitBeforeTheDecider(Bent[Ports]):
     async def decide(self, branch: Branch, decision: Decision) -> Answer:
         await self.ports.ask(Verb.COMMIT, decision.branches)
         return await self.ports.decide(branch, decision)
 
 
-class _BranchForgotten(Bent["Ports"]):
+class _BranchForgotten(Bent[Ports]):
     """Phase two tells the first branch only, and takes the others for told."""
 
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
@@ -129,7 +103,7 @@ class _BranchForgotten(Bent["Ports"]):
         return answers + [Code.XA_OK] * (len(branches) - 1)
 
 
-class _LeftAnswersAreForgotten(Bent["Ports"]):
+class _LeftAnswersAreForgotten(Bent[Ports]):
     """What was left is taken for XA_OK when somebody asks for it."""
 
     async def collect(self, asked: Asked) -> list[Answer]:

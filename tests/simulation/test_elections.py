@@ -80,29 +80,23 @@ async def _shown(ports: Ports, own: Founding) -> Foundings:
     return await _shown(ports, own)
 
 
-async def _one_that_is_shown(ports: Ports, own: Founding) -> Founding:
+def _chosen(choice: Callable[[Foundings], Founding], *, shown: bool = True) -> Algorithm:
+    """One of what is shown, or whoever has sent one takes that, with the lock of that one only."""
+
+    async def elect(ports: Ports, own: Founding) -> Founding:
+        foundings = await (_shown(ports, own) if shown else ports.foundings())
+        if not foundings:
+            await ports.found(own)
+        chosen = choice(foundings or frozenset({own}))
+        await _use(ports, chosen)
+        return chosen
+
+    return elect
+
+
+def _first(foundings: Foundings) -> Founding:
     """What the former version did: the first message, in whatever order they are now."""
-    foundings = await _shown(ports, own)
-    first = max(foundings, key=lambda founding: (len(foundings) * founding.founder[0]) % 7)
-    await _use(ports, first)
-    return first
-
-
-async def _its_own(ports: Ports, own: Founding) -> Founding:
-    """Whoever has sent one takes that."""
-    foundings = await ports.foundings()
-    if not foundings:
-        await ports.found(own)
-        foundings = frozenset({own})
-    await _use(ports, min(foundings))
-    return min(foundings)
-
-
-async def _the_smallest_that_is_shown(ports: Ports, own: Founding) -> Founding:
-    """By what it contains, with the lock of that one only."""
-    foundings = await _shown(ports, own)
-    await _use(ports, min(foundings))
-    return min(foundings)
+    return max(foundings, key=lambda founding: (len(foundings) * founding.founder[0]) % 7)
 
 
 async def _takes_what_it_gets(ports: Ports, own: Founding) -> Founding:
@@ -178,9 +172,9 @@ def _with(bent: Callable[[Ports], Any]) -> Algorithm:
 
 
 MUTANTS: dict[str, Algorithm] = {
-    "the first message counts": _one_that_is_shown,
-    "whoever has sent one takes it for the first": _its_own,
-    "the smallest that is shown counts": _the_smallest_that_is_shown,
+    "the first message counts": _chosen(_first),
+    "whoever has sent one takes it for the first": _chosen(min, shown=False),
+    "the smallest that is shown counts": _chosen(min),
     "the locks of the losing ones stay": _with(_RetiresTheWinnerOnly),
     "one browse is believed to show what was there at one moment": _with(_BrowsesOnce),
     "a lock that can't be had is done without": _takes_what_it_gets,

@@ -33,10 +33,9 @@ still held whose fence had failed; and a queue was read out of order."""
 
 @dataclass(frozen=True)
 class Simulation:
-    """A world, made from a seed, and from a seed and a mutant; how many schedules are quick, and how many are many."""
+    """A world, made from a seed, or from a seed and a mutant; how many schedules are quick, and how many are many."""
 
-    world: Callable[[int], Any]
-    mutated: Callable[[int, Any], Any]
+    world: Callable[..., Any]
     mutants: Sequence[Any]
     quick: int
     schedules: int
@@ -49,28 +48,12 @@ class Simulation:
         assert not made.violations(), f"seed {seed}: {made.violations()}\n{settings}\n" + "\n".join(made.trace)
 
 
-def mutated_transactions(seed: int, mutant: mutants.Mutant) -> world.World:
-    return world.World(
-        seed,
-        commit_through=mutant.commit_through,
-        recovery=mutant.recovery,
-        leasing=mutant.leasing,
-        counting=mutant.counting,
-        leaving=mutant.leaving,
-    )
-
-
-def mutated_pipeline(seed: int, mutant: pipeline_mutants.Mutant) -> pipeline_world.World:
-    return pipeline_world.World(seed, mutant.cores)
-
-
+LEAVING = world.Mutant("none", leaving=True)
 SIMULATIONS = {
-    "transactions": Simulation(world.World, mutated_transactions, mutants.MUTANTS, 80, 1_000),
-    "transactions that leave answers": Simulation(
-        partial(world.World, leaving=True), mutated_transactions, (), 40, 500
-    ),
-    "consumers": Simulation(consumers.World, consumers.World, consumer_mutants.MUTANTS, 20, 200),
-    "pipelines": Simulation(pipeline_world.World, mutated_pipeline, pipeline_mutants.MUTANTS, 8, 100),
+    "transactions": Simulation(world.World, mutants.MUTANTS, 80, 1_000),
+    "transactions that leave answers": Simulation(partial(world.World, mutant=LEAVING), (), 40, 500),
+    "consumers": Simulation(consumers.World, consumer_mutants.MUTANTS, 20, 200),
+    "pipelines": Simulation(pipeline_world.World, pipeline_mutants.MUTANTS, 8, 100),
 }
 EACH = pytest.mark.parametrize("simulation", SIMULATIONS.values(), ids=SIMULATIONS)
 
@@ -114,7 +97,7 @@ def test_a_seed_runs_the_same_way_twice(simulation: Simulation) -> None:
 )
 def test_the_checker_sees_every_mutant(simulation: Simulation, mutant: Any) -> None:
     for seed in (mutant.seed, *range(SEARCH)):
-        made = simulation.mutated(seed, mutant)
+        made = simulation.world(seed, mutant)
         made.run()
         if made.violations():
             return

@@ -14,7 +14,7 @@ and lets things go wrong. Afterwards every fault ends, recovery runs until nothi
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +147,7 @@ class Process:
         number = next(world.numbers)
         self.node = node
         self.name = f"process {number}"
-        self.incarnation = (number if not world.counting else world.openings(node)).to_bytes(8, "big")
+        self.incarnation = (number if not world.mutant.counting else world.openings(node)).to_bytes(8, "big")
         self.log = SimulatedLog(world.disks[node], node, self.incarnation)
         self.clients: dict[str, ReferenceResource] = {}
         for name, store in world.stores.items():
@@ -361,31 +361,42 @@ class WorldPorts:
         return {"decider": frozenset(owner.incarnation for owner in mine)}
 
 
-def _as_they_are(ports: Ports) -> Ports:
-    return ports
+def _unchanged(what: Any) -> Any:
+    return what
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A name, and what it puts in the place of the right thing: between a commit or recovery and its ports, or another
+    idea of what is whose. Without `leasing` no process takes a lease, with `counting` incarnations are counted. With
+    `leaving`, which is no mistake, every commit leaves the answers of one resource.
+
+    `seed` is a schedule in which it was seen, where the first of those comes late: the search begins with it.
+    """
+
+    name: str
+    commit_through: Callable[[Ports], Any] = _unchanged
+    recovery_through: Callable[[RecoveryPorts], Any] = _unchanged
+    ownership: Callable[[Ownership], Ownership] = _unchanged
+    leasing: bool = True
+    counting: bool = False
+    leaving: bool = False
+    seed: int = 0
+
+    async def recovery(self, ports: RecoveryPorts, ownership: Ownership) -> Report:
+        """A recovery pass."""
+        return await recover(self.recovery_through(ports), self.ownership(ownership))
+
+
+RIGHT = Mutant("none")
 
 
 class World:
-    """One seed's world. Commits work through what `commit_through` makes of their ports. With `leasing` off no process
-    takes a lease, with `counting` on incarnations are counted: two mistakes that the checker has to see. With `leaving`
-    on, every commit leaves the answers of one resource."""
+    """One seed's world."""
 
-    def __init__(
-        self,
-        seed: int,
-        *,
-        commit_through: Callable[[Ports], Ports] = _as_they_are,
-        recovery: Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]] = recover,
-        leasing: bool = True,
-        counting: bool = False,
-        leaving: bool = False,
-    ) -> None:
+    def __init__(self, seed: int, mutant: Mutant = RIGHT) -> None:
         self.random = Random(seed)
-        self.commit_through = commit_through
-        self.recovery = recovery
-        self.leasing = leasing
-        self.counting = counting
-        self.leaving = leaving
+        self.mutant = mutant
         self.decider_mode = self.random.random() < 0.3
         self.fault_rate = self.random.choice((0.0, 0.02, 0.1, 0.25))
         self.crash_rate = self.random.choice((0.0, 0.01, 0.04, 0.1))
@@ -623,7 +634,7 @@ class World:
 
     async def _transaction(self, process: Process) -> None:
         ports = WorldPorts(self, process)
-        if self.decider_mode and self.leasing and not process.holds:
+        if self.decider_mode and self.mutant.leasing and not process.holds:
             self._take_lease(process)
             await suspension()
             if process.renew_at < self.now + 4:
@@ -656,8 +667,8 @@ class World:
         if unwanted:
             outcome = await TwoPhaseCommit(ports, gtrid, others, branches, decider, late=late).rollback()
         else:
-            through = self.commit_through(ports)
-            leaves = self.random.choice(names) if self.leaving else ""
+            through = self.mutant.commit_through(ports)
+            leaves = self.random.choice(names) if self.mutant.leaving else ""
             outcome = await TwoPhaseCommit(through, gtrid, others, branches, decider, late=late, leaves=leaves).commit()
         self.trace.append(f"{named(gtrid)} told {outcome.verdict.value}")
         self.told[gtrid] = outcome
@@ -721,7 +732,7 @@ class World:
         try:
             own = process.incarnation if self.decider_mode else b""
             ownership = Ownership(process.node, process.log.log_id, process.log.incarnations, deciders, own)
-            report = await self.recovery(WorldPorts(self, process), ownership)
+            report = await self.mutant.recovery(WorldPorts(self, process), ownership)
         except LogError:
             return
         finally:

@@ -4,10 +4,10 @@ one of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.pipeline.world import Cores
+from tests.simulation.pipeline.world import Mutant
 from tm.log.sql.states import GtridState
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 from xabridge.pipeline.core.ledger.rows import PlannedEpochs
@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     Bend = Callable[[Any, str, tuple[Any, ...]], Awaitable[Any]]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A name, and what it puts in the place of the right thing; `seed` is a schedule that shows it soon."""
-
-    name: str
-    cores: Cores
-    seed: int = 0
 
 
 class BentPort:
@@ -197,68 +188,56 @@ async def _in_no_order(*arguments: Any) -> epoch_plan.PlannedSink:
     return replace(await epoch_plan.plan_sink(*arguments), unfinished=())
 
 
-_NO_SWEEP = Cores(
-    plan=bent(epoch_plan.plan, _without({"prepared": frozenset()})),
-    plan_sink=bent(epoch_plan.plan_sink, _without({"prepared": frozenset()})),
-    commit=bent(batch_decision.commit, _no_scan_after_the_decision),
-)
+_NOTHING_PREPARED = _without({"prepared": frozenset()})
+_NO_FENCE = _without({"fence": None})
+_NOTHING_WAITS = _without({"waiting": ()})
+_NOTHING_LATER = _without({"later": ()})
 MUTANTS = (
+    Mutant("abort without asking the log", abort=bent(batch_decision.abort, _without({"abort": GtridState.ABORTED}))),
+    Mutant("gtrid without incarnation and try", own=_Forgetful),
+    Mutant("bqual without attempt and random", sink_xid=_one_sink_for_all),
+    Mutant("yield before prepare", take=bent(partition_read.take, lambda: _at_once)),
     Mutant(
-        "abort without asking the log", Cores(abort=bent(batch_decision.abort, _without({"abort": GtridState.ABORTED})))
+        "no sweep",
+        plan=bent(epoch_plan.plan, _NOTHING_PREPARED),
+        plan_sink=bent(epoch_plan.plan_sink, _NOTHING_PREPARED),
+        commit=bent(batch_decision.commit, _no_scan_after_the_decision),
     ),
-    Mutant("gtrid without incarnation and try", Cores(own=_Forgetful)),
-    Mutant("bqual without attempt and random", Cores(sink_xid=_one_sink_for_all)),
-    Mutant("yield before prepare", Cores(take=bent(partition_read.take, lambda: _at_once))),
-    Mutant("no sweep", _NO_SWEEP),
     Mutant(
         "no fence",
-        Cores(
-            commit=bent(batch_decision.commit, _without({"fence": None})),
-            abort=bent(batch_decision.abort, _without({"fence": None})),
-        ),
+        commit=bent(batch_decision.commit, _NO_FENCE),
+        abort=bent(batch_decision.abort, _NO_FENCE),
         seed=114,
     ),
-    Mutant(
-        "sources finished with the decision", Cores(commit=bent(batch_decision.commit, lambda: _as_if_logged)), seed=11
-    ),
-    Mutant("outages are the messages' fault", Cores(abort=bent(batch_decision.abort, lambda: _blaming)), seed=214),
-    Mutant("no isolation", Cores(abort=bent(batch_decision.abort, _without({"note_failure": None})))),
-    Mutant("what can't be read is taken", Cores(judge=_taken_all)),
-    Mutant("rows by key of one task", Cores(commit=bent(batch_decision.commit, lambda: _one_attempt))),
-    Mutant(
-        "rows by key that are not decided", Cores(commit=bent(batch_decision.commit, _without({"write_staged": ()})))
-    ),
-    Mutant("rows behind the decision", Cores(commit=bent(batch_decision.commit, lambda: _decided_twice)), seed=9),
-    Mutant(
-        '"no room" counts as rolled back', Cores(commit=bent(batch_decision.commit, lambda: _not_now_is_rolled_back))
-    ),
-    Mutant("what another attempt is at is rolled back", Cores(take=bent(partition_read.take, lambda: _rolled_back))),
+    Mutant("sources finished with the decision", commit=bent(batch_decision.commit, lambda: _as_if_logged), seed=11),
+    Mutant("outages are the messages' fault", abort=bent(batch_decision.abort, lambda: _blaming), seed=214),
+    Mutant("no isolation", abort=bent(batch_decision.abort, _without({"note_failure": None}))),
+    Mutant("what can't be read is taken", judge=_taken_all),
+    Mutant("rows by key of one task", commit=bent(batch_decision.commit, lambda: _one_attempt)),
+    Mutant("rows by key that are not decided", commit=bent(batch_decision.commit, _without({"write_staged": ()}))),
+    Mutant("rows behind the decision", commit=bent(batch_decision.commit, lambda: _decided_twice), seed=9),
+    Mutant('"no room" counts as rolled back', commit=bent(batch_decision.commit, lambda: _not_now_is_rolled_back)),
+    Mutant("what another attempt is at is rolled back", take=bent(partition_read.take, lambda: _rolled_back)),
     Mutant(
         "each source has a decision of its own",
-        Cores(
-            plan=bent(epoch_plan.plan, _without({"planned": PlannedEpochs(())})),
-            plan_sink=bent(epoch_plan.plan_sink, _without({"waiting": ()})),
-            commit=bent(batch_decision.commit, _without({"waiting": ()})),
-        ),
+        plan=bent(epoch_plan.plan, _without({"planned": PlannedEpochs(())})),
+        plan_sink=bent(epoch_plan.plan_sink, _NOTHING_WAITS),
+        commit=bent(batch_decision.commit, _NOTHING_WAITS),
     ),
     Mutant(
         "the sink decides apart from the sources",
-        Cores(
-            plan_sink=bent(_sink_apart, _without({"waiting": ()})),
-            commit=bent(batch_decision.commit, _without({"waiting": ()})),
-        ),
+        plan_sink=bent(_sink_apart, _NOTHING_WAITS),
+        commit=bent(batch_decision.commit, _NOTHING_WAITS),
     ),
     Mutant(
         "an old checkpoint goes on",
-        Cores(
-            check=_known_batches,
-            bind=bent(ownership.bind, lambda: _without_batches),
-            plan=bent(epoch_plan.plan, _without({"later": ()})),
-            latest=bent(epoch_plan.latest, _without({"later": ()})),
-        ),
+        check=_known_batches,
+        bind=bent(ownership.bind, lambda: _without_batches),
+        plan=bent(epoch_plan.plan, _NOTHING_LATER),
+        latest=bent(epoch_plan.latest, _NOTHING_LATER),
     ),
-    Mutant("anybody's checkpoint is taken", Cores(check=_anybody, bind=_bind_anybody)),
-    Mutant("what another query left is not given up", Cores(bind=bent(ownership.bind, _without({"waiting": ()})))),
-    Mutant("a decided epoch is read again in part", Cores(plan=_read_in_part)),
-    Mutant("batches overtake each other", Cores(plan_sink=_in_no_order)),
+    Mutant("anybody's checkpoint is taken", check=_anybody, bind=_bind_anybody),
+    Mutant("what another query left is not given up", bind=bent(ownership.bind, _NOTHING_WAITS)),
+    Mutant("a decided epoch is read again in part", plan=_read_in_part),
+    Mutant("batches overtake each other", plan_sink=_in_no_order),
 )

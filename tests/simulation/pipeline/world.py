@@ -78,18 +78,16 @@ WRITERS = 5
 KEYED = TableTarget("shop", "rows", ("id",))
 
 
-class Crash(Exception):
-    """The actor is dead."""
-
-
 class Failed(Exception):
     """The attempt failed."""
 
 
 @dataclass(frozen=True)
-class Cores:
-    """What is tested; a mutant has something else in the place of one."""
+class Mutant:
+    """A name, and the algorithms that are tested: a mutant has something else in the place of one. `seed` is a schedule
+    that shows it soon."""
 
+    name: str
     check: Callable[..., None] = ownership.check
     bind: Algorithm = ownership.bind
     logged: Algorithm = epoch_plan.logged
@@ -102,6 +100,10 @@ class Cores:
     judge: Callable[..., partition_read.Judgement] = partition_read.judge
     sink_xid: Callable[..., Xid] = sink_xid
     own: Callable[..., Incarnation] = Incarnation
+    seed: int = 0
+
+
+RIGHT: Final = Mutant("none")
 
 
 @dataclass(frozen=True)
@@ -168,10 +170,10 @@ ROOMS: Final = (1, 2, 99)
 class World:
     """One schedule."""
 
-    def __init__(self, seed: int, cores: Cores | None = None) -> None:
+    def __init__(self, seed: int, mutant: Mutant = RIGHT) -> None:
         self.random = Random(seed)
         self.deaths = self.random.choice(DEATHS)
-        self.cores = cores or Cores()
+        self.mutant = mutant
         self.book = Book()
         self.places = {name: Place(name, fences=name in BROKERS) for name in PLACES}
         self.checkpoint = Checkpoint("q0")
@@ -296,8 +298,8 @@ class World:
 
     def _sweep(self) -> None:
         """The next plan."""
-        own = self.cores.own("p", self.book.log_id, self.book.take("last"))
-        steps = self._core(lambda ports: self.cores.plan_sink(ports, own, "", PLACES), own.incarnation)
+        own = self.mutant.own("p", self.book.log_id, self.book.take("last"))
+        steps = self._core(lambda ports: self.mutant.plan_sink(ports, own, "", PLACES), own.incarnation)
         self._actor("sweep", steps)
         while self.actors and self.steps < LIMIT:
             self._step()
@@ -333,7 +335,7 @@ class World:
         error, actor.error = actor.error, None
         try:
             step = actor.steps.throw(error) if error is not None else actor.steps.send(actor.answer)
-        except (StopIteration, Crash, Failed, PipelineError, LogError) as end:
+        except (StopIteration, Failed, PipelineError, LogError) as end:
             why = "" if isinstance(end, StopIteration) else f"{type(end).__name__} {end}"
             self.trace.append(f"{actor.name} ends: {why}")
             self._die(actor.number)
@@ -365,7 +367,7 @@ class World:
     # --- Spark ----------------------------------------------------------------------------------------------------
     def _spark(self, driver: str, checkpoint: Checkpoint) -> Steps:
         incarnation = yield from self._bind(driver, checkpoint)
-        own = self.cores.own("p", self.book.log_id, incarnation)
+        own = self.mutant.own("p", self.book.log_id, incarnation)
         yield from self._core(lambda ports: recovery.resolve(ports, own, BROKERS, None), incarnation)
         while True:
             number = max(checkpoint.offsets, default=-1)
@@ -387,10 +389,10 @@ class World:
             yield from self._batch(driver, checkpoint, number, offsets, incarnation)
 
     def _logged(self, start: int, ports: Ports) -> Any:
-        return self.cores.logged(ports, start, BROKERS)
+        return self.mutant.logged(ports, start, BROKERS)
 
     def _latest(self, origin: Origin, start: int, source: Source, ports: Ports) -> Any:
-        return self.cores.latest(ports, origin, start, source, OUTAGE_S, self._known_away(source))
+        return self.mutant.latest(ports, origin, start, source, OUTAGE_S, self._known_away(source))
 
     def _known_away(self, source: Source) -> dict[str, str]:
         """What the process remembers as away, rightly or not."""
@@ -401,12 +403,12 @@ class World:
         """Does what `xabridge.pipeline.core.driver.query_binding.bind` does, with one effect for each of its parts."""
         query = Query(checkpoint.query, driver, max(checkpoint.offsets, default=-1), checkpoint.adopt)
         known = yield Do("look", lambda: self.book.known(self.book.incarnation))
-        self.cores.check("p", query, known)
+        self.mutant.check("p", query, known)
         incarnation: int = yield Do("take", lambda: self.book.take(driver))
-        own = self.cores.own("p", self.book.log_id, incarnation)
+        own = self.mutant.own("p", self.book.log_id, incarnation)
         if checkpoint.adopt == self.checkpoint.query:
             self.checkpoint.given_up = True
-        yield from self._core(lambda ports: self.cores.bind(ports, own, query, self.brokers, PLACES), incarnation)
+        yield from self._core(lambda ports: self.mutant.bind(ports, own, query, self.brokers, PLACES), incarnation)
         return incarnation
 
     def _bound(self, query: str) -> None:
@@ -445,7 +447,7 @@ class World:
         return last is not None and any(start != end for start, end in last) and self.random.random() < 0.7
 
     def _batch(self, driver: str, checkpoint: Checkpoint, number: int, offsets: Offsets, incarnation: int) -> Steps:
-        own = self.cores.own("p", self.book.log_id, incarnation)
+        own = self.mutant.own("p", self.book.log_id, incarnation)
         parts: list[SourcePartition] = []
         for place, (source, (start, end)) in enumerate(zip(self.sources, offsets, strict=True)):
             if start == end:
@@ -468,9 +470,9 @@ class World:
                 if self.random.random() < 0.2:  # a stage that runs before the others are planned
                     self._actor("early", self._read(part))
         joined: int = yield Do("join", lambda: self.book.join(driver))
-        sink = self.cores.own("p", self.book.log_id, joined)
+        sink = self.mutant.own("p", self.book.log_id, joined)
         to_write = yield from self._core(
-            lambda ports: self.cores.plan_sink(ports, sink, checkpoint.query, PLACES), joined
+            lambda ports: self.mutant.plan_sink(ports, sink, checkpoint.query, PLACES), joined
         )
         gtrid = to_write.gtrid
         plan = SinkPlan(
@@ -498,13 +500,13 @@ class World:
             _check_all(reports, tasks)
             yield Do("join", lambda: self.book.join(driver, joined))
             yield from self._core(
-                lambda ports: self.cores.commit(ports, sink, plan, batch, reports, PLACES), joined, raises=True
+                lambda ports: self.mutant.commit(ports, sink, plan, batch, reports, PLACES), joined, raises=True
             )
         except (Failed, PipelineError, LogError):
             yield Do("join", lambda: self.book.join(driver, joined))
             written = all(task.report is not None for task in tasks)
             rolled_back = yield from self._core(
-                lambda ports: self.cores.abort(ports, plan, PLACES, written=written), joined
+                lambda ports: self.mutant.abort(ports, plan, PLACES, written=written), joined
             )
             if not rolled_back:  # it is decided, by a commit that was broken off, perhaps before its fence
                 self.unfenced.add(gtrid)
@@ -516,7 +518,7 @@ class World:
 
     def _plan(self, own: Incarnation, origin: Origin, start: int, end: int, source: Source, ports: Ports) -> Any:
         away = self._known_away(source)
-        return self.cores.plan(ports, own, origin, start, end, source, 2 * PARTITIONS, BROKERS, OUTAGE_S, away)
+        return self.mutant.plan(ports, own, origin, start, end, source, 2 * PARTITIONS, BROKERS, OUTAGE_S, away)
 
     def _core(self, algorithm: Algorithm, incarnation: int, *, raises: bool = False) -> Steps:
         """An algorithm of the driver, which suspends at each call of a port. What the book raises is raised where the
@@ -596,7 +598,7 @@ class World:
         if not self.poison.isdisjoint(int(row) for row in rows if row.isdecimal()):
             raise Failed("the user's code")
         excusing = tuple(name for name in BROKERS if name not in plan.skipped)
-        mine = self.cores.sink_xid(plan.gtrid, index, attempt, b"%d" % attempt)
+        mine = self.mutant.sink_xid(plan.gtrid, index, attempt, b"%d" % attempt)
         staged: tuple[Any, ...] = ()
         branches = tuple(Branch(name, mine) for name in (SINKS[:1] if self.keyed else SINKS))
         if self.keyed:
@@ -644,7 +646,7 @@ class World:
 
     def _read(self, part: SourcePartition) -> Steps:
         port = SimulatedPort(partial(TaskCall, part.resource), judge=partial(self._judged, part.aside))
-        taken = yield from self.cores.take(port, part.xid, part.queues, part.share).__await__()
+        taken = yield from self.mutant.take(port, part.xid, part.queues, part.share).__await__()
         place = self.places[part.resource]
         if taken is None:
             read = yield Do("browse", lambda: self._browse(place, part.xid))
@@ -658,7 +660,7 @@ class World:
         """What the task makes of what it took."""
         numbers = [int(octets) for _, some in taken for octets in some]
         bad = [at for at, number in enumerate(numbers) if number in self.unreadable and at >= aside]
-        return self.cores.judge(aside, bad, len(numbers), max(len(numbers) - aside, 0) - len(bad))
+        return self.mutant.judge(aside, bad, len(numbers), max(len(numbers) - aside, 0) - len(bad))
 
     def _browse(self, place: Place, xid: Xid) -> list[int]:
         branch = place.prepared.get(xid)
