@@ -71,6 +71,8 @@ class EmbeddedBroker:
             assert not self._thread.is_alive()
             self._thread = None
 
+    kill = stop
+
     def inside(self, call: Callable[[Broker], T]) -> T:
         """What `call` returns, in the broker's thread."""
 

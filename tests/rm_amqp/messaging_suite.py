@@ -1,6 +1,6 @@
 """What an application does with messages, whatever its broker speaks: import all of this into a test module that has
-the fixtures `client` and `queue`. AMQP 1.0 runs it over the broker of our own, AMQP 0-10 over Qpid Broker-J, OpenWire
-over ActiveMQ Classic and Artemis."""
+the fixtures `client`, `queue` and `broker`. AMQP 1.0 runs it over the broker of our own, AMQP 0-10 over Qpid Broker-J,
+OpenWire over ActiveMQ Classic and Artemis."""
 
 from __future__ import annotations
 
@@ -114,6 +114,28 @@ def test_what_is_rolled_back_comes_again_and_is_counted(client: MessagingClient,
     got = {message.body: message.delivery_count for message in (client.take(queue), client.take(queue))}
     assert got.keys() == {"a", "b"}
     assert got["a"] >= min(3, client.counts_to)
+
+
+def test_prepared_branches_outlive_the_broker(client: MessagingClient, queue: str, broker: Any) -> None:
+    """What they have taken and what they have sent is invisible meanwhile, and whole afterwards; so is what is not
+    durable by itself."""
+    client.put(queue, ["a", "b", "c"])
+
+    def move(session: Any) -> None:
+        session.send(f"{queue}-other", Message({"of": session.receive(queue, 5).body}, durable=False))
+
+    xids = [client.prepared(move) for _ in range(2)]
+    broker.kill()
+    broker.start()
+    client.rm.drop()
+    assert client.rm.open(client.url, RMID) is Code.XA_OK
+    assert client.in_doubt() >= set(xids)
+    assert (client.look(queue), client.look(f"{queue}-other")) == (["c"], [])
+    assert client.rm.commit(xids[0], RMID) is Code.XA_OK
+    assert client.rm.rollback(xids[1], RMID) is Code.XA_OK
+    assert (sorted(client.look(queue)), client.look(f"{queue}-other")) == (["b", "c"], [{"of": "a"}])
+    assert {client.take(queue).body for _ in range(2)} == {"b", "c"}
+    assert not client.in_doubt() & set(xids)
 
 
 def test_messages_are_given_back(client: MessagingClient, queue: str) -> None:

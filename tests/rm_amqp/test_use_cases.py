@@ -4,9 +4,7 @@ reference resource manager in place of the database.
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -15,9 +13,8 @@ import pytest
 from rm_amqp import Message
 from rm_amqp.connections import REAP_S
 from tests.rm_amqp.client import RMID, Client, NetworkClient
-from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.network import Network
-from tm import RolledBack, TransactionManager
+from tm import TransactionManager
 from tm.resources import ResourceConfig
 from xa import TMNOWAIT, Code, ThreadOfControl, TryAgain, entered
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.rm_amqp.embedded import EmbeddedBroker
     from xa import Xid
 
     Connect = Callable[..., Client]
@@ -74,46 +72,6 @@ def test_most_common_use_case(shop: Shop, client: Client, queue: str, *, commit:
         left = tx["broker"].receive_batch(f"{queue}-x", 2, 5)
     told = [(message.body, message.delivery_count) for message in left]
     assert told == ([("M3", 0)] if commit else [("M1", 1), ("M3", 0)])
-
-
-def test_most_common_use_case_with_queue_y_on_another_broker(
-    client: Client, broker: EmbeddedBroker, queue: str, tmp_path: Path
-) -> None:
-    """Queue Y may or may not be on the same broker process."""
-    (tmp_path / "other").mkdir()
-    other = EmbeddedBroker(tmp_path / "other")
-    try:
-        client.put(f"{queue}-x", ["M1", "M2"])
-        resources = {"here": f"amqp://{broker.address}", "there": f"amqp://{other.address}"}
-        with TransactionManager("two-1", f"file://{tmp_path / 'log'}", resources) as manager:
-            with manager.begin() as tx:
-                body = tx["here"].receive(f"{queue}-x", 5).body
-                tx["there"].send(f"{queue}-y", Message(body))
-                assert tx.xid("here") != tx.xid("there")
-            with pytest.raises(RolledBack), manager.begin() as tx:
-                body = tx["here"].receive(f"{queue}-x", 5).body
-                tx["there"].send(f"{queue}-y", Message(body))
-                tx.set_rollback_only()
-            assert client.look(f"{queue}-x") == ["M2"]
-            onlooker = Client(other.address)
-            assert onlooker.look(f"{queue}-y") == ["M1"]
-            onlooker.rm.close("", RMID)
-        assert other.left() == []
-    finally:
-        other.stop()
-
-
-def test_several_instances_in_one_transaction_share_the_branch(
-    client: Client, broker: EmbeddedBroker, queue: str, tmp_path: Path
-) -> None:
-    """Java: several XAResources can be registered with the same transaction. On one broker the second one joins."""
-    resources = {"in": f"amqp://{broker.address}", "out": f"amqp://{broker.address}/"}
-    client.put(f"{queue}-x", ["M1"])
-    with TransactionManager("join-1", f"file://{tmp_path / 'log'}", resources) as manager:
-        with manager.begin() as tx:
-            tx["out"].send(f"{queue}-y", Message(tx["in"].receive(f"{queue}-x", 5).body))
-            assert tx.xid("in") == tx.xid("out")
-        assert client.look(f"{queue}-y") == ["M1"]
 
 
 def channel_of(client: Client) -> object:
@@ -203,59 +161,4 @@ def test_the_pool_is_bounded(connect: Connect) -> None:
         client.commit(client.start())
 
 
-def test_a_tm_thread_pool_dispatches_applications(shop: Shop, client: Client, queue: str) -> None:
-    """Each consumes, writes and produces; every message exactly once."""
-    count, threads = 16, 4
-    client.put(f"{queue}-x", range(count))
-    errors: list[BaseException] = []
-
-    def serve() -> None:
-        try:
-            for _ in range(count // threads):
-                with shop.manager.begin() as tx:
-                    body = tx["broker"].receive(f"{queue}-x", 10).body
-                    tx["shop"].write(f"{queue}-{body}", body)
-                    tx["broker"].send(f"{queue}-y", Message(body))
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    pool = [threading.Thread(target=serve) for _ in range(threads)]
-    for thread in pool:
-        thread.start()
-    for thread in pool:
-        thread.join(60)
-    assert not errors
-    assert sorted(map(int, client.look(f"{queue}-y"))) == list(range(count))
-    assert {f"{queue}-{number}" for number in range(count)} <= shop.store.data.keys()
-
-
 # --- asyncio -----------------------------------------------------------------------------------------------------
-def test_most_common_use_case_in_asyncio(shop: Shop, client: Client, queue: str) -> None:
-    """Two tasks, each in a transaction of its own; the loop is free while one waits for a message."""
-    received = asyncio.Event()
-
-    async def waits() -> None:
-        async with shop.manager.begin() as tx:
-            session = (await tx.aenlist("broker")).aio
-            message = await session.receive(f"{queue}-x", 20)
-            received.set()
-            tx["shop"].write(queue, message.body)
-            await session.send(f"{queue}-y", Message("M2"))
-
-    async def feeds() -> None:
-        async with shop.manager.begin() as tx:
-            session = (await tx.aenlist("broker")).aio
-            await session.send(f"{queue}-x", Message("M1"))
-            assert [message.body async for message in session.browse(f"{queue}-x")] == []
-
-    async def both() -> None:
-        task = asyncio.create_task(waits())
-        await asyncio.sleep(0)
-        await feeds()
-        await asyncio.wait_for(received.wait(), 20)
-        await task
-
-    asyncio.run(both())
-    assert shop.store.data[queue] == "M1"
-    assert client.look(f"{queue}-y") == ["M2"]

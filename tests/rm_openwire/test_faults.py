@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from rm_openwire import Session
     from tests.rm_openwire.java_brokers import JavaBroker
     from xa import Xid
 
@@ -167,31 +166,6 @@ def test_artemis_deletes_a_queue_that_a_prepared_branch_sends_to(tmp_path: Path)
         with client.work() as session, pytest.raises(NoMessage):
             session.receive("q", 0.5)
         client.rm.drop()
-
-
-def test_prepared_branches_outlive_the_broker(broker: JavaBroker) -> None:
-    """What they have taken and what they have sent is invisible meanwhile, and whole afterwards."""
-    client = Client(broker.url)
-    queue, out = new_name(), new_name("out")
-    client.put(queue, ["a", "b", "c"])
-
-    def move(session: Session) -> None:
-        session.send(out, Message(session.receive(queue, 5).body))
-
-    xids = [client.prepared(move) for _ in range(2)]
-    broker.kill()
-    broker.start()
-    client.rm.drop()
-    client = Client(broker.url)
-    assert client.in_doubt() == set(xids)
-    assert (client.look(queue), client.look(out)) == (["c"], [])
-    client.rm.commit(xids[0], RMID)
-    client.rm.rollback(xids[1], RMID)
-    assert (sorted(client.look(queue)), client.look(out)) == (["b", "c"], ["a"])
-    with client.work() as session:
-        assert {message.body for message in session.receive_batch(queue, 2, 5)} == {"b", "c"}
-    assert client.in_doubt() == set()
-    client.rm.drop()
 
 
 def test_a_rollback_does_not_overtake_work(broker: JavaBroker) -> None:

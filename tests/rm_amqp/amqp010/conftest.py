@@ -23,6 +23,12 @@ def queue(request: pytest.FixtureRequest, broker_j: BrokerJ) -> str:
 
 
 @pytest.fixture
+def broker(broker_j: BrokerJ) -> BrokerJ:
+    """The broker, as the suite of messages calls it."""
+    return broker_j
+
+
+@pytest.fixture
 def client(broker_j: BrokerJ) -> Iterator[QpidClient]:
     """A client of the broker."""
     client = QpidClient(broker_j.url)

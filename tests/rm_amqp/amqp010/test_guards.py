@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rm_amqp.amqp010.channel import Channel
-    from rm_amqp.amqp010.qpid_session import QpidSession
     from tests.broker_j import BrokerJ
 
 PATIENCE_S = 10
@@ -358,27 +357,6 @@ def test_broker_j_lists_no_branch_that_is_not_prepared(client: QpidClient, broke
 
 
 # --- restarts, silence -----------------------------------------------------------------------------------------------
-def test_what_is_prepared_outlives_the_broker(broker_j: BrokerJ, queue: str) -> None:
-    client = QpidClient(broker_j.url)
-    client.put(queue, ["taken", "left"])
-
-    def move(session: QpidSession) -> None:
-        session.send(f"{queue}-other", Message({"of": session.receive(queue, 5).body}, durable=False))
-
-    xids = [client.prepared(move) for _ in range(2)]
-    broker_j.kill()
-    broker_j.start()
-    late = QpidClient(broker_j.url)
-    assert late.in_doubt() >= set(xids)
-    assert late.look(queue) == late.look(f"{queue}-other") == []
-    assert late.rm.commit(xids[0], RMID) is Code.XA_OK
-    assert late.rm.rollback(xids[1], RMID) is Code.XA_OK
-    assert late.look(queue) == ["left"]
-    assert late.look(f"{queue}-other") == [{"of": "taken"}]
-    late.rm.close("", RMID)
-    client.rm.drop()
-
-
 def test_a_broker_that_does_not_answer(broker_j: BrokerJ) -> None:
     client = QpidClient(f"{broker_j.url}?timeout=1")
     xid = client.start()
