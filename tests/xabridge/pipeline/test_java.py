@@ -40,23 +40,16 @@ def test_java_home_comes_before_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_wheel")
-def test_without_java_it_is_said_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match=r"there is none here: install a Java runtime, 17 or newer .*pipeline-java"):
-        java.find_java({"PATH": str(tmp_path)})
-
-
-@pytest.mark.usefixtures("no_wheel")
-def test_an_old_java_is_refused(tmp_path: Path) -> None:
+def test_what_is_missing_or_old_is_told_with_what_to_install(tmp_path: Path) -> None:
     home = runtime(tmp_path / "home", "1.8.0_392")
-    with pytest.raises(PipelineError, match="this is Java 8, but Spark needs 17 or newer"):
-        java.find_java({"PATH": str(home / "bin")})
-    with pytest.raises(PipelineError, match=r"JAVA_HOME=.*this is Java 8"):
-        java.find_java({"JAVA_HOME": str(home)})
-
-
-def test_a_java_home_without_java_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="there is no bin/java in it"):
-        java.find_java({"JAVA_HOME": str(tmp_path)})
+    for environment, told in (
+        ({"PATH": str(tmp_path)}, r"there is none here: install a Java runtime, 17 or newer .*pipeline-java"),
+        ({"PATH": str(home / "bin")}, "this is Java 8, but Spark needs 17 or newer"),
+        ({"JAVA_HOME": str(home)}, r"JAVA_HOME=.*this is Java 8"),
+        ({"JAVA_HOME": str(tmp_path)}, "there is no bin/java in it"),
+    ):
+        with pytest.raises(PipelineError, match=told):
+            java.find_java(environment)
 
 
 def test_the_wheel_is_there_where_the_system_has_none_or_an_old_one(

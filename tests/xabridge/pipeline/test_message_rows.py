@@ -51,20 +51,13 @@ def test_a_message_becomes_a_row() -> None:
     assert batch.column("subject").to_pylist() == [None, None, None]
 
 
-def test_bodies_as_text() -> None:
+def test_bodies_are_text_and_columns_are_those_that_were_asked_for() -> None:
     assert batch_of(MESSAGES, schema("text")).column("body").to_pylist() == ["one", "zwei ü", None]
     with pytest.raises(PipelineError, match=r"a message's body is not UTF-8 .* read it as binary"):
         batch_of(Messages(body=[b"\xff"]), schema("text", "body"))
-
-
-def test_a_message_without_a_header_was_never_delivered_before() -> None:
+    assert batch_of(MESSAGES, schema("binary", "message_id", "body")).schema.names == ["message_id", "body"]
     batch = batch_of(Messages(body=[b"a", b"b"]), schema("binary", "body", "delivery_count"))
-    assert batch.column("delivery_count").to_pylist() == [0, 0]
-
-
-def test_only_the_columns_that_were_asked_for() -> None:
-    batch = batch_of(MESSAGES, schema("binary", "message_id", "body"))
-    assert batch.schema.names == ["message_id", "body"]
+    assert batch.column("delivery_count").to_pylist() == [0, 0], "without a header it was never delivered before"
 
 
 def test_rows_become_the_messages_that_they_were() -> None:
