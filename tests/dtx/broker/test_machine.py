@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -43,7 +43,7 @@ from tests.dtx.broker.peer import OK, World
 from xa import NULL_XID, Code, Xid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tests.dtx.broker.peer import Coordinator, Peer
 
@@ -60,6 +60,11 @@ SETTINGS = Settings(
     local_timeout_s=600,
 )
 index = st.integers(0, 999)
+T = TypeVar("T")
+
+
+def one_of(some: Sequence[T], which: int) -> T:
+    return some[which % len(some)]
 
 
 @dataclass(eq=False)
@@ -151,8 +156,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def chosen(self, which: int, *states: str, branch: bool | None = None) -> tuple[Txn, Xid]:
         """One of those in these states, and its xid, if it is a branch."""
-        txns = self.of(*states, branch=branch)
-        txn = txns[which % len(txns)]
+        txn = one_of(self.of(*states, branch=branch), which)
         return txn, txn.xid or NULL_XID
 
     def free(self) -> list[Message]:
@@ -234,7 +238,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.calm > CALM and self.clients)
     @rule(which=index)
     def vanish(self, which: int) -> None:
-        client = self.clients[which % len(self.clients)]
+        client = one_of(self.clients, which)
         client.peer.vanish()
         self.world.peers.remove(client.peer)
         self.lost(client)
@@ -250,7 +254,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(which=index, queue=st.sampled_from(QUEUES), delayed=st.sampled_from([False, False, True]))
     def post(self, which: int, queue: str, *, delayed: bool = False) -> None:
-        client, body = self.clients[which % len(self.clients)], self.name()
+        client, body = one_of(self.clients, which), self.name()
         assert self.send(client, queue, delayed=delayed).remote_state == Delivery.ACCEPTED
         self.messages.append(Message(body, queue, delayed=delayed))
 
@@ -258,7 +262,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(which=index, queue=st.sampled_from(QUEUES))
     def receive(self, which: int, queue: str, txn: Txn | None = None) -> None:
         """Takes a message, if there is one: the first one that is available."""
-        client = self.clients[which % len(self.clients)]
+        client = one_of(self.clients, which)
         receiver = client.receivers[queue]
         receiver.drain(1)
         self.world.pump()
@@ -276,7 +280,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.free())
     @rule(which=index, accepted=st.booleans())
     def settle(self, which: int, *, accepted: bool) -> None:
-        message = self.free()[which % len(self.free())]
+        message = one_of(self.free(), which)
         assert message.delivery is not None
         message.delivery.update(Delivery.ACCEPTED if accepted else Delivery.RELEASED)
         message.delivery.settle()
@@ -292,7 +296,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(which=index, branch=st.booleans())
     def begin(self, which: int, *, branch: bool) -> None:
-        client = self.clients[which % len(self.clients)]
+        client = one_of(self.clients, which)
         xid = Xid(7, self.name().encode(), b"b") if branch else None
         txn_id = client.control.declare(None if xid is None else Start(xid))
         self.txns.append(Txn(client, txn_id, xid))
@@ -300,7 +304,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.at_work)
     @rule(which=index, queue=st.sampled_from(QUEUES), delayed=st.sampled_from([False, False, True]))
     def post_in(self, which: int, queue: str, *, delayed: bool = False) -> None:
-        txn, body = self.at_work[which % len(self.at_work)], self.name()
+        txn, body = one_of(self.at_work, which), self.name()
         self.send(txn.client, queue, txn.txn_id, delayed=delayed)
         message = Message(body, queue, txn=txn, delayed=delayed)
         self.messages.append(message)
@@ -319,8 +323,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.retirable())
     @rule(which=index, settle=st.booleans())
     def retire_in(self, which: int, *, settle: bool = False) -> None:
-        pairs = self.retirable()
-        txn, message = pairs[which % len(pairs)]
+        txn, message = one_of(self.retirable(), which)
         assert message.delivery is not None
         txn.client.peer.retire(message.delivery, txn.txn_id, settle=settle)
         if message.txn is None:
@@ -334,7 +337,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(which=index, queue=st.sampled_from(QUEUES))
     def acquire_in(self, which: int, queue: str) -> None:
         """Takes a message under the transaction: its acquisition is undone with it."""
-        txn = self.at_work[which % len(self.at_work)]
+        txn = one_of(self.at_work, which)
         receiver = txn.client.receivers[queue]
         txn.client.peer.acquire_for(receiver, txn.txn_id)
         self.receive(self.clients.index(txn.client), queue, txn)
@@ -347,7 +350,7 @@ class BrokerMachine(RuleBasedStateMachine):
     )
     def work(self, which: int, queue: str, ends: str, *, branch: bool) -> None:
         """What an application does: takes a message and sends one, in a transaction."""
-        client = self.clients[which % len(self.clients)]
+        client = one_of(self.clients, which)
         self.begin(which, branch=branch)
         txn = self.txns[-1]
         self.post_in(self.at_work.index(txn), QUEUES[queue == QUEUES[0]])
@@ -367,8 +370,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(txn.xid is not None for txn in self.at_work))
     @rule(which=index)
     def suspend(self, which: int) -> None:
-        txns = [txn for txn in self.at_work if txn.xid is not None]
-        txn = txns[which % len(txns)]
+        txn = one_of([txn for txn in self.at_work if txn.xid is not None], which)
         code, _, _ = txn.client.control.end(txn.txn_id, suspend=True)
         assert code == Delivery.ACCEPTED
         txn.suspended = True
@@ -376,8 +378,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(txn.suspended for txn in self.of("active")))
     @rule(which=index)
     def resume(self, which: int) -> None:
-        txns = [txn for txn in self.of("active") if txn.suspended]
-        txn = txns[which % len(txns)]
+        txn = one_of([txn for txn in self.of("active") if txn.suspended], which)
         assert txn.xid is not None
         txn.txn_id = txn.client.control.declare(Start(txn.xid, resume=True))
         txn.suspended = False
@@ -386,7 +387,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(which=index, who=index)
     def join(self, which: int, who: int) -> None:
         """Somebody goes on with a branch that was ended."""
-        (txn, xid), client = self.chosen(which, "ended"), self.clients[who % len(self.clients)]
+        (txn, xid), client = self.chosen(which, "ended"), one_of(self.clients, who)
         txn.txn_id = client.control.declare(Start(xid, join=True))
         txn.client, txn.state, txn.associated = client, "active", True
 
@@ -416,8 +417,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.ending())
     @rule(which=index, fail=st.booleans())
     def end(self, which: int, *, fail: bool) -> None:
-        txns = self.ending()
-        txn = txns[which % len(txns)]
+        txn = one_of(self.ending(), which)
         code, _, refusal = txn.client.control.outcome(CONTROL.encode(Discharge(txn.txn_id, fail)))
         txn.associated = False
         if txn.state == "dead":
@@ -452,8 +452,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(which=index)
     def end_and_prepare(self, which: int) -> None:
         """Both in one exchange."""
-        txns = [txn for txn in self.at_work if txn.xid is not None]
-        txn = txns[which % len(txns)]
+        txn = one_of([txn for txn in self.at_work if txn.xid is not None], which)
         self.let_go(txn)
         code, data, _ = txn.client.control.end(txn.txn_id, prepare=True)
         assert code == int(RESULT.code) & 0xFFFF_FFFF_FFFF_FFFF
@@ -535,7 +534,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.calm > CALM and self.clients)
     @rule(which=index, step=st.sampled_from(list(Step)), queue=st.sampled_from(QUEUES))
     def crash_while_posting(self, which: int, step: Step, queue: str) -> None:
-        client, body = self.clients[which % len(self.clients)], self.name()
+        client, body = one_of(self.clients, which), self.name()
         self.step = step
         delivery = client.peer.post(client.senders[queue], body)
         assert not int(delivery.remote_state), "answered, and it may be lost"
@@ -547,8 +546,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.calm > CALM and any(txn.lasting for txn in self.of("active", branch=False)))
     @rule(which=index, step=st.sampled_from(list(Step)))
     def crash_while_discharging(self, which: int, step: Step) -> None:
-        txns = [txn for txn in self.of("active", branch=False) if txn.lasting]
-        txn = txns[which % len(txns)]
+        txn = one_of([txn for txn in self.of("active", branch=False) if txn.lasting], which)
         self.step = step
         delivery = txn.client.control.send(CONTROL.encode(Discharge(txn.txn_id)))
         self.world.pump()
@@ -559,8 +557,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.calm > CALM and any(txn.lasting for txn in self.of("ended", "prepared")))
     @rule(which=index, step=st.sampled_from(list(Step)), verb=st.sampled_from(["prepare", "commit", "rollback"]))
     def crash_while_coordinating(self, which: int, step: Step, verb: str) -> None:
-        txns = [txn for txn in self.of("ended", "prepared") if txn.lasting]
-        txn = txns[which % len(txns)]
+        txn = one_of([txn for txn in self.of("ended", "prepared") if txn.lasting], which)
         assert txn.xid is not None
         if txn.state == "ended" and verb == "rollback":  # it needs no force
             verb = "prepare"

@@ -171,23 +171,23 @@ def test_what_is_refused_is_tried_by_the_thread(turns: Turns) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "answer"), [(sqlite3.SQLITE_BUSY, StoreBusy), (sqlite3.SQLITE_FULL, StoreFull)], ids=["busy", "full"]
+    ("code", "answer", "after", "threads"),
+    [
+        (sqlite3.SQLITE_BUSY, StoreBusy, type(None), ["loop", "thread"]),
+        (sqlite3.SQLITE_FULL, StoreFull, type(None), ["loop", "thread"]),
+        (sqlite3.SQLITE_IOERR, StoreStopped, StoreStopped, ["loop"]),
+    ],
+    ids=["busy", "full", "a write that fails"],
 )
-def test_an_error_that_lasts_is_told_by_the_thread(turns: Turns, code: int, answer: type[StoreError]) -> None:
+def test_an_error_that_lasts_is_told_by_the_thread_and_one_of_the_disk_stops_the_store(
+    turns: Turns, code: int, answer: type[StoreError], after: type, threads: list[str]
+) -> None:
     turns.fails = sqlite3.OperationalError("as the test says")
     turns.fails.sqlite_errorcode = code
     assert [type(told) for told in turns.turn(enqueued([2], QUEUE))] == [answer]
-    assert turns.threads[:2] == ["loop", "thread"]
+    assert turns.threads[:2] == threads
     turns.fails = None
-
-
-def test_a_write_that_fails_stops_the_store(turns: Turns) -> None:
-    turns.fails = sqlite3.OperationalError("as the test says")
-    turns.fails.sqlite_errorcode = sqlite3.SQLITE_IOERR
-    assert [type(told) for told in turns.turn(enqueued([2], QUEUE))] == [StoreStopped]
-    turns.fails = None
-    assert [type(told) for told in turns.turn(enqueued([3], QUEUE))] == [StoreStopped]
-    assert turns.threads == ["loop"]
+    assert [type(told) for told in turns.turn(enqueued([3], QUEUE))] == [after]
 
 
 def test_an_unforeseen_error_leaves_nobody_waiting(turns: Turns) -> None:
