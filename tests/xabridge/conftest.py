@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.xabridge.cli.field import Field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,3 +20,12 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     made = EmbeddedBroker(tmp_path)
     yield made
     made.stop()
+
+
+@pytest.fixture
+def node_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
+    """A node whose log and resource managers commands in this process, and others, find."""
+    made = Field(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "plugin")
+    yield made
+    made.close()

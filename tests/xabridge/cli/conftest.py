@@ -14,8 +14,7 @@ from tests.xabridge.cli.field import Field, Said, Typed
 from xabridge.cli import main
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
 
 @functools.cache
@@ -32,12 +31,9 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
-    """The node; commands in this process find its resource managers too."""
-    made = Field(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path / "plugin")
-    yield made
-    made.close()
+def field(node_field: Field) -> Field:
+    """The node."""
+    return node_field
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
-from tests.xabridge.cli.field import Field
 from tests.xabridge.console.scene import PASSWORD, broker_with_users, doubts, fill
 from tm import configuration_from
 from xabridge.console.app import Console
@@ -21,6 +20,7 @@ from xabridge.console.settings import ConsoleSettings, WatchedBroker
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
+    from tests.xabridge.cli.field import Field
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -83,12 +83,14 @@ class Visitor:
         told = fields_of(self.get(path))
         return self.post(path.partition("?")[0], {**told, **(fields or {})}, status=status)
 
-    def until(self, path: str, wanted: str) -> str:
-        """The page, as soon as it has what this pattern tells."""
+    def until(self, path: str, wanted: str, meanwhile: Callable[[], None] = lambda: None) -> str:
+        """The page, as soon as it has what this pattern tells. `meanwhile` is called before each look."""
         deadline = time.monotonic() + WAIT_S
+        meanwhile()
         while not re.search(wanted, page := self.get(path)):
             assert time.monotonic() < deadline, page[-1500:]
-            time.sleep(0.1)
+            time.sleep(0.05)
+            meanwhile()
         return page
 
     def outcome(self) -> str:
@@ -176,14 +178,11 @@ def away() -> str:
 
 
 @pytest.fixture
-def field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
+def field(node_field: Field) -> Field:
     """A node with two transactions in doubt."""
-    made = Field(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path / "plugin")
-    made.configure(urls=[(name, made.url(name, scheme="shown-test")) for name in ("broker", "shop")])
-    doubts(made)
-    yield made
-    made.close()
+    node_field.configure(urls=[(name, node_field.url(name, scheme="shown-test")) for name in ("broker", "shop")])
+    doubts(node_field)
+    return node_field
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -20,7 +19,7 @@ import pytest
 from tests.tm.two_resources import Clock
 from tests.xabridge.cli.field import ROOT, xid_of
 from tests.xabridge.console.conftest import choice, fields_of, place_of, text_of
-from tests.xabridge.node.conftest import ACT_TOKEN, NAME, TOKEN, field, running, undecided
+from tests.xabridge.node.conftest import ACT_TOKEN, NAME, TOKEN, running, undecided
 from tm.log import read_log
 from xa import Code
 from xa.tables import BranchState
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
     Running = Callable[..., tuple[TransactionManager, Asker]]
 
-__all__ = ["field", "running"]  # the fixtures
+__all__ = ["running"]  # the fixture
 
 AT = "orders-a"
 CHILD = """
@@ -56,6 +55,12 @@ with TransactionManager.from_config(sys.argv[1]):
 def watched(port: int, **changed: str) -> WatchedNode:
     told = {"token": TOKEN, "act_token": ACT_TOKEN, **changed}
     return WatchedNode(AT, f"http://127.0.0.1:{port}", **told)
+
+
+@pytest.fixture
+def field(node_field: Field) -> Field:
+    """Nothing is in doubt yet."""
+    return node_field
 
 
 @pytest.fixture
@@ -75,6 +80,16 @@ def chosen(visitor: Visitor, act: str, on: str = "") -> tuple[str, dict[str, str
     return choice(visitor, act, NAME, f"{on}&at={AT}")
 
 
+def until(visitor: Visitor, path: str, wanted: str) -> str:
+    """The page, as soon as it has `wanted`: the console keeps for a moment what a node told."""
+
+    def forget() -> None:
+        for link in visitor.console.nodes:
+            link._in_doubt.forget()
+
+    return visitor.until(path, wanted, meanwhile=forget)
+
+
 def audit(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, Any]]:
     return [json.loads(record.message) for record in caplog.records if record.name == name]
 
@@ -89,7 +104,7 @@ def test_a_transaction_is_shown_as_its_node_knows_it(
     assert "Nothing in doubt" in text_of(visitor.get("/transactions"))
     undecided(field)
     clock.now += 60  # it tells the same for a few seconds
-    said = wait_for(visitor, "/transactions", NAME)
+    said = text_of(until(visitor, "/transactions", NAME))
     assert f"(as {AT} tells)" in said
     assert f"Recovery pass at {AT}…" in said
     said = text_of(visitor.get(f"/transactions/one?name={quote(NAME)}"))
@@ -99,19 +114,6 @@ def test_a_transaction_is_shown_as_its_node_knows_it(
     assert "would be rolled back on broker and shop" in text_of(page)
     said = text_of(visitor.post("/transactions/recover", fields_of(page)))
     assert "rolled back on broker, shop" in said
-
-
-def wait_for(visitor: Visitor, path: str, wanted: str) -> str:
-    """The page, as soon as it has `wanted`: the console keeps for a moment what a node told."""
-    until = time.monotonic() + 30
-    while True:
-        for link in visitor.console.nodes:
-            link._in_doubt.forget()
-        said = text_of(visitor.get(path))
-        if wanted in said or time.monotonic() > until:
-            assert wanted in said
-            return said
-        time.sleep(0.1)
 
 
 def test_it_is_finished_through_the_node(
@@ -144,29 +146,32 @@ def test_it_is_finished_through_the_node(
 
 
 def test_a_decision_is_ended_without_what_is_gone(field: Field, running: Running, see: Callable[..., Visitor]) -> None:
+    """The name of what is gone is one that a page could run."""
+    gone = "<img src=x onerror=alert(1)>"
     gtrid = field.gtrid(1)
-    field.decide(gtrid, "broker", "shop")
+    field.decide(gtrid, "broker", gone)
     manager, asker = running("broker")
     field.prepare("broker", gtrid, "order")
     visitor = see(watched(asker.port))
     said = text_of(visitor.get(f"/transactions/one?name={quote(NAME)}"))
-    assert "End without shop…" in said
+    assert f"End without {gone}…" in said
     assert asker.preview("end", NAME, gone=["broker"])[1]["refused"] == (
         "broker is configured: recovery commits its branch"
     )
     said, fields = chosen(visitor, "end")
     assert "End the decision of orders-1·3fa91c·1" in said
     assert "makes one recovery pass first" in said
-    assert "ends the decision without shop: if that has the branch prepared" in said
-    assert fields["gone"] == "shop"
+    assert f"ends the decision without {gone}: if that has the branch prepared" in said
+    assert fields["gone"] == gone
     assert manager.log is not None
     field.stores["broker"].reachable = False
     assert "nothing was done" in text_of(visitor.post("/transactions/act", fields))
     assert manager.log.decisions(), "not while a resource is away"
     field.stores["broker"].reachable = True
     said, fields = chosen(visitor, "end")
-    said = text_of(visitor.post("/transactions/act", fields))
-    assert f"{NAME}: the decision is ended" in said
+    page = visitor.post("/transactions/act", fields)
+    assert f"{NAME}: the decision is ended" in text_of(page)
+    assert "<img src=x" not in page
     assert field.stores["broker"].data == {"order": True}
     assert not manager.log.decisions()
 
@@ -195,6 +200,8 @@ def test_who_may_not_does_not(field: Field, running: Running, see: Callable[...,
 
 def test_a_node_that_is_away_or_has_no_such_page(running: Running, see: Callable[..., Visitor]) -> None:
     _, asker = running(http_act_token=None)
+    assert asker.in_doubt()["acting"] is False
+    assert asker.preview("recover")[0] == 404, "it is off unless configured"
     away = WatchedNode("away", f"http://127.0.0.1:{free_port()}", TOKEN, ACT_TOKEN)
     visitor = see(watched(asker.port), away)
     said = text_of(visitor.get("/transactions"))
@@ -270,7 +277,7 @@ def test_a_node_that_is_killed_while_it_acts_is_looked_at_again(
     with child(field, port) as process:
         gtrid = undecided(field)
         visitor = see(watched(port))
-        wait_for(visitor, "/transactions", NAME)
+        until(visitor, "/transactions", NAME)
         _, fields = chosen(visitor, "commit", "shop")
         said = text_of(visitor.post("/transactions/act", {**fields, "heuristic": "yes"}, status=409))
         assert "Not known" in said
@@ -282,7 +289,7 @@ def test_a_node_that_is_killed_while_it_acts_is_looked_at_again(
     assert bool(field.stores["shop"].data) == (when == "after")
     configured(field, port, field.url("shop"))
     with child(field, port):
-        wait_for(visitor, f"/transactions/one?name={quote(NAME)}", "noted in the log as XA_HEURCOM")
+        until(visitor, f"/transactions/one?name={quote(NAME)}", "noted in the log as XA_HEURCOM")
         again = visitor.post("/transactions/act", {**fields, "heuristic": "yes"})
         assert "nothing was done now: it is not known here what was shown" in text_of(again), "the ticket was another's"
         if when == "before":
@@ -320,4 +327,4 @@ def test_a_node_that_hangs_is_told_as_unknown(
     said = text_of(visitor.post("/transactions/act", fields, status=409))
     assert "it is unknown whether this was done" in said
     going.set()
-    wait_for(visitor, "/transactions", "Nothing in doubt")
+    until(visitor, "/transactions", "Nothing in doubt")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -14,14 +13,11 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect, sync_playwright
 
 from rm_amqp import Message
-from tests.xabridge.cli.field import NODE, Field
-from tests.xabridge.console.scene import PASSWORD, console, scene, url
+from tests.xabridge.console.scene import PASSWORD, scene, url
 from tests.xabridge.traffic import Traffic, post
-from tm import TransactionManager
-from xabridge.console.settings import WatchedNode
-from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
+    from tests.xabridge.cli.field import Field
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -274,66 +270,6 @@ def test_a_transaction_is_finished_by_hand(window: Window, shown: Scene) -> None
     page.get_by_role("button", name="Commit").click()
     expect(page.get_by_text(f"{DECIDED} on shop: committed")).to_be_visible()
     assert DECIDED not in shown.field.run("recover", "list", "--names").stdout
-
-
-def test_transactions_are_finished_through_a_node(
-    browser: Browser, shown: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a decision is ended whose resource is gone; that one has a name that a page could run."""
-    monkeypatch.syspath_prepend(tmp_path / "plugin")
-    gone, port = "<img src=x onerror=alert(1)>", free_port()
-    watched = WatchedNode("orders-a", f"http://127.0.0.1:{port}", "a token that looks", "a token that acts")
-    broker = ("main", f"amqp://{shown.broker.address}/?timeout=20")
-    with ExitStack() as stack:
-        field = stack.enter_context(closing(Field(tmp_path)))
-        field.decide(field.gtrid(1), "broker", gone)
-        resources = {name: field.url(name) for name in ("broker", "shop")}
-        stack.enter_context(
-            TransactionManager(
-                NODE,
-                field.open_log(),
-                resources,
-                http=f"127.0.0.1:{port}",
-                http_token=watched.token,
-                http_act_token=watched.act_token,
-                background=False,
-            )
-        )
-        for number, store in ((1, "broker"), (2, "broker"), (2, "shop")):
-            field.prepare(store, field.gtrid(number), f"key {number}")
-        server = stack.enter_context(console([broker], nodes=(watched,)))
-        window = Window(browser, server.address.rstrip("/"))
-        window.sign_in()
-        page, axe = window.page, Axe()
-
-        def check() -> None:
-            for width in (390, 1440):
-                page.set_viewport_size({"width": width, "height": 900})
-                assert not page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth")
-            assert axe.run(page).response["violations"] == []
-
-        window.go("/transactions")
-        check()
-        page.get_by_role("link", name="orders-1·3fa91c·2").click()
-        check()
-        page.get_by_role("link", name="Roll back…").first.click()
-        expect(page.get_by_text("Done by the process of orders-a")).to_be_visible()
-        check()
-        page.get_by_role("button", name="Roll back").click()
-        expect(page.get_by_text("on shop: rolled back")).to_be_visible()
-        page.get_by_role("link", name="orders-1·3fa91c·1").click()
-        page.get_by_role("link", name="End without").click()
-        expect(page.get_by_text("splits the transaction")).to_be_visible()
-        check()
-        page.get_by_role("button", name="End it").click()
-        expect(page.get_by_text("the decision is ended")).to_be_visible()
-        page.get_by_role("link", name="Recovery pass at orders-a…").click()
-        check()
-        page.get_by_role("button", name="Make the pass").click()
-        expect(page.get_by_text("nothing in doubt")).to_be_visible()
-        check()
-        window.context.close()
-        assert window.complaints == []
 
 
 def test_who_has_no_permissions_and_whose_session_is_over(browser: Browser, shown: Scene) -> None:

@@ -111,22 +111,20 @@ def test_brokers_that_were_skipped_and_orphans_are_shown_with_the_reason(
         assert "revenue a broker is away" in said
         assert re.search("Skipped epochs 1 to 5 skipped north: north can.+ be read: .*refused", said)
         other.give_up()
-        clock.now += KEPT_S
-        said = wait_for(visitor, clock, "orphans")
+        said = until(visitor, clock, "orphans")
         assert "of them are orphans of abandoned attempts: the next micro-batch rolls them back" in said
         other.batch()
         clock.now += KEPT_S
         assert "orphans" not in text_of(visitor.get("/pipelines"))
 
 
-def wait_for(visitor: Visitor, clock: Clock, wanted: str) -> str:
-    """The page, as soon as it has `wanted`."""
-    deadline = time.monotonic() + 60
-    while wanted not in (said := text_of(visitor.client.get("/pipelines").text)):
-        assert time.monotonic() < deadline, said
+def until(visitor: Visitor, clock: Clock, wanted: str) -> str:
+    """What the page says, as soon as it has `wanted`."""
+
+    def pass_time() -> None:
         clock.now += KEPT_S
-        time.sleep(0.05)
-    return said
+
+    return text_of(visitor.until("/pipelines", wanted, pass_time))
 
 
 def test_whatever_stands_in_the_log_is_text(
@@ -184,7 +182,7 @@ def test_a_log_that_is_away_is_told_at_once_and_asked_again(
     assert "connection refused" in text_of(visitor.get("/pipelines")).lower()
     assert "Pipelines" in text_of(visitor.get("/"))
     visitor.console.pipelines._questions = PipelineQuestions(made.watched, SHOWN)
-    wait_for(visitor, clock, "Last epoch 5")
+    until(visitor, clock, "Last epoch 5")
 
 
 def test_what_hangs_costs_other_pages_nothing_and_hides_nothing_of_the_log(
@@ -200,7 +198,7 @@ def test_what_hangs_costs_other_pages_nothing_and_hides_nothing_of_the_log(
             assert time.monotonic() - began < 20, path
         assert re.search("log of the pipelines .*has not answered", text_of(visitor.get("/pipelines")))
         visitor = look(WatchedPipelines(made.watched.log, (*made.watched.resources, ("shop", hangs))))
-        said = wait_for(visitor, clock, "shop could not be asked: it has not answered within 3 s")
+        said = until(visitor, clock, "shop could not be asked: it has not answered within 3 s")
     assert "4 branches in doubt on main" in said
 
 

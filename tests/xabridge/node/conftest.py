@@ -16,7 +16,6 @@ from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 TOKEN: Final = "a token that looks"  # noqa: S105 — of these tests
 ACT_TOKEN: Final = "a token that acts"  # noqa: S105 — of these tests
@@ -79,12 +78,9 @@ def undecided(field: Field) -> bytes:
 
 
 @pytest.fixture
-def field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
-    """Its log and its resource managers."""
-    made = Field(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path / "plugin")
-    yield made
-    made.close()
+def field(node_field: Field) -> Field:
+    """The node."""
+    return node_field
 
 
 @pytest.fixture

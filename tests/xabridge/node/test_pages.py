@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -135,18 +136,10 @@ def test_a_ticket_serves_once_and_expires(field: Field, running: Running) -> Non
 def test_of_two_operators_one_does_it(field: Field, running: Running) -> None:
     _, asker = running()
     undecided(field)
-    commit, rollback = (asker.preview(doing, NAME)[1]["ticket"] for doing in ("commit", "rollback"))
-    came: dict[str, Any] = {}
-    threads = [
-        threading.Thread(
-            target=lambda doing=doing, ticket=ticket: came.update({doing: asker.act(ticket, heuristic=True)[1]})
-        )
-        for doing, ticket in (("commit", commit), ("rollback", rollback))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    tickets = {doing: asker.preview(doing, NAME)[1]["ticket"] for doing in ("commit", "rollback")}
+    with ThreadPoolExecutor(2) as pool:
+        acts = {doing: pool.submit(asker.act, ticket, heuristic=True) for doing, ticket in tickets.items()}
+    came = {doing: act.result()[1] for doing, act in acts.items()}
     assert sorted(one["state"] for one in came.values()) == ["done", "refused"]
     both = [bool(field.stores[name].data) for name in ("broker", "shop")]
     assert both == [came["commit"]["state"] == "done"] * 2, "not split"
@@ -165,12 +158,6 @@ def test_a_pass_is_made_now(field: Field, running: Running) -> None:
     came = asker.act(told["ticket"])[1]
     assert came["said"] == [[True, f"{NAME}    rolled back on broker, shop"]]
     assert asker.preview("recover")[1]["told"] == ["nothing found in doubt"]
-
-
-def test_it_is_off_unless_configured(running: Running) -> None:
-    _, asker = running(http_act_token=None)
-    assert asker.in_doubt()["acting"] is False
-    assert asker.preview("recover")[0] == 404
 
 
 def test_a_resource_manager_that_is_away_is_told(field: Field, running: Running) -> None:

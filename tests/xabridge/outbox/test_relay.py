@@ -4,8 +4,8 @@ order."""
 from __future__ import annotations
 
 import random
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -194,11 +194,8 @@ def test_relays_at_once_send_each_message_once_and_keep_the_order(url: str, stor
                 outbox.put(connection, "orders", Message((writer, n)), key=f"writer-{writer}")
                 outbox.put(connection, "orders", Message(None))
 
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(write, range(3)))
     until(lambda: store.figures().waiting == 0)
     for relay in relays:
         relay.stop()
@@ -215,11 +212,8 @@ def test_two_that_take_the_same_rows_keep_the_order_of_first_arrivals(store: Out
     first, second = Relay(store, broker), Relay(store, broker)
     with store.engine.connect() as connection:
         taken = store._take(connection, range(16), time.time(), 100)
-    threads = [threading.Thread(target=relay._send, args=(taken,)) for relay in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda relay: relay._send(taken), (first, second)))
     assert list(dict.fromkeys(broker.bodies)) == list(range(40))
 
 
