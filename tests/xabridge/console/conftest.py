@@ -20,13 +20,13 @@ from xabridge.console.settings import ConsoleSettings, WatchedBroker
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
-    from tests.xabridge.cli.field import Field
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from httpx2 import Response
 
     from tests.rm_amqp.embedded import EmbeddedBroker
+    from tests.xabridge.cli.field import Field
 
 HOST = "http://127.0.0.1:8161"
 WAIT_S = 60.0
@@ -84,10 +84,11 @@ class Visitor:
         return self.post(path.partition("?")[0], {**told, **(fields or {})}, status=status)
 
     def until(self, path: str, wanted: str, meanwhile: Callable[[], None] = lambda: None) -> str:
-        """The page, as soon as it has what this pattern tells. `meanwhile` is called before each look."""
+        """The page, as soon as it has what this pattern tells, with its tags or without. `meanwhile` is called before
+        each look."""
         deadline = time.monotonic() + WAIT_S
         meanwhile()
-        while not re.search(wanted, page := self.get(path)):
+        while not re.search(wanted, (page := self.get(path)) + text_of(page)):
             assert time.monotonic() < deadline, page[-1500:]
             time.sleep(0.05)
             meanwhile()

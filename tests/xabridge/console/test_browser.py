@@ -17,13 +17,13 @@ from tests.xabridge.console.scene import PASSWORD, scene, url
 from tests.xabridge.traffic import Traffic, post
 
 if TYPE_CHECKING:
-    from tests.xabridge.cli.field import Field
     from collections.abc import Iterator
     from pathlib import Path
 
     from playwright.sync_api import Browser
 
     from tests.rm_amqp.embedded import EmbeddedBroker
+    from tests.xabridge.cli.field import Field
     from xabridge.console.server import Server
 
 CHROMIUM: Final = shutil.which("chromium")
