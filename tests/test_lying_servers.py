@@ -421,7 +421,7 @@ def test_decisions_in_a_log_in_postgres(postgres: Postgres) -> None:
         def run() -> None:
             with LyingServer(Protocol.POSTGRES, (str(url.host), int(url.port or 0))) as server:
                 here = true.replace(f"{url.host}:{url.port}", f"127.0.0.1:{server.port}")
-                database = Database(f"{here}?connect_timeout=2", reply_s=0.5)
+                database = Database(f"{here}?connect_timeout=2", reply_s=3)  # the true server may be busy
                 database.prepare()
                 log = SqlLog(database, lie.value, sleep=lambda _: None)
                 server.lie(lie)

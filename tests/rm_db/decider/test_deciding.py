@@ -15,23 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from rm_db import DecidingDatabase
 from rm_db.decider.decision_table import END_BATCH
-from rm_db.decider.engine import make_engine
 from tests.rm_db.harness import (
     MariaDeciderHarness,
     PooledDeciderHarness,
     PostgresDeciderHarness,
     SqliteDeciderHarness,
 )
-from tm import ResourceConfig, RolledBack, TransactionManager
-from xa import FORMAT_ID, TMFAIL, TMONEPHASE, TMSUCCESS, Code, Gtrid, Owner, ThreadOfControl, Xid, entered
+from xa import FORMAT_ID, TMONEPHASE, TMSUCCESS, Code, Gtrid, Owner, ThreadOfControl, Xid, entered
 from xabridge.testing.contract.client import RMID, case, elsewhere, new_key, new_xid, refused
 from xabridge.testing.contract.deciding import Decider
 
@@ -160,22 +156,6 @@ def test_many_open_at_once(harness: Any) -> None:
         client.rm.close("", RMID)
 
 
-def test_several_that_open_a_new_sqlite_file_at_once(tmp_path: Path) -> None:
-    """... wait for each other: SQLite itself refuses a change of the journal's mode at once."""
-    together = threading.Barrier(6)
-
-    def open_it(path: Path) -> None:
-        engine = make_engine(sa.make_url(f"sqlite:///{path}"), 1, 1.0)
-        together.wait(PATIENCE_S)
-        engine.connect().close()
-        engine.dispose()
-
-    with ThreadPoolExecutor(6) as pool:
-        for number in range(20):
-            for opened in [pool.submit(open_it, tmp_path / f"{number}.db") for _ in range(6)]:
-                opened.result()
-
-
 def test_a_table_that_is_not_ours(harness: Any) -> None:
     harness.admin("CREATE TABLE xabridge_decision (gtrid text, verdict text)")
     client = Decider(harness, opened=False)
@@ -291,43 +271,31 @@ def test_a_decision_is_durable_when_it_is_answered(postgres_harness: PostgresDec
 
 
 # --- settle -----------------------------------------------------------------------------------------------------
-def test_settle_waits_for_a_transaction_that_is_deciding(postgres_harness: PostgresDeciderHarness) -> None:
-    """The row is inserted and not yet committed: whoever settles waits, and hears the truth."""
-    harness = postgres_harness
-    client, recovery = Decider(harness), Decider(harness)
-    for commits in (True, False):
-        gtrid = new_xid().gtrid
-        with psycopg.connect(harness.url) as deciding, ThreadPoolExecutor(1) as pool:
-            deciding.execute(
-                "INSERT INTO xabridge_decision (gtrid, state, record) VALUES (%s, 'committed', 'r')", [gtrid.hex()]
-            )
-            settling = pool.submit(recovery.rm.settle, gtrid, RMID)
-            while not query(harness, "SELECT 1 FROM pg_locks WHERE NOT granted"):
-                pass
-            assert not settling.done()
-            deciding.commit() if commits else deciding.rollback()
-            assert settling.result(PATIENCE_S) == (b"r" if commits else None)
-    client.rm.close("", RMID)
-    recovery.rm.close("", RMID)
-
-
-def test_settle_does_not_wait_for_ever(harness: Any) -> None:
+@in_mariadb_too
+def test_settle_waits_for_a_transaction_that_is_deciding_and_not_for_ever(harness: Any) -> None:
+    """Its row is inserted and not yet committed. In SQLite somebody writes, which may be a decision."""
     recovery = Decider(harness)
-    recovery.rm.driver.unit_driver.backend.table.settle_wait_s = 0.05  # type: ignore[attr-defined]
-    xid = new_xid()
-    if isinstance(harness, SqliteDeciderHarness):
-        with closing(sqlite3.connect(harness._path, isolation_level=None)) as writer:
-            writer.execute("BEGIN IMMEDIATE")
+    table: Any = recovery.rm.driver.unit_driver.backend.table  # type: ignore[attr-defined]
+    table.settle_wait_s = 0.05 if isinstance(harness, SqliteDeciderHarness) else 1
+    for ends, record in (("ROLLBACK", None), ("COMMIT", b"late")):
+        xid = new_xid()
+        with table._engine.connect() as deciding:
+            deciding.execute(table.insertion(xid.gtrid, b"late"))
             with refused(Code.XA_RETRY):
                 recovery.settle(xid)
-            writer.execute("ROLLBACK")
-    else:
-        with psycopg.connect(harness.url) as deciding:
-            deciding.execute("INSERT INTO xabridge_decision (gtrid, state) VALUES (%s, 'committed')", [xid.gtrid.hex()])
-            with refused(Code.XA_RETRY):
-                recovery.settle(xid)
+            deciding.commit() if ends == "COMMIT" else deciding.rollback()
+        with ThreadPoolExecutor(1) as pool, table._engine.connect() as deciding:
+            deciding.execute(table.insertion((late := new_xid()).gtrid, b"late"))
+            table.settle_wait_s = PATIENCE_S
+            settling = pool.submit(table.settle, late.gtrid)
+            deciding.commit() if ends == "COMMIT" else deciding.rollback()
+            assert settling.result(PATIENCE_S) == record
+            table.settle_wait_s = 0.05 if isinstance(harness, SqliteDeciderHarness) else 1
+        assert recovery.settle(xid) == record
+        with table._engine.connect() as deciding:
+            with pytest.raises(IntegrityError):
+                deciding.execute(table.insertion(xid.gtrid, b"too late"))
             deciding.rollback()
-    assert recovery.settle(xid) is None
     recovery.rm.close("", RMID)
 
 
@@ -371,15 +339,6 @@ def test_what_has_ended_is_not_listed_even_when_it_can_not_be_deleted(
 
 
 # --- SQLite -----------------------------------------------------------------------------------------------------
-def test_sqlite_is_set_up_to_be_safe(sqlite_client: Decider) -> None:
-    xid = sqlite_client.begun(new_key())
-    shop = sqlite_client.rm.session(RMID)
-    assert shop.execute(sa.text("PRAGMA journal_mode")).scalar_one() == "wal"
-    assert shop.execute(sa.text("PRAGMA synchronous")).scalar_one() == 2  # FULL
-    sqlite_client.end(xid)
-    sqlite_client.rollback(xid)
-
-
 def test_one_writer_waits_for_the_other(sqlite_client: Decider, sqlite_harness: SqliteDeciderHarness) -> None:
     xid = sqlite_client.ended(first := new_key())
     with ThreadPoolExecutor(1) as pool:
@@ -499,34 +458,6 @@ def test_a_process_that_is_killed_while_it_decides(harness: Any) -> None:
         harness.admin("DELETE FROM work")
 
 
-def test_a_statement_is_cut_short_when_its_branch_is_rolled_back(
-    sqlite_client: Decider, sqlite_harness: SqliteDeciderHarness
-) -> None:
-    """The manager's reaper does so, from a thread of its own."""
-    control = ThreadOfControl()
-    with entered(control):
-        xid = sqlite_client.begun(key := new_key())
-        shop = sqlite_client.rm.session(RMID)
-    counting = threading.Event()
-    shop.connection.dbapi_connection.create_function("counting", 0, counting.set)
-    endless = "WITH RECURSIVE n(i) AS (SELECT counting() UNION ALL SELECT 1 FROM n) SELECT count(*) FROM n"
-
-    def work() -> None:
-        with pytest.raises(sa.exc.OperationalError, match="interrupted"):
-            shop.execute(sa.text(endless))
-
-    with ThreadPoolExecutor(1) as pool:
-        working = pool.submit(work)
-        assert counting.wait(PATIENCE_S)
-        with entered(control):
-            sqlite_client.end(xid, TMFAIL)
-            sqlite_client.rollback(xid)
-        working.result(PATIENCE_S)
-    assert key not in sqlite_harness.committed()
-    sqlite_client.decide(sqlite_client.ended(key))
-    assert key in sqlite_harness.committed()
-
-
 # --- PostgreSQL as it is by default, behind a pooler ------------------------------------------------------------------
 @pytest.fixture
 def pooled(pooler: Pooler, postgres_unprepared: Postgres) -> Iterator[Decider]:
@@ -581,29 +512,3 @@ def test_more_clients_than_the_pooler_has_connections(pooled: Decider) -> None:
         assert time.monotonic() < until, sessions
         time.sleep(0.05)
     assert sessions >= 1
-
-
-class Base(DeclarativeBase):
-    """Of what is mapped here."""
-
-
-class Thing(Base):
-    """A row."""
-
-    __tablename__ = "things"
-    id: Mapped[int] = mapped_column(primary_key=True)
-
-
-def test_an_error_of_the_last_flush_is_told(tmp_path: Path) -> None:
-    """SQLAlchemy rolls back behind it, and the one who is told of the rollback has to know why."""
-    resources = {"shop": ResourceConfig(f"sqlite:///{tmp_path / 'shop.db'}", "decider")}
-    with TransactionManager("flush-1", None, resources, background=False) as tm:
-        with tm.begin() as tx:
-            tx["shop"].execute(sa.text("CREATE TABLE things (id integer PRIMARY KEY)"))
-            tx["shop"].execute(sa.text("INSERT INTO things VALUES (1)"))
-        with pytest.raises(RolledBack, match=r"UNIQUE constraint failed: things\.id"), tm.begin() as tx:
-            tx["shop"].orm.add(Thing(id=1))
-        with pytest.raises(RolledBack, match=r"UNIQUE constraint failed: things\.id"), tm.begin() as tx:
-            tx["shop"].orm.add(Thing(id=1))
-            with suppress(IntegrityError):
-                tx["shop"].orm.flush()

@@ -5,25 +5,20 @@ and other sessions hear "unknown" of a branch that is there.
 from __future__ import annotations
 
 import threading
-import time
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-import pymysql
 import pytest
-import sqlalchemy as sa
 
 from rm_db.mariadb import prepared_branches
 from rm_db.mariadb.xid import lock_name
-from tests.rm_db.harness import MariaHarness, vote
-from tests.rm_db.mariadb.test_statements import commit
-from tm import RolledBack, TransactionManager
-from xa import TMFAIL, BranchRolledBack, Code, ResourceUnavailable, Xid
+from xa import BranchRolledBack, Code, ResourceUnavailable, Xid
 from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_key, new_xid, refused
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import pymysql
 
+    from tests.rm_db.harness import MariaHarness
     from xabridge.testing.mariadb import MariaDB
 
 PATIENCE_S = 60
@@ -205,98 +200,7 @@ def test_the_reply_to_the_second_phase_is_lost(client: Client, harness: MariaHar
             assert (key in harness.committed()) is (verb == "commit")
 
 
-def until_somebody_waits_for_a_lock(server: MariaDB) -> None:
-    """Asks seldom: InnoDB makes the table anew only if nobody has read it for a tenth of a second."""
-    while not server.ask("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"):
-        time.sleep(0.15)
-
-
 # --- the vote --------------------------------------------------------------------------------------------------------
-def test_a_deadlock(client: Client, harness: MariaHarness) -> None:
-    """The server rolls the whole branch back, whatever the application thinks of the error."""
-    for swallowed in (True, False):
-        xid = new_xid()
-        client.start(xid)
-        connection = client.rm.session(RMID).pymysql
-        connection.query("UPDATE account SET amount = 1 WHERE id = 1")
-        rival = harness.connect()
-        rival.begin()
-        for _ in range(5):
-            rival.query("INSERT INTO work VALUES (UUID())")  # it has written more, and is not the victim
-        rival.query("UPDATE account SET amount = 2 WHERE id = 2")
-        waits = threading.Thread(target=rival.query, args=("UPDATE account SET amount = 2 WHERE id = 1",))
-        waits.start()
-        until_somebody_waits_for_a_lock(harness._server)
-        with pytest.raises(pymysql.OperationalError, match="1213"):
-            connection.query("UPDATE account SET amount = 1 WHERE id = 2")
-        if swallowed:
-            with pytest.raises(pymysql.MySQLError):
-                connection.query("INSERT INTO work VALUES ('behind')")
-        waits.join(PATIENCE_S)
-        rival.rollback()
-        rival.close()
-        assert vote(client, xid).code is Code.XA_RBDEADLOCK
-        assert harness.admin("SELECT amount FROM account WHERE id = 1") == [(100,)]
-
-
-def test_a_deadlock_that_a_procedure_swallows_is_told_in_one_voice(mariadb: MariaDB, tmp_path: Path) -> None:
-    """Nothing of it is committed, and nothing that is said makes somebody believe so."""
-    url = mariadb.create_database("mariadb")
-    name = url.rpartition("/")[2]
-    mariadb.admin(
-        f"USE {name}",
-        "CREATE TABLE pair (id integer PRIMARY KEY, amount integer) ENGINE = InnoDB",
-        "CREATE TABLE filled (id integer PRIMARY KEY) ENGINE = InnoDB",
-        "INSERT INTO pair VALUES (1, 100), (2, 100)",
-        "CREATE PROCEDURE swallows() BEGIN DECLARE CONTINUE HANDLER FOR 1213 SET @swallowed = 1;"
-        " UPDATE pair SET amount = 1 WHERE id = 2; END",
-    )
-    with (
-        TransactionManager("node-1", f"file://{tmp_path}/log", {"shop": url}, background=False) as manager,
-        mariadb.connect() as rival,
-    ):
-        rival.select_db(name)
-        rival.begin()
-        for number in range(50):
-            rival.query(f"INSERT INTO filled VALUES ({number})")  # noqa: S608 — it has written more, and is not the victim
-        rival.query("UPDATE pair SET amount = 2 WHERE id = 2")
-        waits = threading.Thread(target=rival.query, args=("UPDATE pair SET amount = 2 WHERE id = 1",))
-        with pytest.raises(RolledBack, match="because of a deadlock") as told, manager.begin() as tx:
-            tx["shop"].execute(sa.text("UPDATE pair SET amount = 1 WHERE id = 1"))
-            waits.start()
-            until_somebody_waits_for_a_lock(mariadb)
-            tx["shop"].execute(sa.text("CALL swallows()"))
-        waits.join(PATIENCE_S)
-        rival.rollback()
-    assert "safe to try again" in str(told.value)
-    assert "committed" not in str(told.value)
-    assert mariadb.ask(f"SELECT amount FROM {name}.pair") == [(100,), (100,)]  # noqa: S608 — a name of ours
-
-
-def test_a_failed_statement_is_undone_alone(client: Client, harness: MariaHarness) -> None:
-    """Also one that did not get its lock in time."""
-    with elsewhere():
-        other = client.begun(new_key())
-        client.rm.session(RMID).pymysql.query("UPDATE account SET amount = 1 WHERE id = 1")
-        client.end(other)
-    xid = new_xid()
-    client.start(xid)
-    session = client.rm.session(RMID)
-    session.pymysql.query("SET SESSION innodb_lock_wait_timeout = 0")
-    session.execute(sa.text("UPDATE account SET amount = 5 WHERE id = 2"))
-    for statement, told in {
-        "INSERT INTO account VALUES (2, 1)": "1062",
-        "UPDATE account SET amount = -1 WHERE id = 2": "4025",
-        "SELEC 1": "1064",
-        "UPDATE account SET amount = 5 WHERE id = 1": "1205",
-    }.items():
-        with pytest.raises(sa.exc.DBAPIError, match=told):
-            session.execute(sa.text(statement))
-    commit(client, xid)
-    client.rollback(other)
-    assert harness.admin("SELECT amount FROM account ORDER BY id") == [(100,), (5,)]
-
-
 def test_an_xid_that_exists(client: Client, harness: MariaHarness) -> None:
     key = new_key().replace(" ", "_")
     theirs = stranger(harness, key)
@@ -364,43 +268,3 @@ def test_a_branch_that_wrote_anything_is_prepared(client: Client, harness: Maria
             assert xid in client.in_doubt()
             client.commit(xid)
             assert harness.admin("SELECT id, amount FROM account ORDER BY id") != [(1, 100), (2, 100)]
-
-
-# --- threads --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("statement", ["SELECT SLEEP(600)", "UPDATE account SET amount = SLEEP(600)"])
-def test_a_statement_is_interrupted_when_its_branch_is_rolled_back(
-    client: Client, harness: MariaHarness, statement: str
-) -> None:
-    xid = new_xid()
-    told: list[BaseException] = []
-
-    def work() -> None:
-        with elsewhere():
-            client.start(xid)
-            session = client.rm.session(RMID)
-            session.pymysql.query("INSERT INTO work VALUES ('interrupted')")
-            try:
-                session.pymysql.query(statement)
-            except BaseException as error:  # noqa: BLE001 — whatever it is told
-                told.append(error)
-            try:
-                client.end(xid, TMFAIL)
-            except BranchRolledBack as error:
-                told.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    while not harness.admin(
-        "SELECT 1 FROM information_schema.processlist WHERE info LIKE '%%SLEEP(600)%%' AND id <> CONNECTION_ID()"
-    ):
-        time.sleep(0.01)
-    unit = client.rm.driver._branches[xid].unit  # type: ignore[attr-defined]
-    begun = time.monotonic()
-    unit.start_rollback()
-    assert time.monotonic() - begun < 30
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
-    client.retrying("rollback", xid)
-    assert "interrupted" not in harness.committed()
-    assert harness.admin("SELECT amount FROM account ORDER BY id") == [(100,), (100,)]
-    assert told

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 import pytest
-import sqlalchemy as sa
 
 from xa import TMONEPHASE, BranchRolledBack, Code, XaMisuse, Xid
 from xabridge.testing.contract.client import RMID, Client, case, new_xid, refused
@@ -123,29 +122,6 @@ def test_a_procedure_that_ends_the_branch_is_noticed(client: Client, harness: Ma
         client.commit(xid, TMONEPHASE) if one_phase else client.prepare(xid)
     assert told.value.code is Code.XA_RBPROTO
     assert amounts(harness) == AFTER
-
-
-def test_the_isolation_level_is_set_before_the_first_statement(client: Client, harness: MariaHarness) -> None:
-    xid = new_xid()
-    client.start(xid)
-    session = client.rm.session(RMID)
-    session.execution_options(isolation_level="READ COMMITTED")
-    for amount in (100, 101):
-        harness.admin("UPDATE account SET amount = %s WHERE id = 2", amount)
-        assert session.scalar(sa.text("SELECT amount FROM account WHERE id = 2")) == amount
-    with refused(Code.XAER_PROTO):
-        session.execution_options(isolation_level="SERIALIZABLE")
-    session.execute(sa.text("UPDATE account SET amount = 1 WHERE id = 1"))
-    commit(client, xid)
-    assert amounts(harness) == [(1, 1), (2, 101)]
-    xid = new_xid()
-    client.start(xid)
-    session = client.rm.session(RMID)
-    with pytest.raises(ValueError, match="no isolation level"):
-        session.execution_options(isolation_level="X; DROP TABLE account")
-    assert session.scalar(sa.text("SELECT @@tx_isolation")) == "REPEATABLE-READ"
-    client.end(xid)
-    client.rollback(xid)
 
 
 def test_results_that_nobody_reads(client: Client) -> None:

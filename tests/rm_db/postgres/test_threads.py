@@ -7,12 +7,12 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 import sqlalchemy as sa
 
-from xa import TMFAIL, TMJOIN, TMNOWAIT, TMONEPHASE, TMSUCCESS, Code, ThreadOfControl, XaMisuse, entered
+from xa import TMFAIL, TMJOIN, TMNOWAIT, TMONEPHASE, TMSUCCESS, Code, ThreadOfControl, entered
 from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 
 if TYPE_CHECKING:
@@ -24,37 +24,6 @@ PATIENCE_S: Final = 60
 
 
 # --- a manager that ends what takes too long, while the application is inside ---------------------------------------
-def test_a_statement_is_cancelled_when_its_branch_ends(client: Client, harness: PostgresHarness) -> None:
-    """The manager's reaper rolls back for the application's thread of control, from a thread of its own; and who would
-    commit is refused."""
-    for flags, statement in ((TMFAIL, "SELECT pg_sleep(600)"), (TMSUCCESS, "SELECT pg_sleep(601)")):
-        control = ThreadOfControl()
-        with entered(control):
-            xid = client.begun(key := new_key())
-            shop = client.rm.session(RMID)
-
-        def work(shop: Any = shop, statement: str = statement) -> None:
-            with pytest.raises(sa.exc.OperationalError, match="canceling statement"):
-                shop.execute(sa.text(statement))
-            with pytest.raises(XaMisuse, match="over"):
-                shop.execute(sa.text("SELECT 1"))
-
-        with ThreadPoolExecutor(1) as pool:
-            working = pool.submit(work)
-            wait_for_statement(harness, statement)
-            with entered(control):
-                if flags == TMFAIL:
-                    assert client.end(xid, flags) is Code.XA_OK
-                    assert client.rollback(xid) is Code.XA_OK
-                else:
-                    with refused(Code.XA_RBPROTO):
-                        client.end(xid)
-                    client.retrying("rollback", xid)
-            working.result(PATIENCE_S)
-        assert key not in harness.committed()
-        assert client.commit(client.ended(key), TMONEPHASE) is Code.XA_OK
-
-
 def test_a_server_that_does_not_even_cancel(client: Client, harness: PostgresHarness) -> None:
     """Nothing is heard of it any more: the connection is cut under the statement, and everybody goes on."""
     control = ThreadOfControl()

@@ -95,7 +95,7 @@ class Shop:
     """What else ends a transaction, besides what all kinds of databases have."""
 
     def __init__(self, shop: str, other: str, mode: Mode) -> None:
-        self._addresses = {"shop": ResourceConfig(shop, mode), "other": ResourceConfig(other)}
+        self.addresses = {"shop": ResourceConfig(shop, mode), "other": ResourceConfig(other)}
         self._in_file = mode != "decider"
         self.url = driver_url(shop)
         self.plain = self.engine(self.url)
@@ -112,7 +112,7 @@ class Shop:
         """With empty tables, in a manager; nothing is left in it."""
         self.empty()
         log = f"file://{folder}/log" if self._in_file else None
-        with TransactionManager("node-1", log, self._addresses, background=False) as self.tm:
+        with TransactionManager("node-1", log, self.addresses, background=False) as self.tm:
             yield
             assert self.tm.recover().clean
             assert self.left() == []
@@ -198,6 +198,11 @@ class MariaDBShop(Shop):
     def waits(self) -> bool:
         return bool(self.server.ask("SELECT 1 FROM information_schema.processlist WHERE state = 'User lock'"))
 
+    def until_somebody_waits_for_a_lock(self) -> None:
+        """Asks seldom: InnoDB makes the table anew only if nobody has read it for a tenth of a second."""
+        while not self.server.ask("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"):
+            time.sleep(0.15)
+
     def left(self) -> list[Any]:
         # InnoDB makes the table of its transactions anew only if nobody has read it for a tenth of a second.
         ask = "SELECT trx_mysql_thread_id, trx_query FROM information_schema.innodb_trx"
@@ -265,6 +270,8 @@ class PostgresShop(Shop):
 
 class SqliteShop(Shop):
     """A file that decides, beside a database of a PostgreSQL."""
+
+    sleep = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT 1 FROM n) SELECT count(*) FROM n"
 
     def __init__(self, server: Postgres, mode: Mode) -> None:
         super().__init__(f"sqlite:///{new_folder('shop')}/shop.db", server.create_database(), mode)

@@ -58,20 +58,6 @@ def test_connection_session_and_driver_are_one_transaction(shop: Shop) -> None:
     assert shop.made() == [1]
 
 
-def test_a_block_that_raises_writes_nothing(shop: Shop) -> None:
-    async def main() -> None:
-        with pytest.raises(LookupError):
-            async with shop.tm.begin() as tx:
-                await tx["shop"].asyncio.execute(insert(Order).values(id=1, words="gone"))
-                await shop.insert_with_driver(tx["shop"], 2, "gone")
-                await insert_other(tx)
-                raise LookupError
-
-    asyncio.run(main())
-    assert shop.rows() == []
-    assert shop.made() == []
-
-
 def test_a_savepoint_and_a_stream(shop: Shop) -> None:
     async def main() -> None:
         async with shop.tm.begin() as tx:
@@ -264,21 +250,6 @@ def test_waiting_without_await_is_refused(shop: Shop) -> None:
 
 
 # --- MariaDB: PyMySQL works in greenlets ----------------------------------------------------------------------------
-def test_a_statement_that_fails_is_undone_alone(mariadb_shop: MariaDBShop) -> None:
-    shop = mariadb_shop
-
-    async def main() -> None:
-        async with shop.tm.begin() as tx:
-            connection = tx["shop"].asyncio
-            await connection.execute(insert(Order).values(id=1, words="a"))
-            with pytest.raises(DBAPIError, match="1062"):
-                await connection.execute(insert(Order).values(id=1, words="b"))
-            await connection.execute(insert(Order).values(id=2, words="c"))
-
-    asyncio.run(main())
-    assert shop.rows() == [(1, "a"), (2, "c")]
-
-
 def test_a_long_stream_and_much_in_one_statement(mariadb_shop: MariaDBShop) -> None:
     shop = mariadb_shop
 

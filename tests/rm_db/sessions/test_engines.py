@@ -361,28 +361,6 @@ async def wait_at_gate(engine: AsyncEngine, shop: Shop) -> None:
         await connection.execute(text(shop.wait))
 
 
-def test_while_it_waits_the_others_go_on_and_a_second_task_is_refused(postgres_shop: PostgresShop) -> None:
-    """The loop has to go on, or the statement that is waited for never ends."""
-    shop = postgres_shop
-
-    async def work(engine: AsyncEngine) -> None:
-        with Gate(shop) as gate:
-            async with shop.tm.begin() as tx:
-                await tx.aenlist("shop")
-                waiting = asyncio.create_task(wait_at_gate(engine, shop))
-                await gate.until_someone_waits()
-                with pytest.raises(XaMisuse, match="another thread or task is in a statement"):
-                    await place(engine, 1)
-                with pytest.raises(XaMisuse, match="another thread or task is in a statement"):
-                    await tx["shop"].asyncio.execute(insert(Order).values(id=2))
-                gate.open()
-                await waiting
-                await place(engine, 3)
-
-    run_with_engine(shop, work)
-    assert shop.ids() == [3]
-
-
 def test_a_cancelled_task_cancels_its_statement_and_rolls_back(postgres_shop: PostgresShop) -> None:
     shop = postgres_shop
 

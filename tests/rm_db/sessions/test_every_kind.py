@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
+from tests.rm_db.sessions.conftest import OF_EVERY_KIND
 from tests.rm_db.sessions.shops import Made, MariaDBShop, Order, PostgresShop, Shop
-from tm import RolledBack
+from tm import RolledBack, TransactionManager
 from xa import XaMisuse
 from xabridge.testing.contract.client import case
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 # --- what ends the transaction ----------------------------------------------------------------------------------
@@ -210,6 +213,23 @@ def test_a_session_that_is_over_is_refused(shop: Shop) -> None:
                 use()
         assert old.closed
     assert shop.ids() == [1, 2]
+
+
+@pytest.mark.parametrize("shop", [kind for kind in OF_EVERY_KIND if kind != "mariadb decider"], indirect=True)
+def test_a_statement_is_cut_short_when_its_transaction_takes_too_long(shop: Shop, tmp_path: Path) -> None:
+    """The manager's reaper rolls back from a thread of its own, while the application is in a statement. (PyMySQL
+    by itself can't interrupt: the statement of a decider in MariaDB goes on in the server.)"""
+    log = None if shop.kind.endswith("decider") else f"file://{tmp_path}/other"
+    with TransactionManager("node-2", log, shop.addresses) as manager:
+        with pytest.raises(RolledBack, match="longer than its"), manager.begin(timeout_s=0.5) as tx:
+            tx["shop"].execute(sa.insert(Order).values(id=1))
+            with suppress(DBAPIError):  # MariaDB's SLEEP raises none
+                tx["shop"].execute(sa.text(shop.sleep))
+            with pytest.raises((XaMisuse, DBAPIError)):
+                tx["shop"].execute(sa.insert(Order).values(id=2))
+        with manager.begin() as tx:
+            tx["shop"].execute(sa.insert(Order).values(id=3))  # nothing is locked any more
+    assert shop.ids() == [3]
 
 
 # --- nothing leaks into the next transaction --------------------------------------------------------------------
