@@ -1,6 +1,6 @@
 """`Book` is a model of the ledger and the decision log. Its methods are those of `SqlLedger`, `SqlLog` and
-`LedgerOpener`, with the incarnation as first argument; tests/xabridge/pipeline/core/test_ledger.py checks that both
-give the same answers.
+`LedgerOpener`; but for those in UNCHECKED, who calls them does a `check` of the incarnation first.
+tests/xabridge/pipeline/core/test_ledger.py checks that both give the same answers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNCHECKED = frozenset({"epoch", "planned", "later", "waiting", "unlogged", "last
 
 @dataclass
 class Book:
-    """What is durable. Every operation is made under an incarnation."""
+    """What is durable."""
 
     log_id: bytes = b"log-id-8"
     incarnation: int = 0
@@ -78,19 +78,14 @@ class Book:
             raise TakenOver("taken over")
 
     # --- what failed ----------------------------------------------------------------------------------------------
-    def set_isolation(self, incarnation: int, isolation: Isolation) -> None:
-        self.check(incarnation)
+    def set_isolation(self, isolation: Isolation) -> None:
         self.isolation = isolation
 
-    def note_failure(
-        self, incarnation: int, gtrid: bytes, messages: int, place: int = -1, shard: Shard | None = None
-    ) -> None:
-        self.check(incarnation)
+    def note_failure(self, gtrid: bytes, messages: int, place: int = -1, shard: Shard | None = None) -> None:
         self.isolation = (self.isolation or Isolation(b"")).after(gtrid, messages, place, shard)
 
     # --- the ledger -----------------------------------------------------------------------------------------------
-    def row(self, incarnation: int) -> PipelineRow:
-        self.check(incarnation)
+    def row(self) -> PipelineRow:
         return PipelineRow(
             "p", self.incarnation, self.driver, "", 0.0, self.epoch_number, 0, self.current, self.again_in
         )
@@ -117,10 +112,9 @@ class Book:
     def _sorted(self) -> list[EpochRow]:
         return [self.epochs[epoch] for epoch in sorted(self.epochs)]
 
-    def known(self, incarnation: int, query: str = "") -> PipelineOwnership:
+    def known(self, query: str = "") -> PipelineOwnership:
         """There is one pipeline, so that no query has another one."""
         del query
-        self.check(incarnation)
         decided = {
             query: row
             for query, row in self.batches.items()
@@ -139,14 +133,12 @@ class Book:
     def last_batch(self, query: str) -> BatchRow | None:
         return self.batches.get(query)
 
-    def allot(self, incarnation: int) -> int:
-        self.check(incarnation)
+    def allot(self) -> int:
         self.epoch_number += 1
         return self.epoch_number
 
     def plan(
         self,
-        incarnation: int,
         epoch: int,
         previous: int,
         gtrid: bytes,
@@ -156,44 +148,36 @@ class Book:
         place: int = 0,
         fenced: Collection[tuple[str, bytes]] = (),
     ) -> None:
-        self.check(incarnation)
         known = self.epochs.get(epoch, EpochRow(epoch, gtrid, tries, read, previous))
         self.epochs[epoch] = replace(known, gtrid=gtrid, tries=tries, read=read, sunk=False, query=query, place=place)
         self.may_read -= set(fenced)
         self.may_read |= {(shard.resource, gtrid) for shard in read.shards}
         self.current, self.again_in = gtrid, 0
 
-    def plan_replay(self, incarnation: int, gtrid: bytes) -> None:
-        self.check(incarnation)
-        self.current, self.again_in = gtrid, incarnation
+    def plan_replay(self, gtrid: bytes) -> None:
+        self.current, self.again_in = gtrid, self.incarnation
 
-    def end_replay(self, incarnation: int) -> None:
-        self.check(incarnation)
+    def end_replay(self) -> None:
         self.again_in = 0
 
-    def mark_sink(self, incarnation: int, gtrid: bytes) -> None:
-        self.check(incarnation)
+    def mark_sink(self, gtrid: bytes) -> None:
         for row in self.planned(gtrid).epochs:
             self.epochs[row.epoch] = replace(row, sunk=True)
 
-    def bind_batch(self, incarnation: int, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
-        self.check(incarnation)
+    def bind_batch(self, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
         self.batches[query] = BatchRow(batch, gtrid, offsets)
 
-    def bind_query(self, incarnation: int, query: str, run: str, sources: Sequence[str]) -> None:
-        self.check(incarnation)
-        self.bound = QueryRow(query, run, incarnation)
+    def bind_query(self, query: str, run: str, sources: Sequence[str]) -> None:
+        self.bound = QueryRow(query, run, self.incarnation)
         self.sources = {source: (place, "") for place, source in enumerate(sources)}
 
-    def name_epochs(self, incarnation: int, query: str, epochs: Collection[int]) -> None:
-        self.check(incarnation)
+    def name_epochs(self, query: str, epochs: Collection[int]) -> None:
         for epoch in epochs:
             if epoch in self.epochs and not self.epochs[epoch].query:
                 self.epochs[epoch] = replace(self.epochs[epoch], query=query)
 
-    def claim(self, incarnation: int, source: str, process: str) -> tuple[str, int]:
-        self.check(incarnation)
-        if self.bound is None or self.bound.incarnation != incarnation or source not in self.sources:
+    def claim(self, source: str, process: str) -> tuple[str, int]:
+        if self.bound is None or self.bound.incarnation != self.incarnation or source not in self.sources:
             raise PipelineTaken("not bound")
         place, holder = self.sources[source]
         if holder not in {"", process}:
@@ -201,46 +185,40 @@ class Book:
         self.sources[source] = place, process
         return self.bound.query, place
 
-    def mark_logged(self, incarnation: int, epochs: Collection[int]) -> None:
-        self.check(incarnation)
+    def mark_logged(self, epochs: Collection[int]) -> None:
         for epoch in epochs:
             self.epochs[epoch] = replace(self.epochs[epoch], logged=True)
 
-    def mark_finished(self, incarnation: int, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
-        self.check(incarnation)
+    def mark_finished(self, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
         for row in self.planned(gtrid).epochs:
             self.epochs[row.epoch] = replace(row, finished=row.finished | frozenset(words))
         return self.planned(gtrid).finished | frozenset(words)
 
     # --- the log --------------------------------------------------------------------------------------------------
-    def begin(self, incarnation: int, gtrid: bytes) -> None:
-        self.check(incarnation)
-        known = self.gtrids.setdefault(gtrid, Entry(gtrid, S.ACTIVE, incarnation, None))
-        if known.state is not S.ACTIVE or known.incarnation != incarnation:
+    def begin(self, gtrid: bytes) -> None:
+        known = self.gtrids.setdefault(gtrid, Entry(gtrid, S.ACTIVE, self.incarnation, None))
+        if known.state is not S.ACTIVE or known.incarnation != self.incarnation:
             raise DecisionRefused("known")
 
-    def force(self, incarnation: int, decision: Decision) -> None:
-        self.check(incarnation)
+    def force(self, decision: Decision) -> None:
         entry = self.gtrids.get(decision.gtrid)
         if entry is not None and entry.decision == decision:
             return
         if entry is not None and entry.state is not S.ACTIVE:
             raise DecisionRefused(f"it is {entry.state.value}")
-        self.gtrids[decision.gtrid] = Entry(decision.gtrid, S.COMMITTED, incarnation, decision)
+        self.gtrids[decision.gtrid] = Entry(decision.gtrid, S.COMMITTED, self.incarnation, decision)
         self.decided.append(decision.gtrid)
 
-    def abort(self, incarnation: int, gtrid: bytes) -> GtridState:
+    def abort(self, gtrid: bytes) -> GtridState:
         entry = self.gtrids.get(gtrid)
-        self.check(incarnation)
         if entry is None or entry.state is S.ACTIVE:
-            self.gtrids[gtrid] = Entry(gtrid, S.ABORTED, incarnation, None)
+            self.gtrids[gtrid] = Entry(gtrid, S.ABORTED, self.incarnation, None)
         return self.gtrids[gtrid].state
 
     def entry(self, gtrid: bytes) -> Entry | None:
         return self.gtrids.get(gtrid)
 
-    def decisions(self, incarnation: int) -> list[Decision]:
-        self.check(incarnation)
+    def decisions(self) -> list[Decision]:
         return [entry.decision for entry in self.gtrids.values() if entry.state is S.COMMITTED and entry.decision]
 
     def end(self, gtrid: bytes) -> None:

@@ -402,7 +402,7 @@ class World:
     def _bind(self, driver: str, checkpoint: Checkpoint) -> Steps:
         """Does what `xabridge.pipeline.core.driver.query_binding.bind` does, with one effect for each of its parts."""
         query = Query(checkpoint.query, driver, max(checkpoint.offsets, default=-1), checkpoint.adopt)
-        known = yield Do("look", lambda: self.book.known(self.book.incarnation))
+        known = yield Do("look", self.book.known)
         self.mutant.check("p", query, known)
         incarnation: int = yield Do("take", lambda: self.book.take(driver))
         own = self.mutant.own("p", self.book.log_id, incarnation)
@@ -455,7 +455,7 @@ class World:
             yield from self._core(partial(self._logged, start), incarnation)
             origin = Origin(checkpoint.query, place)
             planned = yield from self._core(partial(self._plan, own, origin, start, end, source), incarnation)
-            known = yield Do("known", lambda: self.book.known(incarnation))
+            known = yield Do("known", lambda: self._book(DriverCall(incarnation, "known", ())))
             last = known.decided.get(checkpoint.query)
             decided = -1 if last is None else last.batch - planned.again
             count = len(planned.parts)
@@ -840,9 +840,9 @@ class World:
         if call.name == "isolation":
             return self.book.isolation
         operation = getattr(self.book, call.name)
-        if call.name in UNCHECKED:
-            return operation(*call.arguments)
-        answer = operation(call.incarnation, *call.arguments)
+        if call.name not in UNCHECKED:
+            self.book.check(call.incarnation)
+        answer = operation(*call.arguments)
         if call.name == "bind_query":
             self._bound(call.arguments[0])
         return answer
