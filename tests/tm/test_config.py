@@ -17,7 +17,6 @@ from tests.cases import each
 from tests.tm.wrapped import Wrapped
 from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager, configuration_from
 from tm.resources.resource import GROUP, find_factory
-from xa.secrets import masked
 from xabridge.testing.reference import DecidingStore, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
@@ -210,17 +209,3 @@ def test_what_can_only_decide_is_said_to_be_able_to(url: str, can_decide: bool) 
     with pytest.raises(ConfigurationError) as raised:
         find_factory("a", ResourceConfig(url))
     assert ('as the one that decides it can take part: mode = "decider"' in str(raised.value)) is can_decide
-
-
-@each(
-    ("url", "shown"),
-    [
-        ("amqps://svc:s3cret@broker:5671", "amqps://svc:…@broker:5671"),
-        ("amqps://svc:s3@cret@broker:5671", "amqps://svc:…@broker:5671"),
-        ("amqps://broker:5671", "amqps://broker:5671"),
-        ("postgresql://orders@db/shop", "postgresql://orders@db/shop"),
-        ("svc:s3cret@broker", "svc:…@broker"),
-    ],
-)
-def test_no_password_is_shown(url: str, shown: str) -> None:
-    assert masked(url) == shown

@@ -33,7 +33,6 @@ class Held:
 
     def __init__(self, shop: Shop, verb: str, times: int = 0, *, waits: bool = False) -> None:
         self.go_on = threading.Event()
-        self.thread: threading.Thread | None = None
         self._verb = verb
         self._times = times
         self._waits = waits
@@ -49,7 +48,6 @@ class Held:
     def _hold(self, when: str, verb: str) -> None:
         if (when, verb) != ("before", self._verb):
             return
-        self.thread = threading.current_thread()
         times, self._times = self._times, 0
         for _ in range(times):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -122,16 +120,6 @@ def test_the_main_thread_calls_its_callbacks_itself(shop: Shop) -> None:
         tx.register_synchronization(after=callback)
         shop.write(tx)
     assert [outcome.verdict for outcome in called] == [Verdict.COMMITTED]
-
-
-def test_verbs_are_carried_out_by_the_caller(shop: Shop) -> None:
-    held = Held(shop, "prepare")
-    with shop.tm.begin() as tx:
-        shop.write(tx)
-    assert held.thread is threading.main_thread()
-    elsewhere(lambda: committed(shop))
-    assert held.thread is not None
-    assert held.thread.name.startswith("ThreadPoolExecutor")
 
 
 def committed(shop: Shop) -> None:

@@ -4,10 +4,8 @@ become dead letters.
 
 from __future__ import annotations
 
-import os
-import random
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pytest
@@ -18,13 +16,10 @@ from tm.consumer.history import History
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.settings import ConsumerOptions
 from xa import Code, xa_error
-from xa.coroutines import drive, suspension
+from xa.coroutines import suspension
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-SEEDS = range(int(os.environ.get("XABRIDGE_SEED", "0")), int(os.environ.get("XABRIDGE_SEED", "0")) + 50)
-
 
 DOWN, CONFLICT = xa_error(Code.XAER_RMFAIL, "down"), xa_error(Code.XA_RBDEADLOCK, "no")
 
@@ -35,79 +30,6 @@ class Told:
 
     number: int
     delivery_count: int = 0
-
-
-@dataclass
-class Queue:
-    """A queue with one worker, whose handler refuses some messages always, and fails now and then."""
-
-    settings: ConsumerSettings
-    poison: frozenset[int]
-    waiting: list[Told]
-    dice: random.Random
-    trouble: float = 0.0
-    handled: list[int] = field(default_factory=list)
-    dead: list[int] = field(default_factory=list)
-    pauses: list[float] = field(default_factory=list)
-    tried: set[int] = field(default_factory=set)
-    final: frozenset[int] = frozenset()
-    """The messages whose first failure shows that no other attempt can help."""
-
-    def run(self) -> None:
-        """Until nothing is left."""
-        drive(receive_loop(self, self.settings, 60.0, lambda: not self.waiting))
-
-    async def receive(self, count: int, *, check: bool) -> Sequence[Told]:  # noqa: ARG002
-        return self.waiting[:count]
-
-    async def pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-
-    async def handle(self, messages: Sequence[Any]) -> Exception | None:
-        if self.poison.intersection(message.number for message in messages) or self.dice.random() < self.trouble:
-            self.tried.update(message.number for message in messages)
-            if len(messages) == 1:
-                messages[0].delivery_count += 1
-            return LookupError("no")
-        self.take(messages, self.handled)
-        return None
-
-    async def give_back(self, messages: Sequence[Any]) -> Exception | None:  # noqa: ARG002
-        return None
-
-    def history(self, message: Any) -> History:
-        deliveries = message.delivery_count
-        is_dead = deliveries >= self.settings.max_deliveries or (deliveries > 0 and message.number in self.final)
-        return History(deliveries, is_dead, message.number in self.tried, deliveries > 0 and not is_dead)
-
-    async def put_off(self, messages: Sequence[Any], wait_s: float) -> Exception | None:  # noqa: ARG002
-        raise AssertionError
-
-    async def refuse(self, messages: Sequence[Any]) -> Exception | None:
-        for message in messages:
-            assert message.delivery_count == (1 if message.number in self.final else self.settings.max_deliveries)
-        self.take(messages, self.dead)
-        return None
-
-    def take(self, messages: Any, into: list[int]) -> None:
-        into += [message.number for message in messages]
-        self.waiting = [message for message in self.waiting if message not in messages]
-
-
-@each("seed", SEEDS)
-@each("trouble", [0.0, 0.2])
-def test_every_message_comes_to_one_end_and_poison_takes_nothing_with_it(seed: int, trouble: float) -> None:
-    """Also where handlers fail now and then."""
-    dice = random.Random(seed)
-    count = dice.randrange(1, 60)
-    poison = frozenset(dice.sample(range(count), dice.randrange(min(count, 6))))
-    settings = ConsumerSettings("q", batch=dice.randrange(1, 20), max_deliveries=dice.randrange(2, 6))
-    queue = Queue(settings, poison, [Told(number) for number in range(count)], dice, trouble=trouble)
-    queue.run()
-    assert sorted(queue.dead + queue.handled) == list(range(count)), f"seed {seed}"
-    assert poison <= set(queue.dead), f"seed {seed}"
-    assert trouble or poison == set(queue.dead), f"seed {seed}"
-    assert max(queue.pauses, default=0) <= settings.retry_most_s
 
 
 class Played:
@@ -279,16 +201,6 @@ def test_a_first_wait_that_no_worker_can_hold_is_refused() -> None:
 def test_settings_that_are_wrong_are_named(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         ConsumerSettings("orders", **settings)
-
-
-def test_what_will_fail_again_is_put_away_without_another_attempt_or_wait() -> None:
-    settings = ConsumerSettings("q", batch=4, retry_first_s=1.0)
-    queue = Queue(
-        settings, frozenset({2}), [Told(number) for number in range(5)], random.Random(1), final=frozenset({2})
-    )
-    queue.run()
-    assert queue.dead == [2]
-    assert sorted(queue.handled) == [0, 1, 3, 4]
 
 
 def test_the_wait_before_another_attempt_grows_is_bounded_and_in_part_left_to_chance() -> None:

@@ -190,26 +190,6 @@ def test_further_processes_join_an_epoch(database_url: str, node: str) -> None:
 
 
 # --- gtrids -----------------------------------------------------------------------------------------------------
-def test_the_final_word_is_one(database_url: str, node: str) -> None:
-    log = SqlLog(database_url, node)
-    for _ in range(2):
-        log.begin(gtrid(1, node=node))
-    for sequence in (1, 1, 3):
-        assert log.abort(gtrid(sequence, node=node)) is GtridState.ABORTED
-        with pytest.raises(DecisionRefused, match="was aborted"):
-            log.decide(decision(sequence, node=node))
-        assert log.entry(gtrid(sequence, node=node)) is not None, "a tombstone stops a decision that comes late"
-    log.decide(decision(2, node=node))
-    log.decide(decision(2, node=node))
-    assert log.abort(gtrid(2, node=node)) is GtridState.COMMITTED
-    with pytest.raises(DecisionRefused, match="committed, with other branches"):
-        log.decide(decision(2, branches=3, node=node))
-    with pytest.raises(DecisionRefused, match="can't begin: it is committed"):
-        log.begin(gtrid(2, node=node))
-    assert list(log.decisions()) == [decision(2, node=node)]
-    log.close()
-
-
 @pytest.mark.parametrize("verbs", [[verb for verb in GtridVerb if verb is not GtridVerb.PURGE], [GtridVerb.PURGE]])
 def test_the_statements_do_what_the_table_says(database_url: str, node: str, verbs: list[GtridVerb]) -> None:
     """Every state, every verb, on the tables themselves; the state was reached under an earlier epoch."""

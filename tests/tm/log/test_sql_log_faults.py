@@ -71,18 +71,26 @@ def test_a_lost_connection_is_survived(postgres_url: str, proxy: Proxy, node: st
     log.close()
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.parametrize("loss", [Loss.REQUEST, Loss.REPLY])
 def test_an_unknown_decision_is_settled_before_anything_is_told(
-    postgres_url: str, proxy: Proxy, node: str, loss: Loss
+    postgres_url: str, proxy: Proxy, node: str, loss: Loss, *, interrupted: bool
 ) -> None:
-    log = SqlLog(through(proxy, postgres_url), node, sleep=no_sleep)
+    """Also one whose second try was interrupted."""
+
+    def sleep(_: float) -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    log = SqlLog(through(proxy, postgres_url), node, sleep=sleep)
     log.decide(decision(1, node=node))
     proxy.lose(loss, INSERT, times=1000)
-    with pytest.raises(LogStopped, match="unknown"):
+    with pytest.raises(KeyboardInterrupt) if interrupted else pytest.raises(LogStopped, match="unknown"):
         log.decide(decision(2, node=node))
     for call in (log.decisions, log.entries, lambda: log.decision(gtrid(2, node=node))):
-        with pytest.raises(LogStopped):
+        with pytest.raises(KeyboardInterrupt if interrupted else LogStopped):
             call()
+    interrupted = False
     proxy.lose(Loss.NONE, b"")
     decided = loss is Loss.REPLY
     assert (decision(2, node=node) in log.decisions()) == decided
@@ -92,23 +100,6 @@ def test_an_unknown_decision_is_settled_before_anything_is_told(
         with pytest.raises(DecisionRefused, match="was aborted"):
             log.decide(decision(2, node=node))
     log.decide(decision(3, node=node))
-    log.close()
-
-
-@pytest.mark.parametrize("loss", [Loss.REQUEST, Loss.REPLY])
-def test_an_interrupted_decision_is_settled_before_anything_is_told(
-    postgres_url: str, proxy: Proxy, node: str, loss: Loss
-) -> None:
-    def interrupt(_: float) -> None:
-        proxy.lose(Loss.NONE, b"")
-        raise KeyboardInterrupt
-
-    log = SqlLog(through(proxy, postgres_url), node, sleep=interrupt)
-    proxy.lose(loss, INSERT)
-    with pytest.raises(KeyboardInterrupt):
-        log.decide(decision(1, node=node))
-    assert (log.decision(gtrid(1, node=node)) == decision(1, node=node)) == (loss is Loss.REPLY)
-    assert state_of(log, 1) is (GtridState.COMMITTED if loss is Loss.REPLY else GtridState.ABORTED)
     log.close()
 
 

@@ -79,13 +79,6 @@ class Exported:
 
 
 @pytest.fixture
-def exported() -> Iterator[Exported]:
-    exported = Exported()
-    yield exported
-    exported.close()
-
-
-@pytest.fixture
 def both(exported: Exported) -> Iterator[TwoResources]:
     with TwoResources(telemetry=exported.telemetry) as two:
         yield two

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tests.tm.two_resources import Clock, TwoResources
+from tests.tm.two_resources import Clock
 from tm.outcome import Outcome, Verdict
 from tm.telemetry.node_page import phases
 from tm.telemetry.timelines import LAST, SLOT_S, SLOTS, SLOWEST, STEPS, Step, Timelines
 from xa import Code, Xid
-from xabridge.testing.ports import free_port
 
 
 def ran(timelines: Timelines, clock: Clock, number: int, took_s: float, steps: int = 1) -> None:
@@ -67,24 +66,3 @@ def test_the_phases_of_a_transaction() -> None:
     ]
     assert phases(steps, 3.5) == {"work": 1.0, "prepare": 1.0, "decide": 0.25, "commit": 0.5}
     assert phases([], 3.5) == {"work": 3.5}
-
-
-def test_nothing_is_measured_where_nobody_can_ask_and_a_look_at_the_clock_for_each_step_where_somebody_can() -> None:
-    with TwoResources() as both:
-        assert both.manager.recorder is None
-    looks = 0
-
-    def clock() -> float:
-        nonlocal looks
-        looks += 1
-        return float(looks)
-
-    with TwoResources(http=f"127.0.0.1:{free_port()}", http_token="x" * 16) as both:
-        timelines = both.manager.recorder
-        assert isinstance(timelines, Timelines)
-        timelines._clock = clock
-        with both.manager.begin():
-            both.write("key")
-        (one,) = timelines.last
-        assert len(one.steps) == 9  # start, end, prepare and commit of two, and the decision
-        assert looks <= 2 + len(one.steps) + 1  # the first of five minutes looks once more

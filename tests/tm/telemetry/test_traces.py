@@ -32,13 +32,6 @@ GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
-def exported() -> Iterator[Exported]:
-    exported = Exported()
-    yield exported
-    exported.close()
-
-
-@pytest.fixture
 def broker() -> Iterator[TestBroker]:
     with TestBroker() as broker:
         yield broker
