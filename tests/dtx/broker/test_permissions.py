@@ -37,7 +37,6 @@ from dtx.protocol.commands import Declare, Fence, Prepare, Recover, Rollback, St
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import Recovered, decode_reply
 from dtx.store.contract import Batch
-from tests.cases import each
 from tests.dtx.broker.peer import OK, Coordinator, World, closed, frame
 from xa import Code, Xid
 
@@ -75,25 +74,6 @@ TABLE = Permissions.from_section(
 )
 def test_addresses(identity: Identity, action: Action, address: str, allowed: bool) -> None:
     assert TABLE.may(identity, action, address) is allowed
-
-
-@each(
-    ("identity", "owner", "allowed"),
-    [
-        (ALICE, "alice", True),
-        (ALICE, "bob", False),
-        (BOB, "bob", False),
-        (OPERATOR, "alice", True),
-        (ANYBODY, "", False),
-    ],
-)
-def test_branches_are_coordinated_by_their_owner_or_by_whom_it_was_granted(
-    identity: Identity, owner: str, allowed: bool
-) -> None:
-    """So is management."""
-    assert TABLE.may_coordinate(identity, owner) is allowed
-    assert TABLE.may_manage(identity, Management.MANAGE) is (identity is OPERATOR)
-    assert TABLE.may_manage(identity, Management.VIEW) is (identity is OPERATOR)
 
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=10))

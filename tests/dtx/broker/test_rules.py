@@ -201,18 +201,6 @@ def test_an_ended_branch_and_a_prepared_one_survive_what_made_them(lost: str) ->
 # --- 5: redelivery --------------------
 
 
-def test_after_many_failures_a_message_is_dead() -> None:
-    defaults = QueueSettings(max_deliveries=3, dead_letter="dead")
-    world, peer = filled("poison", settings=Settings(queue_defaults=defaults))
-    for attempt in range(3):
-        receiver, _, message = peer.first()
-        assert message.delivery_count == attempt
-        peer.fail(receiver)
-    assert peer.drained("q") == []
-    assert peer.drained("dead") == ["poison"]
-    assert world.crash().connect().drained("dead") == ["poison"]
-
-
 @pytest.mark.parametrize("how", ["restart", "rollback"])
 def test_the_count_survives_a_restart(world: World, peer: Peer, how: str) -> None:
     """And what nobody holds any more comes again with a higher count."""
