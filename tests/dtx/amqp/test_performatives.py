@@ -1,8 +1,9 @@
 """The performatives and what stands in them: what is written is read, proton's engine says and hears the same as ours,
-and what has a wrong type is refused by the name of its field."""
+and what has a wrong type is refused by the name of its field; also by mypy, in the tables of composites."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from proton import (
 from proton import Described as ProtonDescribed
 
 from dtx.amqp import conditions, performatives, values
-from dtx.amqp.composites import Composite, WireError
+from dtx.amqp.composites import BOOLEAN, FIELDS, STRING, UINT, Catalog, Composite, WireError, standard
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode, encode_list
 from dtx.amqp.frames import AMQP_HEADER, FrameReader, performative_frame
@@ -45,7 +46,7 @@ from dtx.amqp.performatives import (
     Source,
     Target,
 )
-from dtx.amqp.values import Symbol, Ulong
+from dtx.amqp.values import Symbol, Uint, Ulong
 from tests.cases import each
 from tests.dtx.amqp.described import items_of
 from tests.dtx.amqp.engines import Engine
@@ -161,10 +162,10 @@ def refused(composite: Composite[Any], items: list[bytes]) -> WireError:
     return raised.value
 
 
-FIELDS = [(composite, index) for composite in COMPOSITES for index in range(len(composite.fields))]
+EVERY_FIELD = [(composite, index) for composite in COMPOSITES for index in range(len(composite.fields))]
 
 
-@each(("composite", "index"), FIELDS)
+@each(("composite", "index"), EVERY_FIELD)
 def test_a_wrong_constructor_is_refused_by_the_name_of_the_field(composite: Composite[Any], index: int) -> None:
     field = composite.fields[index]
     allowed = ALLOWED.get(field.kind.name, {0})
@@ -177,7 +178,7 @@ def test_a_wrong_constructor_is_refused_by_the_name_of_the_field(composite: Comp
         assert field.kind.name in str(error)
 
 
-@each(("composite", "index"), FIELDS)
+@each(("composite", "index"), EVERY_FIELD)
 def test_a_field_is_missing_only_where_it_may_be(composite: Composite[Any], index: int) -> None:
     field = composite.fields[index]
     for items in (
@@ -341,3 +342,39 @@ def test_what_the_engine_of_proton_says() -> None:
     assert detached == Detach(into.handle, closed=True)
     assert ended == End(Error("amqp:not-found", "gone", {"x": 1}))
     assert closed == Close()
+
+
+# -- what mypy refuses
+@dataclass
+class Detached:
+    name: str
+    handle: int | None
+    closed: bool = False
+
+
+NAMED = FIELDS.mandatory("name", STRING)
+DETACHED = standard(Detached, "detached", 1, NAMED.optional("handle", UINT).default("closed", BOOLEAN, absent=False))
+
+
+def test_a_table_has_a_field_for_each_attribute() -> None:
+    """mypy does not ask for the attributes that have a default."""
+    assert len(DETACHED.fields) == 3
+    with pytest.raises(ValueError, match="shorter"):
+        standard(Detached, "detached", 1, NAMED.optional("handle", UINT))
+
+
+def mistakes() -> None:
+    """Nobody calls it."""
+    other_type = FIELDS.mandatory("name", UINT).optional("handle", UINT).default("closed", BOOLEAN, absent=False)
+    standard(Detached, "detached", 1, other_type)  # type: ignore[arg-type]
+    may_be_null = FIELDS.optional("name", STRING).optional("handle", UINT).default("closed", BOOLEAN, absent=False)
+    standard(Detached, "detached", 1, may_be_null)  # type: ignore[arg-type]
+    other_order = NAMED.default("closed", BOOLEAN, absent=False).optional("handle", UINT)
+    standard(Detached, "detached", 1, other_order)  # type: ignore[arg-type]
+    too_many = NAMED.optional("handle", UINT).default("closed", BOOLEAN, absent=False).optional("error", STRING)
+    standard(Detached, "detached", 1, too_many)  # type: ignore[arg-type]
+    wrong_default = NAMED.optional("handle", UINT).default("closed", BOOLEAN, absent="no")
+    standard(Detached, "detached", 1, wrong_default)  # type: ignore[arg-type]
+    name: int = Catalog(DETACHED).decode(b"").name  # type: ignore[assignment]
+    encode([(name, False), {Symbol("a"): Uint(1)}])  # type: ignore[list-item]
+    encode(decode(b"")[0])  # type: ignore[index]
