@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench import contract
-from bench.command import BENCHMARKS, flat, main
+from bench.command import BENCHMARKS, main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,21 +82,3 @@ def test_the_crash_campaign_has_as_many_rounds_as_asked_for() -> None:
     assert consumers["rounds"] == 1
     assert consumers["handled"] + consumers["dead_letters"] == consumers["messages"] >= 100
     assert consumers["violations"] == []
-
-
-@pytest.mark.slow
-@pytest.mark.long  # figures, which nothing depends on
-def test_the_whole_is_measured_against_prepared_transactions_alone() -> None:
-    result = bench("e2e", "--quick", "--json")
-    assert result.returncode == 0, result.stderr
-    figures = dict(flat(json.loads(result.stdout.splitlines()[-1])))
-    for kind in ("floor", "two_phase", "decider"):
-        for workers in (1, 16):
-            assert figures[f"{kind}.{workers}.tx_per_s"] > 0
-    assert figures["batch100.msgs_per_s"] > 0
-    assert figures["batch100.each_msgs_per_s"] > 0
-    for kind in ("two_phase", "decider"):
-        for part in ("client_cpu_us", "broker_cpu_us", "transaction_us"):
-            assert figures[f"breakdown.{kind}.{part}"] > 0
-    assert figures["breakdown.two_phase.force_us"] > 0
-    assert figures["breakdown.decider.steps_us.decide shop"] > 0

@@ -1,20 +1,18 @@
-"""These tests cover `python -m bench peers`: what it makes of what was measured, what it says if something is missing,
-and that it measures everybody, if Maven has the artefacts.
+"""These tests cover `python -m bench peers`: what it makes of what was measured, and what it says if something is
+missing.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.command import flat, main
+from bench.command import main
 from bench.peers.figures import NAMES, SHAPES, Sample, Shape, figures_of, table
-from tests.simulation.seeds import EVERY_POINT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ONE, SIXTEEN, BATCHES = SHAPES
 
@@ -64,24 +62,3 @@ def test_without_maven_one_sentence_says_so(
     assert output.out == ""
     why = "java, javac, mvn not found: the peers in Java need Maven and a JDK of version 17 or newer"
     assert output.err.splitlines()[1:] == [f"python -m bench peers: {why}"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.skipif(not EVERY_POINT, reason="takes two minutes: XABRIDGE_POINTS=all")
-def test_everybody_is_measured() -> None:
-    fetched = Path.home() / ".m2" / "repository" / "org" / "jboss" / "narayana"
-    if shutil.which("mvn") is None or shutil.which("javac") is None or not fetched.is_dir():
-        pytest.skip("needs Maven, a JDK, and what `python -m bench peers` has fetched once")
-    command = [sys.executable, "-m", "bench", "peers", "--quick", "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    figures = dict(flat(json.loads(result.stdout.splitlines()[-1])))
-    for who in NAMES:
-        for shape in SHAPES:
-            assert figures[f"{who}.{shape}.per_s"] > 0
-            for process in ("client", "broker", "database"):
-                assert figures[f"{who}.{shape}.cpu_us.{process}"] > 0
-    assert figures["outbox.1.cpu_us.relay"] > 0
-    assert figures["artemis_journal"] in {"ASYNCIO", "NIO"}
-    assert "| 100, 1 | Narayana + Artemis |" in result.stderr

@@ -311,19 +311,6 @@ def test_one_operation_on_a_branch_at_a_time(rm: Switch[Part[Work]], resource: R
         assert committed.result(PATIENCE_S) is Code.XA_OK
 
 
-def test_a_vote_that_comes_later(rm: Switch[Part[Work]], resource: Resource) -> None:
-    for xid in (X, Y):
-        ended(rm, xid)
-    resource.later = [Answer(Code.XA_OK), Answer(xa_error(Code.XA_RBOTHER, "no", Y))]
-    handles = [rm.prepare(xid, RMID, TMASYNC) for xid in (X, Y)]
-    codes = [rm.complete(handle, RMID).code for handle in handles if isinstance(handle, Handle)]
-    assert codes == [Code.XA_OK, Code.XA_RBOTHER]
-    assert left(rm) == 0
-    refused(Code.XAER_DUPID, "start", rm, X, RMID)  # prepared here
-    assert rm.commit(X, RMID) is Code.XA_OK
-    rm.start(X, RMID)
-
-
 def test_a_vote_whose_wait_is_interrupted(rm: Switch[Part[Work]], resource: Resource) -> None:
     ended(rm, X)
     lost = xa_error(Code.XAER_RMFAIL, "interrupted", X)
@@ -359,15 +346,6 @@ def test_the_memory_of_prepared_branches_is_bounded(rm: Switch[Part[Work]], monk
         rm.prepare(xid, RMID)
     refused(Code.XAER_NOTA, "end", rm, X, RMID, TMSUCCESS)
     refused(Code.XAER_PROTO, "end", rm, Y, RMID, TMSUCCESS)
-
-
-def test_close_rolls_back_what_is_not_prepared(rm: Switch[Part[Work]], resource: Resource) -> None:
-    ended(rm, X)
-    rm.start(Y, RMID)
-    rm.end(Y, RMID, TMSUSPEND)
-    rm.close("", RMID)
-    assert resource.units[X].asked[-1] == resource.units[Y].asked[-1] == "rollback"
-    assert left(rm) == 0
 
 
 # --- the one that decides -------------------------------------------------------------------------------------

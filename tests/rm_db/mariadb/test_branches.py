@@ -143,15 +143,6 @@ def test_recovery_of_many_asks_for_the_list_once(
 
 
 # --- the server and the network fail --------------------------------------------------------------------------------
-def test_a_session_that_is_killed_before_the_commit(client: Client, harness: MariaHarness) -> None:
-    xid = client.prepared(key := new_key())
-    harness.admin(f"KILL {holder(harness, xid)}")
-    while holder(harness, xid) is not None:
-        pass
-    assert client.commit(xid) is Code.XA_OK
-    assert key in harness.committed()
-
-
 def test_the_reply_to_prepare_is_lost(client: Client, harness: MariaHarness) -> None:
     for statement, verb in product((b"XA PREPARE", b"XA END"), ("commit", "rollback")):
         with case(statement, verb):
@@ -185,19 +176,6 @@ def test_a_vote_that_was_given_up_is_not_cast_later(harness: MariaHarness, maria
         assert xid not in client.in_doubt()
     client.rm.close("", RMID)
     assert harness.leaks() == []
-
-
-def test_the_reply_to_the_second_phase_is_lost(client: Client, harness: MariaHarness) -> None:
-    for verb in ("commit", "rollback"):
-        with case(verb):
-            xid = client.prepared(key := new_key())
-            harness.proxy.hold_replies_to(f"XA {verb.upper()}".encode())
-            with harness.proxy.cut_when_held(), pytest.raises(ResourceUnavailable):
-                getattr(client, verb)(xid)
-            client.reopen()
-            with refused(Code.XAER_NOTA):
-                client.commit(xid)
-            assert (key in harness.committed()) is (verb == "commit")
 
 
 # --- the vote --------------------------------------------------------------------------------------------------------

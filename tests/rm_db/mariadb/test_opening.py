@@ -183,13 +183,6 @@ def test_a_server_that_allows_fewer_connections_than_the_pool(mariadb: MariaDB) 
     assert len(mariadb.ask(f"SELECT k FROM {user}.work")) == 10  # noqa: S608 — a name of ours
 
 
-def test_another_open_string_needs_a_close(client: Client, harness: MariaHarness) -> None:
-    with refused(Code.XAER_INVAL):
-        client.rm.open(harness.open_string + "?xa_pool_size=3", RMID)
-    client.rm.close("", RMID)
-    client.rm.open(harness.open_string + "?xa_pool_size=3", RMID)
-
-
 # --- the doctor -----------------------------------------------------------------------------------------------------
 def test_the_doctor_finds_nothing(client: Client, harness: MariaHarness) -> None:
     xid = client.prepared(new_key())
@@ -201,13 +194,6 @@ def test_the_doctor_finds_nothing(client: Client, harness: MariaHarness) -> None
     client.rollback(xid)
     (kept,) = (check.found for check in found.checks if check.subject == "XA RECOVER")
     assert "stays prepared when that ends, also by a kill" in kept or "belongs to no session" in kept
-
-
-def test_the_doctor_of_nobody() -> None:
-    found = MariaResource().diagnose("mariadb://127.0.0.1:1/d").checks
-    assert [(check.health, check.subject) for check in found] == [(Health.FAIL, "reachable")]
-    found = MariaResource().diagnose("mariadb://127.0.0.1:1/d?xa_no=1").checks
-    assert [(check.health, check.subject) for check in found] == [(Health.FAIL, "open string")]
 
 
 # --- xids -----------------------------------------------------------------------------------------------------------

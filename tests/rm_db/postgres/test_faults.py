@@ -170,29 +170,6 @@ def test_in_the_middle_of_a_scan(harness: PostgresHarness, client: Client) -> No
     client.rollback(xid)
 
 
-@pytest.mark.parametrize("verb", ["prepare", "commit", "rollback"])
-def test_a_server_that_says_nothing(harness: PostgresHarness, verb: str) -> None:
-    """The wait for a reply is bounded; what was asked may have been done."""
-    harness.open_string += "?xa_reply_s=0.3"
-    client = Client(harness)
-    xid = client.ended(key := new_key()) if verb == "prepare" else client.prepared(key := new_key())
-    harness.proxy.hold_replies()
-    with refused(Code.XAER_RMFAIL) as raised:
-        getattr(client, verb)(xid)
-    assert "no answer within 0.3 s" in raised.value.message
-    harness.proxy.flow()
-    client.reopen()
-    if verb == "prepare":
-        assert client.in_doubt() == {xid}
-        client.rollback(xid)
-    else:
-        with refused(Code.XAER_NOTA):
-            client.commit(xid)
-    assert (key in harness.committed()) == (verb == "commit")
-    client.rm.close("", RMID)
-    assert harness.leaks() == []
-
-
 def test_a_vote_that_was_given_up_is_not_cast_later(harness: PostgresHarness) -> None:
     """PREPARE TRANSACTION is still at work in the server when the caller gives up and rolls back: the answer "unknown
     xid" would be a lie a moment later. The rollback stops it first."""

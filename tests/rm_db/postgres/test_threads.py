@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import sqlalchemy as sa
 
-from xa import TMFAIL, TMJOIN, TMNOWAIT, TMONEPHASE, TMSUCCESS, Code, ThreadOfControl, entered
-from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
+from xa import TMFAIL, TMONEPHASE, TMSUCCESS, Code, ThreadOfControl, entered
+from xabridge.testing.contract.client import RMID, Client, new_key, new_xid, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,53 +52,6 @@ def wait_for_statement(harness: PostgresHarness, statement: str) -> None:
     """Returns when the server is carrying it out."""
     while not harness.admin("SELECT 1 FROM pg_stat_activity WHERE query = %s AND state = 'active'", statement):
         pass
-
-
-# --- threads that share a branch ------------------------------------------------------------------------------
-def test_a_join_waits_for_the_thread_at_work(client: Client) -> None:
-    xid = client.begun(first := new_key())
-    joined = threading.Event()
-
-    def join() -> str:
-        client.start(xid, TMJOIN)
-        joined.set()
-        client.write(key := new_key())
-        client.end(xid)
-        return key
-
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(join)
-        with elsewhere(), refused(Code.XA_RETRY):
-            client.start(xid, TMJOIN | TMNOWAIT)
-        assert not joined.is_set()
-        client.end(xid)
-        second = joining.result(PATIENCE_S)
-    client.prepare(xid)
-    client.commit(xid)
-    assert {first, second} <= client.harness.committed()
-
-
-def test_threads_that_are_gone_leave_nothing(client: Client) -> None:
-    """A thread that ends while it is associated has lost its association; the branch is rollback-only."""
-    with ThreadPoolExecutor(1) as pool:
-        xid = pool.submit(client.begun, new_key()).result()
-    with refused(Code.XA_RBCOMMFAIL):
-        client.prepare(xid)
-    with refused(Code.XAER_NOTA):
-        client.rollback(xid)
-
-
-# --- the pool -------------------------------------------------------------------------------------------------
-def test_a_thread_that_waits_gets_the_connection_that_comes_free(harness: PostgresHarness) -> None:
-    harness.open_string += "?xa_pool_size=1"
-    client = Client(harness)
-    xid = client.ended(new_key())
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(client.ended, new_key())
-        client.rollback(xid)
-        client.rollback(waiting.result(PATIENCE_S))
-    client.rm.close("", RMID)
-    assert harness.leaks() == []
 
 
 @pytest.fixture
