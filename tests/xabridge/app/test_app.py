@@ -190,41 +190,33 @@ def test_nothing_happens_at_import(tmp_path: Any) -> None:
     assert not {"pydantic", "msgspec", "fastapi", "django", "sqlalchemy", "proton", "dtx.broker"} & loaded
 
 
-def no_type(app: App) -> Any:
-    @app.consumer("orders")
-    def handle(order, tx: Tx) -> None: ...  # type: ignore[no-untyped-def]
+def no_type(order, tx: Tx) -> None: ...  # type: ignore[no-untyped-def]
 
 
-def two_bodies(app: App) -> Any:
-    @app.consumer("orders")
-    def handle(order: Order, invoice: Invoice) -> None: ...
+def two_bodies(order: Order, invoice: Invoice) -> None: ...
 
 
-def no_list(app: App) -> Any:
-    @app.consumer("orders", takes="batch", batch=5)
-    def handle(order: Order) -> None: ...
+def no_list(order: Order) -> None: ...
 
 
-def unreadable(app: App) -> Any:
-    @app.consumer("orders")
-    def handle(order: threading.Thread) -> None: ...
+def unreadable(order: threading.Thread) -> None: ...
 
 
-def not_there(app: App) -> Any:
-    @app.consumer("orders")
-    def handle(order: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+def not_there(order: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
 def test_mistakes_are_told_when_it_is_declared() -> None:
-    for declare, told in (
-        (no_type, "order: say its type"),
-        (two_bodies, "order and invoice are both the body"),
-        (no_list, "it is a list"),
-        (unreadable, "order: Thread: no message can be made into it"),
-        (not_there, "Nowhere"),
-    ):
+    batch: dict[str, Any] = {"takes": "batch", "batch": 5}
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (no_type, {}, "order: say its type"),
+        (two_bodies, {}, "order and invoice are both the body"),
+        (no_list, batch, "it is a list"),
+        (unreadable, {}, "order: Thread: no message can be made into it"),
+        (not_there, {}, "Nowhere"),
+    ]
+    for function, settings, told in wrong:
         with case(told), pytest.raises(ConfigurationError) as refused:
-            declare(App(NOWHERE))
+            App(NOWHERE).consumer("orders", **settings)(function)
         assert told in str(refused.value)
     with pytest.raises(TypeError, match="a transaction has a send of its own"):
 

@@ -163,35 +163,26 @@ def test_the_thread_runs_it_and_one_that_fails_keeps_no_other_one_from_its_times
         assert (test.sent("good"), test.sent("announced")) == ([FIVE], [FIVE] if fails == 1 else [])
 
 
-def no_expression(app: App) -> Any:
-    @app.schedule("every five minutes")
-    def announce(tx: Tx) -> None: ...
+def plain(tx: Tx) -> None: ...
 
 
-def no_zone(app: App) -> Any:
-    @app.schedule("* * * * *", timezone="Europe/Nowhere")
-    def announce(tx: Tx) -> None: ...
+def a_message(message: Message) -> None: ...
 
 
-def a_message(app: App) -> Any:
-    @app.schedule("* * * * *")
-    def announce(message: Message) -> None: ...
-
-
-def a_body(app: App) -> Any:
-    @app.schedule("* * * * *")
-    def announce(due: str) -> None: ...
+def a_body(due: str) -> None: ...
 
 
 def test_mistakes_are_told_when_it_is_declared() -> None:
-    for declare, told in (
-        (no_expression, "'every five minutes' is no cron expression"),
-        (no_zone, "timezone is 'Europe/Nowhere': expected the name of a time zone, as .Europe/Berlin., a str$"),
-        (a_message, "it gets the transaction, dependencies, and a datetime"),
-        (a_body, "it gets the transaction, dependencies, and a datetime"),
-    ):
+    zone = "timezone is 'Europe/Nowhere': expected the name of a time zone, as .Europe/Berlin., a str$"
+    wrong: list[tuple[str, dict[str, Any], Any, str]] = [
+        ("every five minutes", {}, plain, "'every five minutes' is no cron expression"),
+        ("* * * * *", {"timezone": "Europe/Nowhere"}, plain, zone),
+        ("* * * * *", {}, a_message, "it gets the transaction, dependencies, and a datetime"),
+        ("* * * * *", {}, a_body, "it gets the transaction, dependencies, and a datetime"),
+    ]
+    for expression, settings, function, told in wrong:
         with pytest.raises(ConfigurationError, match=told):
-            declare(App(NOWHERE))
+            App(NOWHERE).schedule(expression, **settings)(function)
     app = App(Configuration("n", None, {"broker": "amqp://nowhere.invalid"}))
 
     @app.schedule("* * * * *")

@@ -28,9 +28,14 @@ def checks(xabridge: Xabridge) -> dict[tuple[str, str], dict[str, Any]]:
     return {(check["of"], check["check"]): check for check in value["checks"] if check["check"] != "disk"}
 
 
-def test_all_is_well(field: Field, xabridge: Xabridge) -> None:
+def test_all_is_well_and_left_as_it_was(field: Field, xabridge: Xabridge) -> None:
+    xabridge("doctor")
+    assert not field.log_folder.exists()
     field.open_log().close()
+    before = field.log_files()
     found = checks(xabridge)
+    assert field.log_files() == before
+    assert not list(field.folder.glob("doctor*"))
     assert {check["health"] for check in found.values()} == {"ok"}, found
     assert found.keys() == {
         ("config", "configuration"),
@@ -63,16 +68,6 @@ def test_decisions_are_counted_as_list_counts_them(field: Field, xabridge: Xabri
     assert (value["open_decisions"], value["carried_out"]) == (1, 2)
     assert xabridge("recover", "run").code == 0
     assert checks(xabridge)["decisions", "decisions"]["found"] == "none is open"
-
-
-def test_it_leaves_the_folder_as_it_was(field: Field, xabridge: Xabridge) -> None:
-    xabridge("doctor")
-    assert not field.log_folder.exists()
-    field.open_log().close()
-    before = field.log_files()
-    xabridge("doctor")
-    assert field.log_files() == before
-    assert not list(field.folder.glob("doctor*"))
 
 
 def test_for_people(field: Field, xabridge: Xabridge) -> None:

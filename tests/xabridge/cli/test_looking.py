@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.xabridge.cli.field import NODE, OTHER_LOG, OTHERS, xid_of
-from tm import TransactionManager, configuration_from
+from tm import TransactionManager
 from tm.log import Branch, Heuristic
 from xa import Code, Xid
-from xabridge.cli.progress import Progress
-from xabridge.cli.site import Site
-from xabridge.cli.survey import survey
 from xabridge.testing.reference import ReferenceResource
 
 if TYPE_CHECKING:
@@ -293,20 +289,6 @@ def test_watch_tells_changes_until_it_is_interrupted(
     assert away.startswith("+ shop: could not be reached: ")
     assert back == "- shop", "and the branch was never said to be gone"
     assert gone == "- orders-1·3fa91c·1 on shop"
-
-
-def test_looking_again_after_an_outage(field: Field) -> None:
-    field.open_log().close()
-    field.prepare("shop", field.gtrid(1))
-    with Site(configuration_from(field.config), Progress(sys.stderr)) as site:
-        assert not site.look().unreachable
-        for _ in range(2):
-            field.stores["shop"].partition()
-            assert site.look().unreachable.keys() == {"shop"}
-            field.stores["shop"].heal()
-            found = survey(site.look())
-            assert found.complete
-            assert [view.name for view in found.transactions] == ["orders-1·3fa91c·1"]
 
 
 @pytest.mark.slow

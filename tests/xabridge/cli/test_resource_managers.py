@@ -100,20 +100,6 @@ def test_what_is_held_and_by_whom(shop: Shop) -> None:
     assert "tables locked in public.odd table\\n" in out
 
 
-def test_by_hand_and_by_a_pass(shop: Shop) -> None:
-    log = opened_log(shop)
-    undecided = shop.prepare("shop", "INSERT INTO orders VALUES (1)", 1, *log)
-    assert shop.run("recover", "commit", str(undecided), "--yes")[0] == 5
-    assert shop.run("recover", "rollback", str(undecided), "--yes")[0] == 0
-    lost = shop.prepare("shop", "INSERT INTO orders VALUES (2)", 2)
-    assert shop.run("recover", "forget", str(lost), "--yes")[0] == 5
-    assert shop.run("recover", "commit", str(lost), "--heuristic", "--yes")[0] == 0
-    assert shop.sql("shop", "SELECT id FROM orders") == [(2,)]
-    assert shop.run("recover", "list")[0] == 0
-    shop.prepare("shop", "INSERT INTO orders VALUES (1)", 7, *log)
-    assert shop.run("recover", "run") == (0, f"orders-1·{log[1][:3].hex()}·7    rolled back on shop\n")
-
-
 def test_doctor(shop: Shop) -> None:
     opened_log(shop)
     shop.prepare("shop", "INSERT INTO orders VALUES (1)", 1)

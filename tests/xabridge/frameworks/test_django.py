@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -233,36 +234,29 @@ def test_a_message_in_a_block_that_is_undone(test: TestApp) -> None:
     assert (numbers(), test.waiting("orders")) == ([1], 2)
 
 
-@pytest.fixture
-def other(test: TestApp, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:  # noqa: ARG001
-    """Another database of Django's that is no resource."""
+def test_another_database_of_django_is_no_resource(test: TestApp, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """In a transaction it is refused, unless it is allowed."""
     engine = connections.settings["default"] | {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
     monkeypatch.setitem(connections.settings, "other", engine | {"TIME_ZONE": None})
+
+    def ask() -> None:
+        with connections["other"].cursor() as cursor:
+            cursor.execute("SELECT 1")
+
     try:
-        yield "other"
+        ask()
+        with orm.begin(), pytest.raises(TransactionManagementError, match=r"DjangoOrm.*other=None"):
+            ask()
+        ask()
+        with pytest.raises(ImproperlyConfigured, match="which database is which"):
+            DjangoOrm(App("nowhere.toml"), other=None)
+        DjangoOrm(App("nowhere.toml"), default="shop", other=None)
+        monkeypatch.setattr(orm, "_apart", {"other"})
+        with orm.begin():
+            ask()
     finally:
         connections["other"].connection.close()  # Django keeps one in memory open
         del connections["other"]
-
-
-def test_another_database_of_django_is_refused(other: str) -> None:
-    def ask() -> None:
-        with connections[other].cursor() as cursor:
-            cursor.execute("SELECT 1")
-
-    ask()
-    with orm.begin(), pytest.raises(TransactionManagementError, match=r"DjangoOrm.*other=None"):
-        ask()
-    ask()
-
-
-def test_another_database_of_django_is_allowed(other: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ImproperlyConfigured, match="which database is which"):
-        DjangoOrm(App("nowhere.toml"), other=None)
-    DjangoOrm(App("nowhere.toml"), default="shop", other=None)
-    monkeypatch.setattr(orm, "_apart", {other})
-    with orm.begin(), connections[other].cursor() as cursor:
-        cursor.execute("SELECT 1")
 
 
 def made_tenant() -> None:
@@ -465,7 +459,7 @@ def test_settings_of_the_connection_are_left_with_the_transaction(test: TestApp)
 
 
 def test_threads_have_their_own(test: TestApp) -> None:  # noqa: ARG001
-    both, failed = threading.Barrier(2, timeout=20), []
+    both = threading.Barrier(2, timeout=20)
 
     def work(number: int) -> None:
         try:
@@ -474,18 +468,12 @@ def test_threads_have_their_own(test: TestApp) -> None:  # noqa: ARG001
                 both.wait()
                 assert numbers() == [number]
                 both.wait()
-        except BaseException as error:
-            failed.append(error)
-            raise
         finally:
             connections["default"].close()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (failed, numbers()) == ([], [1, 2])
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, (1, 2)))
+    assert numbers() == [1, 2]
 
 
 def test_an_app_has_one_orm_which_is_declared_before_it_runs(test: TestApp) -> None:  # noqa: ARG001

@@ -160,16 +160,6 @@ def test_a_pass_is_made_now(field: Field, running: Running) -> None:
     assert asker.preview("recover")[1]["told"] == ["nothing found in doubt"]
 
 
-def test_a_resource_manager_that_is_away_is_told(field: Field, running: Running) -> None:
-    _, asker = running()
-    gtrid = undecided(field)
-    field.stores["shop"].reachable = False
-    told = asker.in_doubt()
-    assert set(told["survey"]["unreachable"]) == {"shop"}
-    assert [one["resource"] for one in told["survey"]["transactions"][0]["branches"]] == ["broker"]
-    assert asker.preview("rollback", str(xid_of(gtrid, "broker")))[0] == 200
-
-
 def test_without_its_token_nothing_can_be_posted(field: Field, running: Running) -> None:
     _, asker = running()
     undecided(field)

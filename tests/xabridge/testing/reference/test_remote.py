@@ -1,29 +1,23 @@
-"""These tests run the reference resource manager in another process: they serve it, use it, and kill its client."""
+"""This test serves the reference resource manager and uses it over its socket. tests/crash kills its clients."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 from multiprocessing import AuthenticationError
 from typing import TYPE_CHECKING
 
 import pytest
 
-from xa import TMASYNC, TMJOIN, TMSTARTRSCAN, TMSUCCESS, Code, Handle, XaMisuse, Xid
+from xa import TMASYNC, TMSTARTRSCAN, TMSUCCESS, Code, Handle, XaMisuse, Xid
 from xa.diagnosis import Health
-from xa.tables import BranchState
 from xabridge.testing.reference import KeyLocked, ReferenceStore
 from xabridge.testing.reference.remote import ReferenceServer, RemoteReference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from multiprocessing.synchronize import Event
     from pathlib import Path
 
 KEY = b"a key of this test's"
-ONE, TWO, THREE = (Xid(1, b"global", name) for name in (b"one", b"two", b"three"))
-_SPAWN = multiprocessing.get_context("spawn")
+ONE, TWO = Xid(1, b"global", b"one"), Xid(1, b"global", b"two")
 
 
 @pytest.fixture
@@ -42,60 +36,6 @@ def _opened(address: str) -> RemoteReference:
     remote = RemoteReference(address, KEY, "served")
     remote.open("reference://served", 1)
     return remote
-
-
-def _work_and_die(address: str, joined: Event | None = None) -> None:
-    remote = _opened(address)
-    for xid in (ONE, TWO, THREE):
-        remote.start(xid, 1)
-        remote.session(1).write(xid.bqual.decode(), 1)
-        remote.end(xid, 1, TMSUCCESS)
-    remote.prepare(ONE, 1)
-    if joined is not None:
-        joined.wait()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _until_the_death_is_noticed(store: ReferenceStore, client: RemoteReference) -> None:
-    while store.locked_keys.get("two") is not None:  # the server hears of it in a moment
-        client.recover(1, TMSTARTRSCAN)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("somebody_else_is_there", [False, True])
-def test_what_a_killed_client_prepared_stays_and_the_rest_lets_go(
-    address: str, store: ReferenceStore, somebody_else_is_there: bool
-) -> None:
-    """Whether another client connects before the server hears of the death, or after it, is a matter of luck."""
-    other = _opened(address) if somebody_else_is_there else None
-    child = _SPAWN.Process(target=_work_and_die, args=(address,), daemon=True)
-    child.start()
-    child.join()
-    remote = other or _opened(address)
-    _until_the_death_is_noticed(store, remote)
-    assert set(store.locked_keys) == {"one"}
-    assert store.branches[ONE] is BranchState.S3
-    assert remote.commit(ONE, 1) is Code.XA_OK
-    assert store.data == {"one": 1}
-
-
-@pytest.mark.slow
-def test_what_another_client_has_joined_stays_when_one_is_killed(address: str, store: ReferenceStore) -> None:
-    other = _opened(address)
-    joined = _SPAWN.Event()
-    child = _SPAWN.Process(target=_work_and_die, args=(address, joined), daemon=True)
-    child.start()
-    while ONE not in other.recover(1, TMSTARTRSCAN):  # then the rest has been done before
-        assert child.is_alive()
-    other.start(THREE, 1, TMJOIN)
-    other.end(THREE, 1, TMSUCCESS)
-    joined.set()
-    child.join()
-    _until_the_death_is_noticed(store, other)
-    assert store.branches[THREE] is BranchState.S2
-    assert other.prepare(THREE, 1) is Code.XA_OK
-    assert other.commit(THREE, 1) is Code.XA_OK
-    assert store.data == {"three": 1}
 
 
 def test_what_comes_through(address: str, store: ReferenceStore, tmp_path: Path) -> None:
