@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rm_amqp import Message, NoMessage
-from tests.rm_amqp.client import RMID, look, put
+from tests.rm_amqp.client import RMID
+from tests.rm_amqp.decider.test_deciding_faults import MOST_PASSES, World
 from tests.rm_amqp.event_loop import run
 from tests.rm_amqp.network import Kind, Network, boundaries
 from tests.simulation.log import Disk, SimulatedLog
 from tests.simulation.seeds import few, many
 from tests.tm.wrapped import VERBS, Wrapped
-from tm import OutcomeUnknown, RolledBack, TransactionManager
-from tm.resources import ResourceConfig
+from tm import OutcomeUnknown, RolledBack
 from xa import TMREGISTER, TMUSEASYNC, XaError
-from xabridge.testing.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,8 +45,6 @@ SHELLS: dict[str, list[Kind]] = {
     "blocking": [kind for kind in Kind if kind is not Kind.CANCEL],
     "asyncio": list(Kind),
 }
-LONG_S = 7200
-MOST_PASSES = 12
 FAULTY_PASSES = 4
 
 
@@ -75,8 +73,12 @@ class Timed(Wrapped):
         return call
 
 
-class Field:
-    """Two queues, a database, a manager. The first boundary is that of the manager's first connection."""
+class Field(World):
+    """A broker with two phases in place of the one that decides, and a manager. The first boundary is that of the
+    manager's first connection."""
+
+    mode = "two-phase"
+    brokers = "amqp://here,there/"
 
     def __init__(
         self,
@@ -87,45 +89,25 @@ class Field:
         takes: int = 1 << 30,
         flags: int = TMUSEASYNC,
     ) -> None:
-        self.network = Network(takes)
-        self.store = ReferenceStore("shop")
-        self.url = f"amqp://here,there/?{options}"
         self.bodies = [f"M{number}" for number in range(transactions + 1)]
+        super().__init__(self.bodies, options)
         self.told: list[str] = []
         self.overdue: list[str] = []
         self._shell = shell
         self._flags = flags
         self._transactions = transactions
-        self._put()
+        self.network.takes = takes
         self.network.boundaries, self.network.faults = 0, dict(faults)
-        self.manager = TransactionManager(
-            "sim-1",
-            SimulatedLog(Disk(b"simulated log id"[:8]), "sim-1"),
-            {
-                "broker": ResourceConfig(self.url, factory=self._timed),
-                "shop": ResourceConfig(self.store.url, factory=ReferenceFactory(self.store)),
-            },
-            clock=self.network.monotonic,
-            sleep=self.network.sleep,
-            background=False,
-        )
+        log = SimulatedLog(Disk(b"simulate"), "sim-1")
+        self.manager = self.manager_of("sim-1", self._timed, ReferenceFactory(self.store), log)
 
     def _timed(self, registrar: Registrar) -> Any:
         return Timed(self.network.resource(registrar, self._flags), self.network, self.overdue)
 
-    def _put(self) -> None:
+    def client(self) -> AmqpResource:
         rm = self.network.resource()
         rm.open(self.url, RMID)
-        put(rm, "x", self.bodies)
-        rm.close("", RMID)
-
-    def look(self, queue: str) -> list[Any]:
-        """What is available."""
-        rm = self.network.resource()
-        rm.open(self.url, RMID)
-        found = look(rm, queue)
-        rm.close("", RMID)
-        return found
+        return rm
 
     # --- the application ---------------------------------------------------------------------------------------
     def work(self) -> None:
@@ -188,11 +170,7 @@ class Field:
         network.sleep(5)
         for queue in network.container.resource.queues.values():
             assert queue.held == 0, f"{queue.name}: a manager that has nothing to do keeps messages"
-        self.manager.close()
-        network.sleep(1)
-        network.now += LONG_S
-        network.container.resource.tick()
-        network.sleep(1)
+        self.pass_long(self.manager)
 
     def check(self, where: str) -> None:
         data = self.store.data

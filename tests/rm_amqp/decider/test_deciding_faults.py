@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from rm_amqp import DecidingBroker
     from rm_amqp.decider.token_queues import HeldToken
+    from tm.log.decision import DecisionLog as TwoPhaseLog
+    from tm.resources.resource import Mode
     from xa import ResourceFactory
 
 OPTIONS = {
@@ -54,6 +56,7 @@ MOST_PASSES = 12
 class World:
     """A broker that decides, with the queues x and y, and a database with two phases."""
 
+    mode: Mode = "decider"
     brokers = "decider+amqp://here,there/"
     plain = OPTIONS["plain"]
 
@@ -70,7 +73,7 @@ class World:
         """The network, and its broker."""
         return Network()
 
-    def client(self) -> DecidingBroker:
+    def client(self) -> Any:
         """Another client of the broker."""
         rm = self.network.decider()
         rm.open(self.url, RMID)
@@ -83,19 +86,30 @@ class World:
         rm.close("", RMID)
         return found
 
-    def manager_of(self, node: str, broker: ResourceFactory, shop: ResourceFactory) -> TransactionManager:
+    def manager_of(
+        self, node: str, broker: ResourceFactory, shop: ResourceFactory, log: TwoPhaseLog | None = None
+    ) -> TransactionManager:
         """A manager over both, of which these make the instances."""
         return TransactionManager(
             node,
-            None,
+            log,
             {
-                "broker": ResourceConfig(self.url, "decider", factory=broker),
+                "broker": ResourceConfig(self.url, self.mode, factory=broker),
                 "shop": ResourceConfig(self.store.url, factory=shop),
             },
             clock=self.network.monotonic,
             sleep=self.network.sleep,
             background=False,
         )
+
+    def pass_long(self, manager: TransactionManager) -> None:
+        """The manager is closed, and everything that the broker does after some time is done."""
+        network = self.network
+        manager.close()
+        network.sleep(1)
+        network.now += LONG_S
+        network.broker_tick()
+        network.sleep(1)
 
 
 def outcome(manager: TransactionManager, row: str, sent: str) -> str:
@@ -162,11 +176,7 @@ class Field(World):
                 break
         else:
             pytest.fail(f"still in doubt: {report}")
-        self.manager.close()
-        network.sleep(1)
-        network.now += LONG_S
-        network.broker_tick()
-        network.sleep(1)
+        self.pass_long(self.manager)
 
     def check(self, told: str, where: str) -> None:
         committed = "row" in self.store.data
