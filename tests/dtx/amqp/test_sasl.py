@@ -1,5 +1,5 @@
-"""These tests cover the SASL layer: each mechanism from end to end, every refusal, the limits, and proton's own client
-and server.
+"""These tests cover the SASL layer: each mechanism from end to end, every refusal, the limits, and proton's own server;
+its client logs in at a broker in `tests/interop/test_proton.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import os
 import struct
 from typing import TYPE_CHECKING, Any
 
-from proton import SASL, Event
+from proton import Event
 
 from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER
@@ -383,58 +383,6 @@ def test_a_client_refuses_a_server_without_sasl() -> None:
     client = client_side(ClientPolicy())
     client.feed(AMQP_HEADER)
     assert client.failed
-
-
-class ProtonClient(Engine):
-    """Proton with its own SASL."""
-
-    def __init__(self, mechanism: str, user: str = "", password: str = "") -> None:
-        super().__init__(server=False)
-        self.transport.unbind()
-        sasl: Any = self.transport.sasl()
-        sasl.allowed_mechs(mechanism)
-        sasl.allow_insecure_mechs = True
-        if user:
-            self.connection.user = user
-            self.connection.password = password
-        self.connection.hostname = "broker.example"
-        self.transport.bind(self.connection)
-        self.sasl = sasl
-
-
-@each("at_once", [1 << 20, 3])
-@each(
-    ("mechanism", "user", "password", "accepted"),
-    [
-        ("ANONYMOUS", "", "", True),
-        ("PLAIN", "alice", "wonder,land=", True),
-        ("PLAIN", "alice", "wrong", False),
-        ("EXTERNAL", "", "", True),
-    ],
-)
-def test_protons_client(mechanism: str, user: str, password: str, accepted: bool, at_once: int) -> None:
-    client, server = ProtonClient(mechanism, user, password), Engine(server=True)
-    layer = server_side(certified="CN=node")
-    client.connection.open()
-    behind = b""
-    while sent := client.output():
-        for start in range(0, len(sent), at_once):
-            if layer.done:
-                behind += sent[start : start + at_once]
-            else:
-                layer.feed(sent[start : start + at_once])
-                settle(layer)
-        reply = layer.output()
-        if layer.done:
-            server.push(layer.rest + behind)
-            layer.rest = behind = b""
-            answer(server)
-            reply += server.output()
-        client.push(reply)
-    assert layer.done is accepted
-    assert client.sasl.outcome == (SASL.OK if accepted else SASL.AUTH)
-    kinds = [kind for kind, _ in client.events()]
-    assert (Event.CONNECTION_REMOTE_OPEN in kinds) is accepted
 
 
 def test_protons_server() -> None:

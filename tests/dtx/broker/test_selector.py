@@ -289,14 +289,6 @@ def test_sections_are_found_behind_others() -> None:
     assert truth("color = 'red'", named + BODY) is True
 
 
-def test_selectors_of_the_same_text_are_equal() -> None:
-    text = "color = 'red' AND weight > 10"
-    selector = Selector.parse(text)
-    assert selector == Selector.parse(str(selector)) != Selector.parse(text.lower())
-    assert hash(selector) == hash(Selector.parse(text))
-    assert (str(selector), repr(selector)) == (text, f"Selector(text={text!r})")
-
-
 # -- messages that can't be read
 @pytest.mark.parametrize(
     "octets",
