@@ -52,6 +52,19 @@ def _running(process: BrokerProcess) -> Iterator[BrokerProcess]:
         process.kill()
 
 
+def fetch(folder: Path, named: str, fetched: str, *command: str) -> str:
+    """Fetches what a file names, unless that was done since it was written; what has gone wrong."""
+    with (folder / ".lock").open("w") as lock:  # tests may run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mark = folder / fetched
+        if not mark.exists() or mark.stat().st_mtime < (folder / named).stat().st_mtime:
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            if done.returncode:
+                return done.stdout + done.stderr
+            mark.touch()
+    return ""
+
+
 @pytest.fixture(scope="session")
 def rhea() -> Path:
     """The folder of rhea's client, installed from the lock file; that needs a registry the first time."""
@@ -59,9 +72,10 @@ def rhea() -> Path:
         if os.environ.get("CI"):
             pytest.fail("the interoperability tests need node and npm, and CI has to have them")
         pytest.skip("node and npm are not installed")
-    with (RHEA / ".lock").open("w") as lock:  # tests may run in several processes
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _install()
+    if wrong := fetch(
+        RHEA, "package-lock.json", "node_modules/.package-lock.json", "npm", "ci", "--no-audit", "--no-fund"
+    ):
+        pytest.fail(f"npm ci failed in {RHEA}:\n{wrong}")
     return RHEA
 
 
@@ -73,15 +87,9 @@ def jms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int, str
         if shutil.which(program) is None:
             pytest.skip(f"Qpid JMS needs {program}, which is not installed")
     lib = JMS / "lib"
-    fetched = lib / ".fetched"
-    with (JMS / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not fetched.exists() or fetched.stat().st_mtime < (JMS / "pom.xml").stat().st_mtime:
-            fetch = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
-            done = subprocess.run(fetch, cwd=JMS, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"Qpid JMS can't be fetched: {done.stdout.splitlines()[:1]}")
-            fetched.touch()
+    maven = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
+    if wrong := fetch(JMS, "pom.xml", "lib/.fetched", *maven):
+        pytest.skip(f"Qpid JMS can't be fetched: {wrong.splitlines()[:1]}")
     classes = tmp_path_factory.mktemp("jms")
     compile_all = ["javac", "-Xlint:-options", "-d", str(classes), "-cp", f"{lib}/*", *map(str, JMS.glob("*.java"))]
     done = subprocess.run(compile_all, capture_output=True, text=True, check=False)
@@ -125,15 +133,3 @@ def go_amqp(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     if done.returncode:
         pytest.fail(f"go build failed:\n{done.stderr}")
     return [str(program)]
-
-
-def _install() -> None:
-    installed = RHEA / "node_modules" / ".package-lock.json"
-    wanted = RHEA / "package-lock.json"
-    if not installed.exists() or installed.stat().st_mtime < wanted.stat().st_mtime:
-        done = subprocess.run(
-            ["npm", "ci", "--no-audit", "--no-fund"], cwd=RHEA, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            pytest.fail(f"npm ci failed in {RHEA}:\n{done.stdout}{done.stderr}")
-        installed.touch()

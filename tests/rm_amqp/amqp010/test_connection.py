@@ -17,7 +17,7 @@ from dtx.amqp.sasl import ClientPolicy
 from rm_amqp.amqp010.connection import Connection, ConnectionState
 from rm_amqp.amqp010.frames import PROTOCOL, FrameReader, Segment, write_segments
 from rm_amqp.amqp010.resource import QpidResource
-from rm_amqp.amqp010.session import SessionState
+from rm_amqp.amqp010.session import Session, SessionState
 from rm_amqp.amqp010.structs import (
     ConnectionClose,
     ConnectionHeartbeat,
@@ -60,6 +60,10 @@ if TYPE_CHECKING:
 
 START = ConnectionStart({"product": "test"}, ["ANONYMOUS", "PLAIN"], ["en_US"])
 TUNE = ConnectionTune(100, 8192, 0, 120)
+OPENED = ConnectionOpenOk()
+REDIRECT = ConnectionRedirect("other:5672", [])
+REDIRECTED = "redirects to other:5672; put that address into"
+NONSENSE = "no AMQP 0-10"
 
 
 def control(value: Control, channel: int = 0) -> bytes:
@@ -90,20 +94,20 @@ def new(policy: ClientPolicy | None = None, *, encrypted: bool = False, heartbea
 def opened() -> Connection:
     """One that is open."""
     connection = new()
-    connection.receive(PROTOCOL + control(START) + control(TUNE) + control(ConnectionOpenOk()))
+    connection.receive(PROTOCOL + control(START) + control(TUNE) + control(OPENED))
     connection.output()
     assert connection.is_open
     return connection
 
 
-def attached() -> Connection:
+def attached() -> tuple[Connection, Session]:
     """One with a session."""
     connection = opened()
     session = connection.attach(b"s")
     connection.receive(control(SessionAttached(b"s")) + control(SessionCommandPoint(0, 0)))
     assert session.state is SessionState.ATTACHED
     connection.output()
-    return connection
+    return connection, session
 
 
 def test_the_handshake() -> None:
@@ -118,7 +122,7 @@ def test_the_handshake() -> None:
     tune_ok, open_it = said(connection)
     assert tune_ok == ConnectionTuneOk(100, 8192, 30)
     assert open_it == ConnectionOpen("orders")
-    connection.receive(control(ConnectionOpenOk()))
+    connection.receive(control(OPENED))
     assert connection.is_open
     assert connection.server == {"product": "test"}
 
@@ -148,12 +152,31 @@ def test_a_server_that_does_not_prove_that_it_knows_the_password() -> None:
         connection.receive(control(ConnectionSecure(b"r=other,s=QSXCR+Q6sek8bf92,i=4096")))
 
 
-def test_a_redirect_is_refused_by_its_name() -> None:
-    for before in (PROTOCOL, PROTOCOL + control(START) + control(TUNE)):
-        connection = new()
-        with pytest.raises(ConnectionLost, match="redirects to other:5672; put that address into") as lost:
-            connection.receive(before + control(ConnectionRedirect("other:5672", [])))
-        assert lost.value.cause is Cause.UNUSABLE
+REFUSALS: dict[str, tuple[list[Control], bytes, str, Cause]] = {
+    "a redirect": ([], control(REDIRECT), REDIRECTED, Cause.UNUSABLE),
+    "a redirect at the open": ([START, TUNE], control(REDIRECT), REDIRECTED, Cause.UNUSABLE),
+    "who we are": ([START], control(ConnectionClose(320, "no")), "refuses ANONYMOUS as 'nobody': no", Cause.UNUSABLE),
+    "the host": ([START, TUNE], control(ConnectionClose(402, "no")), "has no virtual host 'orders'", Cause.UNUSABLE),
+    "a close": ([START, TUNE, OPENED], control(ConnectionClose(320, "bye\n")), "closed the connection", Cause.LOST),
+    "a tune too early": ([], control(TUNE), NONSENSE, Cause.LOST),
+    "an open too early": ([], control(OPENED), NONSENSE, Cause.LOST),
+    "a second start": ([START], control(START), NONSENSE, Cause.LOST),
+    "a session too early": ([], control(SessionAttached(b"s")), NONSENSE, Cause.LOST),
+    "frames that are too small": ([START], control(ConnectionTune(1, 100)), NONSENSE, Cause.LOST),
+    "a command": ([], command(DtxRecover()), NONSENSE, Cause.LOST),
+    "no frame": ([], b"\xff" * 40, NONSENSE, Cause.LOST),
+}
+
+
+@pytest.mark.parametrize(("before", "octets", "told", "cause"), REFUSALS.values(), ids=REFUSALS)
+def test_a_handshake_that_leads_nowhere(before: list[Control], octets: bytes, told: str, cause: Cause) -> None:
+    connection = new()
+    connection.receive(PROTOCOL + b"".join(map(control, before)))
+    with pytest.raises(ConnectionLost, match=told) as lost:
+        connection.receive(octets)
+    assert lost.value.cause is cause
+    assert "\n" not in lost.value.message
+    assert connection.state is ConnectionState.CLOSED
 
 
 def test_another_version_is_refused_by_its_name() -> None:
@@ -162,46 +185,6 @@ def test_another_version_is_refused_by_its_name() -> None:
     assert lost.value.cause is Cause.UNUSABLE
     with pytest.raises(ConnectionLost):
         new().receive(b"HTTP/1.1 400")
-
-
-@pytest.mark.parametrize(
-    ("before", "close", "told", "cause"),
-    [
-        (START, ConnectionClose(320, "no"), "refuses ANONYMOUS as 'nobody': no", Cause.UNUSABLE),
-        (TUNE, ConnectionClose(402, "no"), "has no virtual host 'orders'", Cause.UNUSABLE),
-        (ConnectionOpenOk(), ConnectionClose(320, "bye\n"), "closed the connection", Cause.LOST),
-    ],
-)
-def test_a_close(before: Control, close: Control, told: str, cause: Cause) -> None:
-    connection = new()
-    connection.receive(PROTOCOL)
-    for step in (START, TUNE, ConnectionOpenOk()):
-        connection.receive(control(step))
-        if step is before or step == before:
-            break
-    with pytest.raises(ConnectionLost, match=told) as lost:
-        connection.receive(control(close))
-    assert lost.value.cause is cause
-    assert "\n" not in lost.value.message
-    assert connection.state is ConnectionState.CLOSED
-
-
-@pytest.mark.parametrize(
-    "octets",
-    [
-        control(TUNE),
-        control(ConnectionOpenOk()),
-        control(START) * 2,
-        control(SessionAttached(b"s")),
-        control(START) + control(ConnectionTune(1, 100)),
-        command(DtxRecover()),
-        b"\xff" * 40,
-    ],
-)
-def test_a_handshake_that_makes_no_sense(octets: bytes) -> None:
-    connection = new()
-    with pytest.raises(ConnectionLost, match="no AMQP 0-10"):
-        connection.receive(PROTOCOL + octets)
 
 
 def test_the_session_is_attached_and_numbered() -> None:
@@ -220,9 +203,7 @@ def test_the_session_is_attached_and_numbered() -> None:
 
 def test_completions_that_name_the_same_commands_again() -> None:
     """A peer does so until it is told that we know; however many there are, it costs little."""
-    connection = attached()
-    session = connection.session
-    assert session is not None
+    connection, session = attached()
     for _ in range(5):
         session.send(DtxRecover())
     connection.receive(control(SessionCompleted(((0, 1), (3, 3)))))
@@ -234,7 +215,7 @@ def test_completions_that_name_the_same_commands_again() -> None:
 
 
 def test_what_the_peer_sent_is_completed() -> None:
-    connection = attached()
+    connection, _ = attached()
     for _ in range(3):
         connection.receive(command(MessageTransfer("d"), (Segment.BODY, b"x")))
     assert said(connection) == [SessionCompleted(((number, number),)) for number in range(3)]
@@ -255,9 +236,7 @@ def test_numbers_go_round() -> None:
 
 
 def test_an_exception_ends_the_session_and_not_the_connection() -> None:
-    connection = attached()
-    session = connection.session
-    assert session is not None
+    connection, session = attached()
     session.send(DtxRecover())
     connection.receive(command(ExecutionException(404, 0, description="no")) + control(SessionDetached(b"s", 0)))
     assert session.ended
@@ -267,9 +246,7 @@ def test_an_exception_ends_the_session_and_not_the_connection() -> None:
 
 
 def test_the_peer_takes_no_messages_and_rejects_one() -> None:
-    connection = attached()
-    session = connection.session
-    assert session is not None
+    connection, session = attached()
     connection.receive(command(MessageStop("")) + command(MessageReject(((4, 5),), 1, "Unroutable")))
     assert session.blocked
     assert session.rejected == {4: "Unroutable", 5: "Unroutable"}
@@ -289,8 +266,8 @@ def test_the_peer_takes_no_messages_and_rejects_one() -> None:
     ],
 )
 def test_a_session_that_makes_no_sense(octets: bytes) -> None:
-    connection = attached()
-    with pytest.raises(ConnectionLost, match="no AMQP 0-10") as lost:
+    connection, _ = attached()
+    with pytest.raises(ConnectionLost, match=NONSENSE) as lost:
         connection.receive(octets)
     assert lost.value.cause is Cause.LOST
     assert any(isinstance(each, ConnectionClose) for each in said(connection))
@@ -304,7 +281,7 @@ def test_a_heartbeat() -> None:
 
 
 TALK = [
-    control(START) + control(TUNE) + control(ConnectionOpenOk()),
+    control(START) + control(TUNE) + control(OPENED),
     control(SessionAttached(b"s")) + control(SessionCommandPoint(0, 0)),
     command(MessageTransfer("d", 0, 0), (Segment.HEADER, b"\0\0\0\4\4\1\0\0"), (Segment.BODY, b"body")),
     command(ExecutionResult(0, XaResult(0))) + control(SessionCompleted(((0, 0),))),
@@ -365,10 +342,10 @@ def says(octets: bytes | None) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("octets", "code", "told"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Code.XAER_RMFAIL, "no AMQP 0-10"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Code.XAER_RMFAIL, NONSENSE),
         (b"AMQP\x00\x01\x00\x00", Code.XAER_RMERR, r"offers AMQP 1\.0\.0, not 0-10"),
-        (PROTOCOL + b"\x0f\x00\x00\x03" + bytes(20), Code.XAER_RMFAIL, "no AMQP 0-10"),
-        (PROTOCOL + b"\xff" * 4000, Code.XAER_RMFAIL, "no AMQP 0-10"),
+        (PROTOCOL + b"\x0f\x00\x00\x03" + bytes(20), Code.XAER_RMFAIL, NONSENSE),
+        (PROTOCOL + b"\xff" * 4000, Code.XAER_RMFAIL, NONSENSE),
         (b"", Code.XAER_RMFAIL, "did not answer in time"),
         (None, Code.XAER_RMFAIL, "was lost"),
     ],
