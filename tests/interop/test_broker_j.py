@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.interop.deciding_suite import *  # noqa: F403 — the suite
-from tests.rm_amqp.decider.deciding import ForeignHarness
+from tests.interop.deciding_suite import Site
+from tests.rm_amqp.decider.deciding import DISCHARGE, ForeignHarness
+from tm import OutcomeUnknown, RolledBack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,3 +40,27 @@ def harness(request: pytest.FixtureRequest, broker_j: BrokerJ) -> Iterator[Broke
     harness = BrokerJHarness(broker_j, f"{os.getpid()}-{abs(hash(request.node.name))}")
     yield harness
     harness.close()
+
+
+@pytest.mark.long  # deciding_suite.py has each of these by itself
+def test_a_short_bank(harness: BrokerJHarness) -> None:
+    """Messages become rows and answers, one each, while the broker is killed again and again."""
+    site = Site(harness)
+    orders = [str(number) for number in range(20)]
+    site.put(*orders)
+    for number in range(9):
+        if number % 3 == 2:
+            harness.weather[site.client].strike(DISCHARGE, before=bool(number % 2))
+        try:
+            site.move()
+        except (OutcomeUnknown, RolledBack):
+            harness.restart()
+        for _ in range(20):
+            if site.manager.recover().clean:
+                break
+    done = sorted(site.store.data, key=int)
+    assert len(done) >= 6
+    assert sorted(site.answers(), key=lambda body: int(str(body))) == done
+    assert sorted([*done, *harness.committed()], key=int) == orders
+    assert not site.store.in_doubt
+    site.manager.close()
