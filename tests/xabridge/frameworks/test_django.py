@@ -243,11 +243,16 @@ def test_another_database_of_django_is_no_resource(test: TestApp, monkeypatch: p
         with connections["other"].cursor() as cursor:
             cursor.execute("SELECT 1")
 
+    def close() -> None:
+        connections["other"].connection.close()  # Django keeps one in memory open
+        del connections["other"]
+
     try:
         ask()
         with orm.begin(), pytest.raises(TransactionManagementError, match=r"DjangoOrm.*other=None"):
             ask()
         ask()
+        close()
         with pytest.raises(ImproperlyConfigured, match="which database is which"):
             DjangoOrm(App("nowhere.toml"), other=None)
         DjangoOrm(App("nowhere.toml"), default="shop", other=None)
@@ -255,8 +260,7 @@ def test_another_database_of_django_is_no_resource(test: TestApp, monkeypatch: p
         with orm.begin():
             ask()
     finally:
-        connections["other"].connection.close()  # Django keeps one in memory open
-        del connections["other"]
+        close()
 
 
 def made_tenant() -> None:
