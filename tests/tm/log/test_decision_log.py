@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.tm.log.killed import opened
 from tests.tm.log.samples import decision, heuristic
-from tm.log import Branch, Decision, LogStopped
+from tm.log import Branch, Decision, Heuristic, LogStopped
 from tm.log.factory import look_at_log, open_log
 from tm.log.incarnations import Standing
 from xa import NULL_XID, Code
@@ -39,14 +40,28 @@ def test_decisions_are_there_when_the_log_is_opened_again(log_url: str, node: st
 
 
 def test_many_threads_decide_and_many_ends_are_written_before_the_log_is_closed(log_url: str, node: str) -> None:
-    log = open_log(log_url, node)
+    """Segments are small, so that a FileLog moves on all the time, and somebody looks from inside and outside."""
+    log = opened(log_url, node)
     enough = 700 if log_url.startswith("file:") else 150
-    many = [decision(sequence, node=node) for sequence in range(enough)]
-    with ThreadPoolExecutor(8) as executor:
-        list(executor.map(log.decide, many))
-    assert {each.gtrid: each for each in log.decisions()} == {each.gtrid: each for each in many}
-    for made in many:
-        log.end(made.gtrid)
+    stuck, *many = (decision(sequence, 1 + sequence % 4, node=node) for sequence in range(enough))
+    log.decide(stuck)
+
+    def work(made: Decision) -> None:
+        log.decide(made)
+        assert log.decision(made.gtrid) == made
+        log.note_heuristic(Heuristic(made.branches[0], Code.XA_HEURRB))
+        log.drop_heuristic(made.branches[0])
+
+    with ThreadPoolExecutor(32) as executor:
+        deciding = [executor.submit(work, made) for made in many]
+        while not all(done.done() for done in deciding):
+            assert stuck in log.decisions()
+            assert stuck in look_at_log(log_url, node).decisions
+        for done in deciding:
+            done.result()
+        assert {each.gtrid: each for each in log.decisions()} == {each.gtrid: each for each in (stuck, *many)}
+        assert list(log.heuristics()) == []
+        list(executor.map(lambda made: log.end(made.gtrid), (stuck, *many)))
     assert len(look_at_log(log_url, node).decisions) < enough - 50
     log.close()
     assert look_at_log(log_url, node).decisions == ()

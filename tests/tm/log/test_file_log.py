@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import random
 import signal
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.tm.log.disk import Disk
-from tests.tm.log.samples import decision, gtrid, heuristic
+from tests.tm.log.samples import decision, gtrid
 from tests.tm.log.waiting import until
 from tm.log import (
-    Decision,
     FileLog,
     LogDamaged,
     LogError,
@@ -385,50 +383,3 @@ def test_closing_waits_for_those_under_way_and_refuses_the_rest(pool: ThreadPool
     with pytest.raises(LogStopped, match="closed"):
         bottleneck.log.decide(decision(99))
     assert len(read_log("", files=bottleneck.disk).decisions) == FOLLOWERS
-
-
-@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=pytest.mark.slow)])
-def test_64_threads_of_everything(tmp_path: Path, rounds: int) -> None:
-    """With small segments, so that the log moves on all the time, and with looks from inside and outside."""
-    log = FileLog(tmp_path / "log", NODE, segment_size=1 << 16)
-    stuck = decision(0)
-    log.decide(stuck)
-    done = threading.Event()
-
-    def work(thread: int) -> list[Decision]:
-        rng = random.Random(thread)
-        kept = []
-        for turn in range(rounds):
-            made = decision(1 + thread + 64 * turn, rng.randrange(1, 5))
-            log.decide(made)
-            assert log.decision(made.gtrid) == made
-            if rng.random() < 0.95:
-                log.end(made.gtrid)
-            else:
-                kept.append(made)
-            if rng.random() < 0.05:
-                log.note_heuristic(heuristic(1 + thread + 64 * turn))
-                log.drop_heuristic(heuristic(1 + thread + 64 * turn).branch)
-        return kept
-
-    def look() -> int:
-        looks = 0
-        while not done.is_set() or looks == 0:
-            assert stuck in log.decisions()
-            assert stuck in read_log(tmp_path / "log").decisions
-            looks += 1
-        return looks
-
-    with ThreadPoolExecutor(65) as executor:
-        looking = executor.submit(look)
-        futures = [executor.submit(work, thread) for thread in range(64)]
-        kept = [made for future in futures for made in future.result(100)]
-        done.set()
-        assert looking.result(100) > 0
-    expected = {made.gtrid: made for made in [stuck, *kept]}
-    assert {made.gtrid: made for made in log.decisions()} == expected
-    assert log.heuristics() == []
-    log.close()
-    log = FileLog(tmp_path / "log", NODE, segment_size=1 << 16)
-    assert {made.gtrid: made for made in log.decisions()} == expected
-    log.close()

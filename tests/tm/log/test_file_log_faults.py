@@ -125,11 +125,16 @@ class Run:
         names = sorted(log._journal._files.names())
         assert names == [segment_name(log._journal._header.generation), "spare"]
 
+    def check_what_is_left(self) -> None:
+        """Of the disk, with and without a power cut."""
+        for seed in range(2):
+            self.check(reopened(self.disk.crashed(random.Random(seed))))
+        self.check(reopened(self.disk))
+
 
 def steps_of_a_run() -> int:
     disk = Disk()
-    run = Run(disk)
-    run.everything()
+    Run(disk).everything()
     return disk.steps
 
 
@@ -214,9 +219,7 @@ def test_input_output_error(step: int) -> None:
         assert told.startswith("/disk: the log can't be opened: Input/output error. Nothing in it was given up")
         assert not disk.locked
     run.asked[decision(99).gtrid] = decision(99)
-    for seed in range(2):
-        run.check(reopened(disk.crashed(random.Random(seed))))
-    run.check(reopened(disk))
+    run.check_what_is_left()
 
 
 @each("step", SOME)
@@ -235,9 +238,7 @@ def test_full_disk(step: int) -> None:
         assert run.log.decision(decision(101).gtrid) == decision(101)
     except LogError:
         pass
-    for seed in range(2):
-        run.check(reopened(disk.crashed(random.Random(seed))))
-    run.check(reopened(disk))
+    run.check_what_is_left()
 
 
 class History(Run):
@@ -375,5 +376,4 @@ def test_interruption(step: int, times: int) -> None:
         run.promised.update((made.gtrid, made) for made in told)
         run.refused.update(made.gtrid for made in interrupted if made not in told)
         run.decide(decision(99))
-    run.check(reopened(disk.crashed(random.Random(step))))
-    run.check(reopened(disk))
+    run.check_what_is_left()
