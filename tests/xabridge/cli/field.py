@@ -4,16 +4,11 @@ process, and any command reaches them through a socket. A test can put transacti
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
-import pty
-import select
-import struct
+import shlex
 import subprocess
 import sys
-import termios
-import tty
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -156,52 +151,23 @@ class Field:
             timeout=PATIENCE_S, check=False,
         )  # fmt: skip
 
-    def on_a_terminal(
-        self,
-        arguments: Sequence[str],
-        *,
-        until: str,
-        typed: str = "",
-    ) -> str:
-        """What a command writes to a terminal of 80 columns until it has written `until`. Then `typed` is typed and the
-        rest is read; a command for which nothing is typed is killed."""
-        master, slave = pty.openpty()
-        tty.setraw(slave)
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+    def on_a_terminal(self, arguments: Sequence[str], *, until: str, typed: str) -> str:
+        """What a command writes to a terminal of 80 columns. `typed` is typed when it has written `until`."""
+        command = f"stty cols 80 rows 40; exec {shlex.join(self.command(*arguments))}"
         environment = {**os.environ, **self.environment}
         with subprocess.Popen(
-            self.command(*arguments), stdin=slave, stdout=slave, stderr=slave, cwd=ROOT, env=environment
-        ) as process:
-            os.close(slave)
-            try:
-                screen = _read_until(master, until.encode())
-                if typed:
-                    os.write(master, typed.encode())
-                    screen += _read_until(master, None)
-            finally:
-                if not typed:
-                    process.kill()
-                process.wait(PATIENCE_S)
-                os.close(master)
+            ["script", "-qec", command, "/dev/null"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT,
+            env=environment,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            screen = b""
+            while until.encode() not in screen:
+                octets = os.read(process.stdout.fileno(), 65536)
+                assert octets, screen
+                screen += octets
+            screen += process.communicate(typed.encode(), PATIENCE_S)[0]
             self.last_code = process.returncode
         return screen.decode()
-
-
-def _read_until(descriptor: int, wanted: bytes | None) -> bytes:
-    """Everything until `wanted`, or with None until nobody has the other end any more."""
-    read = b""
-    while wanted is None or wanted not in read:
-        ready, _, _ = select.select([descriptor], [], [], PATIENCE_S)
-        if not ready:
-            raise TimeoutError(f"no {wanted!r} in {read!r}")
-        try:
-            octets = os.read(descriptor, 65536)
-        except OSError:
-            octets = b""  # Linux's way to tell that the other end is closed
-        if not octets:
-            break
-        read += octets
-    return read
 
 
 def xid_of(gtrid: bytes, resource: str) -> Xid:

@@ -294,7 +294,9 @@ def test_watch_tells_changes_until_it_is_interrupted(
 @pytest.mark.slow
 def test_watch_on_a_terminal(field: Field) -> None:
     fill(field)
-    screen = field.on_a_terminal(["recover", "watch", "--interval", "0.05s"], until="could not be reached")
+    watch = ["recover", "watch", "--interval", "0.05s"]
+    screen = field.on_a_terminal(watch, until="could not be reached", typed="\x03")
+    assert field.last_code == 0
     assert "xabridge recover watch · node orders-1 · " in screen
     assert "orders-1·3fa91c·8231          5 m    prepared     commit    broker" in screen
     with field.popen("recover", "watch", "--interval", "1h") as process:

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
+from tests.tm.shop import Clock
 from tests.xabridge.console.scene import PASSWORD, broker_with_users, doubts, fill
 from tm import configuration_from
 from xabridge.console.app import Console
@@ -30,16 +31,6 @@ if TYPE_CHECKING:
 
 HOST = "http://127.0.0.1:8161"
 WAIT_S = 60.0
-
-
-class Clock:
-    """A clock that a test can set."""
-
-    def __init__(self) -> None:
-        self.now = 10_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Visitor:

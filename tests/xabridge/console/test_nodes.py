@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.rm_amqp.embedded import EmbeddedBroker
-    from tests.xabridge.console.conftest import Clock, Visitor
+    from tests.tm.shop import Clock
+    from tests.xabridge.console.conftest import Visitor
 
 
 def away() -> WatchedNode:

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     import pytest
 
     from tests.rm_amqp.embedded import EmbeddedBroker
+    from tests.tm.shop import Clock
     from tests.xabridge.cli.field import Field
-    from tests.xabridge.console.conftest import Clock, Visitor
+    from tests.xabridge.console.conftest import Visitor
 
 HOSTILE = [
     "<script>alert(1)</script>",

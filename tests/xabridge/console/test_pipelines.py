@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.rm_amqp.embedded import EmbeddedBroker
-    from tests.xabridge.console.conftest import Clock, Visitor
+    from tests.tm.shop import Clock
+    from tests.xabridge.console.conftest import Visitor
 
 pytestmark = pytest.mark.slow
 HOSTILE = "<img src=x onerror=alert(1)>"

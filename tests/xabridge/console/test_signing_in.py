@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.xabridge.console.conftest import Clock, Visitor
+    from tests.tm.shop import Clock
+    from tests.xabridge.console.conftest import Visitor
 
 IDLE_S = 1800.0
 SESSION_S = 43_200.0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import insert
 
+from tests.tm.shop import Clock
 from tests.xabridge.outbox.conftest import MemoryBroker, until
 from xabridge import Message
 from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Refusal, Relay, RelaySettings
@@ -25,19 +26,11 @@ in_a_file = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 """What a relay does with what it has read is the same over each kind of database."""
 
 
-class Clock:
-    """The wall clock of a store; it goes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock(store: OutboxStore) -> Clock:
+    """The wall clock of the store."""
     clock = Clock()
+    clock.now = 1_700_000_000.0
     store._clock = clock
     return clock
 
