@@ -30,8 +30,6 @@ from xa.tables import BranchState
 from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.tm.shop import Shop
     from tm import Transaction
 
@@ -516,8 +514,9 @@ def test_logged_is_told_at_the_decision_and_the_branches_behind_it(shop: Shop) -
     shop.assert_nothing_left()
 
 
-@pytest.fixture
-def backlogged(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+def test_logged_without_room_in_the_background_tells_the_branches_itself_and_says_no_more_than_that_it_is_decided(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One transaction is told in the background, is held there, and leaves no room for another."""
     monkeypatch.setattr("tm.two_phase.executor.BACKLOG", 1)
     go_on = threading.Event()
@@ -532,31 +531,24 @@ def backlogged(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
         shop.write(held)
         held.commit(wait="logged")
     assert held.status.value == "committing"
-    yield shop
-    go_on.set()
-    shop.tm.executor.stop()
-    assert held.status is GlobalState.COMMITTED
-    assert shop.values() == {"a": 1, "b": 1}
-    shop.tm.recover()
-    shop.assert_nothing_left()
-
-
-def test_logged_without_room_in_the_background_tells_the_branches_itself_and_says_no_more_than_that_it_is_decided(
-    backlogged: Shop,
-) -> None:
-    for number, lost in enumerate((False, False, True)):
+    for key, lost in (("first", False), ("second", False), ("third", True)):
         if lost:
-            backlogged["b"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
-        with backlogged.tm.begin() as tx:
-            backlogged.write(tx, key=f"k{number}")
+            shop["b"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
+        with shop.tm.begin() as tx:
+            shop.write(tx, key=key)
             tx.commit(wait="logged")
         assert tx.status is (GlobalState.IN_DOUBT if lost else GlobalState.COMMITTED)
         assert outcome_of(tx).decided
-        backlogged["b"].script.clear()
+        shop["b"].script.clear()
         if lost:
-            backlogged.tm.recover()
-        assert backlogged.values(f"k{number}") == {"a": 1, "b": 1}
-    assert backlogged.tm.current_or_none() is None
+            shop.tm.recover()
+        assert shop.values(key) == {"a": 1, "b": 1}
+    assert shop.tm.current_or_none() is None
+    go_on.set()
+    shop.tm.executor.stop()
+    assert held.status is GlobalState.COMMITTED
+    shop.tm.recover()
+    shop.assert_ended(1)
 
 
 def test_logged_has_room_again_when_the_background_is_done(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -619,40 +611,33 @@ def test_answers_that_are_left_are_waited_for_by_finish(shop: Shop, *, decider: 
     shop.assert_ended(1)
 
 
-@pytest.mark.parametrize("full", ["a", "b", "ab"])
-def test_nothing_is_left_where_a_resource_takes_no_more(shop: Shop, full: str) -> None:
+@pytest.mark.parametrize(
+    "why", ["a takes no more", "b takes no more", "committed in the block", "something is called after it"]
+)
+def test_nothing_is_left_where_somebody_would_have_to_wait(shop: Shop, why: str) -> None:
+    """What is called after it would be called while the thread is in its next transaction."""
+
     class Full(Wrapped):
         def commit(self, xid: Any, rmid: int, flags: int = 0) -> Any:
             if flags & TMASYNC:
                 raise xa_error(Code.XAER_ASYNC, "too many", xid)
             return self.rm.commit(xid, rmid, flags)
 
-    for name in full:
-        shop.wrap[name] = Full
-    with shop.tm.begin() as tx:
-        shop.write(tx)
-        tx.leaves = "a"
-    tx.finish()
-    assert tx.status is GlobalState.COMMITTED
-    shop.assert_ended(1)
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_commit_in_the_block_and_one_with_something_to_call_after_it_leave_no_answers(
-    shop: Shop, *, inside: bool
-) -> None:
-    """It would be called while the thread is in its next transaction."""
+    if why.endswith("no more"):
+        shop.wrap[why[0]] = Full
     told: list[Outcome] = []
     with shop.tm.begin() as tx:
         shop.write(tx)
         tx.leaves = "a"
-        if inside:
+        if why == "committed in the block":
             tx.commit()
             assert tx.status is GlobalState.COMMITTED
-        else:
+        elif why == "something is called after it":
             tx.register_synchronization(before=lambda: tx.register_synchronization(after=told.append))
-    assert not tx.is_left
-    assert [outcome.verdict for outcome in told] == ([] if inside else [Verdict.COMMITTED])
+    assert tx.is_left == (why == "b takes no more")
+    assert [outcome.verdict for outcome in told] == [Verdict.COMMITTED] * (why == "something is called after it")
+    tx.finish()
+    assert tx.status is GlobalState.COMMITTED
     shop.assert_ended(1)
 
 

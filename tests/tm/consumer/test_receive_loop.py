@@ -213,15 +213,6 @@ def test_settings_beyond_their_bounds_are_named(settings: dict[str, Any], told: 
         ConsumerSettings("orders", **settings)
 
 
-def test_the_wait_before_another_attempt_grows_is_bounded_and_in_part_left_to_chance() -> None:
-    settings = ConsumerSettings("q", retry_jitter=0, retry_first_s=0.5, retry_most_s=100.0, max_deliveries=1000)
-    waits = [played(settings, [Told(1, deliveries)])[1] for deliveries in (1, 2, 3, 4, 500)]
-    assert waits == [f"pause {wait_s} s" for wait_s in (0.5, 1.0, 2.0, 4.0, 15.0)]  # a quarter of the 60 s
-    settings = ConsumerSettings("q", retry_first_s=1.0, retry_jitter=0.5)
-    for dice, wait_s in ((0.0, 4.0), (0.5, 3.0), (1.0, 2.0)):
-        assert played(settings, [Told(1, 3)], dice=dice)[1] == f"pause {wait_s} s"
-
-
 def test_what_waits_at_the_broker_lets_the_worker_go_on() -> None:
     settings = ConsumerSettings("q", retry_waits="broker", retry_first_s=90.0, retry_most_s=900.0, retry_jitter=0)
     new, again, later = Told(1), Told(1, 1), Told(2)

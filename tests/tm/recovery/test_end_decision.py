@@ -74,14 +74,6 @@ def test_its_other_branches_are_committed_first(shop: Shop, decided: Transaction
     assert shop.values() == {"a": 1, "b": None}
 
 
-def test_under_another_name_it_is_committed_and_nothing_is_lost(shop: Shop, decided: Transaction) -> None:
-    tm = shop.open(resources={"a": shop.config("a"), "new": shop.config("b")})
-    assert shop.values() == {"a": 1, "b": 1}, "the exact xids decide"
-    assert not any(in_doubt(shop).values())
-    with pytest.raises(ProtocolMisuse, match="no decision"):  # the pass has found its branch, and ended it
-        tm.end_decision(decided.gtrid, gone=["b"])
-
-
 def test_what_recovery_can_end_is_not_ended_by_hand(shop: Shop, decided: Transaction) -> None:
     shop["b"].partition()
     tm = shop.open()
