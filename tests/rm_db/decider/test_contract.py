@@ -4,25 +4,17 @@ transactions behind a pooler in transaction mode, on MariaDB, and on SQLite.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.rm_db.harness import (
-    MariaDeciderHarness,
-    PooledDeciderHarness,
-    PostgresDeciderHarness,
-    SqliteDeciderHarness,
-)
+from tests.rm_db.harness import PostgresDeciderHarness
 from xabridge.testing.contract.deciding import TestDeciding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.postgres import Postgres
-    from tests.rm_db.pooler import Pooler
-    from xabridge.testing.mariadb import MariaDB
 
 __all__ = ["TestDeciding"]
 
@@ -37,37 +29,17 @@ NOT_ON_SQLITE = {
 """Test → why it can't be; what SQLite does instead is in test_deciding.py."""
 
 
-@pytest.fixture(scope="module")
-def unprepared_database(postgres_unprepared: Postgres) -> str:
-    """A database of a server without prepared transactions."""
-    return postgres_unprepared.create_database()
-
-
-@pytest.fixture(params=["postgresql", "pooled", "mariadb", "sqlite"])
-def harness(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> Iterator[PostgresDeciderHarness | MariaDeciderHarness | SqliteDeciderHarness]:
-    """A new database."""
-    if request.param == "mariadb":
-        mariadb: MariaDB = request.getfixturevalue("mariadb")
-        maria = MariaDeciderHarness(mariadb, mariadb.create_database())
-        yield maria
-        maria.close()
-        return
-    if request.param == "sqlite":
-        if request.node.originalname in NOT_ON_SQLITE:
-            pytest.skip(NOT_ON_SQLITE[request.node.originalname])
-        yield SqliteDeciderHarness(tmp_path)
-        return
-    harness: PostgresDeciderHarness
-    if request.param == "pooled":
-        pooler: Pooler = request.getfixturevalue("pooler")
-        url: str = request.getfixturevalue("unprepared_database")
-        server: Postgres = request.getfixturevalue("postgres_unprepared")
-        server.start()
-        harness = PooledDeciderHarness(server, url, pooler.url(url))
-    else:
-        server = request.getfixturevalue("postgres")
-        harness = PostgresDeciderHarness(server, request.getfixturevalue("database"))
+@pytest.fixture
+def postgres_harness(postgres: Postgres, database: str) -> Iterator[PostgresDeciderHarness]:
+    """A database that all tests share."""
+    harness = PostgresDeciderHarness(postgres, database)
     yield harness
     harness.close()
+
+
+@pytest.fixture(params=["postgres", "pooled", "mariadb", "sqlite"])
+def harness(request: pytest.FixtureRequest) -> Any:
+    """Each kind."""
+    if request.param == "sqlite" and request.node.originalname in NOT_ON_SQLITE:
+        pytest.skip(NOT_ON_SQLITE[request.node.originalname])
+    return request.getfixturevalue(f"{request.param}_harness")
