@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import transaction  # type: ignore[import-untyped]
 import zope.sqlalchemy as zope_sqlalchemy  # type: ignore[import-untyped]
+from psycopg.errors import SerializationFailure, UniqueViolation
 from sqlalchemy import Engine, create_engine, select
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from transaction.interfaces import IDataManager, IRetryDataManager  # type: ignore[import-untyped]
 from zope.interface.verify import verifyObject  # type: ignore[import-untyped]
@@ -151,50 +152,24 @@ def test_who_joins_behind_a_savepoint_that_is_taken_back_begins_anew(
     shop.assert_nothing_left()
 
 
-class SerializationFailure(Exception):
-    """A class of the same name as psycopg's."""
-
-    sqlstate = "40001"
-
-
-class Wrapped(Exception):
-    """An error with its cause in `orig`, which SQLAlchemy has too."""
-
-    def __init__(self, orig: Exception) -> None:
-        super().__init__(str(orig))
-        self.orig = orig
+def _caused(error: Exception) -> Exception:
+    """An exception of the application's own, which was made from one of SQLAlchemy's."""
+    own = ValueError("somebody's own")
+    own.__cause__ = DBAPIError("INSERT", {}, error)
+    return own
 
 
-def _caused() -> Exception:
-    error = ValueError("somebody's own")
-    error.__cause__ = Wrapped(SerializationFailure())
-    return error
-
-
-class Deadlock(Exception):
-    """An error with PyMySQL's number."""
-
-
-def _busy() -> Exception:
-    error = sqlite3.OperationalError("database is locked")
-    error.sqlite_errorcode = 261
-    return error
-
-
+PREPARE = "deadlock at prepare"
 TRANSIENT = {
-    "serialization failure": SerializationFailure(),
-    "wrapped": Wrapped(SerializationFailure()),
-    "as a cause": _caused(),
-    "deadlock of MariaDB": Wrapped(Deadlock(1213, "Deadlock found when trying to get lock")),
-    "SQLite is busy": Wrapped(_busy()),
+    "a statement": _caused(SerializationFailure()),
     "a branch": xa_error(Code.XA_RBDEADLOCK, "as a session tells it"),
 }
-PREPARE = "deadlock at prepare"
 LASTING = {
     "a wrong value": ValueError(1213),
-    "a constraint": Wrapped(Deadlock(1062, "Duplicate entry")),
+    "a constraint": _caused(UniqueViolation()),
     "a misuse": xa_error(Code.XAER_PROTO, "wrong"),
 }
+"""Which errors of databases are transient, tests/xa/sql/test_errors.py says."""
 
 
 @pytest.mark.parametrize("way", ["attempts", "a decorated function"])
