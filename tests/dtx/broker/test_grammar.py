@@ -11,6 +11,7 @@ import pytest
 from proton import Delivery
 
 from dtx.amqp.conditions import Condition
+from dtx.broker.endpoint.delivery_states import CUSTODY, Custody, CustodyVerb
 from dtx.broker.transactions.state_tables import VERBS
 from dtx.protocol.capabilities import LOCAL
 from dtx.protocol.commands import (
@@ -351,6 +352,14 @@ def test_timeouts_are_set_and_told() -> None:
 # --- the tables --------------------
 def test_every_command_has_its_verbs() -> None:
     assert set(COORDINATION.by_type) == {key for key in VERBS if isinstance(key, type)}
+
+
+def test_a_message_has_one_decider() -> None:
+    """Whoever holds one, or has decided about it, is alone with it."""
+    for state in (Custody.HELD, Custody.DECIDED, Custody.ENDED):
+        for verb in (CustodyVerb.HOLD, CustodyVerb.DECIDE):
+            assert CUSTODY.refusal(state, verb) is Code.XAER_PROTO
+    assert CUSTODY.refusal(Custody.DECIDED, CustodyVerb.REVERT) is Code.XAER_PROTO
 
 
 def test_requests_are_answered_by_correlation() -> None:
