@@ -169,7 +169,7 @@ class CoreEnvironment:
     ) -> list[SinkReport]:
         """What the tasks of a batch have prepared; `write` is how one does it. Their attempts count from `first`."""
         one = write or self.write
-        return [one(plan, self.rows(part), Attempt(part.index, first + part.index)) for part in parts]
+        return [one(plan, self.rows(part), Attempt(at, first + at)) for at, part in enumerate(parts)]
 
     def job(self, *tasks: Sequence[tuple[Any, ...]], driver: str = "driver-1") -> None:
         """A batch of so many tasks, without streaming. PipelineError: it is given up."""

@@ -12,11 +12,9 @@ import pytest
 from tm.two_phase.return_codes import Verb
 from xa import Code, xa_error
 from xa.coroutines import drive
-from xabridge.pipeline.core import AddressTarget, Attempt, Batch, BatchRefused, Messages, Offset
+from xabridge.pipeline.core import AddressTarget, Attempt, Batch, BatchRefused, Offset
 from xabridge.pipeline.core.driver.open_pipeline import BlockingBranches, BlockingLog
 from xabridge.pipeline.core.protocol import batch_decision
-from xabridge.pipeline.core.resources import Resources
-from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.status_command import as_json, summary
 
 if TYPE_CHECKING:
@@ -47,13 +45,11 @@ def _planned(
     return env.writer(driver).plan(), env.rows(part)
 
 
-def _written(plan: SinkPlan, rows: Sequence[str]) -> SinkReport:
+def _written(env: CoreEnvironment, plan: SinkPlan, rows: Sequence[str]) -> SinkReport:
     """What a task has prepared, in a process of its own: it does not know that the broker was away."""
-    resources = Resources()
-    with SinkTask(plan, Attempt(0, 0), resources=resources) as task:
-        task.send(CALLED, Messages([row.encode() for row in rows]))
-        report = task.prepare()
-    resources.close()
+    process = env.beside(env.pipeline)
+    report = process.task(plan, Attempt(0, 0), (CALLED, rows))
+    process.close()
     return report
 
 
@@ -70,7 +66,7 @@ def _unfinished(env: CoreEnvironment, second: EmbeddedBroker) -> tuple[SourcePla
     env.put(["1"])
     reader, first, (part,) = env.began(partitions=1)
     plan = env.writer().plan()
-    report = _written(plan, env.rows(part))
+    report = _written(env, plan, env.rows(part))
     pipeline = env.writer()._opened(plan.incarnation)
     log = pipeline.log
     ports = replace(pipeline.ports, log=Log(log._log, log._prefix))
@@ -94,7 +90,7 @@ def test_a_broker_that_comes_back_between_two_batches_has_them_in_order(
     plan, rows = _planned(env, reader, first, following)
     assert plan.unfinished == ("second",)
     second.start()  # after the plan, which could not finish anything there
-    report = _written(plan, rows)
+    report = _written(env, plan, rows)
     assert env.queued("called", second) == []
     assert env.writer().commit(plan, Batch("q", 1), [report]).left == 0
     assert env.queued("called", second) == ["1", "2"]
@@ -103,7 +99,7 @@ def test_a_broker_that_comes_back_between_two_batches_has_them_in_order(
     last = reader.latest(following)
     plan, rows = _planned(env, reader, following, last)
     assert plan.unfinished == ()
-    env.writer().commit(plan, Batch("q", 2), [_written(plan, rows)])
+    env.writer().commit(plan, Batch("q", 2), [_written(env, plan, rows)])
     reader.logged(last)
     assert env.queued("called", second) == ["1", "2", "3"]
     assert env.prepared() == []
@@ -123,13 +119,13 @@ def test_a_batch_is_refused_while_an_earlier_one_can_not_be_finished(
         env.put(["2"])
         following = reader.latest(first)
         plan, rows = _planned(env, reader, first, following)
-        report = _written(plan, rows)
+        report = _written(env, plan, rows)
         with pytest.raises(BatchRefused, match=r"could not be finished \(epoch 1 at second\)"):
             env.writer().commit(plan, Batch("q", 1), [report])
         env.writer().abort(plan, Batch("q", 1), [report])
         assert env.queued("called", second) == []
     plan, rows = _planned(env, reader, first, following)
-    env.writer().commit(plan, Batch("q", 1), [_written(plan, rows)])
+    env.writer().commit(plan, Batch("q", 1), [_written(env, plan, rows)])
     assert env.queued("called", second) == ["1", "2"]
 
 
@@ -154,7 +150,7 @@ def test_a_driver_is_killed_before_phase_two_and_the_next_one_keeps_the_order(
     _, first, (part,) = env.began(partitions=1)
     writer = env.writer()
     plan = writer.plan()
-    env.decide_and_die(writer, plan, [_written(plan, env.rows(part))])
+    env.decide_and_die(writer, plan, [_written(env, plan, env.rows(part))])
     second.stop()
 
     reader = env.reader("driver-2", partitions=1)
@@ -167,7 +163,7 @@ def test_a_driver_is_killed_before_phase_two_and_the_next_one_keeps_the_order(
     following = reader.latest(first)
     plan, rows = _planned(env, reader, first, following, "driver-2")
     second.start()
-    env.writer("driver-2").commit(plan, Batch("q", 1), [_written(plan, rows)])
+    env.writer("driver-2").commit(plan, Batch("q", 1), [_written(env, plan, rows)])
     assert env.queued("called", second) == ["1", "2"]
     reader.logged(following)
     assert env.prepared() == []
@@ -198,5 +194,5 @@ def test_a_resource_that_is_not_configured_any_more_holds_up_nobody_else(
     reader = env.reader(partitions=1)
     plan, rows = _planned(env, reader, following, reader.latest(following))
     assert env.queued("called", second) == ["1"]
-    env.writer().commit(plan, Batch("q", 2), [_written(plan, rows)])
+    env.writer().commit(plan, Batch("q", 2), [_written(env, plan, rows)])
     assert env.queued("called", second) == ["1", "3"]

@@ -104,23 +104,6 @@ def test_an_abort_behind_the_decision_changes_nothing(env: CoreEnvironment) -> N
     assert env.prepared() == []
 
 
-def test_nothing_comes_late_behind_an_abort(env: CoreEnvironment) -> None:
-    env.put(ROWS)
-    reader, end, partitions = env.began()
-    writer, plan, reports = env.written(partitions)
-    writer.abort(plan, Batch("q", 0), reports)
-    for late in (
-        lambda: writer.commit(plan, Batch("q", 0), reports),
-        lambda: env.rows(partitions[0]),
-        lambda: env.write(plan, ["late"]),
-    ):
-        with pytest.raises(BatchRefused):
-            late()
-    assert env.prepared() == []
-    env.batch(reader, Offset(), 0, end=end)
-    env.check(ROWS)
-
-
 def test_attempts_that_spark_did_not_take_are_swept(env: CoreEnvironment) -> None:
     env.put(ROWS)
     _, _, (partition,) = env.began(partitions=1)

@@ -72,13 +72,6 @@ def _read(env: CoreEnvironment, parts: Sequence[SourcePartition]) -> list[str]:
     return [row for part in parts for row in env.rows(part)]
 
 
-def _written(env: CoreEnvironment, writer: SinkCoordinator, parts: Sequence[SourcePartition], number: int) -> bool:
-    """A batch of all these parts; whether it had been decided before."""
-    plan = writer.plan()
-    reports = [env.write(plan, env.rows(part), Attempt(index, index)) for index, part in enumerate(parts)]
-    return writer.commit(plan, Batch("q", number), reports).before
-
-
 def test_two_sources_at_two_brokers_share_one_decision(env: CoreEnvironment, two: TwoSources) -> None:
     """The driver dies behind the decision, more messages come, and the batch is read again as it was."""
     two.put(ROWS)
@@ -87,7 +80,7 @@ def test_two_sources_at_two_brokers_share_one_decision(env: CoreEnvironment, two
     assert two.readers[0].plan(Offset(), ends[0]) == parts[:2], "asked twice, it is the same"
     told = [env.rows(part) for part in parts]
     assert sorted([row for rows in told for row in rows], key=int) == ROWS
-    assert not _written(env, env.writer(), parts, 0)
+    assert not env.finish(parts, 0).before
     assert len({part.xid.gtrid for part in parts}) == 1
     assert env.prepared() == ["src/1/0", "src/1/1", "src/2/0", "src/2/1"]
 
@@ -95,11 +88,11 @@ def test_two_sources_at_two_brokers_share_one_decision(env: CoreEnvironment, two
     two.restart("driver-2")
     parts = two.parts(ends)
     assert [env.rows(part) for part in parts] == told
-    assert _written(env, env.writer("driver-2"), parts, 0)
+    assert env.finish(parts, 0, driver="driver-2").before
     two.starts = ends
     following = two.ends()
     assert env.prepared() == []
-    assert not _written(env, env.writer("driver-2"), two.parts(following), 1)
+    assert not env.finish(two.parts(following), 1, driver="driver-2").before
     two.starts = following
     assert two.ends() == following
     assert sorted(env.table(), key=int) == [*ROWS, *MORE]
@@ -110,7 +103,7 @@ def test_only_one_of_two_sources_has_messages(env: CoreEnvironment, two: TwoSour
     for number, (rows, broker) in enumerate(((ROWS[:5], two.second), (ROWS[5:], env.broker), (MORE, two.second))):
         env.put(rows, broker=broker)
         ends = two.ends()
-        assert not _written(env, env.writer(), two.parts(ends), number)
+        assert not env.finish(two.parts(ends), number).before
         two.starts = ends
     assert sorted(env.table(), key=int) == [*ROWS, *MORE]
     assert two.ends() == two.starts
@@ -256,9 +249,9 @@ def test_a_checkpoint_one_batch_old_takes_no_message(env: CoreEnvironment) -> No
         part.check("other", 1)
     with pytest.raises(PipelineError, match=r"read it by spark\.readStream"):
         replace(part, query="").check("q", 1)
-    writer = env.writer("driver-2")
     with pytest.raises(EpochGone, match="was already decided with other messages"):
-        _written(env, writer, [part], 0)
+        env.finish([part], 0, driver="driver-2")
+    writer = env.writer("driver-2")
     writer.abort(writer.plan(), None, [])
     assert sorted(env.table(), key=int) == ROWS
     assert env.queued() == MORE
@@ -360,7 +353,7 @@ def test_a_batch_of_before_is_read_again_and_finished(old: CoreEnvironment) -> N
         reader.latest(Offset())
     parts = reader.plan(Offset(), Offset(1))
     assert sorted(_read(old, parts), key=int) == ROWS
-    assert _written(old, old.writer("driver-2"), parts, 0)
+    assert old.finish(parts, 0, driver="driver-2").before
     following, _ = old.batch(reader, Offset(1), 1, driver="driver-2")
     assert reader.latest(following) == following
     assert old.prepared() == []

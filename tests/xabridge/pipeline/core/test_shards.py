@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from dtx.broker.access.permissions import Coordination, Permissions, Rule
 from rm_amqp import AmqpResource
 from tests.rm_amqp.embedded import EmbeddedBroker
-from xabridge.pipeline.core import Attempt, Batch, Offset, PipelineError, Shard, Source
+from xabridge.pipeline.core import Attempt, Batch, Offset, PipelineError, Shard
 from xabridge.pipeline.core.ledger.status import look
 from xabridge.pipeline.core.shards import PlannedRead, matches, overlap
 from xabridge.pipeline.core.values import Query
@@ -284,20 +284,7 @@ def test_a_failure_is_searched_in_one_shard(env: CoreEnvironment, second: Embedd
     assert {"1", "2", "3", "4"} <= set(env.table())
 
 
-# --- the ledger -----------------------------------------------------------------------------------------------------
-def test_the_plan_stands_in_the_ledger(env: CoreEnvironment, second: EmbeddedBroker) -> None:
-    env.put(["1"], "a#0")
-    env.put(["2"], "a#1", second)
-    source = Source((Shard("broker", ("a#0",)), Shard("second", ("a#*",))), rows=10, by_queue=True)
-    env.start(source)
-    reader = env.joined(source)
-    reader.plan(Offset(), reader.latest(Offset()))
-    ((name, shards),) = env.ask_log("SELECT source, shards FROM xabridge_pipeline_epoch")
-    assert name == "broker"
-    assert '[["broker", "a#0"], ["second", "a#1"]]' in shards
-    assert sorted(env.ask_log("SELECT resource FROM xabridge_pipeline_unfenced")) == [("broker",), ("second",)]
-
-
+# --- names and plans ------------------------------------------------------------------------------------------------
 def test_what_is_read_is_stored_with_why_brokers_were_skipped() -> None:
     read = PlannedRead(("a", "b"), (Shard("a", ("q",)),), (("c", "it was away"),))
     assert PlannedRead.from_text(read.as_text(), "a") == read
@@ -305,7 +292,6 @@ def test_what_is_read_is_stored_with_why_brokers_were_skipped() -> None:
     assert PlannedRead.from_text(earlier, "a") == PlannedRead(("a",), (Shard("a", ("q",)),), (("c", ""),))
 
 
-# --- names ----------------------------------------------------------------------------------------------------------
 def test_patterns() -> None:
     assert matches("orders#*", "orders#12")
     assert not matches("orders#*", "orders")

@@ -53,18 +53,27 @@ def test_a_batch_is_in_the_table_and_at_the_address(env: CoreEnvironment, sink: 
         assert env.ask("SELECT count(*) FROM xabridge_staged") == [(0,)]
 
 
-def test_an_abort_gives_everything_back(env: CoreEnvironment, sink: SinkDatabase) -> None:
+def test_an_abort_gives_everything_back_and_nothing_comes_late(env: CoreEnvironment, sink: SinkDatabase) -> None:
     env.put(ROWS)
-    _, _, partitions = env.began()
+    reader, end, partitions = env.began()
     writer = env.writer()
     plan = writer.plan()
     reports = env.tasks(plan, partitions, write=sink.write)
     writer.abort(plan, Batch("q", 0), reports)
-    with pytest.raises(BatchRefused, match="was aborted"):
-        writer.commit(plan, Batch("q", 0), reports)
+    for late in (
+        lambda: writer.commit(plan, Batch("q", 0), reports),
+        lambda: env.rows(partitions[0]),
+        lambda: env.write(plan, ["late"]),
+    ):
+        with pytest.raises(BatchRefused):
+            late()
     assert sink.table() == []
     assert sorted(env.queued()) == ROWS
     assert env.prepared() == []
+    again = reader.plan(Offset(), end)
+    plan = writer.plan()
+    writer.commit(plan, Batch("q", 0), env.tasks(plan, again, write=sink.write))
+    sink.check(ROWS)
 
 
 def test_a_driver_that_is_killed_right_after_its_decision(env: CoreEnvironment, sink: SinkDatabase) -> None:
