@@ -69,6 +69,7 @@ def broker_config() -> BrokerConfig:
     return load(here("broker", str(command("broker").config)), {})
 
 
+@pytest.mark.slow  # a process of two seconds
 def test_it_is_what_the_compose_specification_says() -> None:
     done = subprocess.run(
         [CHECK, "--builtin-schema", "vendor.compose-spec", str(ROOT / "compose.yaml")],

@@ -319,6 +319,7 @@ def test_verbs_of_amqp(embedded: EmbeddedBroker) -> None:
     verbs_of(make, Protocol.AMQP_10, AMQP_SETTINGS, TWO_PHASES)
 
 
+@pytest.mark.slow  # replies that are lost: tests/rm_amqp/decider
 def test_verbs_of_amqp_that_decides(embedded: EmbeddedBroker) -> None:
     verbs_of(lambda name: DecidingBrokerHarness(embedded, named(name)), Protocol.AMQP_10, AMQP_SETTINGS, ONE_PHASE)
 

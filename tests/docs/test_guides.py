@@ -18,6 +18,7 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, make_url
 
+from tests.cases import each
 from tests.cli import parsed
 from tests.docs.guide import ROOT, Block, blocks, pages
 from tests.rm_amqp.embedded import EmbeddedBroker
@@ -133,13 +134,13 @@ def test_the_blocks_run_in_a_process(page: str, postgres: Postgres, tmp_path: Pa
         broker.stop()
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@each("page", pages())
 def test_every_block_is_of_a_kind_that_is_looked_at(page: Path) -> None:
     for block in blocks(page):
         assert block.language in EXECUTED | ELSEWHERE.keys(), f"{block.where}: {block.language or 'no language'}"
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@each("page", pages())
 def test_settings_are_settings(page: Path, tmp_path: Path) -> None:
     file = tmp_path / "xabridge.toml"
     for block in blocks(page):
@@ -149,7 +150,7 @@ def test_settings_are_settings(page: Path, tmp_path: Path) -> None:
             assert configuration_from(file).node
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@each("page", pages())
 def test_shell_lines_are_commands_of_ours(page: Path) -> None:
     for block in blocks(page):
         if block.language == "sh":
@@ -182,7 +183,7 @@ def _check_command(words: list[str], block: Block) -> None:
             pytest.fail(f"{block.where}: {' '.join(words)} is no command of ours")
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@each("page", pages())
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)#]+)?(?:#[^)]*)?\)", text):

@@ -9,6 +9,8 @@ import sys
 from types import ModuleType
 from typing import Final
 
+import pytest
+
 from tests.docs.guide import ROOT, blocks
 from xa import Code
 
@@ -26,6 +28,11 @@ def _execute(number: int, namespace: dict[str, object]) -> None:
 sys.modules["shelf"] = ModuleType("shelf")
 _execute(0, vars(sys.modules["shelf"]))
 _execute(1, globals())  # its test classes and its fixture are this module's: pytest finds them here
+
+FAST: Final = ("TestCompletion", "TestRecovery")
+for _name, _suite in [(name, found) for name, found in globals().items() if name.startswith("Test")]:
+    if _name not in FAST:  # the classes are those of all suites: the marker is for a class of this module's
+        globals()[_name] = pytest.mark.slow(type(_name, (_suite,), {"__module__": __name__}))
 
 
 def test_the_example_is_short() -> None:

@@ -142,12 +142,12 @@ ACTS: dict[str, Callable[[Lake, list[TableWork]], object]] = {
 }
 
 
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("act", ACTS)
 def test_a_process_that_dies_before_any_effect(
     folder: Path, monkeypatch: pytest.MonkeyPatch, act: str, step: int
 ) -> None:
-    """The short form dies before each fourth effect; a seed says before which it begins."""
+    """The short form dies before each eighth effect; a seed says before which it begins."""
     seed = int(os.environ.get("XABRIDGE_SEED", "0")) or random.SystemRandom().randrange(10**6)
     for place in count(seed % step, step):
         with case(f"before effect {place}, XABRIDGE_SEED={seed}"):
