@@ -1,4 +1,6 @@
-"""These tests run applications: what they declare, what their handlers get, and how they are started and stopped."""
+"""These tests run applications: what they declare, what their handlers get, how they are started and stopped, and how
+they work through a SQLAlchemy engine of their own.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,32 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, make_url, select, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tests.xabridge.app.shop import NOWHERE, Invoice, Shop, rows, set_up
-from xabridge import App, Broker, Configuration, ConfigurationError, Database, Message, ProtocolMisuse, Transaction, Tx
+from xabridge import (
+    App,
+    Broker,
+    Configuration,
+    ConfigurationError,
+    Database,
+    Message,
+    ProtocolMisuse,
+    ResourceConfig,
+    RolledBack,
+    Transaction,
+    Tx,
+    take_part,
+)
 from xabridge.testing import TestApp
 from xabridge.testing.contract.client import case
+
+if TYPE_CHECKING:
+    from tests.postgres import Postgres
 
 
 @dataclass
@@ -235,3 +254,45 @@ def test_mistakes_are_told_when_it_is_declared() -> None:
         pass
     with TestApp(App(NOWHERE)) as test, pytest.raises(ConfigurationError, match="did you mean batch"):
         test.manager.consumer("orders", bach=4)(lambda *_: None)  # type: ignore[call-arg]
+
+
+# --- an engine of its own --------------------------------------------------------------------------------------------
+class Base(DeclarativeBase):
+    """The tables."""
+
+
+class Row(Base):
+    """An order."""
+
+    __tablename__ = "orders"
+    number: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.mark.slow
+def test_an_engine_takes_part_in_an_app_that_does_not_run_yet(postgres: Postgres) -> None:
+    url = postgres.create_database()
+    app = App(Configuration("n", "file:///nowhere", {"broker": "amqp://nowhere.invalid", "shop": url}))
+    engine = create_engine(make_url(url).set(drivername="postgresql+psycopg"))
+    take_part(engine, app, "shop")
+    Base.metadata.create_all(engine)  # its own connection: the App does not run
+
+    @app.consumer("orders")
+    def handle(number: int, tx: Tx) -> None:
+        with Session(engine) as session:
+            session.add(Row(number=number))
+            session.commit()
+        tx.send("done", number)
+        assert tx.resources == ("broker", "shop")
+
+    with TestApp(app, resources={"shop": ResourceConfig(url)}) as test:
+        test.deliver("orders", 1)
+        test.fail("shop", at="prepare")
+        with pytest.raises(RolledBack):
+            test.deliver("orders", 2)
+        assert test.sent("done") == [1]
+        with Session(engine) as session:
+            assert session.scalars(select(Row.number)).all() == [1]
+        test.deliver("orders")
+        with test.engine("shop").begin() as connection:
+            assert connection.execute(text("SELECT number FROM orders ORDER BY number")).scalars().all() == [1, 2]
+    engine.dispose()

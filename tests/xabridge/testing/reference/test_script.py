@@ -57,6 +57,18 @@ CALLS: dict[str, tuple[str, BranchState, BranchVerb, Callable[[ReferenceResource
 }
 
 
+@pytest.fixture
+def store() -> ReferenceStore:
+    return ReferenceStore("a")
+
+
+@pytest.fixture
+def rm(store: ReferenceStore) -> ReferenceResource:
+    client = ReferenceResource(store)
+    client.open(store.url, RMID)
+    return client
+
+
 def bring(store: ReferenceStore, rm: ReferenceResource, state: BranchState) -> None:
     """The branch X in `state`, with two writes."""
     if state is S0:
