@@ -136,6 +136,13 @@ class Client(MessagingClient):
 
     rm: AmqpResource
     as_sent = True
+    unsendable = (
+        (Message(object()), "body is of type object"),
+        (Message(delay=-1), "a delay, or a time"),
+        (Message(delay=5, deliver_at=5), "a delay, or a time"),
+        (Message(deliver_at=-1), "a delay, or a time"),
+    )
+    no_addresses = ("queue\0other",)  # proton takes what is behind a NUL for no part of it
 
     def __init__(
         self, address: str, options: str = "", *, dynamic: bool = False, flags: int | None = None, tls: bool = False

@@ -14,7 +14,7 @@ from collections import deque
 from enum import Enum
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from zlib import crc32
 
 from dtx.amqp.sasl import SaslServer, ServerPolicy
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from dtx.store.contract import StoreError
     from rm_amqp.connection.maintenance import Maintained
     from rm_amqp.settings import Broker
+    from tests.rm_amqp.service_bus.peer import ServiceBusConnection
     from xa import Registrar
+
+    Served = BrokerConnection | ServiceBusConnection
 
 
 class Kind(Enum):
@@ -161,28 +164,6 @@ class Poll:
         end, network = self._end, self._network
         network.wait(lambda: end.readable or (self._writes and not end.full), network.now + timeout_ms / 1000)
         return [(end.fileno(), select.POLLIN)] if end.readable or (self._writes and not end.full) else []
-
-
-class Served(Protocol):
-    """The broker's side of a connection, as far as the network goes."""
-
-    closed: bool
-
-    def received(self, octets: bytes) -> None:
-        """Takes octets of the client."""
-        ...
-
-    def output(self) -> bytes:
-        """What is to be sent."""
-        ...
-
-    def tick(self, now_ms: int, held_ms: int, /) -> object:
-        """Time passes."""
-        ...
-
-    def lost(self) -> None:
-        """The connection is gone."""
-        ...
 
 
 class Peer:

@@ -74,12 +74,6 @@ def test_most_common_use_case(shop: Shop, client: Client, queue: str, *, commit:
     assert told == ([("M3", 0)] if commit else [("M1", 1), ("M3", 0)])
 
 
-def channel_of(client: Client) -> object:
-    """The channel that the calling thread of control works on, if any."""
-    association = client.rm._thread().current
-    return association.work.pooled if association is not None else None
-
-
 # --- using a command channel --------------------------------------------------------------------------------------
 
 
@@ -98,27 +92,6 @@ def test_command_channel_is_re_established_by_itself(client: Client, broker: Emb
 
 
 # --- C++: registration, threads of control ------------------------------------------------------------------------
-
-
-def test_thread_of_control_and_rmid_determine_the_channel(broker: EmbeddedBroker, queue: str, connect: Connect) -> None:
-    """One to one, for as long as the thread of control has associations; two instances have channels of their own."""
-    one, two = connect(), connect()
-    controls = [ThreadOfControl() for _ in range(3)]
-    xids, channels = {}, set()
-    for control in controls:
-        with entered(control):
-            for client in (one, two):
-                xids[control, client] = client.start()
-                client.session.send(queue, Message("x"))
-                channels.add(channel_of(client))
-    assert len(channels) == 6
-    for control in controls:
-        with entered(control):
-            for client in (one, two):
-                client.commit(xids[control, client])
-                assert channel_of(client) is None
-    assert len(one.look(queue)) == 6
-    assert broker.left() == []
 
 
 def test_a_thread_that_is_gone_leaves_its_channel_to_others() -> None:

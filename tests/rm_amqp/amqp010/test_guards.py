@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -58,9 +58,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rm_amqp.amqp010.channel import Channel
+    from rm_amqp.amqp010.structs import Struct
     from tests.broker_j import BrokerJ
 
 PATIENCE_S = 10
+T = TypeVar("T", bound="Struct")
 
 
 class Raw:
@@ -69,24 +71,29 @@ class Raw:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
 
-    def do(self, command: DtxStart | DtxEnd | DtxPrepare | DtxCommit | DtxRollback) -> int:
-        """The status that a command comes to."""
-        result = self.channel.wait_result(self.channel.send(command), XaResult, time.monotonic() + PATIENCE_S)
-        return result.status or 0
+    def ask(self, command: Any, of: type[T]) -> T:
+        """The answer to a command."""
+        return self.channel.wait_result(self.channel.send(command), of, time.monotonic() + PATIENCE_S)
 
-    def branch(self, xid: Xid, queue: str = "", body: bytes = b"") -> None:
+    def do(self, command: Any) -> int:
+        """The status that a command comes to."""
+        return self.ask(command, XaResult).status or 0
+
+    def branch(self, xid: Xid, queue: str, body: bytes) -> None:
         """One that is prepared."""
         self.do(DtxStart(on_wire(xid)))
-        if queue:
-            self.send(queue, body)
+        self.send(queue, body)
         self.do(DtxEnd(on_wire(xid)))
         assert self.do(DtxPrepare(on_wire(xid))) == 0
 
-    def refused(self, command: DtxStart | DtxEnd | DtxPrepare | DtxCommit | DtxRollback | DtxForget) -> int:
+    def complete(self, command: Any) -> None:
+        """A command that has no answer."""
+        self.channel.wait_complete(self.channel.send(command, sync=True), time.monotonic() + PATIENCE_S)
+
+    def refused(self, command: Any) -> int:
         """The code that a command is refused with."""
         with pytest.raises(Refused) as refused:
-            number = self.channel.send(command, sync=True)
-            self.channel.wait_complete(number, time.monotonic() + PATIENCE_S)
+            self.complete(command)
         self.channel.renew(time.monotonic() + PATIENCE_S)
         return refused.value.code
 
@@ -97,20 +104,12 @@ class Raw:
 
     def prepared(self) -> list[Xid]:
         """What is in doubt."""
-        number = self.channel.send(DtxRecover())
-        result = self.channel.wait_result(number, RecoverResult, time.monotonic() + PATIENCE_S)
-        return [Xid(xid.format or 0, xid.global_id or b"", xid.branch_id or b"") for xid in xids_of(result)]
+        found = xids_of(self.ask(DtxRecover(), RecoverResult))
+        return [Xid(xid.format or 0, xid.global_id or b"", xid.branch_id or b"") for xid in found]
 
     def timeout(self, xid: Xid) -> int:
         """The seconds that the broker gives a branch."""
-        number = self.channel.send(DtxGetTimeout(on_wire(xid)))
-        found = self.channel.wait_result(number, GetTimeoutResult, time.monotonic() + PATIENCE_S)
-        return found.timeout or 0
-
-    def set_timeout(self, xid: Xid, seconds: int) -> None:
-        """Another one."""
-        number = self.channel.send(DtxSetTimeout(on_wire(xid), seconds), sync=True)
-        self.channel.wait_complete(number, time.monotonic() + PATIENCE_S)
+        return self.ask(DtxGetTimeout(on_wire(xid)), GetTimeoutResult).timeout or 0
 
 
 @pytest.fixture
@@ -230,7 +229,7 @@ def test_broker_j_prepares_a_branch_that_is_suspended(raw: Raw, client: QpidClie
 def test_the_timer_of_broker_j_rolls_back_a_prepared_branch(raw: Raw, broker_j: BrokerJ, queue: str) -> None:
     xid = new_xid()
     raw.do(DtxStart(on_wire(xid)))
-    raw.set_timeout(xid, 1)
+    raw.complete(DtxSetTimeout(on_wire(xid), 1))
     raw.send(queue, b"promised")
     raw.do(DtxEnd(on_wire(xid)))
     assert raw.do(DtxPrepare(on_wire(xid))) == 0
@@ -248,7 +247,7 @@ def test_a_branch_has_a_timer_until_it_is_prepared(broker_j: BrokerJ, raw: Raw, 
     xid = client.start()
     assert raw.timeout(xid) == seconds
     if others:
-        raw.set_timeout(xid, others)
+        raw.complete(DtxSetTimeout(on_wire(xid), others))
     client.end(xid)
     assert raw.timeout(xid) == seconds + others
     assert client.rm.prepare(xid, RMID) is Code.XA_OK
@@ -261,7 +260,7 @@ def test_opening_stops_the_timers_of_our_prepared_branches(client: QpidClient, b
     xids = [Xid(format_id, new_xid().gtrid, b"b") for format_id in (FORMAT_ID, FORMAT_ID + 1)]
     for xid in xids:
         client.prepared(xid=xid)
-        raw.set_timeout(xid, 300)
+        raw.complete(DtxSetTimeout(on_wire(xid), 300))
     checks = {check.subject: check for check in QpidResource().diagnose(broker_j.url).checks}
     assert checks["timers"].health is Health.WARN
     assert [raw.timeout(xid) for xid in xids] == [300, 300], "the doctor changes nothing"
@@ -308,10 +307,10 @@ def test_a_branch_whose_time_is_nearly_over_is_rolled_back(broker_j: BrokerJ, qu
 
 
 # --- xids ------------------------------------------------------------------------------------------------------------
-def test_broker_j_takes_two_format_ids_for_one(raw: Raw) -> None:
+def test_broker_j_takes_two_format_ids_for_one(raw: Raw, queue: str) -> None:
     xid = new_xid()
     same = Xid(xid.format_id + 1, xid.gtrid, xid.bqual)
-    raw.branch(xid)
+    raw.branch(xid, queue, b"x")
     assert raw.do(DtxRollback(on_wire(same))) == 0, "it should not be found"
     assert xid not in raw.prepared()
 
