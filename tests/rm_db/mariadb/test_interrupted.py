@@ -48,25 +48,6 @@ def end_and_roll_back(client: Client, xid: Any) -> None:
 
 
 @pytest.mark.usefixtures("alarm")
-@pytest.mark.parametrize("way", ["core", "pymysql"])
-def test_its_statement_is_ended_and_its_locks_are_free(client: Client, harness: MariaHarness, way: str) -> None:
-    xid, session = begin(client)
-    session.execute(sa.text("UPDATE account SET amount = 1 WHERE id = 1"))
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    with pytest.raises(KeyboardInterrupt):
-        if way == "core":
-            session.execute(sa.text("SELECT SLEEP(600)"))
-        else:
-            session.pymysql.cursor().execute("SELECT SLEEP(600)")
-    harness.admin("UPDATE account SET amount = 2 WHERE id = 1")  # would wait for the lock
-    with pytest.raises(XaError, match="interrupted") as told:
-        client.end(xid)
-    assert told.value.code is Code.XA_RBTIMEOUT
-    client.rollback(xid)
-    assert harness.admin("SELECT amount FROM account ORDER BY id") == [(2,), (100,)]
-
-
-@pytest.mark.usefixtures("alarm")
 def test_a_statement_of_which_a_part_was_sent(client: Client, harness: MariaHarness, mariadb: MariaDB) -> None:
     """The server would take what follows for the rest of it."""
     xid, session = begin(client)

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from xa import TMFAIL, TMONEPHASE, TMSUCCESS, Code, ThreadOfControl, entered
-from xabridge.testing.contract.client import RMID, Client, new_key, new_xid, refused
+from xabridge.testing.contract.client import RMID, Client, new_key, new_xid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,12 +48,6 @@ def test_a_server_that_does_not_even_cancel(client: Client, harness: PostgresHar
     assert client.commit(client.ended(key), TMONEPHASE) is Code.XA_OK
 
 
-def wait_for_statement(harness: PostgresHarness, statement: str) -> None:
-    """Returns when the server is carrying it out."""
-    while not harness.admin("SELECT 1 FROM pg_stat_activity WHERE query = %s AND state = 'active'", statement):
-        pass
-
-
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """SIGINT raises KeyboardInterrupt, also where the tests were started in the background, which ignores it."""
@@ -86,25 +80,6 @@ def test_an_interrupted_verb(client: Client, harness: PostgresHarness, verb: str
     else:
         assert client.retrying(verb, xid) in {Code.XA_OK, Code.XAER_NOTA}
     assert (key in harness.committed()) == (verb == "commit")
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_an_interrupted_statement(client: Client, harness: PostgresHarness) -> None:
-    xid = client.begun(key := new_key())
-
-    def interrupt() -> None:
-        wait_for_statement(harness, "SELECT pg_sleep(600)")
-        os.kill(os.getpid(), signal.SIGINT)
-
-    interrupter = threading.Thread(target=interrupt)
-    interrupter.start()
-    with pytest.raises(KeyboardInterrupt):
-        client.rm.session(RMID).psycopg.execute("SELECT pg_sleep(600)")
-    interrupter.join()
-    with refused(Code.XA_RBTIMEOUT, Code.XA_RBROLLBACK):
-        client.end(xid)
-    client.retrying("rollback", xid)
-    assert key not in harness.committed()
 
 
 def test_a_branch_leaves_nothing_to_the_garbage_collector(client: Client) -> None:

@@ -4,6 +4,9 @@ transaction, and use after its end. And nothing of a session reaches the next on
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from contextlib import suppress
 from functools import partial
 from itertools import product
@@ -14,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tests.rm_db.sessions.conftest import OF_EVERY_KIND
+from tests.rm_db.sessions.conftest import EVERYWHERE, OF_EVERY_KIND
 from tests.rm_db.sessions.shops import Made, MariaDBShop, Order, PostgresShop, Shop
 from tm import RolledBack, TransactionManager
 from xa import XaMisuse
@@ -230,6 +233,36 @@ def test_a_statement_is_cut_short_when_its_transaction_takes_too_long(shop: Shop
         with manager.begin() as tx:
             tx["shop"].execute(sa.insert(Order).values(id=3))  # nothing is locked any more
     assert shop.ids() == [3]
+
+
+@pytest.mark.parametrize("shop", EVERYWHERE, indirect=True)
+def test_a_statement_that_ctrl_c_interrupts_ends_in_the_server(shop: Shop) -> None:
+    """Its locks are free, and the transaction is rolled back, whatever the application makes of the interruption."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, which is deaf to it
+    drivers: list[Callable[[Any], object]] = [lambda session: session.execute(sa.text(shop.sleep))]
+    drivers.append(lambda session: getattr(session, str(shop.driver)).cursor().execute(shop.sleep))
+    try:
+        for use in drivers:
+
+            def press() -> None:
+                while not shop.at_work(*shop.asleep):
+                    pass
+                os.kill(os.getpid(), signal.SIGINT)
+
+            presses = threading.Thread(target=press)
+            with pytest.raises(RolledBack), shop.tm.begin() as tx:
+                tx["shop"].execute(sa.insert(Order).values(id=1))
+                presses.start()
+                with pytest.raises(KeyboardInterrupt):
+                    use(tx["shop"])
+                presses.join()
+                assert not shop.at_work(*shop.asleep)
+                with shop.plain.begin() as somebody:
+                    somebody.execute(sa.insert(Order).values(id=1))  # would wait for the lock
+            assert shop.ids() == [1]
+            shop.empty()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # --- nothing leaks into the next transaction --------------------------------------------------------------------
