@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ALL: Final = os.environ.get("XABRIDGE_INTERRUPTIONS") == "all"
 SEED: Final = int(os.environ.get("XABRIDGE_SEED", "20"))
 PAIRS: Final = 24_000 if ALL else 90
-SOME: Final = 80
+SOME: Final = 48
 SHARES: Final = [pytest.param(SOME, id="some"), pytest.param(None, id="each", marks=pytest.mark.slow)]
 """How many of the instructions, and how many of the pairs, a test tries; None for all."""
 

@@ -271,8 +271,6 @@ def during(error: Exception, handled: Exception) -> Exception:
         (refused(raised(xa_error(Code.XA_RBROLLBACK, "prepare: no"), DEADLOCK)), Fault.CONFLICT),
         (refused("the application asked for it", Code.XA_RBTRANSIENT), Fault.CONFLICT),
         (pymysql.err.OperationalError(1205, "Lock wait timeout exceeded"), Fault.CONFLICT),
-        (pymysql.err.OperationalError(1213, "Deadlock found"), Fault.CONFLICT),
-        (pymysql.err.OperationalError(1020, "Record has changed"), Fault.CONFLICT),
         (LOST, Fault.OUTAGE),
         (errors.OperationalError("the server closed the connection unexpectedly"), Fault.OUTAGE),
         (pymysql.err.OperationalError(2013, "Lost connection"), Fault.OUTAGE),
