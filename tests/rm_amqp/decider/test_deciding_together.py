@@ -24,13 +24,18 @@ if TYPE_CHECKING:
 
 LEASE_OVER_S = 11
 POINTS = ("before decide", "after decide", "after commit")
+ALL = "a sibling and two other nodes"
 WHO = {
     "another node": ["orders-2"],
     "a sibling": ["orders-1"],
     "another node and a sibling": ["orders-2", "orders-1"],
-    "a sibling and two other nodes": ["orders-1", "orders-2", "orders-10"],
+    ALL: ["orders-1", "orders-2", "orders-10"],
 }
-SOME = WHO if EVERY_POINT else {name: WHO[name] for name in ("another node", "a sibling and two other nodes")}
+SOME = [
+    pytest.param(who, id=name, marks=() if name == ALL else pytest.mark.slow)
+    for name, who in WHO.items()
+    if EVERY_POINT or name in {"another node", ALL}
+]
 
 
 class Killed(BaseException):
@@ -158,14 +163,14 @@ def others_recover_meanwhile(point: str, others: Sequence[str], *, stopped: bool
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "later"])
-@pytest.mark.parametrize("others", SOME.values(), ids=SOME)
+@pytest.mark.parametrize("others", SOME)
 @pytest.mark.parametrize("point", POINTS)
 def test_one_dies(point: str, others: Sequence[str], *, at_once: bool) -> None:
     one_dies(point, others, at_once=at_once)
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped for long", "slow"])
-@pytest.mark.parametrize("others", SOME.values(), ids=SOME)
+@pytest.mark.parametrize("others", SOME)
 @pytest.mark.parametrize("point", [*POINTS, "before commit"])
 def test_one_stands_still(point: str, others: Sequence[str], *, stopped: bool) -> None:
     others_recover_meanwhile(point, others, stopped=stopped)

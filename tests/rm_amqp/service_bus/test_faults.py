@@ -12,7 +12,7 @@ import pytest
 from rm_amqp.connection.links import ConfirmedReceiver, Receiver
 from rm_amqp.decider.channel import LocalWork
 from tests.rm_amqp.decider.test_deciding_faults import FOUNDED, Field, World, campaign, openings, overtaken, paused
-from tests.rm_amqp.decider.test_deciding_together import POINTS, WHO, Site, one_dies, others_recover_meanwhile
+from tests.rm_amqp.decider.test_deciding_together import ALL, POINTS, WHO, Site, one_dies, others_recover_meanwhile
 from tests.rm_amqp.network import DELAYS_S, Kind, boundaries
 from tests.rm_amqp.service_bus.namespace import LOCK_S
 from tests.rm_amqp.service_bus.server import shop_network
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 KINDS: list[Kind] = [kind for kind in Kind if kind not in {Kind.CANCEL, Kind.MOVE}]
 OPTIONS = "timeout=20&slots=1&topic=shop"
 LAPSES_S = LOCK_S + 10
-SOME = WHO if EVERY_POINT else {"all": WHO["a sibling and two other nodes"]}
+SOME = WHO if EVERY_POINT else {ALL: WHO[ALL]}
 
 
 class ServiceBusWorld(World):
