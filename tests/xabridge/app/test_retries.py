@@ -1,9 +1,13 @@
-"""These tests check what becomes of messages whose handlers fail, by the exception: attempts, dead letters, and
-messages that are put off, with their count, across a process that dies.
+"""These tests check what becomes of messages whose handlers fail, by the exception: attempts, dead letters, and messages
+that are put off, with their count, across a process that dies. And no message is lost by what was called and has not
+run: a generator function, a coroutine, or a send that nobody awaits.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import re
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -11,16 +15,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.xabridge.app.shop import NOWHERE
+from tm import ConfigurationError, ProtocolMisuse
 from tm.consumer.failures import Failures
+from tm.consumer.handler import Handler
 from xa.coroutines import drive
-from xabridge import App, Message, Tx
+from xabridge import App, Message, RolledBack, Tx
+from xabridge.app.sends import Sends
 from xabridge.testing import Killed, TestApp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class Handler:
+class Raising:
     """Raises what it is told to."""
 
     def __init__(self, **settings: Any) -> None:
@@ -48,7 +55,7 @@ def told_with(test: TestApp) -> dict[Any, Any]:
 
 
 def test_an_error_that_is_final_is_not_tried_again() -> None:
-    handler = Handler(dead_on=ValueError)
+    handler = Raising(dead_on=ValueError)
     handler.raises = [ValueError("no such product"), KeyError("x"), None]
     with TestApp(handler.app) as test:
         fails(test, ValueError, 1, match="no such product")
@@ -62,7 +69,7 @@ def test_an_error_that_is_final_is_not_tried_again() -> None:
 
 def test_a_message_that_is_put_off_keeps_its_count_and_its_reason() -> None:
     """Also in another process."""
-    handler = Handler(retry_waits="broker", retry_first_s=3600.0, retry_most_s=3600.0, retry_jitter=0, max_deliveries=3)
+    handler = Raising(retry_waits="broker", retry_first_s=3600.0, retry_most_s=3600.0, retry_jitter=0, max_deliveries=3)
     handler.raises = [LookupError("first"), LookupError("second"), LookupError("third")]
     with TestApp(handler.app) as test:
         began = time.time() * 1000
@@ -92,7 +99,7 @@ def test_a_message_that_is_put_off_keeps_its_count_and_its_reason() -> None:
 
 @pytest.mark.parametrize("at", ["before the decision", "after the decision"])
 def test_a_process_that_dies_while_it_puts_off_or_away_loses_and_doubles_nothing(at: Any) -> None:
-    handler = Handler(retry_waits="broker", retry_first_s=30.0)
+    handler = Raising(retry_waits="broker", retry_first_s=30.0)
     handler.raises = [LookupError("no")]
     with TestApp(handler.app) as test:
         fails(test, LookupError, 7)
@@ -104,7 +111,7 @@ def test_a_process_that_dies_while_it_puts_off_or_away_loses_and_doubles_nothing
         test.advance(60)
         test.deliver("orders")
         assert (test.sent("done"), test.waiting("orders")) == ([7], 0)
-    with TestApp(Handler(batch=5).app) as test:
+    with TestApp(Raising(batch=5).app) as test:
         test.kill(at)
         fails(test, Killed, 1, "two", 3)
         test.deliver("orders")
@@ -113,7 +120,7 @@ def test_a_process_that_dies_while_it_puts_off_or_away_loses_and_doubles_nothing
 
 def test_the_time_for_attempts_has_a_limit() -> None:
     """It begins with the message's own failure."""
-    handler = Handler(retry_for_s=3600.0)
+    handler = Raising(retry_for_s=3600.0)
     handler.raises = [LookupError("no")] * 4
     with TestApp(handler.app) as test:
         fails(test, LookupError, 1)
@@ -135,7 +142,7 @@ def take_away(test: TestApp, queue: str = "orders") -> None:
 
 
 def test_a_dead_letter_that_is_sent_again_has_all_its_attempts(caplog: pytest.LogCaptureFixture) -> None:
-    handler = Handler(retry_waits="broker", max_deliveries=2, retry_for_s=3600.0, retry_jitter=0)
+    handler = Raising(retry_waits="broker", max_deliveries=2, retry_for_s=3600.0, retry_jitter=0)
     handler.raises = [LookupError("first"), LookupError("second")]
     with TestApp(handler.app) as test:
         fails(test, LookupError, 7)
@@ -156,7 +163,7 @@ def test_a_dead_letter_that_is_sent_again_has_all_its_attempts(caplog: pytest.Lo
 
 @pytest.mark.parametrize("batch", [1, 5])
 def test_a_message_is_not_put_away_besides_being_handled(batch: int) -> None:
-    handler = Handler(dead_on=ValueError, batch=batch)
+    handler = Raising(dead_on=ValueError, batch=batch)
     handler.raises = [ValueError("no such product")]
     with TestApp(handler.app) as test:
         fails(test, ValueError, 1, match="no such product")
@@ -167,7 +174,7 @@ def test_a_message_is_not_put_away_besides_being_handled(batch: int) -> None:
 
 def test_a_message_that_is_sent_on_as_it_came_has_all_its_attempts() -> None:
     """And does not wait again."""
-    handler = Handler(retry_waits="broker", retry_jitter=0)
+    handler = Raising(retry_waits="broker", retry_jitter=0)
     handler.raises = [LookupError("first")]
     errors: list[Exception] = [LookupError("there")]
 
@@ -197,7 +204,7 @@ def test_a_message_that_is_sent_on_as_it_came_has_all_its_attempts() -> None:
 
 @pytest.mark.parametrize("behind_s", [3600, -3600])
 def test_the_wait_does_not_depend_on_the_clock_of_the_consumer(behind_s: float) -> None:
-    handler = Handler(retry_waits="broker", retry_first_s=30.0, retry_most_s=3600.0, retry_jitter=0)
+    handler = Raising(retry_waits="broker", retry_first_s=30.0, retry_most_s=3600.0, retry_jitter=0)
     handler.raises = [LookupError("no"), LookupError("no")]
     with TestApp(handler.app) as test:
         wrong_clock = Failures(lambda: test.broker.clock.wall_ms() / 1000 - behind_s)
@@ -230,7 +237,7 @@ def test_a_batch_that_fails_is_no_attempt_of_its_messages() -> None:
         test.restart()
         test.deliver("orders")
         assert (test.dead("orders"), test.waiting("orders")) == (["LookupError: [2]"], 0)
-    handler = Handler()
+    handler = Raising()
     handler.raises = [LookupError("no")]
 
     @handler.app.middleware
@@ -241,3 +248,149 @@ def test_a_batch_that_fails_is_no_attempt_of_its_messages() -> None:
     with TestApp(handler.app) as test:
         test.deliver("orders", 7)
         assert (test.sent("done"), test.waiting("orders")) == ([7], 0)
+
+
+# --- what was called and has not run ---------------------------------------------------------------------------------
+def generates(number: int, tx: Tx) -> Any:
+    tx.send("done", number)
+    yield
+
+
+async def generates_later(number: int, tx: Tx) -> Any:
+    await tx.asend("done", number)
+    yield
+
+
+class Callee:
+    """An object that is called."""
+
+    async def __call__(self, number: int, tx: Tx) -> None:
+        await tx.asend("done", number)
+
+
+def plainly(function: Any) -> Any:
+    """A decorator that knows only plain functions."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
+
+    return call
+
+
+async def handle(number: int, tx: Tx) -> None:
+    await tx.asend("done", number)
+
+
+class Called(Callee):
+    """One that has it from its base."""
+
+
+def test_a_generator_function_is_no_handler_and_an_object_with_a_coroutine_function_is_awaited() -> None:
+    for function in (generates, generates_later):
+        with pytest.raises(ConfigurationError, match="is a generator function"):
+            App(NOWHERE).consumer("orders")(function)
+        with pytest.raises(ConfigurationError, match="is a generator function"):
+            Handler(function)
+    app = App(NOWHERE)
+    app.consumer("orders")(Called())
+    with TestApp(app) as test:
+        test.deliver("orders", 7)
+        assert test.sent("done") == [7]
+
+
+@pytest.mark.parametrize("function", [plainly(handle), plainly(generates)])
+@pytest.mark.parametrize("has_middleware", [False, True])
+def test_what_was_called_and_has_not_run_is_a_failure(function: Any, has_middleware: bool) -> None:
+    app = App(NOWHERE)
+    app.consumer("orders")(function)
+    if has_middleware:
+
+        @app.middleware
+        def around() -> Any:
+            yield
+
+    with TestApp(app) as test:
+        with pytest.raises(ProtocolMisuse, match=r"has returned a (coroutine|generator), which nobody runs"):
+            test.deliver("orders", 7)
+        assert (test.waiting("orders"), test.sent("done")) == (1, [])
+
+
+# --- a send that nobody awaits
+async def forgets(number: int, tx: Tx) -> None:
+    await tx.asend("done", number)
+    tx.asend("also done", number)  # type: ignore[unused-coroutine]
+
+
+async def leaves_a_task(number: int, tx: Tx) -> None:
+    TASKS.append(asyncio.create_task(tx.asend("done", number)))
+
+
+async def awaits_in_its_own_ways(number: int, tx: Tx) -> None:
+    first = tx.asend("done", number)
+    await asyncio.gather(first, asyncio.create_task(tx.asend("done", number + 1)))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(tx.asend("done", number + 2))
+    await asyncio.wait_for(tx.asend("done", number + 3), 5)
+    given_up = asyncio.create_task(tx.asend("never", number))
+    given_up.cancel()
+    with suppress(asyncio.CancelledError):
+        await given_up
+    tx.asend("never", number).close()
+    with pytest.raises(TypeError, match="object"):
+        await tx.asend("never", object())
+
+
+TASKS: list[asyncio.Task[None]] = []
+
+
+@pytest.mark.parametrize(("properties", "tries"), [({"id": "7"}, 2), ({}, 10)])
+def test_a_send_that_nobody_awaits_is_a_failure(properties: dict[str, str], tries: int) -> None:
+    """Without an id the refused commit may have been that of another message with the same content: it has nine more
+    tries after the first, which does not count."""
+    app = App(NOWHERE)
+    app.consumer("orders", max_deliveries=2)(forgets)
+    with TestApp(app) as test:
+        for _ in range(tries):
+            with pytest.raises(RolledBack, match=r"asend to 'also done' was not awaited: write `await tx.asend"):
+                test.deliver("orders", *([] if test.waiting("orders") else [7]), **properties)
+            assert (test.waiting("orders"), test.sent("done"), test.sent("also done")) == (1, [], [])
+        test.deliver("orders")
+        assert "ProtocolMisuse: asend to" in test.dead("orders")[0]
+
+
+def test_a_task_that_nobody_awaits_has_sent_or_the_transaction_is_rolled_back() -> None:
+    """Its send may be done before the commit, or not."""
+    app = App(NOWHERE)
+    app.consumer("orders", max_deliveries=100)(leaves_a_task)
+    told = r"asend to 'done' (was not awaited: write `await tx.asend|is not done: await its task)"
+    with TestApp(app) as test:
+        for number in range(5):  # fewer than the broker allows
+            sent = len(test.sent("done"))
+            try:
+                test.deliver("orders", *([] if test.waiting("orders") else [number]))
+            except RolledBack as error:
+                assert re.search(told, str(error))  # noqa: PT017 — it need not be raised
+                assert (test.waiting("orders"), len(test.sent("done"))) == (1, sent)
+            else:
+                assert (test.waiting("orders"), len(test.sent("done"))) == (0, sent + 1)
+
+
+def test_a_send_that_is_not_done_at_the_commit_is_a_failure() -> None:
+    sends = Sends()
+    sending = sends.add("done", asyncio.sleep(0))
+    sending.send(None)
+    with pytest.raises(ProtocolMisuse, match="asend to 'done' is not done: await its task before the transaction ends"):
+        sends.check()
+    with pytest.raises(StopIteration):
+        sending.send(None)
+    sends.check()
+
+
+def test_a_send_may_be_awaited_in_a_task() -> None:
+    app = App(NOWHERE)
+    app.consumer("orders")(awaits_in_its_own_ways)
+    with TestApp(app) as test:
+        test.deliver("orders", 7)
+        assert sorted(test.sent("done")) == [7, 8, 9, 10]
+        assert test.sent("never") == []

@@ -1,11 +1,22 @@
-"""What is in doubt is shown once, as the one knows it whose log it is."""
+"""What nodes tell of what is in doubt comes to the console as it left them, and nothing else is taken for it. It is
+shown once, as the one knows it whose log it is.
+"""
 
 from __future__ import annotations
 
-from xa import FORMAT_ID, Gtrid, Xid
+import json
+from typing import Any
+
+import pytest
+
+from xa import FORMAT_ID, Code, Gtrid, Xid
+from xa.holdings import Holding, Relation
+from xabridge.cli.origins import Origin
 from xabridge.cli.survey import BranchView, Known, State, Survey, TransactionView
 from xabridge.console.doubts import HERE, together
 from xabridge.console.nodes import InDoubt
+from xabridge.node import survey_json
+from xabridge.testing.contract.client import case
 
 
 def view(number: int, decision: Known, age_s: float = 1.0, *, at_work: bool = False) -> TransactionView:
@@ -48,3 +59,50 @@ def test_the_oldest_is_first_and_who_is_silent_is_told() -> None:
     assert [one.ours.sequence for one in doubts.survey.transactions if one.ours] == [2, 1]
     assert doubts.survey.unreachable == {"shop of a": "is away", "node b": "gone"}
     assert not doubts.survey.complete
+
+
+# -- on its way
+GTRID = Gtrid("orders-1", b"\xab" * 8, b"\x01" * 8, 7).encode()
+XID = Xid(FORMAT_ID, GTRID, b"shop")
+BRANCH = BranchView(
+    "shop", XID, State.HEURISTIC, 12.5, "orders", Code.XA_HEURRB,
+    (Holding(Relation.LOCKED, "public.orders", "row", None, "x"), Holding(Relation.TO, "q", "message", 3)), 2,
+    Code.XA_HEURCOM, configured=False, origin=Origin("a pipeline", "its sink", "xabridge pipeline status"),
+    also=("shop2",),
+)  # fmt: skip
+VIEW = TransactionView(FORMAT_ID, GTRID, Known.ENDED, "why", (BRANCH,), in_log=True, decider="db", at_work=True)
+SURVEY = Survey("orders-1", 2, (VIEW,), {"broker": "is away"}, "the log is not there", 3, 4)
+
+
+def test_it_comes_as_it_left() -> None:
+    assert survey_json.survey_of(json.loads(json.dumps(survey_json.told(SURVEY)))) == SURVEY
+
+
+def test_only_the_oldest_are_told() -> None:
+    many = Survey("orders-1", 2, (VIEW,) * (survey_json.MOST + 1))
+    told = survey_json.told(many)
+    assert (told["count"], len(told["transactions"])) == (survey_json.MOST + 1, survey_json.MOST)
+
+
+def test_nothing_else_is_taken_for_one() -> None:
+    wrong: list[tuple[list[Any], Any]] = [
+        (["decision"], "perhaps"),
+        (["branches"], []),
+        (["branches"], "none"),
+        (["gtrid"], "xx"),
+        (["gtrid"], "00" * 65),
+        (["branches", 0, "xid"], "nothing"),
+        (["branches", 0, "age_s"], float("inf")),
+        (["branches", 0, "age_s"], -1),
+        (["branches", 0, "holdings"], [["from"]]),
+        (["branches", 0, "outcome"], "XA_PERHAPS"),
+    ]
+    everywhere = [(["transactions", 0, *path], value) for path, value in wrong]
+    for (*path, key), value in (*everywhere, (["unreachable"], None), (["configured"], "many")):
+        told: Any = json.loads(json.dumps(survey_json.told(SURVEY)))
+        place = told
+        for step in path:
+            place = place[step]
+        place[key] = value
+        with case(key, value), pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+            survey_json.survey_of(told)
