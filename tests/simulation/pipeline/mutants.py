@@ -5,6 +5,7 @@ one of them.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.pipeline.world import Mutant
@@ -62,6 +63,16 @@ def _without(answers: dict[str, Any]) -> Callable[[], Bend]:
     return lambda: bend
 
 
+def _hears(of: str, change: Callable[[Any], Any]) -> Callable[[], Bend]:
+    """Something else is heard in the place of the answer of this call."""
+
+    async def bend(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+        answer = await call(port, name, arguments)
+        return change(answer) if name == of else answer
+
+    return lambda: bend
+
+
 def _no_scan_after_the_decision() -> Bend:
     decided = False
 
@@ -75,12 +86,9 @@ def _no_scan_after_the_decision() -> Bend:
     return bend
 
 
-async def _blaming(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+def _nobody_excused(prepared: Any) -> frozenset[Xid]:
     """Nobody hears that a place is away, or that a task could not write."""
-    answer = await call(port, name, arguments)
-    if name != "prepared":
-        return answer
-    return frozenset() if isinstance(answer, XaError) else frozenset(xid for xid in answer if not is_excuse(xid))
+    return frozenset() if isinstance(prepared, XaError) else frozenset(xid for xid in prepared if not is_excuse(xid))
 
 
 async def _one_attempt(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -103,20 +111,10 @@ def _taken_all(aside: int, bad: Collection[int], taken: int, told: int) -> parti
     return partition_read.Judgement()
 
 
-async def _as_if_logged(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
-    answer = await call(port, name, arguments)
-    return answer.as_logged() if name == "planned" else answer
-
-
-async def _not_now_is_rolled_back(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+def _rolled_back_for_not_now(answers: list[Any]) -> list[Any]:
     """ "No connection was free", told with the code for "was rolled back"."""
-    answer = await call(port, name, arguments)
-    if name != "ask":
-        return answer
-    return [
-        xa_error(Code.XAER_RMERR) if isinstance(told, XaError) and told.code is Code.XA_RETRY else told
-        for told in answer
-    ]
+    full = [isinstance(told, XaError) and told.code is Code.XA_RETRY for told in answers]
+    return [xa_error(Code.XAER_RMERR) if is_full else told for is_full, told in zip(full, answers, strict=True)]
 
 
 class _Forgetful(Incarnation):
@@ -147,11 +145,6 @@ def _known_batches(pipeline: str, query: Any, known: Any) -> None:
     ownership.check(pipeline, query, replace(known, decided={}))
 
 
-async def _without_batches(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
-    answer = await call(port, name, arguments)
-    return replace(answer, decided={}) if name == "known" else answer
-
-
 def _anybody(pipeline: str, query: Any, known: Any) -> None:
     """Another query may have the pipeline: its checkpoint counts as one that never was."""
 
@@ -165,11 +158,6 @@ async def _bind_anybody(ports: Ports, own: Incarnation, query: Any, sources: Any
 def _one_sink_for_all(gtrid: bytes, partition: int, task: int, random: bytes) -> Xid:
     del task, random
     return Xid(FORMAT_ID, gtrid, b"snk/%d" % partition)
-
-
-async def _at_once(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
-    """What was taken is yielded first; when it should be prepared, the task is over."""
-    return Code.XA_OK if name == "prepare" else await call(port, name, arguments)
 
 
 async def _rolled_back(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -188,56 +176,53 @@ async def _in_no_order(*arguments: Any) -> epoch_plan.PlannedSink:
     return replace(await epoch_plan.plan_sink(*arguments), unfinished=())
 
 
+_commit, _abort = partial(bent, batch_decision.commit), partial(bent, batch_decision.abort)
 _NOTHING_PREPARED = _without({"prepared": frozenset()})
 _NO_FENCE = _without({"fence": None})
 _NOTHING_WAITS = _without({"waiting": ()})
 _NOTHING_LATER = _without({"later": ()})
 MUTANTS = (
-    Mutant("abort without asking the log", abort=bent(batch_decision.abort, _without({"abort": GtridState.ABORTED}))),
+    Mutant("abort without asking the log", abort=_abort(_without({"abort": GtridState.ABORTED}))),
     Mutant("gtrid without incarnation and try", own=_Forgetful),
     Mutant("bqual without attempt and random", sink_xid=_one_sink_for_all),
-    Mutant("yield before prepare", take=bent(partition_read.take, lambda: _at_once)),
+    # what was taken is yielded first; when it should be prepared, the task is over
+    Mutant("yield before prepare", take=bent(partition_read.take, _without({"prepare": Code.XA_OK}))),
     Mutant(
         "no sweep",
         plan=bent(epoch_plan.plan, _NOTHING_PREPARED),
         plan_sink=bent(epoch_plan.plan_sink, _NOTHING_PREPARED),
-        commit=bent(batch_decision.commit, _no_scan_after_the_decision),
+        commit=_commit(_no_scan_after_the_decision),
     ),
-    Mutant(
-        "no fence",
-        commit=bent(batch_decision.commit, _NO_FENCE),
-        abort=bent(batch_decision.abort, _NO_FENCE),
-        seed=114,
-    ),
-    Mutant("sources finished with the decision", commit=bent(batch_decision.commit, lambda: _as_if_logged), seed=11),
-    Mutant("outages are the messages' fault", abort=bent(batch_decision.abort, lambda: _blaming), seed=214),
-    Mutant("no isolation", abort=bent(batch_decision.abort, _without({"note_failure": None}))),
+    Mutant("no fence", commit=_commit(_NO_FENCE), abort=_abort(_NO_FENCE), seed=114),
+    Mutant("sources finished with the decision", commit=_commit(_hears("planned", PlannedEpochs.as_logged)), seed=11),
+    Mutant("outages are the messages' fault", abort=_abort(_hears("prepared", _nobody_excused)), seed=214),
+    Mutant("no isolation", abort=_abort(_without({"note_failure": None}))),
     Mutant("what can't be read is taken", judge=_taken_all),
-    Mutant("rows by key of one task", commit=bent(batch_decision.commit, lambda: _one_attempt)),
-    Mutant("rows by key that are not decided", commit=bent(batch_decision.commit, _without({"write_staged": ()}))),
-    Mutant("rows behind the decision", commit=bent(batch_decision.commit, lambda: _decided_twice), seed=9),
-    Mutant('"no room" counts as rolled back', commit=bent(batch_decision.commit, lambda: _not_now_is_rolled_back)),
+    Mutant("rows by key of one task", commit=_commit(lambda: _one_attempt)),
+    Mutant("rows by key that are not decided", commit=_commit(_without({"write_staged": ()}))),
+    Mutant("rows behind the decision", commit=_commit(lambda: _decided_twice), seed=9),
+    Mutant('"no room" counts as rolled back', commit=_commit(_hears("ask", _rolled_back_for_not_now))),
     Mutant("what another attempt is at is rolled back", take=bent(partition_read.take, lambda: _rolled_back)),
     Mutant(
         "each source has a decision of its own",
         plan=bent(epoch_plan.plan, _without({"planned": PlannedEpochs(())})),
         plan_sink=bent(epoch_plan.plan_sink, _NOTHING_WAITS),
-        commit=bent(batch_decision.commit, _NOTHING_WAITS),
+        commit=_commit(_NOTHING_WAITS),
     ),
     Mutant(
         "the sink decides apart from the sources",
         plan_sink=bent(_sink_apart, _NOTHING_WAITS),
-        commit=bent(batch_decision.commit, _NOTHING_WAITS),
+        commit=_commit(_NOTHING_WAITS),
     ),
     Mutant(
         "an old checkpoint goes on",
         check=_known_batches,
-        bind=bent(ownership.bind, lambda: _without_batches),
+        bind=bent(ownership.bind, _hears("known", lambda known: replace(known, decided={}))),
         plan=bent(epoch_plan.plan, _NOTHING_LATER),
         latest=bent(epoch_plan.latest, _NOTHING_LATER),
     ),
     Mutant("anybody's checkpoint is taken", check=_anybody, bind=_bind_anybody),
     Mutant("what another query left is not given up", bind=bent(ownership.bind, _NOTHING_WAITS)),
     Mutant("a decided epoch is read again in part", plan=_read_in_part),
-    Mutant("batches overtake each other", plan_sink=_in_no_order),
+    Mutant("batches overtake each other", plan_sink=_in_no_order, seed=129),
 )
