@@ -1,6 +1,6 @@
-"""These tests check what becomes of messages whose handlers fail, by the exception: attempts, dead letters, and messages
-that are put off, with their count, across a process that dies. And no message is lost by what was called and has not
-run: a generator function, a coroutine, or a send that nobody awaits.
+"""These tests check what becomes of messages whose handlers fail, by the exception: attempts, dead letters, and what is
+put off, with its count, across a process that dies. And no message is lost by what was called and has not run: a
+generator function, a coroutine, or a send that nobody awaits.
 """
 
 from __future__ import annotations

@@ -199,25 +199,38 @@ def test_what_another_process_of_the_node_is_at_work_with_is_left_to_it(deciding
     assert not DECIDER.decided
 
 
-def test_what_another_process_of_the_node_is_at_work_with_is_not_ended_nor_forgotten(
-    deciding: Field, xabridge: Xabridge
+@pytest.mark.parametrize("act", ["forget", "commit", "rollback", "end"])
+def test_by_hand_what_another_process_is_at_work_with_is_left_to_it(
+    deciding: Field, xabridge: Xabridge, act: str
 ) -> None:
-    """That process has to hear first how the branch was completed."""
+    """That process may be about to decide, or to complete it, and has to hear first how the branch was completed. With
+    --heuristic it is done, and can't be decided otherwise any more; a decision is not ended."""
     DECIDER.hold(AT_WORK, 300)
-    xid = deciding.prepare("shop", its_gtrid(2), "row")
-    deciding.stores["shop"].complete_heuristically(xid, Code.XA_HEURRB)
-    said = xabridge("recover", "forget", "orders-1:3fa91c:2", "--yes")
-    assert said.code == 5
-    assert "another process of this node is at work" in said.words
+    xid = deciding.prepare("shop", its_gtrid(1), "row")
+    if act == "forget":
+        deciding.stores["shop"].complete_heuristically(xid, Code.XA_HEURRB)
+    if act in {"commit", "end"}:
+        decide(its_gtrid(1))
+    if act == "end":
+        without_the_shop(deciding)
+        said = xabridge(*END, "--yes")
+        assert said.code == 1
+        assert "another process of this node is working on it" in said.words
+        assert its_gtrid(1) in DECIDER.decided
+        return
+    said = xabridge("recover", act, NAME, "--yes")
+    assert (said.code, said.out) == (5, "")
+    assert "as recovery would" not in said.words
+    assert "another process of this node is at work with orders-1·3fa91c·1" in said.words
+    assert "--heuristic" in said.words
     assert len(deciding.stores["shop"].branches) == 1
-    assert xabridge("recover", "forget", "orders-1:3fa91c:2", "--yes", "--heuristic").code == 0
+    assert not DECIDER.tombstones
+    value = json.loads(xabridge("recover", act, NAME, "--yes", "--json").out)
+    assert [step["consent"] for step in value["plan"]] == ["at_work"]
+    assert xabridge("recover", act, NAME, "--yes", "--heuristic").code == 0
     assert not deciding.stores["shop"].branches
-    decide(its_gtrid(1))
-    without_the_shop(deciding)
-    said = xabridge("recover", "end", NAME, "--gone", "shop", "--yes")
-    assert said.code == 1
-    assert "another process of this node is working on it" in said.words
-    assert its_gtrid(1) in DECIDER.decided
+    assert deciding.stores["shop"].data == ({"row": True} if act == "commit" else {})
+    assert DECIDER.tombstones == (set() if act == "commit" else {its_gtrid(1)})
 
 
 @pytest.mark.usefixtures("deciding")
@@ -256,30 +269,6 @@ def test_by_hand_the_decider_has_the_last_word(deciding: Field, xabridge: Xabrid
     assert xabridge("recover", "rollback", "orders-1:3fa91c:2", "--yes").code == 5
     assert xabridge("recover", "commit", "orders-1:3fa91c:2", "--yes").code == 0
     assert deciding.stores["shop"].data == {"row": True}
-
-
-@pytest.mark.parametrize("act", ["commit", "rollback"])
-def test_by_hand_what_another_process_is_at_work_with_is_left_to_it(
-    deciding: Field, xabridge: Xabridge, act: str
-) -> None:
-    """A recovery pass leaves it alone: the process may be about to decide, or to complete it."""
-    DECIDER.hold(AT_WORK, 300)
-    deciding.prepare("shop", its_gtrid(1), "row")
-    if act == "commit":
-        decide(its_gtrid(1))
-    said = xabridge("recover", act, "orders-1:3fa91c:1", "--yes")
-    told = said.words
-    assert (said.code, said.out) == (5, "")
-    assert "as recovery would" not in told
-    assert "nothing was done: another process of this node is at work with orders-1·3fa91c·1" in told
-    assert "--heuristic" in told
-    assert len(deciding.stores["shop"].branches) == 1
-    assert not DECIDER.tombstones
-    value = json.loads(xabridge("recover", act, "orders-1:3fa91c:1", "--yes", "--json").out)
-    assert [step["consent"] for step in value["plan"]] == ["at_work"]
-    assert xabridge("recover", act, "orders-1:3fa91c:1", "--yes", "--heuristic").code == 0
-    assert deciding.stores["shop"].data == ({"row": True} if act == "commit" else {})
-    assert DECIDER.tombstones == (set() if act == "commit" else {its_gtrid(1)}), "it can't decide otherwise any more"
 
 
 def test_a_decider_that_can_not_be_reached(deciding: Field, xabridge: Xabridge) -> None:
