@@ -63,19 +63,19 @@ def test_a_batch_has_no_more_octets_than_it_may(env: CoreEnvironment) -> None:
     assert env.prepared() == []
 
 
-def test_a_message_that_is_larger_than_the_limit_is_read(env: CoreEnvironment) -> None:
-    env.put(["x" * 5000, "y" * 5000])
-    reader = env.reader(octets=10, partitions=1)
-    (partition,) = reader.plan(Offset(), reader.latest(Offset()))
-    assert [row[0] for row in env.rows(partition)] == ["x"]
-
-
-def test_sparks_own_limit_in_octets_holds_below_the_option(env: CoreEnvironment) -> None:
+def test_a_task_takes_a_message_that_is_larger_than_its_limit_and_sparks_own_limit_holds_too(
+    env: CoreEnvironment,
+) -> None:
+    """Below that of the option."""
+    env.put(["x" * 5000, "y" * 5000], "large")
     env.put(LONG)
-    reader = env.reader(octets=1_000_000, partitions=1)
-    end = reader.latest(Offset(), ReadLimits(octets=300))
-    (partition,) = reader.plan(Offset(), end)
-    assert len(env.rows(partition)) == 3
+    for driver, queue, octets, limits, rows in (
+        ("driver-1", "large", 10, ReadLimits(), ["x" * 5000]),
+        ("driver-2", "orders", 1_000_000, ReadLimits(octets=300), LONG[:3]),
+    ):
+        reader = env.reader(driver, queues=(queue,), octets=octets, partitions=1)
+        (partition,) = reader.plan(Offset(), reader.latest(Offset(), limits))
+        assert env.rows(partition) == rows
 
 
 def test_a_search_for_a_poison_message_goes_by_numbers_only(env: CoreEnvironment) -> None:

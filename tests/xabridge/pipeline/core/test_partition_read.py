@@ -58,38 +58,29 @@ def _begun(partition: SourcePartition, resources: Resources, count: int) -> Amqp
 
 
 def test_every_attempt_reads_the_same_rows_in_the_same_order(env: CoreEnvironment, other: Resources) -> None:
-    first, second = _planned(env, 2)
-    rows = [env.rows(first), env.rows(second)]
-    assert [len(one) for one in rows] == [6, 0]  # each may take 50
-    assert rows[0] == ROWS
-    for partition, told in zip((first, second), rows, strict=True):
-        again = [body for chunk in read(partition, resources=other, chunk=4) for body in bodies(chunk)]
-        assert again == told
-    assert env.prepared() == ["src/1/0", "src/1/1"]  # what took nothing is prepared as well
-
-
-def test_a_partition_that_took_nothing_takes_nothing_later(env: CoreEnvironment, other: Resources) -> None:
-    first, second = _planned(env, 2)
-    assert [len(env.rows(one)) for one in (first, second)] == [6, 0]
+    """Also where the first took nothing: a later one takes nothing either."""
+    parts = _planned(env, 2)
+    rows = [env.rows(part) for part in parts]
+    assert rows == [ROWS, []], "each may take 50"
     env.put(["late"])
-    assert list(read(second, resources=other)) == []
+    again = [[body for chunk in read(part, resources=other, chunk=4) for body in bodies(chunk)] for part in parts]
+    assert again == rows
     assert env.queued() == ["late"]
+    assert env.prepared() == ["src/1/0", "src/1/1"], "what took nothing is prepared as well"
 
 
-def test_an_attempt_whose_executor_died_is_taken_over(env: CoreEnvironment, other: Resources) -> None:
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_attempt_whose_executor_died_is_taken_over_or_completed_if_it_had_ended(
+    env: CoreEnvironment, other: Resources, *, ended: bool
+) -> None:
     (partition,) = _planned(env)
     lost = _begun(partition, other, 2)
-    env.broker.cut(lost.container)
+    if ended:
+        lost.end(partition.xid, 1, TMSUCCESS)
+    else:
+        env.broker.cut(lost.container)
     lost.drop()
-    assert env.rows(partition) == ROWS
-
-
-def test_an_attempt_that_ended_and_died_is_completed(env: CoreEnvironment, other: Resources) -> None:
-    (partition,) = _planned(env)
-    lost = _begun(partition, other, 2)
-    lost.end(partition.xid, 1, TMSUCCESS)
-    lost.drop()
-    assert env.rows(partition) == ROWS[:2]
+    assert env.rows(partition) == (ROWS[:2] if ended else ROWS)
 
 
 def test_an_attempt_at_work_is_waited_for(env: CoreEnvironment, other: Resources) -> None:
