@@ -1,10 +1,10 @@
-"""This module connects two proton engines without sockets, so that a test can handle their bytes."""
+"""One side of a connection by proton's engine, without sockets, so that a test can handle its bytes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from proton import Collector, Connection, Event, Transport
+from proton import Collector, Connection, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,18 +45,3 @@ class Engine:
         while (event := self.collector.peek()) is not None:
             yield event.type, event.context
             self.collector.pop()
-
-
-def answer(server: Engine, credit: int = 100) -> list[tuple[Any, Any]]:
-    """Opens what the client opened, with credit on links to the server, takes in what arrived; the events."""
-    seen = list(server.events())
-    for kind, context in seen:
-        if kind in {Event.CONNECTION_REMOTE_OPEN, Event.SESSION_REMOTE_OPEN}:
-            context.open()
-        elif kind == Event.LINK_REMOTE_OPEN:
-            context.source.copy(context.remote_source)
-            context.target.copy(context.remote_target)
-            context.open()
-            if context.is_receiver:
-                context.flow(credit)
-    return seen

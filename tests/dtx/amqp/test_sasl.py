@@ -22,7 +22,7 @@ from dtx.amqp.values import Array, Described, Symbol, Ubyte, Ulong, Value
 from dtx.broker.access.credentials import Credentials
 from tests.cases import each
 from tests.dtx.amqp.described import performative_at
-from tests.dtx.amqp.engines import Engine, answer
+from tests.dtx.amqp.engines import Engine
 
 if TYPE_CHECKING:
     from dtx.amqp.sasl.layer import SaslLayer
@@ -399,7 +399,7 @@ def test_protons_server() -> None:
         assert not layer.failed
     while sent := client.output():
         server.push(sent)
-        answer(server)
+        server.connection.open()
         client.push(layer.rest + server.output())
         layer.rest = b""
     assert Event.CONNECTION_REMOTE_OPEN in [kind for kind, _ in client.events()]

@@ -41,7 +41,7 @@ from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
 from dtx.amqp.frames import FrameReader
 from dtx.amqp.messages import DELIVERY_DELAY, DELIVERY_TIME, body_value, request_message, value_message
-from dtx.amqp.performatives import Attach, Flow
+from dtx.amqp.performatives import Flow
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Described as TypedDescribed
 from dtx.amqp.values import Symbol, Uint, Ulong
@@ -244,8 +244,6 @@ class Peer:
         self.sent = OutgoingFrames()
         self.heard = FrameReader(65_536)
         self.flows: list[Flow] = []
-        self.names_of: dict[int, str] = {}
-        self.states: list[tuple[str, int, int]] = []
         self.default_outcome: int | None = None
         """The default outcome in the sources of receivers that are attached from now on."""
         self.default_fields: list[Any] = []
@@ -285,13 +283,8 @@ class Peer:
             return
         while (found := self.heard.next()) is not None:
             _, said, _ = found
-            if isinstance(said, Attach):
-                self.names_of[said.handle] = said.name
-            elif isinstance(said, Flow) and said.handle is not None:
+            if isinstance(said, Flow) and said.handle is not None:
                 self.flows.append(said)
-                assert said.delivery_count is not None
-                assert said.link_credit is not None
-                self.states.append((self.names_of[said.handle], said.delivery_count, said.link_credit))
 
     def acquire_for(self, link: Receiver, txn_id: bytes | None) -> None:
         """From now on flows of this receiver have the property txn-id."""
@@ -326,14 +319,6 @@ class Peer:
         """Sends a flow with this txn-id, of a link of either direction."""
         value = Uint(txn_id) if isinstance(txn_id, int) else txn_id
         self.inject(flow(self.handle_of(link), 0, 1, {Symbol("txn-id"): value}))
-
-    def set_credit(self, link: Receiver, credit: int, count: int, *, echo: bool) -> None:
-        """Sends a flow that sets the credit after `count` deliveries."""
-        self.inject(flow(self.handle_of(link), count, credit, None, echo=echo))
-
-    def echoes(self, link: Receiver) -> list[tuple[int, int]]:
-        """Delivery-count and credit in the flows of a link that the broker sent."""
-        return [(count, credit) for name, count, credit in self.states if name == link.name]
 
     def vanish(self) -> None:
         """The connection is gone, without a word."""

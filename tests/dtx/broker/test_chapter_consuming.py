@@ -276,8 +276,9 @@ def test_drain_leaves_no_credit_before_the_discharge(drains: bool) -> None:
     if drains:
         assert (receiver.credit, receiver.draining()) == (0, False)
     else:
-        peer.set_credit(receiver, 0, 1, echo=True)
-        assert peer.echoes(receiver) == [(1, 0)], "the resource answers that it has seen it"
+        peer.inject(flow(peer.handle_of(receiver), 1, 0, None, echo=True))
+        told = [(one.delivery_count, one.link_credit) for one in peer.flows if not one.link_credit]
+        assert told == [(1, 0)], "the resource answers that it has seen it"
     control.discharge(txn_id)
     peer.fill("q", "y")
     assert peer.take(receiver) is None
