@@ -259,17 +259,14 @@ class Run:
             found = self.world.receive(transaction, count)
         return found
 
-    async def dead_letter(self, session: Any, message: Delivered, letter: DeadLetter) -> None:
-        await self._post(session._transaction, message, letter)
-
-    async def put_off(self, session: Any, message: Delivered, later: Later) -> None:
-        await self._post(session._transaction, message, later)
-
-    async def _post(self, transaction: Transaction, message: Delivered, what: Later | DeadLetter) -> None:
+    async def put_off(self, session: Any, message: Delivered, what: Later | DeadLetter) -> None:
+        transaction: Transaction = session._transaction
         await self._await()
         if transaction.is_lost or self.world.is_down("broker"):
             raise lost()
         transaction.posts.append((message.entry, what))
+
+    dead_letter = put_off
 
     async def handle(self, _: object, message: Any, transaction: Transaction) -> None:
         for one in message if isinstance(message, list) else (message,):

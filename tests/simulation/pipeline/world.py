@@ -52,8 +52,6 @@ from xabridge.pipeline.core.xids import Incarnation, excuse_xid, is_source, sink
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
-    from xabridge.pipeline.core.protocol.ports import Ports
-
     Steps = Generator[Any, Any, Any]
     Algorithm = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -299,8 +297,7 @@ class World:
     def _sweep(self) -> None:
         """The next plan."""
         own = self.mutant.own("p", self.book.log_id, self.book.take("last"))
-        steps = self._core(lambda ports: self.mutant.plan_sink(ports, own, "", PLACES), own.incarnation)
-        self._actor("sweep", steps)
+        self._actor("sweep", self._core(self.mutant.plan_sink, own.incarnation, own, "", PLACES))
         while self.actors and self.steps < LIMIT:
             self._step()
 
@@ -368,7 +365,7 @@ class World:
     def _spark(self, driver: str, checkpoint: Checkpoint) -> Steps:
         incarnation = yield from self._bind(driver, checkpoint)
         own = self.mutant.own("p", self.book.log_id, incarnation)
-        yield from self._core(lambda ports: recovery.resolve(ports, own, BROKERS, None), incarnation)
+        yield from self._core(recovery.resolve, incarnation, own, BROKERS, None)
         while True:
             number = max(checkpoint.offsets, default=-1)
             if number not in checkpoint.done and number >= 0:
@@ -377,22 +374,16 @@ class World:
                 starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0 for _ in self.sources]
                 ends: list[int] = []
                 for place, (source, start) in enumerate(zip(self.sources, starts, strict=True)):
-                    yield from self._core(partial(self._logged, start), incarnation)
-                    latest = partial(self._latest, Origin(checkpoint.query, place), start, source)
-                    end, _ = yield from self._core(latest, incarnation)
-                    ends.append(end)
+                    yield from self._core(self.mutant.logged, incarnation, start, BROKERS)
+                    origin, away = Origin(checkpoint.query, place), self._known_away(source)
+                    found = self._core(self.mutant.latest, incarnation, origin, start, source, OUTAGE_S, away)
+                    ends.append((yield from found)[0])
                 number += 1
                 offsets = tuple(zip(starts, ends, strict=True))
                 if starts == ends and not self._nodata(checkpoint, number):
                     return
                 yield Do("offsets", partial(self._planned, checkpoint, number, offsets))
             yield from self._batch(driver, checkpoint, number, offsets, incarnation)
-
-    def _logged(self, start: int, ports: Ports) -> Any:
-        return self.mutant.logged(ports, start, BROKERS)
-
-    def _latest(self, origin: Origin, start: int, source: Source, ports: Ports) -> Any:
-        return self.mutant.latest(ports, origin, start, source, OUTAGE_S, self._known_away(source))
 
     def _known_away(self, source: Source) -> dict[str, str]:
         """What the process remembers as away, rightly or not."""
@@ -408,7 +399,7 @@ class World:
         own = self.mutant.own("p", self.book.log_id, incarnation)
         if checkpoint.adopt == self.checkpoint.query:
             self.checkpoint.given_up = True
-        yield from self._core(lambda ports: self.mutant.bind(ports, own, query, self.brokers, PLACES), incarnation)
+        yield from self._core(self.mutant.bind, incarnation, own, query, self.brokers, PLACES)
         return incarnation
 
     def _bound(self, query: str) -> None:
@@ -452,9 +443,9 @@ class World:
         for place, (source, (start, end)) in enumerate(zip(self.sources, offsets, strict=True)):
             if start == end:
                 continue
-            yield from self._core(partial(self._logged, start), incarnation)
-            origin = Origin(checkpoint.query, place)
-            planned = yield from self._core(partial(self._plan, own, origin, start, end, source), incarnation)
+            yield from self._core(self.mutant.logged, incarnation, start, BROKERS)
+            wanted = (own, Origin(checkpoint.query, place), start, end, source, 2 * PARTITIONS, BROKERS, OUTAGE_S)
+            planned = yield from self._core(self.mutant.plan, incarnation, *wanted, self._known_away(source))
             known = yield Do("known", lambda: self._book(DriverCall(incarnation, "known", ())))
             last = known.decided.get(checkpoint.query)
             decided = -1 if last is None else last.batch - planned.again
@@ -471,9 +462,7 @@ class World:
                     self._actor("early", self._read(part))
         joined: int = yield Do("join", lambda: self.book.join(driver))
         sink = self.mutant.own("p", self.book.log_id, joined)
-        to_write = yield from self._core(
-            lambda ports: self.mutant.plan_sink(ports, sink, checkpoint.query, PLACES), joined
-        )
+        to_write = yield from self._core(self.mutant.plan_sink, joined, sink, checkpoint.query, PLACES)
         gtrid = to_write.gtrid
         plan = SinkPlan(
             "p", gtrid, to_write.epoch, joined, (), to_write.decided, checkpoint.query,
@@ -499,15 +488,11 @@ class World:
         try:
             _check_all(reports, tasks)
             yield Do("join", lambda: self.book.join(driver, joined))
-            yield from self._core(
-                lambda ports: self.mutant.commit(ports, sink, plan, batch, reports, PLACES), joined, raises=True
-            )
+            yield from self._core(self.mutant.commit, joined, sink, plan, batch, reports, PLACES, raises=True)
         except (Failed, PipelineError, LogError):
             yield Do("join", lambda: self.book.join(driver, joined))
             written = all(task.report is not None for task in tasks)
-            rolled_back = yield from self._core(
-                lambda ports: self.mutant.abort(ports, plan, PLACES, written=written), joined
-            )
+            rolled_back = yield from self._core(self.mutant.abort, joined, plan, PLACES, written=written)
             if not rolled_back:  # it is decided, by a commit that was broken off, perhaps before its fence
                 self.unfenced.add(gtrid)
             self.settled.add(gtrid)
@@ -516,14 +501,12 @@ class World:
         self.nodata.update(token)
         yield Do("commits", partial(self._done, checkpoint, number, rows))
 
-    def _plan(self, own: Incarnation, origin: Origin, start: int, end: int, source: Source, ports: Ports) -> Any:
-        away = self._known_away(source)
-        return self.mutant.plan(ports, own, origin, start, end, source, 2 * PARTITIONS, BROKERS, OUTAGE_S, away)
-
-    def _core(self, algorithm: Algorithm, incarnation: int, *, raises: bool = False) -> Steps:
+    def _core(
+        self, algorithm: Algorithm, incarnation: int, *arguments: Any, raises: bool = False, **named: Any
+    ) -> Steps:
         """An algorithm of the driver, which suspends at each call of a port. What the book raises is raised where the
         algorithm called. With `raises` it may be broken off, as by a process that dies where Spark's lives on."""
-        steps = algorithm(driver_ports(incarnation))
+        steps = algorithm(driver_ports(incarnation), *arguments, **named)
         answer: Any = None
         error: LogError | None = None
         while True:
