@@ -405,14 +405,13 @@ class World:
     def _bound(self, query: str) -> None:
         """The pipeline is the query's. Of a new one, what was decided before is not in its state."""
         if query != self.checkpoint.query:
-            decided = {
-                row
-                for xid, told in self.told.items()
-                for row in told[0]
-                if (entry := self.book.entry(xid.gtrid)) is not None and entry.decision is not None
-            }
-            self.checkpoint = Checkpoint(query, self.checkpoint.query, before=frozenset(decided))
+            decided = frozenset(row for xid, told in self.told.items() if self._decision(xid) for row in told[0])
+            self.checkpoint = Checkpoint(query, self.checkpoint.query, before=decided)
             self.snapshots.clear()
+
+    def _decision(self, xid: Xid) -> Decision | None:
+        entry = self.book.entry(xid.gtrid)
+        return None if entry is None else entry.decision
 
     def _planned(self, checkpoint: Checkpoint, number: int, offsets: Offsets) -> None:
         """Spark's log of offsets: nobody overwrites what another has written. Whoever goes on from an old checkpoint
@@ -770,10 +769,9 @@ class World:
         rows = [row for one in staged for row in place.staged.get((decision.gtrid, one.attempt), ["gone"])]
         if self._lost():  # before its commit
             return BatchRefused("the connection is lost", outage=True)
-        before = self.book.entry(decision.gtrid)
+        before = decision.gtrid in self.book.decided
         answer = self._written(DriverCall(incarnation, "force", (decision,)))
-        after = self.book.entry(decision.gtrid)
-        if after is not None and after.decision is not None and (before is None or before.decision is None):
+        if not before and decision.gtrid in self.book.decided:
             place.output += rows
         return answer
 
@@ -835,8 +833,7 @@ class World:
         """What is not as it has to be."""
         wrong = list(self.wrong)
         for xid, told in self.told.items():
-            entry = self.book.entry(xid.gtrid)
-            if entry is not None and entry.decision is not None and told != [told[0]] * len(told):
+            if self._decision(xid) and told != [told[0]] * len(told):
                 wrong.append(f"{xid} is decided, and told {told}")
         wrong += self._miscounted() + self._out_of_order() + self._overtaken()
         suspect = self.poison | self.unreadable
@@ -890,10 +887,8 @@ class World:
             return []
         read: dict[str, list[tuple[int, list[int]]]] = {}
         for xid, told in self.told.items():
-            entry = self.book.entry(xid.gtrid)
-            if entry is None or entry.decision is None:
-                continue
-            for branch in entry.decision.branches:
+            decision = self._decision(xid)
+            for branch in decision.branches if decision else ():
                 if branch.xid == xid:
                     read.setdefault(branch.resource, []).append((source_epoch(xid), told[0]))
         wrong = []
