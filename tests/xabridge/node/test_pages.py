@@ -21,7 +21,7 @@ from tm.recovery import Action
 from xa import Code
 from xabridge.cli.completing import Hand
 from xabridge.cli.survey import survey
-from xabridge.node.pages import TICKET_S
+from xabridge.node.pages import REST, TICKET_S
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -232,6 +232,9 @@ def test_a_manager_that_closes_takes_no_more(field: Field, running: Running) -> 
     manager.close()
 
 
+TAKES_S = 0.02
+
+
 def test_who_looks_at_very_much_takes_little_of_the_processor(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,12 +246,12 @@ def test_who_looks_at_very_much_takes_little_of_the_processor(
     def counted(seen: Any) -> Any:
         made.append(seen)
         began = time.thread_time()
-        while time.thread_time() - began < 0.1:
+        while time.thread_time() - began < TAKES_S:
             pass
         return survey(seen)
 
     monkeypatch.setattr("xabridge.node.pages.survey", counted)
-    for passed_s, count in ((0.0, 1), (1.0, 1), (9.0, 2)):
+    for passed_s, count in ((0.0, 1), (0.5 * REST * TAKES_S, 1), (10 * REST * TAKES_S, 2)):
         clock.now += passed_s
         asker.in_doubt()
         assert len(made) == count
