@@ -23,11 +23,9 @@ from xa import (
     Code,
     Handle,
     ResourceUnavailable,
-    ThreadOfControl,
     TryAgain,
     XaError,
     Xid,
-    entered,
 )
 from xa.machine import RESULT_OF, IllegalTransition
 from xa.tables import BRANCH, BranchState, BranchVerb
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 RMID = 1
 X, Y = Xid(1, b"global", b"branch"), Xid(1, b"global", b"other")
 S0, S1, S2, S3, S4, S5 = BranchState
-AT_WORK: list[ThreadOfControl] = []
-"""Threads of control that stay: one that is gone has lost its associations."""
 NO_EFFECT = set(Code) - set(RESULT_OF) - {Code.XAER_NOTA}
 
 CALLS: dict[str, tuple[str, BranchState, BranchVerb, Callable[[ReferenceResource], object]]] = {
@@ -77,7 +73,7 @@ def bring(store: ReferenceStore, rm: ReferenceResource, state: BranchState) -> N
     rm.session(RMID).write("first", 1)
     rm.session(RMID).write("second", 2)
     if state is not S1:
-        rm.end(X, RMID, TMSUCCESS)
+        rm.end(X, RMID, TMFAIL if state is S4 else TMSUCCESS)
     if state in {S3, S5}:
         rm.prepare(X, RMID)
     if state is S5:
@@ -276,38 +272,24 @@ def test_a_delayed_request(store: ReferenceStore, rm: ReferenceResource, ends: s
 
 
 # --- crash and loss ----------------------------------------------------------------------------------------------
-def in_every_state(store: ReferenceStore, rm: ReferenceResource) -> dict[Xid, BranchState]:
-    """A branch in each state, held by threads of control of their own."""
-    made = {}
+def test_a_crash_of_the_server_takes_what_was_not_prepared() -> None:
     for state in (S1, S2, S3, S4, S5):
-        xid = Xid(1, state.name.encode())
-        AT_WORK.append(ThreadOfControl())
-        with entered(AT_WORK[-1]):
-            rm.start(xid, RMID)
-            rm.session(RMID).write(state.name, True)
-            if state is not S1:
-                rm.end(xid, RMID, TMFAIL if state is S4 else TMSUCCESS)
-            if state in {S3, S5}:
-                rm.prepare(xid, RMID)
-            if state is S5:
-                store.complete_heuristically(xid, Code.XA_HEURCOM)
-        made[xid] = state
-    assert store.branches == made
-    return made
-
-
-def test_a_crash_of_the_server_takes_what_was_not_prepared(store: ReferenceStore, rm: ReferenceResource) -> None:
-    made = in_every_state(store, rm)
-    store.crash()
-    assert store.branches == {xid: state for xid, state in made.items() if state in {S3, S5}}
-    assert set(store.locked_keys) == {"S3"}
-    with pytest.raises(ResourceUnavailable):
-        rm.recover(RMID, TMSTARTRSCAN)
-    with pytest.raises(ResourceUnavailable):
-        rm.open(store.url, RMID)
-    store.heal()
-    rm.open(store.url, RMID)
-    assert set(rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)) == {xid for xid, state in made.items() if state in {S3, S5}}
+        with case(state.name):
+            store = ReferenceStore("a")
+            rm = ReferenceResource(store)
+            rm.open(store.url, RMID)
+            bring(store, rm, state)
+            left = [X] if state in {S3, S5} else []
+            store.crash()
+            assert store.branches == dict.fromkeys(left, state)
+            assert set(store.locked_keys) == ({"first", "second"} if state is S3 else set())
+            with pytest.raises(ResourceUnavailable):
+                rm.recover(RMID, TMSTARTRSCAN)
+            with pytest.raises(ResourceUnavailable):
+                rm.open(store.url, RMID)
+            store.heal()
+            rm.open(store.url, RMID)
+            assert rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN) == left
 
 
 def test_open_does_not_hide_a_loss(store: ReferenceStore, rm: ReferenceResource) -> None:
