@@ -19,9 +19,12 @@ OF_EVERY_KIND = [*EVERYWHERE, "mariadb decider", "sqlite decider"]
 
 
 @pytest.fixture(scope="session")
-def shops() -> dict[str, Shop]:
+def shops() -> Iterator[dict[str, Shop]]:
     """Those of the session, by what their parameter says."""
-    return {}
+    made: dict[str, Shop] = {}
+    yield made
+    for shop in made.values():
+        shop.close()
 
 
 def opened(request: pytest.FixtureRequest, shops: dict[str, Shop], tmp_path: Path) -> Iterator[Any]:

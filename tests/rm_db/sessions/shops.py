@@ -14,7 +14,6 @@ from sqlalchemy import (
     JSON,
     URL,
     ForeignKey,
-    NullPool,
     String,
     create_engine,
     delete,
@@ -104,8 +103,8 @@ class Shop:
             Base.metadata.create_all(engine)
 
     def engine(self, url: URL) -> Engine:
-        """One that is not in any transaction of ours, and keeps no connection to a server that may be killed."""
-        return create_engine(url, poolclass=NullPool)
+        """One that is not in any transaction of ours. It looks whether the server has been killed meanwhile."""
+        return create_engine(url, pool_pre_ping=True)
 
     @contextmanager
     def open(self, folder: Path) -> Iterator[None]:
@@ -116,6 +115,11 @@ class Shop:
             yield
             assert self.tm.recover().clean
             assert self.left() == []
+
+    def close(self) -> None:
+        """The end."""
+        self.plain.dispose()
+        self._other.dispose()
 
     def empty(self) -> None:
         """Removes every row."""
@@ -183,7 +187,7 @@ class MariaDBShop(Shop):
 
     def engine(self, url: URL) -> Engine:
         # Without TLS, because PyMySQL would read all certificates of the system for each connection.
-        return create_engine(url, poolclass=NullPool, connect_args={"ssl_disabled": True})
+        return create_engine(url, pool_pre_ping=True, connect_args={"ssl_disabled": True})
 
     async def insert_with_driver(self, session: Any, number: int, words: str) -> None:
         session.pymysql.cursor().execute("INSERT INTO orders (id, words) VALUES (%s, %s)", (number, words))

@@ -34,6 +34,7 @@ def _rows(shop: MariaDBShop) -> Iterator[None]:
 def run(shop: MariaDBShop, *statements: str) -> None:
     """Somebody else's statements, each committed."""
     with shop.plain.connect() as connection:
+        connection.detach()  # what it sets is not for the next
         for statement in statements:
             connection.exec_driver_sql(statement)
             connection.commit()
