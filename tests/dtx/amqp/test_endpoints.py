@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.session import Session
 
-SCHEDULES = max(1, int(os.environ.get("XABRIDGE_SCHEDULES", "60")))
+SCHEDULES = max(1, int(os.environ.get("XABRIDGE_SCHEDULES", "30")))
 STEPS = 600
 SIZES = (0, 1, 100, 400, 600, 3000, 20_000)
 LARGE = 64 << 20
@@ -376,7 +376,7 @@ def test_more_walks_and_long_ones(seed: int) -> None:
     lose(seed)
     if seed % 10 == 0:
         for ending in (0, 1):
-            walk(seed, ending=ending, steps=20 * STEPS)
+            walk(seed, ending=ending, steps=10 * STEPS)
 
 
 def test_the_parts_of_a_large_message_are_taken_without_copying_its_rest() -> None:

@@ -211,11 +211,11 @@ def test_a_broker_that_was_stopped_drops_nobody_whose_heart_beat_meanwhile(tmp_p
                         peer.sendall(HEARTBEAT)
                     time.sleep(1.4 / len(peers))
 
-        beat(3.2)
+        beat(1.0)
         os.kill(broker.pid, signal.SIGSTOP)
-        beat(5.0)
+        beat(3.5)  # longer than the time-out
         os.kill(broker.pid, signal.SIGCONT)
-        beat(1.5)
+        beat(1.0)
         told = [peer.recv(1 << 20, socket.MSG_DONTWAIT) for peer in peers]
     finally:
         for peer in peers:
