@@ -194,7 +194,9 @@ class BranchWork(Unit):
         connection = self._connection
         if connection is None:
             return
-        with connection.lock:
+        if not connection.lock.acquire(timeout=0.5 if fail else -1):
+            return  # the application waits for a message; the rollback that follows cuts it off
+        try:
             try:
                 if fail:
                     connection.check()
@@ -203,6 +205,8 @@ class BranchWork(Unit):
                 self._collect()
             except ConnectionLost as lost:
                 raise self._lost("end", lost) from None
+        finally:
+            connection.lock.release()
         if self._fault is not None:
             raise self._fault
 

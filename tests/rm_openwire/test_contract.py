@@ -80,6 +80,7 @@ class OpenWireHarness(Harness):
 
     def go_down(self) -> None:
         self.broker.kill()
+        self.proxy.cut()  # it may not have noticed yet
 
     def come_back(self) -> None:
         self.broker.start()

@@ -19,7 +19,17 @@ from rm_openwire.wire import Queue, TextMessage, TransactionInfo, TransactionKin
 from tests.rm_db.proxy import Proxy
 from tests.rm_openwire.client import RMID, Client, new_name, new_xid
 from tests.rm_openwire.java_brokers import SOURCES, Artemis, Classic
-from xa import BranchRolledBack, Code, HeuristicOutcome, UnknownBranch, XaError, XaMisuse
+from xa import (
+    TMFAIL,
+    BranchRolledBack,
+    Code,
+    HeuristicOutcome,
+    ThreadOfControl,
+    UnknownBranch,
+    XaError,
+    XaMisuse,
+    entered,
+)
 from xa.diagnosis import Health
 
 if TYPE_CHECKING:
@@ -196,27 +206,32 @@ def test_a_rollback_does_not_overtake_work(broker: JavaBroker) -> None:
         other.rm.drop()
 
 
-def test_a_rollback_while_the_application_waits_for_a_message(client: Client, queue: str) -> None:
-    told: list[XaError] = []
-    begun = threading.Event()
+def test_a_manager_that_ends_the_work_of_a_thread_that_waits(client: Client, queue: str) -> None:
+    """The reaper's way: it acts for the application's thread of control, which is inside receive."""
+    control, waiting = ThreadOfControl(), threading.Event()
     xid = new_xid()
+    told: list[XaError] = []
 
     def work() -> None:
-        client.rm.start(xid, RMID)
-        session = client.rm.session(RMID)
-        session.send(queue, Message("never"))
-        begun.set()
-        try:
-            session.receive(f"{queue}-in", 20)
-        except XaError as error:
-            told.append(error)
+        with entered(control):
+            client.start(xid=xid)
+            session = client.session
+            session.send(queue, Message("never"))
+            waiting.set()
+            try:
+                session.receive(f"{queue}-in", 60)
+            except XaError as error:
+                told.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
-    begun.wait(10)
-    time.sleep(0.3)
-    branch = client.rm.driver._branches[xid]  # type: ignore[attr-defined]
-    branch.unit.start_rollback()
+    waiting.wait(10)
+    time.sleep(0.3)  # until it waits
+    began = time.monotonic()
+    with entered(control):
+        client.rm.end(xid, RMID, TMFAIL)
+        assert client.rm.rollback(xid, RMID) is Code.XA_OK
+    assert time.monotonic() - began < 20
     thread.join(10)
     assert [type(error) for error in told] == [BranchRolledBack]
     assert client.look(queue) == []
