@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from contextlib import closing
 from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from tests.test_wheel import PIP, environment
 from tests.xabridge.pipeline.cluster import HOME, Cluster
 from tests.xabridge.pipeline.environment import BRIEF, ROOT
 from xabridge.cli import main
-from xabridge.pipeline import PipelineError, package_command
+from xabridge.pipeline import PipelineError, archive
 from xabridge.pipeline.archive import tag, write_modules, write_packages
 
 if TYPE_CHECKING:
@@ -88,12 +89,12 @@ def test_the_same_packages_make_the_same_octets_anywhere(tmp_path: Path) -> None
         made.append(path.read_bytes())
         path.rename(tmp_path / "packages.tar.gz")
     assert made[0] == made[1]
-    with tarfile.open(tmp_path / "packages.tar.gz") as archive:
-        assert archive.getnames() == [
+    with tarfile.open(tmp_path / "packages.tar.gz") as tar:
+        assert tar.getnames() == [
             "theirs-1.0.dist-info/METADATA", "theirs-1.0.dist-info/RECORD", "theirs/__init__.py",
         ]  # fmt: skip
-        assert {(member.mtime, member.uid, member.uname) for member in archive} == {(315532800, 0, "")}
-        record = archive.extractfile("theirs-1.0.dist-info/RECORD")
+        assert {(member.mtime, member.uid, member.uname) for member in tar} == {(315532800, 0, "")}
+        record = tar.extractfile("theirs-1.0.dist-info/RECORD")
         assert record is not None
         assert b"bin/theirs" not in record.read()
 
@@ -129,22 +130,17 @@ def test_modules_are_packed_and_compiled_ones_refused(tmp_path: Path) -> None:
         write_modules(tmp_path / "m.zip", [tmp_path / "mine"])
 
 
-def test_the_command_says_why_it_can_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pipeline", "package", "--output", str(tmp_path / "p.tar")]) == 2
-    assert "editable mode" in capsys.readouterr().err
-
-
-def test_modules_are_looked_at_before_packages_and_nothing_is_left(
+def test_the_command_says_why_it_can_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It looks at modules before packages, and leaves nothing."""
     (tmp_path / "mine.py").write_text("")
-    command = ["pipeline", "package", "--output", str(tmp_path / "p.tar")]
-    assert main([*command, str(tmp_path / "mine.py")]) == 2
-    assert "editable mode" in capsys.readouterr().err
-    monkeypatch.setattr(package_command, "write_packages", None)  # is not reached
-    assert main([*command, str(tmp_path / "none.py")]) == 2
-    assert "neither a module" in capsys.readouterr().err
-    assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]
+    monkeypatch.setattr(archive, "distributions", lambda: [distribution("xabridge")])  # the others take seconds
+    for modules, told in (([], "editable mode"), (["mine.py"], "editable mode"), (["none.py"], "neither a module")):
+        files = [str(tmp_path / module) for module in modules]
+        assert main(["pipeline", "package", "--output", str(tmp_path / "p.tar"), *files]) == 2
+        assert told in capsys.readouterr().err
+        assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]
 
 
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -202,10 +198,11 @@ def test_a_python_that_has_no_xabridge_runs_what_was_packed(tmp_path: Path) -> N
 def test_a_cluster_whose_python_has_no_xabridge(env: SparkEnvironment, java_home: Path) -> None:
     commands, options = packed(env.folder)
     (env.folder / "application.py").write_text(APPLICATION)
-    env.configure_broker("[broker.queue_defaults]\nmax_deliveries = 1\n")
+    env.allow_deliveries(1)
     env.send(range(60))
     surroundings = {"JAVA_HOME": str(java_home), "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
-    with Cluster(env.folder / "cluster", {"PATH": f"{BARE}:/usr/bin:/bin", **surroundings}) as cluster:
+    workers = Cluster(env.folder / "cluster", {"PATH": f"{BARE}:/usr/bin:/bin", **surroundings})
+    with closing(workers) as cluster:
         settings = {**BRIEF, **cluster.settings}
         for name, value in settings.items():
             options += ["--conf", f"{name}={value}"]
