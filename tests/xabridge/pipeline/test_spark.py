@@ -96,7 +96,6 @@ REFUSED: list[tuple[str, dict[str, str], dict[str, str], str, str]] = [
     ("copied", {"address": "out"}, {}, "append", "a message has no id"),
     ("totals", TOTALS, {}, "update", "output mode update gives a row again"),
     ("copied_rows", ROWS, {"partitions": "200"}, "append", "max_prepared_transactions is"),
-    ("copied_rows", {**ROWS, "pipeline": "another"}, {}, "append", "pipeline 'test'.*pipeline 'another'"),
 ]
 
 
@@ -106,6 +105,8 @@ def test_what_is_refused_when_the_query_starts(spark: Driver, env: SparkEnvironm
     for query, sink, source, mode, message in REFUSED:
         with pytest.raises(DriverFailed, match=f"^PipelineError: .*{message}"):  # of start(), not of the query
             env.stream(spark, query, sink, source=source, mode=mode)
+    with pytest.raises(DriverFailed, match="belongs to pipeline 'test', and the sink to pipeline 'another'"):
+        env.stream(spark, "copied_rows", {**ROWS, "pipeline": "another"})
     with pytest.raises(DriverFailed, match=r"maxrowsperbach: unknown \(did you mean maxRowsPerBatch\?\)"):
         spark.call("built", source=env.source(maxRowsPerBach="1"))
     (row,) = spark.call("taken", source=env.source(body="text"))
