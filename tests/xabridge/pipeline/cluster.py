@@ -6,17 +6,13 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyspark
 
 from tests.xabridge.pipeline.class_archive import java_options
 from tests.xabridge.pipeline.faults import await_until
 from xabridge.testing.ports import free_port
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
 
 HOME: Final = Path(pyspark.__file__).parent
 HOSTS: Final = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
@@ -78,11 +74,3 @@ class Cluster:
         for process in self._processes:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,9 +1,10 @@
-"""These fixtures give each test with real Spark an environment, and one driver to all tests that do not kill it."""
+"""These fixtures give each test with real Spark an environment, and all of them one driver, which no test kills."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,33 +32,34 @@ def java_home() -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """A driver that no test kills, for all of them: it takes seconds to start."""
-    folder = tmp_path_factory.mktemp("spark")
-    settings = {"spark.master": "local[2,2]"}  # what fails here fails again: a second attempt shows that
-    with Driver(folder, {"JAVA_HOME": str(java_home)}, settings) as driver:
-        yield driver
-
-
-@pytest.fixture(scope="session")
-def faults_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the driver that survives its faults."""
+def shared_faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the faults that happen in the shared driver."""
     return tmp_path_factory.mktemp("faults")
 
 
 @pytest.fixture(scope="session")
-def surviving_driver(java_home: Path, faults_folder: Path) -> Iterator[Driver]:
-    """A driver in which faults happen, and which no fault kills, for all tests that have such faults."""
-    environment = {"JAVA_HOME": str(java_home), VARIABLE: str(faults_folder), GENERATION: "1"}
-    with Driver(faults_folder.with_name("surviving-driver"), environment, {}) as driver:
+def shared_driver(java_home: Path, shared_faults: Path) -> Iterator[Driver]:
+    """A driver takes seconds to start."""
+    environment = {"JAVA_HOME": str(java_home), VARIABLE: str(shared_faults), GENERATION: "0"}
+    settings = {"spark.master": "local[2,2]"}  # what fails here fails again: a second attempt shows that
+    with closing(Driver(shared_faults.with_name("shared-driver"), environment, settings)) as driver:
         yield driver
 
 
 @pytest.fixture
-def surviving(env: SparkEnvironment, surviving_driver: Driver, faults_folder: Path) -> Driver:
-    """That driver, for the faults of this test."""
-    env.share_faults(faults_folder)
-    return surviving_driver
+def spark(shared_driver: Driver, shared_faults: Path) -> Driver:
+    """The driver of all tests, in which nothing fails; also not what an earlier test has left."""
+    for path in shared_faults.iterdir():
+        if path.name != "pids":
+            path.unlink()
+    return shared_driver
+
+
+@pytest.fixture
+def surviving(env: SparkEnvironment, spark: Driver, shared_faults: Path) -> Driver:
+    """The same, for faults that do not kill it: those of this test happen there."""
+    env.faults = shared_faults
+    return spark
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,9 +34,7 @@ from xabridge.testing.broker import BrokerProcess
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import TracebackType
-    from typing import Self
+    from collections.abc import Iterable, Iterator
 
     from tests.postgres import Postgres
 
@@ -140,22 +138,13 @@ class Driver:
         self._answers.close()
         self._errors.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 @dataclass
 class SparkEnvironment:
-    """Broker and PostgreSQL, with empty queues and tables. `settings` are Spark's for each driver."""
+    """Broker and PostgreSQL, with empty queues and tables."""
 
     folder: Path
     postgres: Postgres
-    settings: dict[str, str] = field(default_factory=dict)
     pipeline: str = "test"
     others: dict[str, str] = field(default_factory=dict)
     """Further resources."""
@@ -186,10 +175,10 @@ class SparkEnvironment:
         resources = {f"resource.{name}": url for name, url in self.resources.items()}
         return {"pipeline": self.pipeline, "log": self.database, **resources}
 
-    def configure_broker(self, settings: str) -> None:
-        """Starts the broker again with this file of settings."""
+    def allow_deliveries(self, most: int) -> None:
+        """Starts the broker again, whose messages are dead letters after so many deliveries."""
         file = self.folder / "broker.toml"
-        file.write_text(settings, encoding="utf-8")
+        file.write_text(f"[broker.queue_defaults]\nmax_deliveries = {most}\n", encoding="utf-8")
         self.broker.kill()
         self.broker = BrokerProcess(self.folder, "--listen", f"127.0.0.1:{self.port}", "--config", str(file))
         self.broker.start()
@@ -226,34 +215,38 @@ class SparkEnvironment:
         identity: dict[str, str] = json.loads(Path(checkpoint or self.checkpoint, "metadata").read_text())
         return identity["id"]
 
+    def asked(
+        self,
+        query: str,
+        sink: dict[str, str],
+        source: dict[str, str] | list[dict[str, str]] | None = None,
+        **how: Any,
+    ) -> dict[str, Any]:
+        """The arguments of the function `stream`, for options beyond those that all sources and sinks have."""
+        several = source if isinstance(source, list) else [source or {}]
+        read = [self.source(**options) for options in several]
+        checkpoint = how.pop("checkpoint", self.checkpoint)
+        return {"query": query, "source": read, "sink": self.sink(**sink), "checkpoint": checkpoint, **how}
+
     # -- drivers
-    def driver(self) -> Driver:
-        """A new driver."""
+    def driver(self, settings: dict[str, str] | None = None) -> Driver:
+        """A new driver, in which the faults of this test happen."""
         self.drivers += 1
-        given = dict(self.settings)
         environment = {VARIABLE: str(self.faults), GENERATION: str(self.drivers)}
-        given |= {f"spark.executorEnv.{name}": value for name, value in environment.items()}
+        given = {f"spark.executorEnv.{name}": value for name, value in environment.items()}
         given["spark.executorEnv.PYTHONPATH"] = str(ROOT)
-        return Driver(self.folder / f"driver-{self.drivers}", environment, given)
+        return Driver(self.folder / f"driver-{self.drivers}", environment, {**given, **(settings or {})})
 
-    def run(self, function: str, *, killed: int = 0, last: Driver | None = None, **arguments: Any) -> list[str]:
-        """Has a driver run a function of `tests.xabridge.pipeline.queries` to its end, and a new one whenever it was
-        killed, which happens so often; the errors of the queries that failed in the last one. A `last` driver that is
-        given is not a new one, and has no faults."""
-        for _ in range(killed):
-            with self.driver() as driver, suppress(Died):
-                driver.call(function, **arguments)
-                raise AssertionError(f"the driver was not killed, and {self.fired()} faults have happened")
-        with nullcontext(last) if last else self.driver() as driver:
-            result: dict[str, list[str]] = driver.call(function, **arguments)
-        return result["errors"]
+    def stream(self, driver: Driver, query: str, sink: dict[str, str], **how: Any) -> list[str]:
+        """Has the driver run a query to its end; the errors of its earlier starts."""
+        errors: list[str] = driver.call("stream", **self.asked(query, sink, **how))["errors"]
+        return errors
 
-    def share_faults(self, folder: Path) -> None:
-        """The faults are in this folder, which belongs to a driver of several tests."""
-        self.faults = folder
-        for path in folder.iterdir():
-            if path.name != "pids":
-                path.unlink()
+    def kill(self, function: str, settings: dict[str, str] | None = None, **arguments: Any) -> None:
+        """Has a new driver run a function of `tests.xabridge.pipeline.queries`, which a fault ends by killing it."""
+        with closing(self.driver(settings)) as driver, suppress(Died):
+            driver.call(function, **arguments)
+            raise AssertionError(f"the driver was not killed, and {self.fired()} faults have happened")
 
     def schedule(self, *faults: tuple[str, str]) -> None:
         """(point, action) of each fault, in their order; see `tests.xabridge.pipeline.faults`."""
@@ -282,29 +275,30 @@ class SparkEnvironment:
                 if "restart" in action:
                     server.start()
                 (self.faults / wanted.name.replace("wanted", "done")).touch()
-                time.sleep(1.0)  # it is away for a while
+                time.sleep(0.3)  # it is away for a while
                 if not server.running:
                     server.start()
 
     # -- messages
-    def send(self, numbers: range | list[int], queue: str = "in", port: int | None = None) -> None:
-        """Puts messages into a queue."""
-        with_proton = BlockingConnection(f"127.0.0.1:{port or self.port}", allowed_mechs="ANONYMOUS", timeout=60)
-        sender = with_proton.create_sender(queue)
-        for number in numbers:
-            message = Message(
-                id=f"m{number}", body=str(number).encode(), properties={"product": f"p{number % PRODUCTS}"}
-            )
+    def send(self, numbers: Iterable[int], queue: str = "in", port: int | None = None) -> None:
+        """Puts numbered messages into a queue."""
+        messages = [
+            Message(id=f"m{number}", body=str(number).encode(), properties={"product": f"p{number % PRODUCTS}"})
+            for number in numbers
+        ]
+        for message, number in zip(messages, numbers, strict=True):
             message.creation_time = BEGAN_S + number  # 0 would be none
-            sender.send(message)
-        with_proton.close()
+        self._send(messages, queue, port)
 
     def send_json(self, *bodies: str) -> None:
         """Puts messages with these bodies into the queue."""
-        with_proton = BlockingConnection(f"127.0.0.1:{self.port}", allowed_mechs="ANONYMOUS", timeout=60)
-        sender = with_proton.create_sender("in")
-        for body in bodies:
-            sender.send(Message(body=body.encode()))
+        self._send([Message(body=body.encode()) for body in bodies], "in", None)
+
+    def _send(self, messages: list[Message], queue: str, port: int | None) -> None:
+        with_proton = BlockingConnection(f"127.0.0.1:{port or self.port}", allowed_mechs="ANONYMOUS", timeout=60)
+        sender = with_proton.create_sender(queue)
+        for message in messages:
+            sender.send(message)
         with_proton.close()
 
     def received(self, queue: str = "out", port: int | None = None) -> list[str]:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from rm_amqp import AmqpResource
 from rm_db import MariaResource, PostgresResource
-from rm_delta import DeltaResource
 from tm.log.sql import SqlLog
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.driver.source_planner import SourcePlanner
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "XABRIDGE_FAULTS"
 GENERATION = "XABRIDGE_DRIVER"
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 class Injected(RuntimeError):
@@ -52,7 +51,6 @@ class Schedule:
 
     def reach(self, point: str) -> None:
         """This process is at `point`."""
-        self._wake_the_slow(point)
         if (self._folder / f"killed-{os.environ[GENERATION]}").exists():
             return
         for number, (wanted, action) in enumerate(self._entries):
@@ -69,11 +67,6 @@ class Schedule:
             return False
         return True
 
-    def _wake_the_slow(self, point: str) -> None:
-        for waiting in self._folder.glob(f"slow-{point}-*"):
-            if waiting.suffix != f".{os.getpid()}":
-                waiting.unlink(missing_ok=True)
-
     def _fire(self, number: int, action: str) -> None:
         if action == "raise":
             raise Injected(f"fault {number}")
@@ -85,17 +78,8 @@ class Schedule:
             (self._folder / f"killed-{os.environ[GENERATION]}").touch()
             for pid in (self._folder / "pids").read_text().split():
                 os.kill(int(pid), signal.SIGKILL)
-        if action == "slow":
-            self._be_slow(number)
         if action.startswith("server"):
             self._ask(number, action)
-
-    def _be_slow(self, number: int) -> None:
-        """Waits until another process has reached the same point."""
-        point = self._entries[number][0]
-        waiting = self._folder / f"slow-{point}-{number}.{os.getpid()}"
-        waiting.touch()
-        await_until(lambda: not waiting.exists())
 
     def _ask(self, number: int, action: str) -> None:
         """Waits until the test has done it."""
@@ -106,7 +90,7 @@ class Schedule:
 
 
 def await_until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
-    """Returns when it holds, or after a minute unless told otherwise."""
+    """Returns when it holds, or after minutes unless told otherwise."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -167,8 +151,6 @@ POINTS = (
     (AmqpResource, "commit", "broker commits", "broker committed"),
     (PostgresResource, "commit", "database commits", "database committed"),
     (MariaResource, "commit", "database commits", "database committed"),
-    (DeltaResource, "prepare", "files written", "files prepared"),
-    (DeltaResource, "commit", "lake commits", "lake committed"),
 )
 """What is wrapped: the point before it, and the point after it."""
 

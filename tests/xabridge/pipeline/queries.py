@@ -13,16 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from xabridge import pipeline
 from xabridge.pipeline.spark.registration import LISTENER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
 
 
@@ -43,13 +40,6 @@ def copied(rows: DataFrame) -> DataFrame:
     return numbered(rows).select("id", "text", "body")
 
 
-def identified(rows: DataFrame) -> DataFrame:
-    """Each message is a row and a message, which has the same id."""
-    number = f.col("body").cast("string").cast("long")
-    text = f.concat(f.lit("v"), f.col("body").cast("string"))
-    return rows.select(number.alias("id"), text.alias("text"), "body", "message_id")
-
-
 def newest(rows: DataFrame) -> DataFrame:
     """Each message is the state of its product, as a row and a message; and of another one, under the same id."""
     product = f.col("application_properties")["product"]
@@ -60,16 +50,6 @@ def newest(rows: DataFrame) -> DataFrame:
 def copied_rows(rows: DataFrame) -> DataFrame:
     """Each message is a row."""
     return numbered(rows).select("id", "text")
-
-
-def scattered(rows: DataFrame) -> DataFrame:
-    """Each message is a row, written by one of 200 tasks."""
-    return copied_rows(rows).repartition(200)
-
-
-def copied_body(rows: DataFrame) -> DataFrame:
-    """Each message is a message."""
-    return rows.select("body")
 
 
 def doubled(rows: DataFrame) -> DataFrame:
@@ -90,16 +70,6 @@ def totals(rows: DataFrame) -> DataFrame:
     return numbered(rows).groupBy("product").agg(f.sum("id").alias("total"), f.count("*").alias("n"))
 
 
-def ones(rows: DataFrame) -> DataFrame:
-    """The same key for every message, in many tasks."""
-    return rows.select(f.lit("one").alias("product"), f.lit(1).alias("total"), f.lit(1).alias("n")).repartition(9)
-
-
-def spread(rows: DataFrame) -> DataFrame:
-    """Read by more tasks than PostgreSQL prepares transactions."""
-    return copied_rows(rows)
-
-
 def poisoned(rows: DataFrame) -> DataFrame:
     """A function that fails on one message."""
 
@@ -112,45 +82,6 @@ def poisoned(rows: DataFrame) -> DataFrame:
     return copied_rows(rows).withColumn("id", checked("id"))
 
 
-class Counting(StatefulProcessor):
-    """Counts the messages of each product."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._count = handle.getValueState("count", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803
-        before = self._count.get()
-        total = (before[0] if before is not None else 0) + sum(1 for _ in rows)
-        self._count.update((total,))
-        yield Row(product=key[0], n=total)
-
-    def close(self) -> None:
-        pass
-
-
-def counted(rows: DataFrame) -> DataFrame:
-    """Counts in state of its own."""
-    rows.sparkSession.conf.set(
-        "spark.sql.streaming.stateStore.providerClass",
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    )
-    return (
-        numbered(rows)
-        .groupBy("product")
-        .transformWithState(
-            statefulProcessor=Counting(),
-            outputStructType="product string, n long",
-            outputMode="Update",
-            timeMode="None",
-        )
-    )
-
-
-def distinct(rows: DataFrame) -> DataFrame:
-    """Each number once, however often it comes."""
-    return numbered(rows).select("id", "text", "body").dropDuplicates(["id"])
-
-
 def windows(rows: DataFrame) -> DataFrame:
     """Counts of ten seconds each, when they are complete: what a batch without data writes."""
     late = numbered(rows).withWatermark("creation_time", "10 seconds")
@@ -161,7 +92,7 @@ def windows(rows: DataFrame) -> DataFrame:
 def stream(
     spark: SparkSession,
     query: str,
-    source: dict[str, str] | list[dict[str, str]],
+    source: list[dict[str, str]],
     sink: dict[str, str],
     checkpoint: str,
     mode: str = "append",
@@ -172,10 +103,9 @@ def stream(
     started again, at most `restarts` times."""
     errors: list[str] = []
     how = trigger or {"availableNow": True}
-    sources = source if isinstance(source, list) else [source]
     while True:
         try:
-            read = [spark.readStream.format("amqp").options(**each).load() for each in sources]
+            read = [spark.readStream.format("amqp").options(**each).load() for each in source]
             rows = globals()[query](functools.reduce(DataFrame.union, read))
             writer = rows.writeStream.format("xa").options(**sink).outputMode(mode).trigger(**how)
             running = writer.option("checkpointLocation", checkpoint).start()
@@ -188,25 +118,6 @@ def stream(
                 time.sleep(1.0)  # a database that was killed takes its time to recover
             continue
         return {"errors": errors, "batches": running.lastProgress and running.lastProgress["batchId"]}
-
-
-def twice(spark: SparkSession, source: dict[str, str], sink: dict[str, str], checkpoint: str) -> str:
-    """Starts a query, and another one of the same pipeline while it runs: how the second one failed. The first one
-    then runs to its end."""
-    rows = copied(spark.readStream.format("amqp").options(**source).load())
-    writer = rows.writeStream.format("xa").options(**sink)
-    first = writer.option("checkpointLocation", checkpoint).trigger(processingTime="0 seconds").start()
-    while not first.recentProgress:
-        first.awaitTermination(1)
-    second = writer.option("checkpointLocation", f"{checkpoint}-2").trigger(availableNow=True).start()
-    try:
-        second.awaitTermination()
-        told = "the second query was not refused"
-    except StreamingQueryException as error:
-        told = str(error)
-    first.processAllAvailable()
-    first.stop()
-    return told
 
 
 def foreach(
@@ -244,30 +155,18 @@ def jobs(spark: SparkSession, source: dict[str, str], sink: dict[str, str]) -> i
     return pipeline.run_jobs(spark, source, sink, copied)
 
 
-def backfilled(spark: SparkSession, sink: dict[str, str], numbers: int, path: str) -> dict[str, list[str]]:
-    """Files with the messages of so many numbers, each of them twice, written beside a live query. A pipeline of a live
-    query is refused."""
-    twice = spark.range(numbers).unionAll(spark.range(numbers))
-    texts = twice.selectExpr(
-        "id", "concat('v', id) AS text", "CAST(id AS string) AS body", "concat('m', id) AS message_id"
-    )
-    texts.write.mode("overwrite").json(path)
-    rows = spark.read.schema("id bigint, text string, body string, message_id string").json(path)
-    rows = rows.withColumn("body", f.col("body").cast("binary"))
-    pipeline.backfill(rows, sink)
-    try:
-        pipeline.backfill(rows, {**sink, "pipeline": "test"})
-    except pipeline.PipelineError as error:
-        return {"errors": [str(error)]}
-    return {"errors": []}
-
-
-def newest_filled(spark: SparkSession, sink: dict[str, str], numbers: int) -> None:
-    """A backfill of what `newest` makes of so many numbers, from nine partitions, by another thread."""
+def newest_filled(spark: SparkSession, sink: dict[str, str], numbers: int) -> str:
+    """A backfill of what `newest` makes of so many numbers, from nine partitions, by another thread; and how the
+    pipeline of the live query is refused."""
     columns = "concat('p', id % 7) AS product", "id AS n", "CAST(CAST(id AS string) AS binary) AS body"
     rows = spark.range(0, numbers, numPartitions=9).selectExpr(*columns, "concat('m', id) AS message_id")
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(pipeline.backfill, rows, sink).result()
+        pool.submit(pipeline.backfill, rows, {**sink, "pipeline": "backfill"}).result()
+    try:
+        pipeline.backfill(rows, sink)
+    except pipeline.PipelineError as error:
+        return str(error)
+    return "it was not refused"
 
 
 def built(spark: SparkSession, source: dict[str, str]) -> list[str]:
@@ -278,20 +177,6 @@ def built(spark: SparkSession, source: dict[str, str]) -> list[str]:
 def taken(spark: SparkSession, source: dict[str, str]) -> list[dict[str, Any]]:
     """What a batch read shows; nothing is decided."""
     return [row.asDict(recursive=True) for row in spark.read.format("amqp").options(**source).load().collect()]
-
-
-def by_schema(
-    spark: SparkSession, schemas: list[str], source: dict[str, str], sink: dict[str, str], checkpoint: str
-) -> list[str]:
-    """Starts with a checkpoint, each with a wider schema than the one before; the types of its last body."""
-    types: list[str] = []
-    for schema in schemas:
-        rows = spark.readStream.format("amqp").options(**source).option("body_schema", schema).load()
-        types = [rows.schema["body"].dataType.simpleString()]
-        written = rows.selectExpr("body.id AS id", "to_json(body) AS text")
-        running = written.writeStream.format("xa").options(**sink).option("checkpointLocation", checkpoint)
-        running.trigger(availableNow=True).start().awaitTermination()
-    return types
 
 
 def into_lake(

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from contextlib import closing
 from importlib.metadata import PathDistribution, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -197,10 +198,11 @@ def test_a_python_that_has_no_xabridge_runs_what_was_packed(tmp_path: Path) -> N
 def test_a_cluster_whose_python_has_no_xabridge(env: SparkEnvironment, java_home: Path) -> None:
     commands, options = packed(env.folder)
     (env.folder / "application.py").write_text(APPLICATION)
-    env.configure_broker("[broker.queue_defaults]\nmax_deliveries = 1\n")
+    env.allow_deliveries(1)
     env.send(range(60))
     surroundings = {"JAVA_HOME": str(java_home), "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
-    with Cluster(env.folder / "cluster", {"PATH": f"{BARE}:/usr/bin:/bin", **surroundings}) as cluster:
+    workers = Cluster(env.folder / "cluster", {"PATH": f"{BARE}:/usr/bin:/bin", **surroundings})
+    with closing(workers) as cluster:
         settings = {**BRIEF, **cluster.settings}
         for name, value in settings.items():
             options += ["--conf", f"{name}={value}"]

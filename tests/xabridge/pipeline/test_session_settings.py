@@ -1,34 +1,22 @@
-"""These tests check which master a Spark session gets."""
+"""These tests check which master a Spark session gets, which settings of an application a pipeline refuses, and of
+which it warns.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
 
 from xabridge.pipeline import PipelineError
+from xabridge.pipeline.spark.cluster_settings import check_settings
 from xabridge.pipeline.spark_master import chosen_master
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CLUSTER = "spark://host:7077"
-APPLICATION = """
-import json
-from xabridge import pipeline
-
-spark = pipeline.session("submitted", settings={"spark.ui.enabled": "false"})
-print(json.dumps([spark.sparkContext.master, spark.conf.get("spark.sql.shuffle.partitions")]))
-spark.stop()
-try:
-    pipeline.session("submitted", "local[7]")
-except pipeline.PipelineError as error:
-    print(json.dumps(str(error)))
-"""
 
 
 @pytest.mark.parametrize(
@@ -67,27 +55,30 @@ def test_the_master_of_the_defaults(line: str, tmp_path: Path) -> None:
         file.unlink()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_spark_submit_chooses_the_master(java_home: Path, tmp_path: Path) -> None:
-    """Also with another setting than the default of a session."""
-    from tests.xabridge.pipeline.class_archive import java_options  # noqa: PLC0415 — needs PySpark
-    from tests.xabridge.pipeline.cluster import HOME  # noqa: PLC0415 — as above
-    from tests.xabridge.pipeline.environment import ROOT  # noqa: PLC0415 — as above
+def test_settings_of_an_ordinary_application_are_no_matter(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        check_settings({"spark.speculation": "false", "spark.master": "local[2]"}, once=True)
+        check_settings(
+            {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.minExecutors": "4"}, once=True
+        )
+    assert caplog.records == []
 
-    (tmp_path / "application.py").write_text(APPLICATION)
-    options = ["--master", "local[3]", "--conf", "spark.sql.shuffle.partitions=5"]
-    options += ["--driver-java-options", java_options()]
-    done = subprocess.run(
-        [str(HOME / "bin" / "spark-submit"), *options, str(tmp_path / "application.py")],
-        env=os.environ
-        | {"JAVA_HOME": str(java_home), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
-        | {"PYSPARK_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-6000:]
-    first, second = map(json.loads, done.stdout.splitlines()[-2:])
-    assert first == ["local[3]", "5"]
-    assert "spark-submit has set 'local[3]': omit one of them" in second
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"spark.speculation": "true"}, "can only wait for the first one"),
+        ({"spark.dynamicAllocation.enabled": "TRUE"}, "minExecutors is not set"),
+        ({"spark.python.worker.reuse": "false"}, "every task starts a Python process"),
+    ],
+)
+def test_what_wastes_work_is_told(settings: dict[str, str], words: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        check_settings(settings, once=False)
+    (told,) = caplog.messages
+    assert words in told
+
+
+def test_copies_of_tasks_that_write_once_are_refused() -> None:
+    with pytest.raises(PipelineError, match="Switch speculation off"):
+        check_settings({"spark.speculation": "true"}, once=True)
