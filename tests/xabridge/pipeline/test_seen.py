@@ -1,5 +1,5 @@
-"""This test submits an application as users do: its session has what spark-submit says, its Spark UI shows the query,
-to this machine only, and OpenTelemetry is told what the ledger knows.
+"""This test runs a query in a session as users have it: its Spark UI shows the query, to this machine only, and
+OpenTelemetry is told what the ledger knows.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.xabridge.pipeline.class_archive import java_options
-from tests.xabridge.pipeline.cluster import HOME
 from tests.xabridge.pipeline.environment import ROOT, brief_settings
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from tests.xabridge.pipeline.environment import SparkEnvironment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-APPLICATION = """
+SCRIPT = """
 import json, sys, time
 from urllib.request import urlopen
 
@@ -41,7 +39,6 @@ tracers.add_span_processor(SimpleSpanProcessor(exporter))
 metrics.set_meter_provider(MeterProvider([reader]))
 trace.set_tracer_provider(tracers)
 spark = pipeline.session("seen", settings=settings)
-chosen = [spark.sparkContext.master, spark.conf.get("spark.sql.shuffle.partitions")]
 rows = spark.readStream.format("amqp").options(**source).load()
 rows = rows.selectExpr("CAST(CAST(body AS string) AS bigint) AS id", "body")
 writer = rows.writeStream.format("xa").options(**sink).option("checkpointLocation", checkpoint)
@@ -61,31 +58,22 @@ bound = sorted({cells[1].partition(":")[0] for cells in listening if cells[3] ==
 found = {}
 for metric in reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics:
     found[metric.name] = sum(getattr(point, "value", 0) for point in metric.data.data_points)
-spark.stop()
-refused = ""
-try:
-    pipeline.session("submitted", "local[7]")
-except pipeline.PipelineError as error:
-    refused = str(error)
-told = {"chosen": chosen, "page": text, "spans": spans, "metrics": found, "bound": bound, "refused": refused}
+told = {"page": text, "spans": spans, "metrics": found, "bound": bound}
 print(json.dumps(told), file=sys.__stdout__)
+spark.stop()
 """
 
 
-def test_an_application_that_is_submitted_is_seen(env: SparkEnvironment, java_home: Path) -> None:
+def test_a_query_in_a_session_of_ours_is_seen(env: SparkEnvironment, java_home: Path) -> None:
     env.send(range(250))
-    (env.folder / "application.py").write_text(APPLICATION)
     settings = {name: value for name, value in brief_settings().items() if name != "spark.ui.enabled"}
     given = (env.source(), env.sink(table="rows", address="out"), env.checkpoint, settings)
-    command = [str(HOME / "bin" / "spark-submit"), "--master", "local[3]", "--driver-java-options", java_options()]
-    command += ["--conf", "spark.sql.shuffle.partitions=5", str(env.folder / "application.py"), *map(json.dumps, given)]
+    command = [sys.executable, "-c", SCRIPT, *map(json.dumps, given)]
     surroundings = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}
-    surroundings |= {"PYTHONPATH": str(ROOT), "JAVA_HOME": str(java_home), "PYSPARK_PYTHON": sys.executable}
+    surroundings |= {"PYTHONPATH": str(ROOT), "JAVA_HOME": str(java_home)}
     done = subprocess.run(command, cwd=env.folder, env=surroundings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["chosen"] == ["local[3]", "5"], "also with another setting than the default of a session"
-    assert "spark-submit has set 'local[3]': omit one of them" in told["refused"]
     loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
     assert told["bound"], "the UI listens"
     assert set(told["bound"]) <= loopback

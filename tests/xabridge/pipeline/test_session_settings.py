@@ -4,7 +4,11 @@ which it warns.
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +21,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CLUSTER = "spark://host:7077"
+APPLICATION = """
+import json
+from xabridge import pipeline
+
+spark = pipeline.session("submitted", settings={"spark.ui.enabled": "false"})
+print(json.dumps([spark.sparkContext.master, spark.conf.get("spark.sql.shuffle.partitions")]))
+spark.stop()
+try:
+    pipeline.session("submitted", "local[7]")
+except pipeline.PipelineError as error:
+    print(json.dumps(str(error)))
+"""
 
 
 @pytest.mark.parametrize(
@@ -53,6 +69,32 @@ def test_the_master_of_the_defaults(line: str, tmp_path: Path) -> None:
         assert chosen_master("local[1]", None, environment, tmp_path) == "local[1]"
         assert chosen_master(None, "local[3]", environment, tmp_path) == "local[3]"
         file.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_spark_submit_chooses_the_master(java_home: Path, tmp_path: Path) -> None:
+    """Also with another setting than the default of a session."""
+    from tests.xabridge.pipeline.class_archive import java_options  # noqa: PLC0415 — needs PySpark
+    from tests.xabridge.pipeline.cluster import HOME  # noqa: PLC0415 — as above
+    from tests.xabridge.pipeline.environment import ROOT  # noqa: PLC0415 — as above
+
+    (tmp_path / "application.py").write_text(APPLICATION)
+    options = ["--master", "local[3]", "--conf", "spark.sql.shuffle.partitions=5"]
+    options += ["--driver-java-options", java_options()]
+    done = subprocess.run(
+        [str(HOME / "bin" / "spark-submit"), *options, str(tmp_path / "application.py")],
+        env=os.environ
+        | {"JAVA_HOME": str(java_home), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
+        | {"PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    first, second = map(json.loads, done.stdout.splitlines()[-2:])
+    assert first == ["local[3]", "5"]
+    assert "spark-submit has set 'local[3]': omit one of them" in second
 
 
 def test_settings_of_an_ordinary_application_are_no_matter(caplog: pytest.LogCaptureFixture) -> None:
