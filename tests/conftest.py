@@ -36,6 +36,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 gc.disable()  # what is collected here is kept until the end: `pytest_collection_finish` goes on
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A folder of which all is slow is not read for `make check`."""
+    return (collection_path == NEEDS_SERVERS and config.option.markexpr == "not slow") or None
+
+
 def pytest_collection_finish() -> None:
     """The garbage collector leaves alone what was collected: 12,000 items cost a fifth of all tests' processor time if
     each full collection looks at them."""
@@ -134,8 +139,12 @@ def _group(item: pytest.Item) -> str | None:
 
 
 def _patience_s(item: pytest.Item) -> float:
-    """How long a test may take. The longest are begun first: none is left to one process when the others are done."""
+    """How long a test may take. The longest are begun first: none is left to one process when the others are done. A
+    driver of Spark besides the shared one comes behind them, because the first one makes the archive of classes, which
+    takes a minute, and the others wait for it."""
     timeout = item.get_closest_marker("timeout")
+    if "java_home" in getattr(item, "fixturenames", ()):
+        return 100.0
     if timeout is not None:
         return float(timeout.args[0]) or math.inf
     return 1.0 if item.get_closest_marker("slow") else 0.0

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CERTIFICATES: Final = Path(__file__).with_name("certificates")
+pytestmark = pytest.mark.slow
 RIGHT: Final[dict[str, Any]] = {"user": "alice", "password": "wonderland", "allowed_mechs": "PLAIN"}
 MEGABYTE: Final = 1 << 20
 

@@ -10,6 +10,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.simulation.seeds import EVERY_POINT
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ print(json.dumps({**told, "found": [(body["attempt"], body["part"]) for body in 
 """
 
 
+@pytest.mark.slow
 def test_what_was_rolled_back_is_not_there(broker: EmbeddedBroker, tmp_path: Path) -> None:
     command = [sys.executable, "-c", APPLICATION, broker.address, f"{tmp_path}/log", str(ATTEMPTS), str(PARTS)]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=110).stdout)

@@ -43,10 +43,9 @@ with TransactionManager("large", f"file://{sys.argv[5]}", {"broker": f"amqp://{a
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak of a process's memory")
-@pytest.mark.parametrize(
-    "kind", ["binary", pytest.param("text", marks=pytest.mark.slow), pytest.param("data", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", ["binary", "text", "data"])
 def test_a_large_message_is_held_three_times_at_most(broker: EmbeddedBroker, tmp_path: str, kind: str) -> None:
     arguments = [broker.address, f"large-{kind}", kind, str(OCTETS), f"{tmp_path}/log"]
     command = [sys.executable, "-c", CLIENT, *arguments]

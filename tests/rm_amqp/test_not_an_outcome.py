@@ -75,6 +75,7 @@ def prepared(client: Client) -> Xid:
     return xid
 
 
+@pytest.mark.slow
 def test_a_broker_that_does_not_let_us_in_any_more(guarded: Guarded) -> None:
     alice = guarded.client("alice")
     xids = {verb: prepared(alice) for verb in ("commit", "rollback")}

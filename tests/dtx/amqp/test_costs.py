@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dtx.amqp.connection import Connection
 from dtx.amqp.events import ConnectionOpened, Disposed, LinkAttached, SessionBegun
 from dtx.amqp.frames import AMQP_HEADER, performative_frame
@@ -114,6 +116,7 @@ def dispose_of_nothing(backlog: Backlog) -> None:
     assert not backlog.say(*[Disposition(True, 0, OPEN - 1)] * 300)
 
 
+@pytest.mark.slow
 @each(
     ("act", "most", "window"),
     [

@@ -31,6 +31,7 @@ def test_the_public_names() -> None:
     assert all(hasattr(pipeline, name) for name in pipeline.__all__)
 
 
+@pytest.mark.slow
 def test_it_is_imported_without_spark_and_what_plans_loads_neither_clients_nor_the_orm() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
