@@ -113,7 +113,9 @@ def test_the_blocks_run(page: Path, request: pytest.FixtureRequest, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", sorted(IN_A_PROCESS))
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.long] if page == ON_SPARK else []) for page in sorted(IN_A_PROCESS)]
+)
 def test_the_blocks_run_in_a_process(page: str, postgres: Postgres, tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path)
     surroundings = Surroundings(tmp_path, broker.address, postgres.create_database())

@@ -58,12 +58,14 @@ def depths(broker: EmbeddedBroker) -> dict[str, int]:
 
 # -- looking
 def test_the_first_page_answers_three_questions(onlooker: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = onlooker.get("/")
+    for under_way_s, look in ((3600, "good"), (0, "warn")):  # not old enough to be called stuck, and old enough
+        monkeypatch.setattr("xabridge.console.pages.overview.UNDER_WAY_S", under_way_s)
+        page = onlooker.get("/")
+        assert f'class="answer {look}" href="#stuck"' in page
     said = text_of(page)
     assert "Does work flow?" in said
     assert "Waiting 67 in 5 queues" in said
     assert "Is anything stuck? 1 transaction in doubt 1 can’t be decided from here" in said
-    assert 'class="answer good" href="#stuck"' in page  # it is not old enough to be called stuck
     assert "Is anything failing? 7 dead letters" in said
     assert "rejected from orders, in orders.dead 5" in said
     monkeypatch.setattr("xabridge.console.pages.dead_letters.LOOKED_AT", 3)  # no false totals of many

@@ -64,6 +64,7 @@ spark.stop()
 """
 
 
+@pytest.mark.long
 def test_a_query_in_a_session_of_ours_is_seen(env: SparkEnvironment, java_home: Path) -> None:
     env.send(range(250))
     settings = {name: value for name, value in brief_settings().items() if name != "spark.ui.enabled"}

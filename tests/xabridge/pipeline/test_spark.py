@@ -130,6 +130,7 @@ MISUSED = {
 }
 
 
+@long
 def test_what_a_query_must_not_do(spark: Driver, env: SparkEnvironment) -> None:
     """None of it takes or writes anything, but for the first of two epochs."""
     written = 0
@@ -165,6 +166,7 @@ def test_a_checkpoint_that_is_old_or_new_is_refused_or_adopted(spark: Driver, en
     env.check_copies(Counter(range(60)), address=False)
 
 
+@long
 def test_a_delta_table_gets_a_column_with_the_same_checkpoint(spark: Driver, env: SparkEnvironment) -> None:
     """Bad messages are rows of the query, which sends them on with the reason."""
     lake = env.folder / "lake"
@@ -248,12 +250,9 @@ def test_tables_of_two_databases_and_two_addresses(
         assert env.rows("SELECT count(*) FROM xabridge_staged") == [(0,)]
 
 
-@pytest.mark.parametrize("place", ["shop", pytest.param("maria", marks=long)])
-@pytest.mark.parametrize(
-    "points",
-    [(), *(pytest.param(points, marks=long) for points in (("decided",), ("undecided", "decided")))],
-    ids=" and ".join,
-)
+@long
+@pytest.mark.parametrize("place", ["shop", "maria"])
+@pytest.mark.parametrize("points", [(), ("decided",), ("undecided", "decided")], ids=" and ".join)
 def test_a_backfill_writes_what_the_live_query_has_not_written(
     spark: Driver, env: SparkEnvironment, mariadb: MariaDB, place: str, points: tuple[str, ...]
 ) -> None:
