@@ -73,6 +73,8 @@ MAX_UNANSWERED: Final = 500
 """Commands whose answers have not come. The next one waits: the broker's answers must not fill the connection."""
 BROWSED: Final = 100
 """Messages that a browser is sent at a time."""
+_APPLICATION_S: Final = 0.5
+"""So long the manager waits for the application's thread, which has the connection while it waits for a message."""
 PULLED_MS: Final = -1
 """A pull for a message that is there."""
 SETTLE_S: Final = 0.2
@@ -194,7 +196,7 @@ class BranchWork(Unit):
         connection = self._connection
         if connection is None:
             return
-        if not connection.lock.acquire(timeout=0.5 if fail else -1):
+        if not connection.lock.acquire(timeout=_APPLICATION_S if fail else -1):
             return  # the application waits for a message; the rollback that follows cuts it off
         try:
             try:
@@ -254,7 +256,7 @@ class BranchWork(Unit):
         connection = self._connection
         if connection is None:
             return Code.XA_OK
-        if not connection.lock.acquire(timeout=0.5):  # the application waits for a message
+        if not connection.lock.acquire(timeout=_APPLICATION_S):  # the application waits for a message
             connection.cut("the branch is rolled back")
             connection.lock.acquire()
         try:

@@ -100,10 +100,8 @@ class DecisionTable:
         engine: Engine,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
-        settle_wait_s: float = SETTLE_WAIT_S,
     ) -> None:
         self._engine = engine
-        self.settle_wait_s = settle_wait_s
         self._clock = clock
         self._pause = pause
         self._lock = threading.Lock()
@@ -352,8 +350,8 @@ class DecisionTable:
 
     @contextmanager
     def _transaction(self, wait_s: float | None = None) -> Iterator[Connection]:
-        """A transaction whose commit is durable, and which waits for locks at most `wait_s`, by default as `settle`."""
-        wait_s = self.settle_wait_s if wait_s is None else wait_s
+        """A transaction whose commit is durable, and which waits for locks at most `wait_s`; without it as `settle` does."""
+        wait_s = SETTLE_WAIT_S if wait_s is None else wait_s
         with self._engine.connect().execution_options(**{WAIT_OPTION: wait_s}) as connection, connection.begin():
             if connection.dialect.name == "postgresql":
                 postgres.force_commit(connection)

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from rm_db import DecidingDatabase
+from rm_db.decider import decision_table
 from rm_db.decider.decision_table import END_BATCH
 from tests.rm_db.harness import (
     MariaDeciderHarness,
@@ -247,12 +248,14 @@ def test_a_decision_is_durable_when_it_is_answered(postgres_harness: PostgresDec
 
 # --- settle -----------------------------------------------------------------------------------------------------
 @in_mariadb_too
-def test_settle_waits_for_a_transaction_that_is_deciding_and_not_for_ever(harness: Any) -> None:
+def test_settle_waits_for_a_transaction_that_is_deciding_and_not_for_ever(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its row is inserted and not yet committed. In SQLite somebody writes, which may be a decision."""
     recovery = Decider(harness)
     table: Any = recovery.rm.driver.unit_driver.backend.table  # type: ignore[attr-defined]
     briefly = 1 if isinstance(harness, MariaDeciderHarness) else 0.05  # seconds, of whole ones in MariaDB
-    table.settle_wait_s = briefly
+    monkeypatch.setattr(decision_table, "SETTLE_WAIT_S", briefly)
     for ends, record in (("ROLLBACK", None), ("COMMIT", b"late")):
         xid = new_xid()
         with table._engine.connect() as deciding:
@@ -262,11 +265,11 @@ def test_settle_waits_for_a_transaction_that_is_deciding_and_not_for_ever(harnes
             deciding.commit() if ends == "COMMIT" else deciding.rollback()
         with ThreadPoolExecutor(1) as pool, table._engine.connect() as deciding:
             deciding.execute(table.insertion((late := new_xid()).gtrid, b"late"))
-            table.settle_wait_s = PATIENCE_S
+            monkeypatch.setattr(decision_table, "SETTLE_WAIT_S", PATIENCE_S)
             settling = pool.submit(table.settle, late.gtrid)
             deciding.commit() if ends == "COMMIT" else deciding.rollback()
             assert settling.result(PATIENCE_S) == record
-            table.settle_wait_s = briefly
+            monkeypatch.setattr(decision_table, "SETTLE_WAIT_S", briefly)
         assert recovery.settle(xid) == record
         with table._engine.connect() as deciding:
             with pytest.raises(IntegrityError):
