@@ -350,7 +350,7 @@ class DecisionTable:
 
     @contextmanager
     def _transaction(self, wait_s: float | None = None) -> Iterator[Connection]:
-        """A transaction whose commit is durable, and which waits for locks at most `wait_s`; without it as `settle` does."""
+        """A transaction whose commit is durable, and which waits for locks at most `wait_s`, or as long as `settle`."""
         wait_s = SETTLE_WAIT_S if wait_s is None else wait_s
         with self._engine.connect().execution_options(**{WAIT_OPTION: wait_s}) as connection, connection.begin():
             if connection.dialect.name == "postgresql":
