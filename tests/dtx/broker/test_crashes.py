@@ -28,9 +28,10 @@ from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Step
 from tests.dtx.broker.remote import BrokerGoneError
 from xa import Code, Xid
+from xabridge.testing.contract.client import case
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.dtx.broker.remote import BrokerChild, RemotePeer
 
@@ -175,19 +176,39 @@ CASES: Final = {
 }
 
 
-IN_THE_THREAD: Final = {"a plain post", "prepare", "commit"}
-"""These are killed while the store's thread forces, too; the others only where tests are long."""
-WAYS: Final = [
-    *(pytest.param("loop", case) for case in CASES),
-    *(pytest.param("thread", case, marks=() if case in IN_THE_THREAD else pytest.mark.long) for case in CASES),
-]
+SOME: Final = ("a plain post", "prepare", "commit")
+"""These are killed at each step, and while the store's thread forces, too; the others in the middle and at the end of
+the force on the loop, and everywhere else only where tests are long."""
 
 
-@pytest.mark.parametrize(("child", "case"), WAYS, indirect=["child"])
-@pytest.mark.parametrize("step", [*Step, ANSWERED], ids=lambda step: "answered" if step is ANSWERED else step.name)
-def test_a_kill_at_each_step(child: BrokerChild, case: str, step: Step | None) -> None:
-    it = CASES[case]
+def ways() -> Iterator[Any]:
+    """Where it forces, the step, and the acts that are killed there."""
+    for forces in ("loop", "thread"):
+        for step in (*Step, ANSWERED):
+            everything = forces == "loop" and step in {Step.WRITTEN, Step.FORCED}
+            name = f"{'answered' if step is ANSWERED else step.name}-{forces}"
+            yield pytest.param(forces, step, tuple(CASES) if everything else SOME, id=name)
+            if not everything:
+                others = tuple(case for case in CASES if case not in SOME)
+                yield pytest.param(forces, step, others, id=f"{name}-others", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("child", "step", "acts"), list(ways()), indirect=["child"])
+def test_a_kill_at_each_step(child: BrokerChild, step: Step | None, acts: Sequence[str]) -> None:
+    """The broker that was started again after one act does the next one."""
     peer = child.start()
+    for act in acts:
+        with case(act):
+            peer = killed(child, peer, CASES[act], step)
+        for queue in ("orders", "invoices"):
+            managed(operation="purge", queue=queue)(peer, None)
+        if state(peer).branch:
+            asks(Forget(XID))(peer, None)
+        assert state(peer) == State((), ())
+
+
+def killed(child: BrokerChild, peer: RemotePeer, it: Case, step: Step | None) -> RemotePeer:
+    """The broker does it, is killed, and is looked at when it has started again; the peer of that one."""
     sender = peer.sender("orders")
     for body in ("a", "b"):
         peer.post(sender, body)
@@ -210,7 +231,9 @@ def test_a_kill_at_each_step(child: BrokerChild, case: str, step: Step | None) -
         assert state(peer) == expected
     if step is ANSWERED:
         child.kill()
-        assert state(child.start()) == expected, "the second restart tells something else"
+        peer = child.start()
+        assert state(peer) == expected, "the second restart tells something else"
+    return peer
 
 
 def post(peer: RemotePeer, body: str, txn_id: bytes | None = None, **said: Any) -> None:
@@ -225,6 +248,7 @@ def until(reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not reached():
         assert time.monotonic() < deadline, "it does not come to that"
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("step", list(Step))
