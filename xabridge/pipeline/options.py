@@ -60,7 +60,7 @@ SHARED: Final[Mapping[str, str]] = {
     "pipeline": "the pipeline's name, which must not change; no other pipeline of this log may have it",
     "log": "URL of the database that keeps its decisions (default: the configuration's)",
     "config": "the configuration file (default: ./xabridge.toml if it exists)",
-    "adopt": "the id of the query whose pipeline this one takes over with a new checkpoint",
+    "adopt": "the id of the query whose pipeline this one takes over with a new checkpoint; all it reads is amqp",
     "resource.NAME": "open string of the resource NAME, instead of the configuration's",
     "decider": "the database of the log, as a resource's name: rows are written there together with the decision, "
     "without a prepared transaction (default: resources whose mode is decider)",

@@ -149,6 +149,15 @@ def _anybody(pipeline: str, query: Any, known: Any) -> None:
     """Another query may have the pipeline: its checkpoint counts as one that never was."""
 
 
+def _adopts_anything(pipeline: str, query: Any, known: Any) -> None:
+    """Whoever names the query that it follows has the pipeline, whatever else it reads."""
+    ownership.check(pipeline, replace(query, foreign=()), known)
+
+
+async def _bind_anything(ports: Ports, own: Incarnation, query: Any, sources: Any, resources: Any) -> None:
+    await ownership.bind(ports, own, replace(query, foreign=()), sources, resources)
+
+
 async def _bind_anybody(ports: Ports, own: Incarnation, query: Any, sources: Any, resources: Any) -> None:
     """A former fault: nothing is asked, and nothing of the other query is finished."""
     del own, resources
@@ -222,6 +231,7 @@ MUTANTS = (
         latest=bent(epoch_plan.latest, _NOTHING_LATER),
     ),
     Mutant("anybody's checkpoint is taken", check=_anybody, bind=_bind_anybody),
+    Mutant("a file is read from its beginning", check=_adopts_anything, bind=_bind_anything, seed=26),
     Mutant("what another query left is not given up", bind=bent(ownership.bind, _NOTHING_WAITS)),
     Mutant("a decided epoch is read again in part", plan=_read_in_part),
     Mutant("batches overtake each other", plan_sink=_in_no_order, seed=129),

@@ -13,7 +13,8 @@ their decisions.
 
 In some worlds rows are written by key, so that tasks stage them and the driver upserts, under a branch or with its
 decision; or they are shuffled to more
-tasks than a resource has connections; and some inputs are unreadable, or are poison: the user's code fails on them.
+tasks than a resource has connections; and some inputs are unreadable, or are poison: the user's code fails on them. In
+others the query reads a file as well: how far it has come there stands in the checkpoint only.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ BROKERS = ("broker", "second")
 """What the query reads: a source at each."""
 SINKS = ("broker", "shop")
 PLACES = ("broker", "second", "shop")
+LINES = tuple(f"line-{number}" for number in range(9))
+"""What is in a file that the query reads besides, in worlds where it does."""
+LINES_OF_A_BATCH = 2
 WRITERS = 5
 """Tasks that rows are shuffled to."""
 KEYED = TableTarget("shop", "rows", ("id",))
@@ -211,6 +215,9 @@ class World:
         """What this query reads."""
         self.sources = self._sources()
         chosen = self.random.sample(range(INPUTS), 2) if self.random.random() < 0.4 else []
+        self.file = LINES if Random(f"{seed} file").random() < 0.25 else ()
+        if self.file:  # no message is found guilty of a failure that the lines may have caused
+            chosen = []
         self.unreadable = set(chosen[1:])
         self.poison = set(chosen[:1])
 
@@ -371,14 +378,17 @@ class World:
             if number not in checkpoint.done and number >= 0:
                 offsets = checkpoint.offsets[number]
             else:
-                starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0 for _ in self.sources]
+                starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0] * len(self.sources)
                 ends: list[int] = []
-                for place, (source, start) in enumerate(zip(self.sources, starts, strict=True)):
+                for place, (source, start) in enumerate(zip(self.sources, starts, strict=False)):
                     yield from self._core(self.mutant.logged, incarnation, start, BROKERS)
                     origin, away = Origin(checkpoint.query, place), self._known_away(source)
                     found = self._core(self.mutant.latest, incarnation, origin, start, source, OUTAGE_S, away)
                     ends.append((yield from found)[0])
                 number += 1
+                if self.file:
+                    starts = starts if len(starts) > len(ends) else [*starts, 0]
+                    ends.append(min(starts[-1] + LINES_OF_A_BATCH, len(self.file)))
                 offsets = tuple(zip(starts, ends, strict=True))
                 if starts == ends and not self._nodata(checkpoint, number):
                     return
@@ -392,7 +402,8 @@ class World:
 
     def _bind(self, driver: str, checkpoint: Checkpoint) -> Steps:
         """Does what `xabridge.pipeline.core.driver.query_binding.bind` does, with one effect for each of its parts."""
-        query = Query(checkpoint.query, driver, max(checkpoint.offsets, default=-1), checkpoint.adopt)
+        planned, foreign = max(checkpoint.offsets, default=-1), ("file",) if self.file else ()
+        query = Query(checkpoint.query, driver, planned, checkpoint.adopt, foreign)
         known = yield Do("look", self.book.known)
         self.mutant.check("p", query, known)
         incarnation: int = yield Do("take", lambda: self.book.take(driver))
@@ -439,7 +450,7 @@ class World:
     def _batch(self, driver: str, checkpoint: Checkpoint, number: int, offsets: Offsets, incarnation: int) -> Steps:
         own = self.mutant.own("p", self.book.log_id, incarnation)
         parts: list[SourcePartition] = []
-        for place, (source, (start, end)) in enumerate(zip(self.sources, offsets, strict=True)):
+        for place, (source, (start, end)) in enumerate(zip(self.sources, offsets, strict=False)):
             if start == end:
                 continue
             yield from self._core(self.mutant.logged, incarnation, start, BROKERS)
@@ -469,16 +480,19 @@ class World:
         )  # fmt: skip
         if plan.skipped:  # a broker at which nobody works for it is not fenced
             self.unfenced.add(gtrid)
-        token = [] if parts else [f"nodata-{checkpoint.query}-{number}"]
+        lines = list(self.file[slice(*offsets[-1])]) if self.file else []
+        token = [] if parts or lines else [f"nodata-{checkpoint.query}-{number}"]
         self.tokens.update(token)
-        tasks = [self._task(index, part, plan, token) for index, part in enumerate(parts)]
-        tasks = tasks or [self._task(0, None, plan, token)]
+        tasks = [self._task(index, part, plan, []) for index, part in enumerate(parts)]
+        if lines or not parts:
+            tasks.append(self._task(len(parts), None, plan, lines or token))
         rows: list[int] = []
         if self.shuffled and parts:
+            del tasks[len(parts) :]  # lines are not taken, so that they are read by who writes them
             yield from self._job(tasks)
             rows = sorted(row for task in tasks if task.report is not None for row in task.report[1])
             if all(task.report is not None for task in tasks):
-                shares = [list(map(str, rows[index::WRITERS])) for index in range(WRITERS)]
+                shares = [[*map(str, rows), *lines][index::WRITERS] for index in range(WRITERS)]
                 tasks = [self._task(index, None, plan, share) for index, share in enumerate(shares)]
         yield from self._job(tasks)
         reports = [task.report[0] for task in tasks if task.report is not None]
@@ -841,7 +855,7 @@ class World:
         written = {row for place in self.places.values() for row in place.output}
         tokens = Counter(dict.fromkeys(self.nodata | (self.tokens & written), 1))
         for name, place in self.places.items():
-            expected = inputs + tokens if name in SINKS else Counter[str]()
+            expected = inputs + tokens + Counter(self.file) if name in SINKS else Counter[str]()
             found = Counter(place.output)
             if found != expected:
                 wrong.append(f"{name}: missing {expected - found}, too many {found - expected}")

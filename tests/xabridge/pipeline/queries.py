@@ -150,6 +150,17 @@ def foreach(
         return {"errors": errors}
 
 
+def with_files(
+    spark: SparkSession, folder: str, sink: dict[str, str], checkpoint: str, source: dict[str, str] | None = None
+) -> None:
+    """Each line of the files in a folder is a row, and so is each message, where a source of ours is read as well."""
+    rows = spark.readStream.text(folder).selectExpr("CAST(value AS bigint) AS id", "concat('v', value) AS text")
+    if source is not None:
+        rows = rows.union(copied_rows(spark.readStream.format("amqp").options(**source).load()))
+    writer = rows.writeStream.format("xa").options(**sink).option("checkpointLocation", checkpoint)
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
 def jobs(spark: SparkSession, source: dict[str, str], sink: dict[str, str]) -> int:
     """Without streaming."""
     return pipeline.run_jobs(spark, source, sink, copied)

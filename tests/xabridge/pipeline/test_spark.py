@@ -20,6 +20,7 @@ from sqlalchemy import make_url
 
 from tests.rm_delta.test_contract import rows_of
 from tests.xabridge.pipeline.environment import BEGAN_S, DriverFailed, difference
+from tm import TransactionManager
 from xabridge.pipeline.core import Shard, Source
 
 if TYPE_CHECKING:
@@ -164,6 +165,39 @@ def test_a_checkpoint_that_is_old_or_new_is_refused_or_adopted(spark: Driver, en
     shutil.rmtree(env.checkpoint)
     env.stream(spark, "copied_rows", ROWS, source={"adopt": first})
     env.check_copies(Counter(range(60)), address=False)
+
+
+@pytest.mark.parametrize("ours", [True, pytest.param(False, marks=long)])
+def test_a_query_that_reads_files_too_adopts_nothing(spark: Driver, env: SparkEnvironment, *, ours: bool) -> None:
+    """How far they were read stood in the lost checkpoint only. As a new pipeline, of a folder that has new files only,
+    the query writes nothing again, as the message says."""
+    folder = env.folder / "lines"
+    folder.mkdir()
+    (folder / "1").write_text("100\n101\n")
+    written = Counter([100, 101])
+    if ours:
+        env.send(range(10))
+        written += Counter(range(10))
+
+    def run(**options: str) -> None:
+        mine = {"source": env.source(**options)} if ours else {}
+        sink = env.sink(**ROWS, **options)
+        spark.call("with_files", folder=str(folder), sink=sink, checkpoint=env.checkpoint, **mine)
+
+    run()
+    shutil.rmtree(env.checkpoint)
+    adopted = env.rows("SELECT query FROM xabridge_pipeline_query")[0][0]
+    for options in ({}, {"adopt": adopted}):
+        with pytest.raises(DriverFailed, match=r"how far FileSource\[.*lines\] had been read stood only there.*once"):
+            run(**options)
+    with TransactionManager(env.pipeline, env.database, env.resources, background=False) as manager:
+        assert manager.recover().clean
+    env.pipeline = "after"
+    (folder / "1").unlink()
+    (folder / "2").write_text("102\n")
+    run()
+    assert Counter(number for (number,) in env.rows("SELECT id FROM rows")) == written + Counter([102])
+    assert env.received("in") == []
 
 
 @long

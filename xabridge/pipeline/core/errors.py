@@ -29,4 +29,4 @@ class BatchRefused(PipelineError):
 
 class EpochGone(PipelineError):
     """The checkpoint asks for an epoch that was decided and finished long ago: it is older than the decision log (a
-    backup, say). Nothing was read; start with a new checkpoint."""
+    backup, say). Nothing was read."""

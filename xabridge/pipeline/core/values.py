@@ -321,9 +321,11 @@ class Batch:
 class Query:
     """A start of a streaming query, as Spark tells of it: its id, which stands in its checkpoint; the id of this start;
     and the last micro-batch that the checkpoint has planned (-1: none). `adopt` is the id of the query whose pipeline
-    it takes over with a new checkpoint."""
+    it takes over with a new checkpoint. `foreign` are the streams that it reads besides our sources: how far they were
+    read stands in the checkpoint only."""
 
     id: str
     run: str
     planned: int = -1
     adopt: str = ""
+    foreign: tuple[str, ...] = ()

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class QueryOptions:
     """The options of a query's sources of the format `amqp`, in their order, and of its sink of the format `xa`, if it
-    has one."""
+    has one. `foreign` are the names that Spark gives to the other streams that it reads."""
 
     sources: tuple[SourceOptions, ...]
     sink: SinkOptions | None
+    foreign: tuple[str, ...] = ()
 
     def settings(self) -> Settings:
         """The settings that all of them share, with every resource that one of them knows. PipelineError: they do not

@@ -23,6 +23,7 @@ SOURCE: Final = "amqp"
 SINK: Final = "xa"
 _TABLE: Final = "org.apache.spark.sql.execution.datasources.v2.python.PythonTable"
 _STREAM: Final = "StreamingRelationV2"
+_STREAM_V1: Final = "StreamingRelation"
 _EXECUTION: Final = "MicroBatchExecution"
 
 
@@ -61,9 +62,12 @@ def options_of(spark: SparkSession, execution: Any) -> QueryOptions:
     """The options of the query's sources and sink of our formats. PipelineError: they can't be used."""
     leaves = execution.analyzedPlan().collectLeaves()
     streams: list[Any] = []
+    foreign: list[str] = []
     for leaf in (leaves.apply(number) for number in range(leaves.size())):
         is_stream = leaf.getClass().getSimpleName() == _STREAM
-        if is_stream and leaf.sourceName() == SOURCE and leaf not in streams:  # a DataFrame that is used twice
+        if leaf.isStreaming() and not (is_stream and leaf.sourceName() == SOURCE):
+            foreign.append(_stream_name(leaf))
+        elif is_stream and leaf not in streams:  # a DataFrame that is used twice
             streams.append(leaf)
         if not is_stream and _is_ours(leaf, SOURCE):
             raise PipelineError(
@@ -79,7 +83,7 @@ def options_of(spark: SparkSession, execution: Any) -> QueryOptions:
         )
     sink = sink_options(dict(_java_map(spark, _field(execution, "extraOptions")))) if writes else None
     sources = tuple(source_options(dict(leaf.extraOptions().asCaseSensitiveMap())) for leaf in streams)
-    return QueryOptions(sources, sink)
+    return QueryOptions(sources, sink, tuple(dict.fromkeys(foreign)))
 
 
 def offsets_of(spark: SparkSession, execution: Any, batch: int) -> str:
@@ -101,6 +105,7 @@ def bind_query(spark: SparkSession, execution: Any, settings: Settings, parts: Q
         str(execution.runId()),
         int(planned.get()) if planned.isDefined() else -1,
         settings.adopt,
+        parts.foreign,
     )
 
     def runs(other: str, run: str) -> bool:
@@ -118,6 +123,12 @@ def refuse(spark: SparkSession, execution: Any, why: str) -> None:
 def _is_ours(leaf: Any, name: str) -> bool:
     """Whether a leaf of a plan reads a table of a Python data source with this name."""
     return leaf.getClass().getSimpleName().startswith("DataSourceV2") and _name_of(leaf.table()) == name
+
+
+def _stream_name(leaf: Any) -> str:
+    """What people call a stream of somebody else's: Spark's name of its format, like `kafka`, where it has one."""
+    kind = str(leaf.getClass().getSimpleName())
+    return str(leaf.sourceName()) if kind in {_STREAM, _STREAM_V1} else kind
 
 
 def _name_of(table: Any) -> str | None:

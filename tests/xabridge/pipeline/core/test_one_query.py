@@ -300,6 +300,19 @@ def test_a_new_checkpoint_is_refused_unless_it_says_whom_it_follows(env: CoreEnv
         env.start(env.source(), query=Query("third", "run-3", -1, adopt="q"))  # lost once more
 
 
+def test_a_new_checkpoint_that_reads_other_streams_adopts_nothing(env: CoreEnvironment) -> None:
+    """How far those were read stood in the lost checkpoint only: their rows would be written again."""
+    env.put(ROWS)
+    env.batch(env.reader(query=Query("q", "run-q", 0, foreign=("kafka",))), Offset(), 0)
+    for adopt in ("", "q"):
+        with pytest.raises(PipelineError, match=r"how far kafka and rate had been read.*recover run.*once") as refused:
+            env.start(env.source(), query=Query("new", "run", -1, adopt, ("kafka", "rate")))
+        assert "adopt =" not in str(refused.value)
+    env.start(env.source(), query=Query("q", "run-2", 0, foreign=("kafka",)))  # its own checkpoint
+    env.start(env.source(), query=Query("new", "run", -1, "q"))  # without those streams nothing is written again
+    env.start(env.source(), query=Query("new", "run-2", -1, "q", ("kafka",)))  # which may begin, and the option stay
+
+
 def test_what_was_not_decided_is_read_by_who_adopts(env: CoreEnvironment) -> None:
     env.put(ROWS)
     env.began()

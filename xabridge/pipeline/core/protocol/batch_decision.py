@@ -250,7 +250,8 @@ def _refusal(plan: SinkPlan, batch: Batch | None, entry: Entry | None, standing:
     if plan.decided:
         return PipelineError(
             f"{name}: epoch {plan.epoch} was decided as another batch, because the checkpoint was copied, or another "
-            "sink used it. Start with a new checkpoint"
+            "sink used it. Use the checkpoint of that batch. If it is lost, start with a new checkpoint, and the query "
+            "says what is possible then"
         )
     if entry is not None and entry.state is GtridState.ABORTED:
         return BatchRefused(f"{name} was aborted: its branches are rolled back, and it has to be run again")

@@ -46,7 +46,7 @@ MAX_TASKS: Final = 1000
 """The most tasks that read a source in one epoch."""
 OLDER: Final = (
     "the checkpoint is older than what was decided (a backup?). Restore the newest checkpoint. If it is lost, start "
-    "with a new checkpoint and the option adopt"
+    "with a new checkpoint, and the query says what is possible then"
 )
 
 
@@ -69,7 +69,8 @@ async def allotted(ports: Ports, epoch: int) -> PipelineRow:
     if epoch > row.epoch:
         raise PipelineError(
             f"the checkpoint names epoch {epoch}, but the last epoch of pipeline {row.pipeline!r} is {row.epoch}: the "
-            "checkpoint belongs to another decision log. Restore that log, or start with a new checkpoint"
+            "checkpoint belongs to another decision log. Restore that log. If it is lost, so is what it had decided; a "
+            "new checkpoint reads what is in the queues, and every other source from where its options begin"
         )
     return row
 

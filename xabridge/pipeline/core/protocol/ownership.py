@@ -10,7 +10,9 @@ planned. There are three cases:
    version, do not say whose it is, if this query was the last one to write.
 3. The pipeline belongs to another query, so this one has a new checkpoint or is another application. It is refused,
    unless it names the query that it follows (the option `adopt`). The old checkpoint counts as lost then: what it had
-   decided is finished, and what it had not decided goes back to the queues.
+   decided is finished, and what it had not decided goes back to the queues. A query that reads other streams besides
+   our queues can't follow another one: how far they were read stood in the lost checkpoint only, so that they would be
+   read, and written, from their beginning.
 
 A query that has another pipeline is refused, so that renaming a pipeline loses nothing.
 """
@@ -36,12 +38,10 @@ if TYPE_CHECKING:
 def check(pipeline: str, query: Query, known: PipelineOwnership) -> None:
     """PipelineError: the query can't have the pipeline."""
     owner = _owner_of(known)
-    if owner not in {None, query.id, query.adopt or None}:
+    if owner not in {None, query.id} and (query.foreign or owner != query.adopt):
         raise PipelineError(
             f"pipeline {pipeline!r} belongs to query {owner}, which has another checkpoint than this one ({query.id}). "
-            "Use that checkpoint. If it is lost, or older than what was decided, start with this new one and the "
-            f'option adopt = "{owner}": nothing is read twice, and the state of a stateful query starts empty. For '
-            "another query, use a pipeline of its own"
+            f"Use that checkpoint. {_when_lost(pipeline, query, owner)} For another query, use a pipeline of its own"
         )
     if known.elsewhere:
         raise PipelineError(
@@ -54,6 +54,23 @@ def check(pipeline: str, query: Query, known: PipelineOwnership) -> None:
             f"pipeline {pipeline!r}: batch {last.batch} of query {query.id} is decided, but the checkpoint ends with "
             f"batch {query.planned}: {OLDER}"
         )
+
+
+def _when_lost(pipeline: str, query: Query, owner: str | None) -> str:
+    """What to do where the owner's checkpoint does not exist any more."""
+    if not query.foreign:
+        return (
+            "If it is lost, or older than what was decided, start with this new one and the option adopt = "
+            f'"{owner}": what was decided is finished and not read again, everything else goes back to its queues, and '
+            "the state of a stateful query starts empty."
+        )
+    return (
+        f"If it is lost, the option adopt does not help, because how far {' and '.join(query.foreign)} had been read "
+        "stood only there: all that is there from where the options of that source begin would be written again. "
+        f'Finish what was decided by `xabridge recover run` with node = "{pipeline}" and this log. Then start the '
+        "query as a new pipeline: with the option once, whose table has to know every row that was written; or with "
+        "options of that source, like startingOffsets of Kafka, by which it begins behind what was written."
+    )
 
 
 async def bind(
