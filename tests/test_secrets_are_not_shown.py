@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import logging
 import pkgutil
@@ -28,6 +29,7 @@ from dtx.store.contract import StoreError
 from dtx.store.sql.image import look_at_store
 from dtx.store.sql.store import open_database
 from rm_db.address import Address
+from tests.cli import installed
 from tests.repeating_server import TALKS, RepeatingServer
 from tests.simulation.seeds import EVERY_POINT
 from tests.tm.telemetry.asking import asked as page_of
@@ -152,6 +154,17 @@ def holds_nothing(*texts: object) -> None:
 def check_raised(error: BaseException) -> None:
     """The error, and all that caused it."""
     holds_nothing(str(error), repr(error), *error.args, "".join(traceback.format_exception(error)))
+
+
+PARSER: Final = functools.cache(make_parser)
+"""A command's parser, which remembers nothing of the last time, and takes longer to make than most commands."""
+
+
+@pytest.fixture(autouse=True)
+def _made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("main", "origins"):
+        monkeypatch.setattr(importlib.import_module(f"xabridge.cli.{module}"), "entry_points", installed)
+    monkeypatch.setattr(importlib.import_module("xabridge.cli.main"), "make_parser", PARSER)
 
 
 @pytest.fixture(autouse=True)
@@ -587,11 +600,10 @@ def run_command(command: str, form: Form, scheme: str, tmp_path: Path, monkeypat
     if isinstance(templates, str) or (command in SERVE and not form.refused):
         return
     monkeypatch.chdir(tmp_path)
-    words = {
-        "CONFIG": str(configured(tmp_path, form, scheme)),
-        "LOGS": str(configured(tmp_path, form, scheme, logs=True)),
-        "URL": form.of(scheme),
-    }
+    words = {"URL": form.of(scheme)}
+    for word in ("CONFIG", "LOGS"):
+        if any(word in template for template in templates):
+            words[word] = str(configured(tmp_path, form, scheme, logs=word == "LOGS"))
     for template in templates:
         said = [
             re.sub("CONFIG|LOGS|URL", lambda word: words[word[0]], one.replace("FOLDER", str(tmp_path)))

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import io
 from importlib import import_module
-from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cli import installed
 from tests.xabridge.cli.field import Field, Said, Typed
 from xabridge.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-@functools.cache
-def installed(group: str) -> EntryPoints:
-    """The commands and origins that are installed. To look for them in each package takes longer than most commands,
-    and a process does it once."""
-    return entry_points(group=group)
 
 
 @pytest.fixture(autouse=True)
