@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rm_amqp import AmqpResource
     from xa import Registrar
 
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "200"))
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "100"))
 QUICK = 25
 PARTS = 2
 TIMEOUT_S = 20
@@ -176,8 +176,9 @@ class Field(World):
         data = self.store.data
         for number, told in enumerate(self.told):
             assert told in {"unknown", "cancelled", "committed" if f"t{number}" in data else "rolled back"}, where
-        assert sorted(self.look("y")) == sorted(f"{key} {body}" for key, body in data.items()), where
-        assert self.look("x") == [body for body in self.bodies if body not in data.values()], where
+        sent, left = self.look_into("y", "x")
+        assert sorted(sent) == sorted(f"{key} {body}" for key, body in data.items()), where
+        assert left == [body for body in self.bodies if body not in data.values()], where
         assert len(set(data.values())) == len(data), where
         assert [str(branch) for branch in self.network.container.registry] == [], where
         for queue in self.network.container.resource.queues.values():

@@ -24,6 +24,7 @@ from rm_amqp.decider.token_queues import TokenQueues
 from rm_amqp.decider.tokens import Founding, Token
 from tests.rm_amqp.client import RMID, look, put, transaction
 from tests.rm_amqp.network import DELAYS_S, Kind, Network, boundaries
+from tests.simulation.seeds import EVERY_POINT
 from tests.tm.wrapped import DECIDER_VERBS, hooked
 from tm import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBack, TransactionManager
 from tm.recovery.lease import LEASE_S
@@ -50,6 +51,16 @@ ZOMBIE_S = 30.0
 """How late something comes that nobody waits for, and that the broker has not given up."""
 PREPARED = 30
 """About the boundary from which on all others are prepared: what nobody knows the outcome of comes behind it."""
+SHARES = (
+    dict.fromkeys(OPTIONS.values(), slice(None))
+    if EVERY_POINT
+    else {
+        OPTIONS["plain"]: slice(None),
+        OPTIONS["prefetch"]: slice(0, None, 2),
+        OPTIONS["impatient"]: slice(1, None, 2),
+    }
+)
+"""Which of the boundaries a fault strikes at: each of two ways that differ a little takes every other one."""
 MOST_PASSES = 12
 
 
@@ -81,8 +92,12 @@ class World:
 
     def look(self, queue: str) -> list[Any]:
         """What is available."""
+        return self.look_into(queue)[0]
+
+    def look_into(self, *queues: str) -> list[list[Any]]:
+        """What is available in each of them."""
         rm = self.client()
-        found = look(rm, queue)
+        found = [look(rm, queue) for queue in queues]
         rm.close("", RMID)
         return found
 
@@ -181,11 +196,11 @@ class Field(World):
     def check(self, told: str, where: str) -> None:
         committed = "row" in self.store.data
         assert told in {"unknown", "committed" if committed else "rolled back"}, where
-        assert self.look("y") == (["M2"] if committed else []), where
-        assert self.look("x") == (["M3"] if committed else ["M1", "M3"]), where
-        tokens = [Token.decode(body) for body in self.look("xabridge.tokens.0")]
-        assert [token.decided for token in tokens] == [()], where
-        assert len(self.look("xabridge.tokens")) == 1, where
+        sent, left, tokens, leases = self.look_into("y", "x", "xabridge.tokens.0", "xabridge.tokens")
+        assert sent == (["M2"] if committed else []), where
+        assert left == (["M3"] if committed else ["M1", "M3"]), where
+        assert [Token.decode(body).decided for body in tokens] == [()], where
+        assert len(leases) == 1, where
         assert self.left(self.network) == [], where
         assert not self.store.in_doubt, where
 
@@ -274,10 +289,10 @@ def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[Fou
     openings(kind, foundings)
 
 
-def openings(kind: Kind, foundings: list[Founding], new_field: type[Field] = Field) -> None:
+def openings(kind: Kind, foundings: list[Founding], new_field: type[Field] = Field, one_in: int = 7) -> None:
     """Whatever became of the one that was hindered, everybody agrees afterwards, and one lease token is in use."""
     url = f"{new_field.brokers}?{new_field.plain}"
-    for at in boundaries(kind, new_field.__name__, len(foundings), one_in=7):
+    for at in boundaries(kind, new_field.__name__, len(foundings), one_in=one_in):
         network = new_field.new_network()
         onlooker = network.decider()
         onlooker.open(f"{url}&token_queue=onlookers", RMID)
@@ -327,7 +342,8 @@ def test_a_slot_is_used_again_before_its_decision_has_ended() -> None:
 def test_a_fault_at_every_boundary(kind: Kind, options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if options == OPTIONS["impatient"]:
         monkeypatch.setitem(DELAYS_S, Kind.SLOW, ZOMBIE_S)
-    heard = campaign(kind, options, where=boundaries(kind, options, one_in=5, each_from=PREPARED))
+    where = boundaries(kind, options, one_in=5, each_from=PREPARED)[SHARES[options]]
+    heard = campaign(kind, options, where=where)
     patient = kind is Kind.SLOW and options != OPTIONS["impatient"]
     assert ("unknown" in heard) == (not patient)
     assert ("rolled back" in heard) == (not patient)
@@ -337,7 +353,8 @@ def test_a_fault_at_every_boundary(kind: Kind, options: str, monkeypatch: pytest
 @pytest.mark.parametrize("held_by_another", [False, True])
 def test_a_process_that_stood_still_keeps_nothing(*, held_by_another: bool) -> None:
     """Messages and the token come to it when it does not wait for them any more. It lives on, and others get them."""
-    for at in boundaries(Kind.STILL, held_by_another, one_in=5, each_from=PREPARED):
+    strikes = boundaries(Kind.STILL, one_in=5, each_from=PREPARED)
+    for at in strikes if EVERY_POINT else strikes[held_by_another::2]:
         where = f"stood still at boundary {at}, the token held by another: {held_by_another}"
         field = Field()
         other = field.client()
@@ -433,12 +450,15 @@ def _decides_outside_of_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None
 MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[], object]]] = {
     "settles by a look, without holding the token": (
         _looks_without_holding,
-        lambda: campaign(Kind.SLOW, OPTIONS["impatient"]),
+        lambda: campaign(Kind.SLOW, OPTIONS["impatient"], where=range(PREPARED, 1000)),
     ),
     "settles without a fence": (_settles_without_a_fence, paused),
     "decides over a fence": (_decides_over_a_fence, paused),
     "uses a slot again before its decision has ended": (_uses_a_slot_again_before_the_end, overtaken),
-    "decides outside of the transaction": (_decides_outside_of_the_transaction, lambda: campaign(Kind.CUT)),
+    "decides outside of the transaction": (
+        _decides_outside_of_the_transaction,
+        lambda: campaign(Kind.CUT, where=range(PREPARED, 1000)),
+    ),
 }
 
 

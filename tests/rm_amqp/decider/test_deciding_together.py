@@ -102,15 +102,16 @@ class Site(World):
             process.manager.close()
 
     def check(self, told: dict[str, str]) -> None:
-        rows, answers = set(self.store.data), self.look("y")
+        rows = set(self.store.data)
+        answers, messages, tokens = self.look_into("y", "x", "xabridge.tokens.0")
         assert sorted(answers) == sorted(rows), "rows and answers are done together"
-        assert len(self.look("x")) == self.messages - len(rows), "so are messages and rows"
+        assert len(messages) == self.messages - len(rows), "so are messages and rows"
         for row, what in told.items():
             if what in {"committed", "rolled back"}:
                 assert (row in rows) == (what == "committed"), f"{row} was told {what}"
             assert what != "in part"
         assert not self.store.in_doubt
-        assert [Token.decode(body).decided for body in self.look("xabridge.tokens.0")] == [()]
+        assert [Token.decode(body).decided for body in tokens] == [()]
 
 
 def one_dies(point: str, others: Sequence[str], *, at_once: bool, new_site: type[Site] = Site) -> None:
