@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S", bound="Struct")
 CLOSE_S: Final = 2.0
+APPLICATION_S: Final = 0.5
+"""So long the manager waits for the application's thread, which has the channel while it waits for a message."""
 NOTICED_S: Final = (0.01, 0.03, 0.1, 0.3, 0.6)
 """How long the broker may take, at each try, to notice that a connection of ours was lost."""
 MAX_SEEN: Final = 100_000
@@ -313,11 +315,16 @@ class QpidDriver(Driver[Work]):
         failed = branch.failed if branch is not None else Code.XA_RBROLLBACK
         if failed is None and branch is not None and self.clock() >= branch.until:
             failed = Code.XA_RBTIMEOUT
-        with work.channel.lock:
+        if not work.channel.lock.acquire(timeout=APPLICATION_S if fail else -1):
+            self._break_off(work)
+            return Code.XA_OK
+        try:
             result = self._end(
                 work, list(work.outcomes(fail=fail or failed is not None)), fail=fail or failed is not None
             )
             unrouted = work.unrouted()
+        finally:
+            work.channel.lock.release()
         code = _STATUS.get(result.status or 0, Code.XAER_RMERR)
         words = "end: the branch can only be rolled back"
         if failed is None and code is not Code.XA_OK:
@@ -334,6 +341,13 @@ class QpidDriver(Driver[Work]):
         if told is not None:
             raise xa_error(told, words, work.xid)
         return Code.XA_OK
+
+    def _break_off(self, work: Work) -> None:
+        """Ends work whose thread waits for a message: the broker hears of it by the end of the connection."""
+        self._gone(work, Code.XA_RBROLLBACK)
+        work.channel.break_off()
+        with work.channel.lock:  # its thread has noticed
+            self._leave(work.channel, used_up=True)
 
     def _end(self, work: Work, outcomes: list[Command], *, fail: bool = False, suspend: bool = False) -> XaResult:
         """Ends or suspends an association at the broker, behind the outcomes of its messages."""

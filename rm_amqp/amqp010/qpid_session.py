@@ -113,11 +113,13 @@ class QpidSession:
                 if work.ended or work.suspended:
                     raise xa_error(Code.XAER_PROTO, "work: the association has ended", work.xid)
                 return operation(work)
-        except Refused as error:
-            work.channel.drop()
-            words = f"the broker refused ({error.code}: {error.description}) and ended the session"
-            raise self._context.failed(lost_error("work", ConnectionLost(Cause.LOST, words), work.xid)) from None
-        except (ConnectionLost, TimedOut) as why:
+        except (Refused, ConnectionLost, TimedOut) as why:
+            if work.ended:  # by the manager, which does not wait for a thread that receives
+                raise xa_error(Code.XA_RBROLLBACK, "work: the branch has been rolled back", work.xid) from None
+            if isinstance(why, Refused):
+                work.channel.drop()
+                words = f"the broker refused ({why.code}: {why.description}) and ended the session"
+                why = ConnectionLost(Cause.LOST, words)
             raise self._context.failed(lost_error("work", why, work.xid)) from None
 
 

@@ -5,6 +5,7 @@ OpenWire over ActiveMQ Classic and Artemis."""
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ import proton
 import pytest
 
 from rm_amqp import Message, NoMessage
-from tests.rm_amqp.client import RMID
-from xa import Code, XaMisuse
+from tests.rm_amqp.client import RMID, new_xid
+from xa import TMFAIL, BranchRolledBack, Code, ThreadOfControl, XaError, XaMisuse, entered
 from xabridge.testing.contract.client import case
 
 if TYPE_CHECKING:
@@ -225,3 +226,35 @@ def test_a_session_of_an_association_that_has_ended(client: MessagingClient, que
         with pytest.raises(XaMisuse, match="ended"):
             use(queue, what)
     assert client.rm.rollback(xid, RMID) is Code.XA_OK
+
+
+def test_a_manager_that_ends_the_work_of_a_thread_that_waits(client: MessagingClient, queue: str) -> None:
+    """The reaper's way: it acts for the application's thread of control, which is inside of receive."""
+    control, waiting = ThreadOfControl(), threading.Event()
+    xid, raised = new_xid(), []
+
+    def work() -> None:
+        with entered(control):
+            client.start(xid=xid)
+            session = client.session
+            session.send(queue, Message("never"))
+            waiting.set()
+            try:
+                session.receive(f"{queue}-other", 60)
+            except XaError as error:
+                raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    waiting.wait(10)
+    time.sleep(0.3)  # until it waits
+    began = time.monotonic()
+    with entered(control):
+        client.end(xid, TMFAIL)
+        assert client.rm.rollback(xid, RMID) is Code.XA_OK
+    assert time.monotonic() - began < 20
+    thread.join(10)
+    assert [type(error) for error in raised] == [BranchRolledBack]
+    assert client.look(queue) == []
+    client.put(queue, ["after"])
+    assert client.take(queue).body == "after"

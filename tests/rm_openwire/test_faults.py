@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -20,15 +19,12 @@ from tests.rm_db.proxy import Proxy
 from tests.rm_openwire.client import RMID, Client, new_name, new_xid
 from tests.rm_openwire.java_brokers import SOURCES, Artemis, Classic
 from xa import (
-    TMFAIL,
     BranchRolledBack,
     Code,
     HeuristicOutcome,
-    ThreadOfControl,
     UnknownBranch,
     XaError,
     XaMisuse,
-    entered,
 )
 from xa.diagnosis import Health
 
@@ -204,37 +200,6 @@ def test_a_rollback_does_not_overtake_work(broker: JavaBroker) -> None:
         assert client.look(queue) == []
         client.rm.drop()
         other.rm.drop()
-
-
-def test_a_manager_that_ends_the_work_of_a_thread_that_waits(client: Client, queue: str) -> None:
-    """The reaper's way: it acts for the application's thread of control, which is inside receive."""
-    control, waiting = ThreadOfControl(), threading.Event()
-    xid = new_xid()
-    told: list[XaError] = []
-
-    def work() -> None:
-        with entered(control):
-            client.start(xid=xid)
-            session = client.session
-            session.send(queue, Message("never"))
-            waiting.set()
-            try:
-                session.receive(f"{queue}-in", 60)
-            except XaError as error:
-                told.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    waiting.wait(10)
-    time.sleep(0.3)  # until it waits
-    began = time.monotonic()
-    with entered(control):
-        client.rm.end(xid, RMID, TMFAIL)
-        assert client.rm.rollback(xid, RMID) is Code.XA_OK
-    assert time.monotonic() - began < 20
-    thread.join(10)
-    assert [type(error) for error in told] == [BranchRolledBack]
-    assert client.look(queue) == []
 
 
 def test_credentials(tmp_path: Path) -> None:
