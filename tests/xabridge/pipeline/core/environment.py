@@ -341,9 +341,10 @@ def bodies_of(octets: bytes) -> str:
 
 
 @contextmanager
-def new_environment(postgres: Postgres | None, folder: Path) -> Iterator[CoreEnvironment]:
-    """An environment with a broker, queues, table and log of its own; without a server it has no table."""
-    env = CoreEnvironment(EmbeddedBroker(folder), "", f"sqlite:///{folder / 'log.db'}")
+def new_environment(postgres: Postgres | None, folder: Path, **broker: Any) -> Iterator[CoreEnvironment]:
+    """An environment with a broker, which may have settings of its own, queues, table and log; without a server it has
+    no table."""
+    env = CoreEnvironment(EmbeddedBroker(folder, **broker), "", f"sqlite:///{folder / 'log.db'}")
     if postgres is not None:
         env.database = postgres.create_database()
         env.change(*TABLES)
