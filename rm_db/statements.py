@@ -47,6 +47,8 @@ _TOKEN: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _COMMENT_EDGE: Final = re.compile(r"/\*|\*/")
+_SETS_VARIABLE: Final = re.compile(r"into\s+@|:=|get_lock\s*\(", re.IGNORECASE)
+"""How a statement of MariaDB that only reads leaves something in the session."""
 _NOTIFIES: Final = re.compile(r"notify|listen", re.IGNORECASE)
 
 _ENDS: Final = frozenset({"COMMIT", "END", "ABORT", "BEGIN", "XA"})
@@ -69,6 +71,8 @@ def classify(text: str) -> int:
 
 def _classify(text: str) -> int:
     effects = NOTIFIES if _NOTIFIES.search(text) else 0
+    if _SETS_VARIABLE.search(text):
+        effects |= SETS
     for index, words in enumerate(_statements(text)):
         first = words[0]
         if (

@@ -78,7 +78,8 @@ class SqlBackend:
         options: dict[str, Any] = (
             {"isolation_level": mariadb.ISOLATION} if self._engine.dialect.name in mariadb.DIALECTS else {}
         )
-        self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, *waits, plain_without_tls=clear, **options))
+        self._commands = make_engine(url, TABLE_CONNECTIONS, *waits, plain_without_tls=clear, **options)
+        self.table = DecisionTable(self._commands)
 
     def reach(self) -> None:
         """Asks only MariaDB for its settings; otherwise opening the table reaches the database."""
@@ -88,7 +89,7 @@ class SqlBackend:
                     logger.warning("%s: a crash of the server's machine can lose a decision; %s", weakness, mend)
 
     def begin(self, xid: Xid, *, wait: bool) -> SqlTransaction:
-        return SqlTransaction(xid, self._engine, wait=wait)
+        return SqlTransaction(xid, self._engine, self._commands, wait=wait)
 
     def begins_at_once(self) -> bool:
         return False

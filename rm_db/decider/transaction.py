@@ -48,14 +48,15 @@ _WITH_SAVEPOINTS: Final = mariadb.DIALECTS | {"sqlite", "postgresql"}
 class SqlTransaction(Unit):
     """One branch's transaction. The session notes here what the end of the work needs: `rollback_only` is the reason
     for which it can only be rolled back, `lost` how its connection broke, and `effects` the effects of the statements'
-    texts (`rm_db.statements`)."""
+    texts (`rm_db.statements`). `commands` is an engine of the same database whose connections do no work."""
 
-    def __init__(self, xid: Xid, engine: Engine, *, wait: bool) -> None:
+    def __init__(self, xid: Xid, engine: Engine, commands: Engine, *, wait: bool) -> None:
         self.xid = xid
         self.effects = 0
         self.rollback_only: str | None = None
         self.lost: str | None = None
         self._engine = engine
+        self._commands = commands
         self._pid = os.getpid()
         self._session: SqlSession | None = None
         self._lock = threading.RLock()
@@ -258,8 +259,12 @@ class SqlTransaction(Unit):
         return self._connection
 
     def _interrupt(self) -> bool:
-        """Another thread is in a statement: asks the driver to interrupt it, and waits for its end."""
+        """Another thread is in a statement: asks the server, or the driver, to interrupt it, and waits for its end."""
         driver: Any = self._open.connection.dbapi_connection
+        if self._engine.dialect.name in mariadb.DIALECTS:  # its drivers only go away, and the server goes on
+            mariadb.kill_query(self._commands, driver)
+            if self._lock.acquire(timeout=INTERRUPT_S):
+                return True
         cut_short = getattr(driver, "interrupt", None) or getattr(driver, "cancel", None)
         if cut_short is not None:
             cut_short()

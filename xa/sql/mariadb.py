@@ -11,14 +11,16 @@ list of keys InnoDB may read the whole table, and wait there for every transacti
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, MutableMapping
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, Engine
 
 DIALECTS: Final = frozenset({"mysql", "mariadb"})
 ISOLATION: Final = "READ COMMITTED"
@@ -41,6 +43,16 @@ def weaknesses(connection: Connection) -> Iterator[tuple[str, str]]:
         yield f"innodb_flush_log_at_trx_commit is {flush}", "set it to 1"
     if int(log_bin) and int(sync_binlog) != 1:
         yield f"log_bin is on and sync_binlog is {sync_binlog}", "set sync_binlog to 1"
+
+
+def kill_query(engine: Engine, driver: Any) -> None:
+    """Ends the statement that a connection of the driver carries out, by another connection. Where that is not
+    possible, the statement goes on."""
+    thread_id = getattr(driver, "thread_id", None)
+    if thread_id is None:
+        return
+    with suppress(SQLAlchemyError), engine.connect() as connection:
+        connection.exec_driver_sql(f"KILL QUERY {int(thread_id())}")
 
 
 def encode_password(settings: MutableMapping[str, Any]) -> None:

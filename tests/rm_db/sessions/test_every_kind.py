@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from tests.rm_db.sessions.conftest import EVERYWHERE, OF_EVERY_KIND
+from tests.rm_db.sessions.conftest import EVERYWHERE
 from tests.rm_db.sessions.shops import Made, MariaDBShop, Order, PostgresShop, Shop
 from tm import RolledBack, TransactionManager
 from xa import XaMisuse
@@ -218,10 +218,8 @@ def test_a_session_that_is_over_is_refused(shop: Shop) -> None:
     assert shop.ids() == [1, 2]
 
 
-@pytest.mark.parametrize("shop", [kind for kind in OF_EVERY_KIND if kind != "mariadb decider"], indirect=True)
 def test_a_statement_is_cut_short_when_its_transaction_takes_too_long(shop: Shop, tmp_path: Path) -> None:
-    """The manager's reaper rolls back from a thread of its own, while the application is in a statement. (PyMySQL
-    by itself can't interrupt: the statement of a decider in MariaDB goes on in the server.)"""
+    """The manager's reaper rolls back from a thread of its own, while the application is in a statement."""
     log = None if shop.kind.endswith("decider") else f"file://{tmp_path}/other"
     with TransactionManager("node-2", log, shop.addresses) as manager:
         with pytest.raises(RolledBack, match="longer than its"), manager.begin(timeout_s=0.5) as tx:
@@ -300,12 +298,10 @@ STATE_OF_MARIADB: list[tuple[str, str, Any]] = [
     ("SET SESSION innodb_lock_wait_timeout = 1", "SELECT @@innodb_lock_wait_timeout", 50),
     ("USE information_schema", "SELECT DATABASE() = 'information_schema'", 0),
     ("SET NAMES latin1", "SELECT @@character_set_client", "utf8mb4"),
-]
-SET_BY_FUNCTIONS: list[tuple[str, str, Any]] = [
     ("SELECT 5 INTO @a", "SELECT @a", None),
+    ("SELECT @a := 5", "SELECT @a", None),
     ("SELECT GET_LOCK('mine', 0)", "SELECT IS_FREE_LOCK('mine')", 1),
 ]
-"""No words of the statement show it. The session of two phases is reset behind each transaction."""
 STATE_OF_SQLITE: list[tuple[str, str, Any]] = [
     ("PRAGMA cache_size = 77", "PRAGMA cache_size", -2000),
     ("CREATE TEMP TABLE scratch (a int)", "SELECT count(*) FROM sqlite_temp_master", 0),
@@ -327,11 +323,10 @@ def leave(shop: Shop, statement: str, ending: str) -> None:
 
 
 def test_nothing_of_a_session_reaches_the_next(shop: Shop) -> None:
-    two_phase = shop.kind.endswith("two-phase")
     if isinstance(shop, PostgresShop):
-        state = STATE_OF_POSTGRES + (ROLES if two_phase else [])
+        state = STATE_OF_POSTGRES + (ROLES if shop.kind.endswith("two-phase") else [])
     elif isinstance(shop, MariaDBShop):
-        state = STATE_OF_MARIADB + (SET_BY_FUNCTIONS if two_phase else [])
+        state = STATE_OF_MARIADB
     else:
         state = STATE_OF_SQLITE
     cases = [*product(state, ENDINGS)]
