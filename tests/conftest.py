@@ -162,9 +162,9 @@ def postgres_server() -> Iterator[Postgres]:
 
 
 @pytest.fixture(scope="session")
-def broker_j_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerJ]:
+def broker_j_server() -> Iterator[BrokerJ]:
     """The session's Qpid Broker-J, which may be stopped. Use `broker_j`, unless you start it yourself."""
-    server = BrokerJ(jars(), tmp_path_factory.mktemp("broker-j"))
+    server = BrokerJ(jars(), new_folder("broker-j"))
     yield server
     server.kill()
 

@@ -59,7 +59,7 @@ class Stage:
         self.workers: list[Child] = []
         self._nursery = Nursery()
         self._shop: Database = "postgresql"
-        self.mariadb = MariaDB() if with_mariadb and installed() else None
+        self.mariadb = MariaDB(folder=folder / "mariadb") if with_mariadb and installed() else None
         self.brokers = {
             name: Child(
                 self._nursery,

@@ -20,6 +20,7 @@ from bench.crash.bank.campaign import PER_POINT, BankCampaign
 from bench.crash.bank.faults import NAMED, SETUPS, Fault, points, setup_of, storm
 from bench.crash.bank.site import WORKER, Site
 from bench.crash.bank.transfers import ACCOUNTS, OPENING, PLACES, Account, Setup, Transfer, some_transfers
+from tests.memory_disk import new_folder
 from tests.simulation.seeds import EVERY_POINT, ROUNDS, SEED
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ PLAN = NAMED if EVERY_POINT else tuple((setup, decisive(setup)) for setup in SET
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with chdir(ROOT), Site(tmp_path_factory.mktemp("bank")) as made:
+def site() -> Iterator[Site]:
+    with chdir(ROOT), Site(new_folder("bank")) as made:
         yield made
 
 

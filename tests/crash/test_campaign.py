@@ -17,6 +17,7 @@ from bench.crash.campaign import Campaign
 from bench.crash.faults import NAMED, Fault, Setup
 from bench.crash.ledger import compare
 from bench.crash.stage import WORKER, Stage
+from tests.memory_disk import new_folder
 from tests.simulation.seeds import EVERY_POINT, ROUNDS, SEED
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ CAUGHT = [
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with chdir(ROOT), Stage(tmp_path_factory.mktemp("crash")) as made:
+def stage() -> Iterator[Stage]:
+    with chdir(ROOT), Stage(new_folder("crash")) as made:
         yield made
 
 

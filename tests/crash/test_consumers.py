@@ -22,6 +22,7 @@ from bench.crash.consumers.campaign import (
     setup_of,
 )
 from bench.crash.consumers.worker import COMMITS, GOOD, RAISES
+from tests.memory_disk import new_folder
 from tests.simulation.seeds import ROUNDS, SEED
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ OWN = "Poison: number 2 is poison"
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsumerStage]:
-    with chdir(ROOT), ConsumerStage(tmp_path_factory.mktemp("consumers")) as made:
+def stage() -> Iterator[ConsumerStage]:
+    with chdir(ROOT), ConsumerStage(new_folder("consumers")) as made:
         yield made
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.memory_disk import new_folder
 from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
@@ -23,15 +24,15 @@ GO = Path(__file__).with_name("go")
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def broker() -> Iterator[BrokerProcess]:
     """A broker that is open to this machine; at the end it must still run, and stop when it is told."""
-    yield from _running(BrokerProcess(tmp_path_factory.mktemp("broker")))
+    yield from _running(BrokerProcess(new_folder("broker")))
 
 
 @pytest.fixture(scope="module")
-def restricted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def restricted() -> Iterator[BrokerProcess]:
     """The same, but nobody may do anything but at `allowed.*`, and the queue `allowed.full` takes 10 messages."""
-    folder = tmp_path_factory.mktemp("restricted")
+    folder = new_folder("restricted")
     config = folder / "broker.toml"
     config.write_text(
         '[broker]\nanonymous = true\nlisten = ["127.0.0.1:0"]\n'

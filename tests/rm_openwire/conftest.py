@@ -1,4 +1,5 @@
-"""These fixtures start the brokers that speak OpenWire, one of each for all tests."""
+"""These fixtures start the brokers that speak OpenWire, one of each for all tests, with their data in memory: what
+tests kill is a process, whose writes the system keeps."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.memory_disk import new_folder
 from tests.rm_openwire.client import Client, new_name
 from tests.rm_openwire.java_brokers import BROKERS, JavaBroker
 from tests.simulation.seeds import EVERY_POINT
@@ -35,13 +37,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], JavaBroker]]:
+def brokers() -> Iterator[Callable[[str], JavaBroker]]:
     """Starts the session's broker of a kind, unless it runs."""
     made: dict[str, JavaBroker] = {}
 
     def started(kind: str) -> JavaBroker:
         if kind not in made:
-            made[kind] = BROKERS[kind](tmp_path_factory.mktemp(kind))
+            made[kind] = BROKERS[kind](new_folder(kind))
         made[kind].start()
         return made[kind]
 
