@@ -39,7 +39,8 @@ PATIENCE_S = 60
 
 
 class _Harness:
-    """What all of them share. `admin` is what a statement of the superuser answers."""
+    """What all of them share. `admin` is what a statement of the superuser answers, on a connection that the harness
+    keeps: most tests look at the database several times."""
 
     capabilities = Capabilities(
         branches_shared=False, joins_active=False, heuristics=False, expires=False, max_prepared=50
@@ -51,12 +52,20 @@ class _Harness:
 
     def __init__(self) -> None:
         self._clients: list[Any] = []
+        self._kept: Any = None
 
     def close(self) -> None:
         """The end, also of clients that a test has not closed."""
         for rm in self._clients:
             self.let_go(rm)
         self.proxy.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Closes the connection that is kept."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
     def new(self, registrar: Registrar) -> Any:
         rm = self.manager(registrar)
@@ -147,16 +156,24 @@ class PostgresHarness(_Harness):
         self.admin("CREATE TABLE IF NOT EXISTS work (key text PRIMARY KEY)")
 
     def admin(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.url, autocommit=True, options="-c lock_timeout=10s") as connection:
-            cursor = connection.execute(statement.encode(), parameters or None)
-            return cursor.fetchall() if cursor.description else []
+        if self._kept is None:
+            self._kept = psycopg.connect(self.url, autocommit=True, options="-c lock_timeout=10s")
+        try:
+            cursor = self._kept.execute(statement.encode(), parameters or None)
+        except psycopg.OperationalError:
+            if not self._kept.closed:
+                raise
+            self._forget()  # the server was away
+            return self.admin(statement, *parameters)
+        return cursor.fetchall() if cursor.description else []
 
     def set_server(self, name: str, value: str) -> None:
         """A setting of the whole server, once new sessions have it."""
         self.admin(f"ALTER SYSTEM SET {name} = {value}")
         self.admin("SELECT pg_reload_conf()")
         while self.admin(f"SHOW {name}") != [(value,)]:
-            pass
+            self._forget()
+        self._forget()
 
     def committed(self) -> AbstractSet[str]:
         return {key for (key,) in self.admin("SELECT key FROM work")}
@@ -225,9 +242,17 @@ class MariaHarness(_Harness):
         self.admin("CREATE TABLE IF NOT EXISTS work (`key` varchar(100) PRIMARY KEY) ENGINE = InnoDB")
 
     def admin(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
-        with self.connect() as connection, connection.cursor() as cursor:
-            cursor.execute(statement, parameters or None)
-            return list(cursor.fetchall())
+        if self._kept is None:
+            self._kept = self.connect()
+        try:
+            with self._kept.cursor() as cursor:
+                cursor.execute(statement, parameters or None)
+                return list(cursor.fetchall())
+        except pymysql.OperationalError:
+            if self._kept.open:
+                raise
+            self._kept = None  # the server was away
+            return self.admin(statement, *parameters)
 
     def connect(self) -> pymysql.Connection[Any]:
         """Somebody else's connection, which commits each statement."""

@@ -6,6 +6,7 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from dtx.store.memory import Disk
@@ -15,11 +16,30 @@ from tests.memory_disk import new_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.postgres import Postgres
+
+
+@pytest.fixture(scope="session")
+def shared_database(postgres_server: Postgres) -> str:
+    """The database of all stores in PostgreSQL; to make one takes longer than most tests."""
+    postgres_server.start()
+    return postgres_server.create_database()
+
+
+@pytest.fixture
+def emptied_database(shared_database: str) -> str:
+    """The same, with nothing in it."""
+    with psycopg.connect(shared_database, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    return shared_database
+
 
 @contextmanager
 def _place(kind: str, request: pytest.FixtureRequest) -> Iterator[Place]:
     if kind == "postgres":
-        place = Place(request.getfixturevalue("postgres").create_database())
+        request.getfixturevalue("postgres")
+        place = Place(request.getfixturevalue("emptied_database"))
     elif kind == "memory":
         place = Place(Disk())
     else:

@@ -150,8 +150,8 @@ def test_a_decision_of_whose_reply_only_a_part_arrives(postgres: Postgres, datab
     try:
         assert outcomes(harness, lambda: Decider(harness), commit) == {Code.XA_OK, Code.XAER_RMFAIL}
     finally:
-        harness.close()
         harness.admin("DELETE FROM xabridge_decision")
+        harness.close()
 
 
 # --- the queue of those who wait --------------------------------------------------------------------------------

@@ -295,8 +295,6 @@ def test_every_way_sees_the_session_that_is_flushed(shop: Shop) -> None:
 def test_an_error_in_the_flush_rolls_everything_back(shop: Shop) -> None:
     """SQLAlchemy rolls back behind it, and the one who is told of the rollback has to know why."""
     why = "UNIQUE constraint failed|[Dd]uplicate|23505"
-    if shop.kind == "mariadb two-phase":
-        why = "SQLAlchemy rolled the transaction back, after an error"
     begin_with(shop)
     for turn, (told, come, work) in enumerate(some(shop, first(shop), FAILING)):
         with case(told), pytest.raises(RolledBack, match=why), shop.tm.begin() as tx:
