@@ -77,9 +77,9 @@ class MariaTransaction(Unit):
     with the prepared branch.
 
     The session notes here what the vote needs: `failure` is the error that made the server roll back, `in_the_way` the
-    last one that may have done so, `misused` the reason for which the session made the branch rollback-only, `used`
-    whether any statement was carried out, `wrote` whether one wrote rows, `effects` the effects of the texts
-    (`rm_db.statements`).
+    last one that may have done so, `last` the last one of all, `misused` the reason for which the session made the
+    branch rollback-only, `used` whether any statement was carried out, `wrote` whether one wrote rows, `effects` the
+    effects of the texts (`rm_db.statements`).
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class MariaTransaction(Unit):
         self._ending = False
         self.failure: Failure | None = None
         self.in_the_way: Failure | None = None
+        self.last: Failure | None = None
         self.misused: str | None = None
         self.effects = 0
         self.used = False
@@ -125,6 +126,7 @@ class MariaTransaction(Unit):
 
     def failed(self, failure: Failure) -> None:
         """For the session: a statement failed. Most errors undo the statement only."""
+        self.last = failure
         kind = MARIADB.get(failure.number)
         if self.failure is None and kind in _ENDS_THE_WORK:
             self.failure = failure
@@ -187,6 +189,9 @@ class MariaTransaction(Unit):
             return self._rolled_back(self.failure)
         if gone or not connection.alive:
             return xa_error(Code.XAER_RMFAIL, "the connection was lost: its other side has closed it", self.xid)
+        if self.misused is not None and self.last is not None:  # otherwise no message names the cause
+            why = f"{self.misused}; the last error was: {self.last}"
+            return xa_error(self._rolled_back(self.last).code, why, self.xid)
         if self.misused is not None:
             return xa_error(Code.XA_RBPROTO, self.misused, self.xid)
         if unfinished:
