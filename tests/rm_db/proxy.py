@@ -17,23 +17,25 @@ _CHUNK = 65536
 
 
 class Proxy:
-    """Forwards to the server of `url`; clients use `self.url`.
+    """Forwards to the server of `url`; clients use `self.url`, at a port that was free, or at this one.
 
     With `replies_held` replies are kept back, requests go through; with `requests_held` requests are kept back.
     `held` is set when something is. `cut` breaks every connection, for both sides; `cut_replies_after` does so when so
     many more octets of replies have arrived.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, port: int = 0) -> None:
         parts = urlsplit(url)
         self._target = (parts.hostname or "127.0.0.1", parts.port or 5432)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         user = "".join(parts.netloc.rpartition("@")[:2])
-        self.url = urlunsplit(parts._replace(netloc=f"{user}127.0.0.1:{self._listener.getsockname()[1]}"))
+        self.port: int = self._listener.getsockname()[1]
+        self.url = urlunsplit(parts._replace(netloc=f"{user}127.0.0.1:{self.port}"))
         self.replies_flow = threading.Event()
         self.requests_flow = threading.Event()
         self.held = threading.Event()
         self._request: bytes | None = None
+        self._replaced: tuple[bytes, bytes] | None = None
         self.flow()
         self._lock = threading.Lock()
         self._left: int | None = None
@@ -61,6 +63,10 @@ class Proxy:
     def hold_replies_to(self, request: bytes) -> None:
         """From the next request on that holds these octets the server's words don't arrive."""
         self._request = request
+
+    def replace_request(self, request: bytes, other: bytes) -> None:
+        """Whoever sends these octets next has sent the others."""
+        self._replaced = request, other
 
     def hold_requests(self) -> None:
         """From now on the client's words don't arrive."""
@@ -150,6 +156,8 @@ class Proxy:
                         break
                 if flows is self.requests_flow and self._request is not None and self._request in octets:
                     self.hold_replies()
+                if flows is self.requests_flow and self._replaced is not None and self._replaced[0] in octets:
+                    octets, self._replaced = octets.replace(*self._replaced), None
                 target.sendall(octets)
         except OSError:
             pass

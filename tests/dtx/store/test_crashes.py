@@ -23,11 +23,13 @@ FAST = {(Step.BEFORE_WRITE, 2), (Step.WRITTEN, 2), (Step.WRITTEN, 3), (Step.FORC
 
 
 def _kills() -> Iterator[Any]:
-    """PostgreSQL is never written to on the loop."""
+    """PostgreSQL is never written to on the loop. Every step and force is tried in SQLite, on the loop; elsewhere where
+    tests are long."""
     for kind, thread in (("sqlite", "loop"), ("sqlite", "thread"), ("postgres", "thread")):
         for step in Step:
             for force in range(1, len(WORK) + 1):
-                marks = () if (step, force) in FAST else (pytest.mark.slow,)
+                others = (pytest.mark.slow,) if thread == "loop" else (pytest.mark.slow, pytest.mark.long)
+                marks = () if (step, force) in FAST else others
                 yield pytest.param(kind, thread, step, force, marks=marks)
 
 

@@ -10,6 +10,7 @@ from rm_amqp import Message
 from rm_amqp.amqp010.channel import connect
 from rm_amqp.amqp010.driver import QpidDriver
 from rm_amqp.amqp010.resource import QpidResource
+from tests.rm_db.proxy import Proxy
 from xabridge.testing.contract.harness import Capabilities
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite
 
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from rm_amqp.amqp010.settings import Settings010
     from tests.broker_j import BrokerJ
     from xa import Registrar, ResourceManager
+
+
+GO_DOWN = {
+    "test_while_the_resource_can_not_be_reached",
+    "test_a_diagnosis_of_what_is_down_or_wrong_says_the_mend",
+}
+"""The tests in which the broker can't be reached for a while."""
 
 
 class Client(QpidResource):
@@ -38,19 +46,21 @@ class Client(QpidResource):
 
 
 class QpidHarness:
-    """One broker for the session; each test has queues of its own."""
+    """One broker for the session; each test has queues of its own. It goes down behind a proxy that is not there for a
+    while, as it takes seconds to start; `test_prepared_branches_outlive_the_broker` kills it."""
 
     wrong_open_string = "amqp010://127.0.0.1:5672/?colour=red"
     capabilities = Capabilities(
         branches_shared=False, heuristics=False, votes_read_only=False, expires=False, format_ids=False
     )
 
-    def __init__(self, broker: BrokerJ, name: str) -> None:
+    def __init__(self, broker: BrokerJ, name: str, *, goes_down: bool) -> None:
         self.broker = broker
+        self.proxy = Proxy(broker.url) if goes_down else None
         self.queue = f"keys-{name}"
         self.nothing = f"nothing-{name}"
         broker.make(self.queue, self.nothing)
-        self.open_string = f"{broker.url}?timeout=20"
+        self.open_string = f"{self.proxy.url if self.proxy else broker.url}?timeout=20"
         self.clients: list[Client] = []
 
     def new(self, registrar: Registrar) -> Client:
@@ -82,10 +92,14 @@ class QpidHarness:
         self.broker.wait_until_gone(names)
 
     def go_down(self) -> None:
-        self.broker.kill()
+        assert self.proxy is not None
+        names = [channel.session_name for client in self.clients for channel in client.channels]
+        self.proxy.close()
+        self.broker.wait_until_gone(names)
 
     def come_back(self) -> None:
-        self.broker.start()
+        assert self.proxy is not None
+        self.proxy = Proxy(self.broker.url, self.proxy.port)
 
     def narrow(self) -> None:
         self.open_string = f"{self.broker.url}?timeout=5&channels=1"
@@ -98,11 +112,14 @@ class QpidHarness:
     def close(self) -> None:
         for client in self.clients:
             client.drop()
+        if self.proxy is not None:
+            self.proxy.close()
 
 
 @pytest.fixture
 def harness(request: pytest.FixtureRequest, broker_j: BrokerJ) -> Iterator[QpidHarness]:
     """Queues of its own for each test."""
-    harness = QpidHarness(broker_j, str(abs(hash(request.node.name))))
+    goes_down = request.node.originalname in GO_DOWN
+    harness = QpidHarness(broker_j, str(abs(hash(request.node.name))), goes_down=goes_down)
     yield harness
     harness.close()

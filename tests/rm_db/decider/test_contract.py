@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.rm_db.harness import PostgresDeciderHarness
+from tests.rm_db.harness import MariaDeciderHarness, PostgresDeciderHarness
 from xabridge.testing.contract.deciding import TestDeciding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.postgres import Postgres
+    from xabridge.testing.mariadb import MariaDB
 
 __all__ = ["TestDeciding"]
 
@@ -33,6 +34,21 @@ NOT_ON_SQLITE = {
 def postgres_harness(postgres: Postgres, database: str) -> Iterator[PostgresDeciderHarness]:
     """A database that all tests share."""
     harness = PostgresDeciderHarness(postgres, database)
+    yield harness
+    harness.close()
+
+
+@pytest.fixture(scope="module")
+def maria_database(mariadb_server: MariaDB) -> str:
+    """The same in MariaDB."""
+    mariadb_server.start()
+    return mariadb_server.create_database()
+
+
+@pytest.fixture
+def mariadb_harness(mariadb: MariaDB, maria_database: str) -> Iterator[MariaDeciderHarness]:
+    """The same in MariaDB."""
+    harness = MariaDeciderHarness(mariadb, maria_database)
     yield harness
     harness.close()
 

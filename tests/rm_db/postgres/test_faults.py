@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
 import pytest
 
 from rm_db.connections.steps import is_ready
 from xa import TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable
-from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_key, refused
+from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_key, new_xid, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -212,3 +213,22 @@ def test_a_reply_that_came_before_the_connection_broke_counts(harness: PostgresH
     assert client.wait(handle) is Code.XA_OK
     assert client.commit(xid) is Code.XA_OK
     assert key in harness.committed()
+
+
+def test_a_begin_that_the_server_cancels(harness: PostgresHarness, client: Client) -> None:
+    """By the time-out of the role, for instance. Nothing is wrong with the program, and the next try may succeed; also
+    for a branch that has no statement."""
+
+    def message(words: bytes) -> bytes:
+        return b"Q" + (len(words) + 5).to_bytes(4, "big") + words + b"\0"
+
+    for statements in (1, 0, 2):
+        harness.proxy.replace_request(message(b"BEGIN"), message(b"SET statement_timeout = 1; SELECT pg_sleep(9)"))
+        client.start(xid := new_xid())
+        for _ in range(statements):
+            with pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"):
+                client.rm.session(RMID).psycopg.execute("SELECT 1")
+        with refused(Code.XA_RBTIMEOUT):
+            client.end(xid)
+        client.rollback(xid)
+        client.commit(client.prepared(new_key()))

@@ -296,7 +296,7 @@ def test_an_error_in_the_flush_rolls_everything_back(shop: Shop) -> None:
     """SQLAlchemy rolls back behind it, and the one who is told of the rollback has to know why."""
     why = "UNIQUE constraint failed|[Dd]uplicate|23505"
     begin_with(shop)
-    for turn, (told, come, work) in enumerate(some(shop, first(shop), FAILING)):
+    for turn, (told, come, work) in enumerate(some(shop, here(shop, first(shop)), FAILING)):
         with case(told), pytest.raises(RolledBack, match=why), shop.tm.begin() as tx:
             come(Here(shop, tx))
             _also_elsewhere(tx, turn)
@@ -306,7 +306,7 @@ def test_an_error_in_the_flush_rolls_everything_back(shop: Shop) -> None:
 
 def test_a_block_that_raises_writes_nothing(shop: Shop) -> None:
     begin_with(shop)
-    for way, come in first(shop).items():
+    for way, come in here(shop, first(shop)).items():
         with pytest.raises(LookupError), shop.tm.begin() as tx:
             come(Here(shop, tx))
             _change(tx["shop"].orm)
@@ -427,7 +427,7 @@ def test_what_the_orm_did_is_committed_whichever_way_tasks_came_first(shop: Shop
 def test_an_error_in_the_flush_of_a_task_rolls_everything_back(shop: Shop) -> None:
     async def main() -> None:
         begin_with(shop)
-        for told, come, work in some(shop, first(shop) | awaited(shop), FAILING):
+        for told, come, work in some(shop, here(shop, first(shop) | awaited(shop)), FAILING):
             with case(told), pytest.raises(RolledBack):
                 async with shop.tm.begin() as tx:
                     await came(come, shop, tx)
