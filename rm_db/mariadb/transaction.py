@@ -118,6 +118,8 @@ class MariaTransaction(Unit):
         if refused is not None:
             self._close_connection()
             code = Code.XAER_DUPID if refused.number == _DUPLICATE else Code.XAER_RMERR
+            if ROLLED_BACK.get(refused.number) in {Code.XA_RBTIMEOUT, Code.XA_RBTRANSIENT}:
+                code = Code.XA_RETRY
             raise xa_error(code, f"XA START: {refused}", xid)
 
     def begin_commands(self) -> tuple[bytes, bytes]:

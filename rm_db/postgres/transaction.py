@@ -92,9 +92,10 @@ class EndCommands:
 class PostgresTransaction(Unit):
     """One branch's transaction. When it has ended, its connection is returned to the pool and `connection` is None.
 
-    The session notes here what the vote needs: `failure` is the error with which a statement left the transaction
-    failed, `misused` the reason for which the session made it rollback-only, `used` whether any statement was carried
-    out, `wrote` whether one wrote rows, and `effects` the effects of the statements' texts (`rm_db.statements`).
+    The session notes here what the vote needs: `refused` is the error of BEGIN, `failure` the one with which a
+    statement left the transaction failed, `misused` the reason for which the session made it rollback-only, `used`
+    whether any statement was carried out, `wrote` whether one wrote rows, and `effects` the effects of the statements'
+    texts (`rm_db.statements`).
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class PostgresTransaction(Unit):
         self._make_session = make_session
         self._ending = False
         self.failure: Failure | None = None
+        self.refused: Failure | None = None
         self.misused: str | None = None
         self.effects = 0
         self.used = False
@@ -183,7 +185,7 @@ class PostgresTransaction(Unit):
             return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
         try:
             if connection.owes:
-                self._outstanding.run(connection.collect())
+                self.refused = self._outstanding.run(connection.collect()).failure
             status, pipelined = connection.status, connection.pipelined
             gone = status != ACTIVE and not pipelined and connection.went_away()
         except ConnectionLost as lost:
@@ -195,6 +197,8 @@ class PostgresTransaction(Unit):
             return xa_error(Code.XAER_RMFAIL, f"the connection was lost: {why}", self.xid)
         if status == IN_ERROR and not pipelined:
             return self._rolled_back(self.failure or _FAILED_BEFORE)
+        if status == IDLE and self.refused is not None:
+            return self._rolled_back(self.refused)
         if self.misused is not None:
             return xa_error(Code.XA_RBPROTO, self.misused, self.xid)
         if pipelined or status == ACTIVE:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import psycopg
 from psycopg.waiting import Wait
 
-from rm_db.connections.steps import ConnectionLost, Steps, drive
+from rm_db.connections.steps import ConnectionLost, Failure, Steps, drive
 from rm_db.postgres.libpq import IDLE
 from rm_db.postgres.transaction import ENDED
 from rm_db.sessions.errors import busy_error, expired_error, forked_error, refuse
@@ -108,10 +108,10 @@ class PostgresAccess:
     def _collect_begin(self, connection: LibpqConnection) -> Steps[None]:
         work = self.work
         if connection.owes:
-            reply = yield from connection.collect()
-            if reply.failure is not None:
-                work.misused = f"BEGIN failed: {reply.failure}"
+            work.refused = (yield from connection.collect()).failure
         if connection.status == IDLE and connection.alive:
+            if work.refused is not None:
+                raise _error_of(work.refused)
             work.misused = work.misused or ENDED
             raise xa_error(Code.XAER_PROTO, work.misused, work.xid)
         work.used = True
@@ -150,6 +150,15 @@ class PostgresAccess:
     def refuse(self, what: str) -> NoReturn:
         """Raises the error for `what`, which is reserved to the transaction manager."""
         refuse(what, self)
+
+
+def _error_of(failure: Failure) -> psycopg.Error:
+    """The error that psycopg would have raised for it."""
+    try:
+        kind = psycopg.errors.lookup(failure.sqlstate or "")
+    except KeyError:
+        kind = psycopg.DatabaseError
+    return kind(failure.message)
 
 
 def _text(query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
