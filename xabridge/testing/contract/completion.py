@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from xa import ROLLBACK_CODES, TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUCCESS, TMSUSPEND, Code, Xid
 
 from .client import FORMAT_ID, RMID, Client, Contract, elsewhere, new_key, new_xid, refused
@@ -118,20 +116,20 @@ class TestCompletion(Contract):
         client.commit(third)
         assert {one, two, three, four} <= client.harness.committed()
 
-    @pytest.mark.parametrize("commit", [True, False])
-    def test_another_client_completes_what_is_prepared(self, harness: Harness, client: Client, *, commit: bool) -> None:
+    def test_another_client_completes_what_is_prepared(self, harness: Harness, client: Client) -> None:
         other = Client(harness)
-        xid = other.prepared(key := new_key())
-        assert xid in client.in_doubt()
-        if commit:
-            assert client.commit(xid) is Code.XA_OK
-        else:
-            assert client.retrying("rollback", xid) in ROLLED_BACK_NOW
-        assert (key in harness.committed()) == commit
-        for verb in (other.commit, other.rollback):
-            with refused(Code.XAER_NOTA):
-                verb(xid)
-        assert (key in harness.committed()) == commit
+        for commit in (True, False):
+            xid = other.prepared(key := new_key())
+            assert xid in client.in_doubt()
+            if commit:
+                assert client.commit(xid) is Code.XA_OK
+            else:
+                assert client.retrying("rollback", xid) in ROLLED_BACK_NOW
+            assert (key in harness.committed()) == commit
+            for verb in (other.commit, other.rollback):
+                with refused(Code.XAER_NOTA):
+                    verb(xid)
+            assert (key in harness.committed()) == commit
         other.rm.close("", RMID)
 
     def test_unknown_xids(self, client: Client) -> None:

@@ -87,22 +87,19 @@ class TestRegistration(Contract):
         client.commit(xid, TMONEPHASE)
         assert {first, second} <= client.harness.committed()
 
-    @pytest.mark.parametrize(
-        ("answer", "code"),
-        [
+    def test_the_manager_refuses(self, client: Client) -> None:
+        for answer, code in (
             (AxCode.TMER_TMERR, Code.XAER_RMERR),
             (AxCode.TMER_INVAL, Code.XAER_INVAL),
             (AxCode.TMER_PROTO, Code.XAER_PROTO),
-        ],
-    )
-    def test_the_manager_refuses(self, client: Client, answer: AxCode, code: Code) -> None:
-        client.registrar.answer = (answer, NULL_XID)
-        with refused(code):
-            client.write(key := new_key())
-        assert key not in client.harness.committed()
-        xid = client.ended(key)  # nothing is left of the refused registration
-        client.commit(xid, TMONEPHASE)
-        assert key in client.harness.committed()
+        ):
+            client.registrar.answer = (answer, NULL_XID)
+            with refused(code):
+                client.write(key := new_key())
+            assert key not in client.harness.committed()
+            xid = client.ended(key)  # nothing is left of the refused registration
+            client.commit(xid, TMONEPHASE)
+            assert key in client.harness.committed()
 
     def test_an_xid_that_is_taken(self, client: Client) -> None:
         xid = client.ended(first := new_key())
