@@ -485,6 +485,7 @@ class TransactionManager(Generic[Tx_co]):
         """The calling context's transaction; ProtocolMisuse when it has none."""
         transaction = self.current_or_none()
         if transaction is None:
+            self.check_unforked()
             raise ProtocolMisuse("no transaction is active in this context: begin one first")
         return transaction
 
@@ -649,6 +650,8 @@ class TransactionManager(Generic[Tx_co]):
         one process's, and its threads don't exist here. So nothing is begun, recovered or closed here."""
         self._unusable = FORKED
         self._closed = True
+        for transaction in self._live.values():
+            transaction.forked()
         self._live.clear()
         for resource in self._resources.values():
             resource.leave(FORKED)

@@ -18,7 +18,7 @@ from tm.concurrency.deferred_signals import interruptible
 from tm.concurrency.transaction_lock import TransactionLock
 from tm.concurrency.uninterrupted import StillGoingOn, finish_in_thread
 from tm.concurrency.with_block import WithBlock
-from tm.errors import ProtocolMisuse, RolledBack, error_of
+from tm.errors import ManagerUnusable, ProtocolMisuse, RolledBack, error_of
 from tm.outcome import Outcome, Reason, Verdict, named
 from tm.resources.enlistment import Enlistments, RollbackOnly, WouldWait
 from tm.two_phase.states import FINAL, GLOBAL, GlobalState, GlobalVerb
@@ -47,6 +47,22 @@ CLOSED_S: Final = 2.0
 """How long the close of a generator waits for the rollback of its transaction."""
 _OVER: Final = FINAL | {GlobalState.COMMITTING}
 """The states in which the application can do nothing with a transaction any more."""
+
+
+INHERITED: Final = (
+    "this process is a fork of the one that has this transaction: only that process completes it, and what becomes of "
+    "it is not known here. Don't do its work again because of this error; open a transaction manager after the fork"
+)
+
+
+class _Inherited:
+    """What stands for the manager of a transaction in a fork of its process: every use is refused."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ManagerUnusable(INHERITED)
+
+
+_INHERITED: Final[Any] = _Inherited()
 
 
 class Lent(Enum):
@@ -341,6 +357,8 @@ class Transaction:
         """Calls `before` when commit is asked for, while work is still possible; an exception in it makes the
         transaction rollback-only. Calls `after` with the outcome; an exception in it is logged."""
         self._check_active("register a synchronization")
+        if self._manager is _INHERITED:
+            raise ManagerUnusable(INHERITED)
         if before is not None:
             self._before.append(before)
         if after is not None:
@@ -502,6 +520,14 @@ class Transaction:
             self._guard.__exit__()
         return True
 
+    def forked(self) -> None:
+        """This process is a fork of the one that has the transaction. So nothing is asked or done here, and no callback
+        is called."""
+        self._manager = _INHERITED
+        self._guard = TransactionLock(self.gtrid, self.control)
+        self._before, self._after = [], []
+        self._block = None
+
     def entered_by(self, block: WithBlock | None) -> None:
         """For `begin`: the transaction ends with this `with` block, which an interruption may leave."""
         self._block = block
@@ -630,6 +656,8 @@ class Transaction:
             self._leave_block(error)
         elif error is None and not self.suspended:
             self.commit(leaves=self.leaves)
+        elif self._manager is _INHERITED:
+            pass  # the error, or the end of the process, is told
         elif kind is GeneratorExit:
             self._roll_back_elsewhere()
         else:
@@ -648,6 +676,8 @@ class Transaction:
             self._leave_block(error)
         elif error is None and not self.suspended:
             await self.acommit()
+        elif self._manager is _INHERITED:
+            pass
         elif kind is GeneratorExit:  # a coroutine that is closed can't wait for anything
             self._roll_back_elsewhere()
         else:

@@ -212,7 +212,9 @@ class Switch(Generic[W]):
     def _check_open(self, verb: str, rmid: int) -> None:
         refused = RESOURCE.refusal(self._state, ResourceVerb.ANY)
         if refused is not None:
-            raise xa_error(refused, f"{verb}: the resource manager is not open in this process")
+            why = ", which is a fork of the one that opened it: what becomes of its work is not known here"
+            why = why if self._forked else ""
+            raise xa_error(refused, f"{verb}: the resource manager is not open in this process{why}")
         if rmid != self._rmid:
             raise xa_error(Code.XAER_INVAL, f"{verb}: open under rmid {self._rmid}, not {rmid}")
 

@@ -4,6 +4,7 @@ and have none of its threads: they refuse, and the parent goes on. A child that 
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import json
 import os
@@ -15,31 +16,68 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import create_engine, text
 
-from tm import ManagerUnusable, TransactionError
 from xabridge.testing.in_process import TestBroker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.postgres import Postgres
     from tests.tm.shop import Shop
+    from tm import Transaction
 
 
 def test_a_forked_child_refuses_and_its_parent_goes_on(shop: Shop) -> None:
+    """It hears that it is a fork, whatever it does with what it inherited; never that something was rolled back, which
+    it would try again beside its parent. Nobody is called back there, and its block ends with its own error."""
+    called: list[str] = []
     tx = shop.tm.begin()
     shop.write(tx)
+    tx.register_synchronization(partial(called.append, "before"), lambda outcome: called.append("after"))
+    name = tx.resources[0]
+    session = tx[name]
+    uses: dict[str, Callable[[], object]] = {
+        "begin": partial(contextvars.Context().run, shop.tm.begin),
+        "recover": shop.tm.recover,
+        "commit": tx.commit,
+        "rollback": tx.rollback,
+        "acommit": lambda: asyncio.run(tx.acommit()),
+        "arollback": lambda: asyncio.run(tx.arollback()),
+        "enlist": lambda: tx.enlist(name),
+        "aenlist": lambda: asyncio.run(tx.aenlist(name)),
+        "delist": lambda: tx.delist(name),
+        "set_rollback_only": tx.set_rollback_only,
+        "register_synchronization": lambda: tx.register_synchronization(print),
+        "suspend": shop.tm.suspend,
+        "block": lambda: _through_block(tx),
+        "a session": lambda: session.write("key", "value"),
+    }
+    reads, writes = os.pipe()
     child = os.fork()
     if not child:
-        refused = []
-        for use in (partial(contextvars.Context().run, shop.tm.begin), shop.tm.recover, tx.commit):
+        said = {}
+        for what, use in uses.items():
             try:
                 use()
-            except (ManagerUnusable, TransactionError):
-                refused.append(use)
-        os._exit(len(refused))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+                said[what] = "done"
+            except Exception as error:
+                said[what] = f"{type(error).__name__}: {error}"
+        os.write(writes, json.dumps([said, called]).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    said, called_back = json.loads(os.read(reads, 1 << 16))
+    assert {what: words for what, words in said.items() if "a fork of the one" not in words} == {
+        "block": "LookupError: "
+    }
+    assert called_back == []
     tx.commit()
+    assert called == ["before", "after"]
     shop.assert_ended(1)
+
+
+def _through_block(tx: Transaction) -> None:
+    with tx:
+        raise LookupError
 
 
 PROGRAM = """
