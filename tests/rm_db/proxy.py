@@ -125,6 +125,8 @@ class Proxy:
                 client.close()
                 continue
             pair = (client, server)
+            for end in pair:  # or each small request would wait for the acknowledgement of the one before
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._pairs.append(pair)
             self._run(self._forward, client, server, self.requests_flow, pair)
