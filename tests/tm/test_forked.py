@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import create_engine, text
 
+from tm import TransactionError
+from xa import XaError
 from xabridge.testing.in_process import TestBroker
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def test_a_forked_child_refuses_and_its_parent_goes_on(shop: Shop) -> None:
     called: list[str] = []
     tx = shop.tm.begin()
     shop.write(tx)
-    tx.register_synchronization(partial(called.append, "before"), lambda outcome: called.append("after"))
+    tx.register_synchronization(partial(called.append, "before"), lambda _: called.append("after"))
     name = tx.resources[0]
     session = tx[name]
     uses: dict[str, Callable[[], object]] = {
@@ -60,7 +62,7 @@ def test_a_forked_child_refuses_and_its_parent_goes_on(shop: Shop) -> None:
             try:
                 use()
                 said[what] = "done"
-            except Exception as error:
+            except (TransactionError, XaError, LookupError) as error:
                 said[what] = f"{type(error).__name__}: {error}"
         os.write(writes, json.dumps([said, called]).encode())
         os._exit(0)
