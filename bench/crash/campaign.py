@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.crash.child import PATIENCE_S, Stuck
 from bench.crash.faults import setup_of, storm
-from bench.crash.stage import HELD_S
+from bench.crash.stage import AGAIN_S, HELD_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -212,7 +212,7 @@ class Campaign:
             placed, orders, invoices, database=setup.database, second=setup.second, told=stage.told
         )
         while audit.lost and time.monotonic() < deadline:  # held by a branch that waits for its timeout?
-            threading.Event().wait(LOOK_S)
+            threading.Event().wait(AGAIN_S)
             audit = stage.ledger.audit(
                 placed, orders, invoices, database=setup.database, second=setup.second, told=stage.told
             )

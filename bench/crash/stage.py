@@ -32,6 +32,8 @@ BROKER: Final = "bench.crash.broker"
 HELD_S: Final = 2
 """A branch that was ended and never prepared, because its manager was killed between, holds its messages until the
 broker's timeout for it; ten minutes, where nobody says otherwise."""
+AGAIN_S: Final = 0.2
+"""Between two audits, which take processor time from those that they wait for."""
 OPTIONS: Final = f"?timeout=5&connect_timeout=5&branch_timeout={HELD_S}"
 SPOILT: Final = frozenset({"broken", "refusing"})
 """A disk like this stops the log, which has to be opened anew: its worker is started again."""

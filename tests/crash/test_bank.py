@@ -38,7 +38,7 @@ def decisive(setup: Setup) -> tuple[Fault, ...]:
     """The points where the nodes can get into each other's way most easily."""
     point = f"after decide {setup.decider}" if setup.decider else "after force"
     fates: tuple[Any, ...] = ("killed", "stopped") if setup.decides != "sql" else ("killed", "replaced")
-    if setup.decides in {"file", "token"}:
+    if setup.decides == "file" or (setup.decides == "token" and setup.processes > 1):
         fates = (*fates, "overdue")
     return tuple(Fault(point, fate) for fate in fates)
 

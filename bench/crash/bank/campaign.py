@@ -28,7 +28,7 @@ from bench.crash.bank.faults import TIMEOUT_S, setup_of, storm
 from bench.crash.bank.transfers import TOTAL, some_transfers
 from bench.crash.bank.worker import LEASE_S
 from bench.crash.child import PATIENCE_S, ChildGone, Stuck
-from bench.crash.stage import HELD_S
+from bench.crash.stage import AGAIN_S, HELD_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -266,6 +266,7 @@ class BankCampaign:
             audit = compare(transfers, books, told, away=self._away)
             if audit.right or time.monotonic() > deadline:
                 break  # what is held by a branch that was never prepared comes back when its time is over
+            threading.Event().wait(AGAIN_S)
             for process in site.processes:
                 process.child.tell("recover")
             for process in site.processes:
