@@ -83,6 +83,7 @@ class FalseServer:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or each message waits for the last one's ACK
             self.keep(client)
             thread = threading.Thread(target=self._serve, args=(client,), daemon=True)
             self._threads.append(thread)

@@ -82,6 +82,7 @@ class LyingServer(FalseServer):
     def _pass_on(self, client: socket.socket) -> None:
         server = None if self._target is None else socket.create_connection(self._target)
         if server is not None:
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.keep(server)
         answers = threading.Thread(target=self._answer, args=(client, server), daemon=True)
         answers.start()
@@ -215,6 +216,7 @@ class RewritingServer(FalseServer):
 
     def _pass_on(self, client: socket.socket) -> None:
         with socket.create_connection(self._target) as server:
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.keep(server)
             asked = bytearray()
             answers = threading.Thread(target=self._answer, args=(server, client, asked), daemon=True)

@@ -15,12 +15,10 @@ from sqlalchemy import make_url
 
 from dtx.store.contract import StoreError
 from dtx.store.sql.image import look_at_store
-from rm_amqp import AmqpResource, DecidingBroker, Message, qpid
+from rm_amqp import AmqpResource, DecidingBroker, qpid
 from rm_db import DecidingDatabase, MariaResource, PostgresResource
 from rm_openwire import OpenWireResource
 from tests.lying_server import Lie, LyingServer, Protocol
-from tests.rabbitmq import RabbitMQ
-from tests.rabbitmq import installed as rabbitmq_installed
 from tests.rm_amqp.amqp010.test_contract import QpidHarness
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
@@ -33,10 +31,11 @@ from tm import TransactionManager
 from tm.log.decision import LogError, LogStopped
 from tm.log.sql import SqlLog
 from tm.log.sql.database import Database
+from tm.log.sql.retry import PAUSES_S
 from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError
 from xabridge.cli.exits import Exit
 from xabridge.cli.main import main
-from xabridge.outbox.publisher import BrokerAway, Outgoing
+from xabridge.outbox.publisher import BrokerAway
 from xabridge.outbox.rabbitmq import RabbitPublisher
 from xabridge.testing.contract.client import RMID, Client, ScriptedRegistrar, new_key, new_xid
 
@@ -381,16 +380,15 @@ def database(kind: str, request: pytest.FixtureRequest) -> tuple[Any, Protocol, 
 
 # --- what is no verb --------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-@pytest.mark.parametrize("decides", [False, True])
 @pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 def test_a_statement_of_the_application_ends_with_its_transaction(
-    kind: str, decides: bool, request: pytest.FixtureRequest, tmp_path: Path
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     _, protocol, _, urls = database(kind, request)
-    true = urls[decides]
-    url = make_url(true)
 
-    def case(lie: Lie) -> Callable[[], None]:
+    def case(lie: Lie, true: str, decides: bool) -> Callable[[], None]:
+        url = make_url(true)
+
         def run() -> None:
             with LyingServer(protocol, (str(url.host), int(url.port or 0))) as server:
                 here = true.replace(f"{url.host}:{url.port}", f"127.0.0.1:{server.port}")
@@ -398,8 +396,8 @@ def test_a_statement_of_the_application_ends_with_its_transaction(
                 first = f'log = "file://{tmp_path}/{lie.value}"'
                 if decides:
                     keys, first = [*keys, 'mode = "decider"'], ""
-                config = tmp_path / f"{lie.value}.toml"
-                config.write_text("\n".join(['node = "n"', first, *keys]))
+                config = tmp_path / f"{lie.value}-{decides}.toml"
+                config.write_text("\n".join([f'node = "n-{lie.value}"', first, *keys]))
                 with closing(TransactionManager.from_config(config)) as manager:
                     with manager.begin() as tx:
                         tx["shop"].execute(sa.text("SELECT 1"))
@@ -411,11 +409,15 @@ def test_a_statement_of_the_application_ends_with_its_transaction(
 
         return run
 
-    all_at_once((lie.value, case(lie)) for lie in (Lie.SILENT, Lie.DRIP))
+    both = tuple(zip(urls, (False, True), strict=True))
+    lies = (Lie.SILENT, Lie.DRIP)
+    all_at_once((f"{lie.value}, {decides=}", case(lie, true, decides)) for lie in lies for true, decides in both)
 
 
 @pytest.mark.slow
-def test_decisions_in_a_log_in_postgres(postgres: Postgres) -> None:
+def test_decisions_in_a_log_in_postgres(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt takes two seconds to find nobody; their number is looked at in `tm/log/test_sql_log_faults.py`."""
+    monkeypatch.setattr("tm.log.sql.retry.PAUSES_S", PAUSES_S[:1])
     true = postgres.create_database()
     url = make_url(true)
     SqlLog(true, "first").close()
@@ -448,31 +450,3 @@ def test_health_of_a_server_that_drips(capsys: pytest.CaptureFixture[str]) -> No
         assert main(["health", f"http://127.0.0.1:{server.port}/ready", "--timeout", "0.2"]) == Exit.INCOMPLETE
         assert time.monotonic() - begun < BOUND_S
     assert "no whole answer within 0.2 s" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_confirmations_of_rabbitmq() -> None:
-    if not rabbitmq_installed():
-        pytest.skip("RabbitMQ is not installed: .ci/run installs it")
-    rabbit = RabbitMQ()
-    rabbit.start()
-    host, _, port = rabbit.address.partition(":")
-
-    def case(lie: Lie, protocol: Protocol = Protocol.AMQP_091) -> Callable[[], None]:
-        def run() -> None:
-            with LyingServer(protocol, (host, int(port))) as server:
-                publisher = RabbitPublisher(f"amqp091://guest:guest@127.0.0.1:{server.port}", connect_s=2)
-                publisher.open()
-                server.lie(lie)
-                sent = publisher.send([Outgoing(1, "/exchanges/amq.fanout/k", Message("x"))], time.monotonic() + 0.5)
-                assert (sent.confirmed, sent.refused) == (set(), {})
-                assert sent.away
-                publisher.close()
-
-        return run
-
-    returned = ("returned", case(Lie.ENDLESS, Protocol.AMQP_091_RETURNED))
-    try:
-        all_at_once([returned, *((lie.value, case(lie)) for lie in Lie)])
-    finally:
-        rabbit.remove()

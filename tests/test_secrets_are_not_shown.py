@@ -17,7 +17,6 @@ import sys
 import traceback
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -59,7 +58,7 @@ SECRET: Final = "Zq7@Wx8/Ye9%Vk4:Ut5#Nr6?Mj3 Hf2'Gd1\"ßéPb0"  # noqa: S105 —
 ENCODED: Final = quote(SECRET, safe="")
 AT: Final = "127.0.0.1:1"
 SCHEMES: Final = sorted(
-    entry.name for entry in entry_points(group="xabridge.resource_managers") if not entry.name.endswith("*")
+    entry.name for entry in installed("xabridge.resource_managers") if not entry.name.endswith("*")
 )
 OTHERS: Final = (
     "decider+mssql+pyodbc", "mysql+nobody-has-it", "amqp091", "amqp091s", "redis", "x-typo", "sqlite", "file"
@@ -164,6 +163,7 @@ PARSER: Final = functools.cache(make_parser)
 def _made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("main", "origins"):
         monkeypatch.setattr(importlib.import_module(f"xabridge.cli.{module}"), "entry_points", installed)
+    monkeypatch.setattr("tm.resources.resource.entry_points", installed)
     monkeypatch.setattr(importlib.import_module("xabridge.cli.main"), "make_parser", PARSER)
 
 
@@ -230,7 +230,7 @@ def open_resource(scheme: str, url: str) -> None:
     except ConfigurationError as error:
         check_raised(error)
         factory = None
-    entry = entry_points(group="xabridge.resource_managers", name=scheme)
+    entry = installed("xabridge.resource_managers").select(name=scheme)
     if factory is None and entry:  # what an application may do itself, without a configuration
         [factory] = [one.load() for one in entry]
     if factory is None:

@@ -17,13 +17,15 @@ import pytest
 
 from dtx.amqp.values import Symbol, Timestamp
 from tests.cases import each
+from tests.lying_server import Lie, LyingServer, Protocol
+from tests.test_lying_servers import all_at_once
 from tests.xabridge.outbox.conftest import until
 from xabridge import Message
 from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Outgoing, Relay, RelaySettings
 from xabridge.outbox.rabbitmq import RabbitPublisher, RabbitSettings, Unsendable, place, properties
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.rabbitmq import RabbitMQ
 
@@ -201,6 +203,27 @@ def test_a_user_without_the_right_is_refused_and_the_relay_goes_on(
     relay.close()
     assert done.sent == 1
     assert len(drained(channel, name)) == 1
+
+
+def test_confirmations_of_a_server_that_lies(rabbitmq: RabbitMQ) -> None:
+    """Other lies, and other drivers: `test_lying_servers.py`."""
+    host, _, port = rabbitmq.address.partition(":")
+
+    def case(lie: Lie, protocol: Protocol = Protocol.AMQP_091) -> Callable[[], None]:
+        def run() -> None:
+            with LyingServer(protocol, (host, int(port))) as server:
+                publisher = RabbitPublisher(f"amqp091://guest:guest@127.0.0.1:{server.port}", connect_s=2)
+                publisher.open()
+                server.lie(lie)
+                sent = publisher.send([Outgoing(1, "/exchanges/amq.fanout/k", Message("x"))], time.monotonic() + 0.5)
+                assert (sent.confirmed, sent.refused) == (set(), {})
+                assert sent.away
+                publisher.close()
+
+        return run
+
+    returned = ("returned", case(Lie.ENDLESS, Protocol.AMQP_091_RETURNED))
+    all_at_once([returned, *((lie.value, case(lie)) for lie in Lie)])
 
 
 @pytest.mark.parametrize("immediate", [True, pytest.param(False, marks=pytest.mark.long)])
