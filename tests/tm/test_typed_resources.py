@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from xabridge.testing.reference.session import ReferenceSession
 
-USERS = Path(__file__).parents[1] / "user"
+ROOT = Path(__file__).parents[2]
+USERS = ROOT / "tests" / "user"
 WRONG = (
     ("tx.shop.execute(NUMBER).scalar_one()", "tx.shop.nothing(NUMBER).scalar_one()"),
     ("await tx.broker.aio.receive(", "await tx.broker.aio.nothing("),
@@ -115,7 +116,7 @@ def test_type_checkers_know_the_resources(checker: str, tmp_path: Path) -> None:
     if checker == "pyright" and shutil.which("node") is None:
         pytest.skip("pyright needs node, which is not installed")
     options = {
-        "mypy": ("--strict", f"--cache-dir={tmp_path}", "--python-executable", sys.executable),
+        "mypy": ("--strict", f"--cache-dir={ROOT}/.cache/mypy", "--python-executable", sys.executable),
         "pyright": ("--pythonpath", sys.executable),
     }
     right = (USERS / "typed_resources.py").read_text(encoding="utf-8")
