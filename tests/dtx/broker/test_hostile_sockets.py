@@ -194,7 +194,7 @@ def test_a_broker_that_was_stopped_drops_nobody_whose_heart_beat_meanwhile(tmp_p
     """What the peers said is still unread when it goes on."""
     config = tmp_path / "broker.toml"
     config.write_text(
-        f'[broker]\nlisten = ["127.0.0.1:0"]\nstore = "sqlite:///{tmp_path}/store.db"\nidle_timeout_s = 3\n'
+        f'[broker]\nlisten = ["127.0.0.1:0"]\nstore = "sqlite:///{tmp_path}/store.db"\nidle_timeout_s = 2\n'
     )
     broker = BrokerProcess(tmp_path, "--config", str(config))
     broker.start()
@@ -209,13 +209,13 @@ def test_a_broker_that_was_stopped_drops_nobody_whose_heart_beat_meanwhile(tmp_p
                 for peer in peers:
                     with contextlib.suppress(OSError):
                         peer.sendall(HEARTBEAT)
-                    time.sleep(1.4 / len(peers))
+                    time.sleep(0.9 / len(peers))
 
-        beat(1.0)
+        beat(0.5)
         os.kill(broker.pid, signal.SIGSTOP)
-        beat(3.5)  # longer than the time-out
+        beat(2.3)  # longer than the time-out
         os.kill(broker.pid, signal.SIGCONT)
-        beat(1.0)
+        beat(0.5)
         told = [peer.recv(1 << 20, socket.MSG_DONTWAIT) for peer in peers]
     finally:
         for peer in peers:
