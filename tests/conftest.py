@@ -151,12 +151,8 @@ def _group(item: pytest.Item) -> str | None:
 
 
 def _patience_s(item: pytest.Item) -> float:
-    """How long a test may take. The longest are begun first: none is left to one process when the others are done. A
-    driver of Spark besides the shared one comes behind them, because the first one makes the archive of classes, which
-    takes a minute, and the others wait for it."""
+    """How long a test may take. The longest are begun first: none is left to one process when the others are done."""
     timeout = item.get_closest_marker("timeout")
-    if "java_home" in getattr(item, "fixturenames", ()):
-        return 100.0
     if timeout is not None:
         return float(timeout.args[0]) or math.inf
     return 1.0 if item.get_closest_marker("slow") else 0.0

@@ -6,12 +6,14 @@ machine.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -22,7 +24,7 @@ from tests.cases import each
 from tests.cli import parsed
 from tests.docs.guide import ROOT, Block, blocks, pages
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tests.xabridge.pipeline.environment import brief_settings
+from tests.xabridge.pipeline.environment import BRIEF
 from tm import configuration_from
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ def test_the_blocks_run_in_a_process(page: str, postgres: Postgres, tmp_path: Pa
             else:
                 surroundings.execute(block)
         settings = tmp_path / "spark-defaults.conf"
-        settings.write_text("".join(f"{name} {value}\n" for name, value in brief_settings().items()))
+        settings.write_text("".join(f"{name} {value}\n" for name, value in BRIEF.items()))
         command, variables = [sys.executable, "-c", "\n".join(script)], os.environ | {"SPARK_CONF_DIR": str(tmp_path)}
         done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
@@ -187,7 +189,30 @@ def _check_command(words: list[str], block: Block) -> None:
 
 @each("page", pages())
 def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    for target in re.findall(r"\]\(([^)#]+)?(?:#[^)]*)?\)", text):
-        if target and not target.startswith("http"):
+    """To a file, and to a heading of it."""
+    for target, heading in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", _prose(page)):
+        if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+            assert not heading or heading in _headings(page.parent / target if target else page), (
+                f"{page.name}: {heading}"
+            )
+
+
+def _prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+@functools.cache
+def _headings(page: Path) -> set[str]:
+    """The anchors that the site gives them."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", _prose(page))
+    plain = [
+        re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    ]
+    return {re.sub(r"[-\s]+", "-", heading) for heading in plain} | set(re.findall(r'id="([\w-]+)"', text))
+
+
+def test_what_the_reference_names_is_there() -> None:
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert resolve_name(name).__doc__, f"{page.name}: {name}"

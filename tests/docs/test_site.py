@@ -27,6 +27,7 @@ FETCHED = all((ROOT / "theme" / "scripts" / script.name).exists() for script in 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(NPM is None and not FETCHED, reason="npm is not installed, which fetches the site's two scripts")
 def test_the_site_is_whole() -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import pyspark
 
-from tests.xabridge.pipeline.class_archive import java_options
+from tests.xabridge.pipeline.environment import JAVA_OPTIONS
 from tests.xabridge.pipeline.faults import await_until
 from xabridge.testing.ports import free_port
 
@@ -59,7 +59,7 @@ class Cluster:
                 [HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{role}", *arguments],
                 stdout=log,
                 stderr=log,
-                env=self._environment | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": java_options()},
+                env=self._environment | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS},
                 process_group=0,
             )
         self._processes.append(process)

@@ -22,7 +22,6 @@ from proton import Message
 from proton.utils import BlockingConnection
 
 from rm_amqp import AmqpResource
-from tests.xabridge.pipeline import class_archive
 from tests.xabridge.pipeline.faults import GENERATION, VARIABLE, await_until
 from xabridge.pipeline.core import Offset, Query, Source
 from xabridge.pipeline.core.driver.query_binding import bind
@@ -43,24 +42,23 @@ PRODUCTS: Final = 7
 BEGAN_S: Final = 1000
 """When number 0 was made."""
 PATIENCE_S: Final = 240.0
+JAVA_OPTIONS: Final = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 BRIEF: Final = {
     "spark.ui.enabled": "false",
-    "spark.driver.extraJavaOptions": class_archive.OPTIONS,
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""For drivers that live for seconds, in which it doesn't pay to compile and to verify what they run."""
+"""For processes that live for seconds, in which it doesn't pay to compile and to verify what they run. Nor does an
+archive of their classes: to make it costs as much as ten drivers save by it."""
 TABLES: Final = """
 CREATE TABLE rows (id bigint, text text);
 CREATE TABLE totals (product text PRIMARY KEY, total bigint, n bigint);
 CREATE TABLE counts (product text PRIMARY KEY, n bigint);
 CREATE TABLE windows (second bigint, n bigint)"""
-
-
-def brief_settings() -> dict[str, str]:
-    """The same, with the archive of classes."""
-    options = class_archive.java_options()
-    return {**BRIEF, "spark.driver.extraJavaOptions": options, "spark.executor.extraJavaOptions": options}
 
 
 class Died(Exception):
@@ -83,7 +81,7 @@ class Driver:
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.driver.memory": "512m",
             "spark.python.authenticate.socketTimeout": "10m",  # machines may be loaded
-            **brief_settings(),
+            **BRIEF,
             "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
             **settings,
         }

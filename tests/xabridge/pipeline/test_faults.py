@@ -34,8 +34,10 @@ APART: Final = pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPAR
 N: Final = 700 if FULL else 200
 RESTARTS: Final = 30
 BOTH: Final = {"table": "rows", "address": "out"}
-SMALL: Final = {"spark.master": "local-cluster[2,1,512]", "spark.executor.memory": "512m"}
-"""A cluster of two executors in processes of their own, whose master and workers are in the driver."""
+EXECUTOR: Final = {"spark.master": "local-cluster[1,2,512]", "spark.executor.memory": "512m"}
+"""A cluster of one executor in a process of its own, with two tasks at the same time; master and worker are in the
+driver."""
+EXECUTORS: Final = EXECUTOR | {"spark.master": "local-cluster[2,1,512]"}
 
 READING: Final = ("looked", "planned", "taken", "taken and prepared", "yielded")
 WRITING: Final = ("sink planned", "written", "written and prepared", "sent", "sent and prepared", "prepared")
@@ -71,9 +73,9 @@ def run(
 
 def test_state_is_right_although_executors_and_drivers_are_killed(env: SparkEnvironment, spark: Driver) -> None:
     """The query reads two brokers, which share each decision; more messages than a batch reads wait in both. The first
-    driver has executors in processes of their own, and dies before its decision; the second one dies behind it."""
+    driver has an executor in a process of its own, and dies before its decision; the second one dies behind it."""
     points = (("taken and prepared", "kill executor"), ("undecided", "kill driver"), ("decided", "kill driver"))
-    totals_of_two_brokers(env, spark, points, SMALL)
+    totals_of_two_brokers(env, spark, points, EXECUTOR, {"spark.master": "local[1]"})
 
 
 @APART
@@ -172,7 +174,7 @@ def test_queues_of_two_brokers_keep_their_order_on_a_cluster(env: SparkEnvironme
     """Executors, which may be on hosts of their own, read the shards of a queue at two brokers, and write to shards at
     both: the messages of each key come out in the order in which they went in."""
     with env.second_broker() as second, ExitStack() as stack:
-        settings = SMALL
+        settings = EXECUTORS
         if hosts:
             faulty = {VARIABLE: str(env.faults), GENERATION: "1", "PYTHONPATH": str(ROOT)}
             settings = stack.enter_context(closing(Cluster(env.folder / "cluster", faulty, hosts))).settings

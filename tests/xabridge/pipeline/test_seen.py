@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.xabridge.pipeline.environment import ROOT, brief_settings
+from tests.xabridge.pipeline.environment import BRIEF, ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +67,7 @@ spark.stop()
 @pytest.mark.long
 def test_a_query_in_a_session_of_ours_is_seen(env: SparkEnvironment, java_home: Path) -> None:
     env.send(range(250))
-    settings = {name: value for name, value in brief_settings().items() if name != "spark.ui.enabled"}
+    settings = {name: value for name, value in BRIEF.items() if name != "spark.ui.enabled"}
     given = (env.source(), env.sink(table="rows", address="out"), env.checkpoint, settings)
     command = [sys.executable, "-c", SCRIPT, *map(json.dumps, given)]
     surroundings = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}

@@ -72,16 +72,16 @@ def test_the_master_of_the_defaults(line: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_spark_submit_chooses_the_master(java_home: Path, tmp_path: Path) -> None:
     """Also with another setting than the default of a session."""
-    from tests.xabridge.pipeline.class_archive import java_options  # noqa: PLC0415 — needs PySpark
-    from tests.xabridge.pipeline.cluster import HOME  # noqa: PLC0415 — as above
-    from tests.xabridge.pipeline.environment import ROOT  # noqa: PLC0415 — as above
+    from tests.xabridge.pipeline.cluster import HOME  # noqa: PLC0415 — needs PySpark
+    from tests.xabridge.pipeline.environment import JAVA_OPTIONS, ROOT  # noqa: PLC0415 — as above
 
     (tmp_path / "application.py").write_text(APPLICATION)
     options = ["--master", "local[3]", "--conf", "spark.sql.shuffle.partitions=5"]
-    options += ["--driver-java-options", java_options()]
+    options += ["--driver-java-options", JAVA_OPTIONS]
     done = subprocess.run(
         [str(HOME / "bin" / "spark-submit"), *options, str(tmp_path / "application.py")],
         env=os.environ
