@@ -326,7 +326,7 @@ def test_verbs_of_amqp_that_decides(embedded: EmbeddedBroker) -> None:
 @pytest.mark.slow
 def test_verbs_of_amqp_010(broker_j: BrokerJ) -> None:
     settings = f"{AMQP_SETTINGS}&heartbeat=2"
-    verbs_of(lambda name: QpidHarness(broker_j, named(name)), Protocol.AMQP_010, settings, TWO_PHASES)
+    verbs_of(lambda name: QpidHarness(broker_j, named(name), goes_down=False), Protocol.AMQP_010, settings, TWO_PHASES)
 
 
 @pytest.mark.slow

@@ -57,9 +57,7 @@ MARKS: Final = ("Zq7", "Wx8", "Ye9", "Vk4", "Ut5", "Nr6", "Mj3", "Hf2", "Gd1", "
 SECRET: Final = "Zq7@Wx8/Ye9%Vk4:Ut5#Nr6?Mj3 Hf2'Gd1\"ßéPb0"  # noqa: S105 — no one's
 ENCODED: Final = quote(SECRET, safe="")
 AT: Final = "127.0.0.1:1"
-SCHEMES: Final = sorted(
-    entry.name for entry in installed("xabridge.resource_managers") if not entry.name.endswith("*")
-)
+SCHEMES: Final = sorted(entry.name for entry in installed("xabridge.resource_managers") if not entry.name.endswith("*"))
 OTHERS: Final = (
     "decider+mssql+pyodbc", "mysql+nobody-has-it", "amqp091", "amqp091s", "redis", "x-typo", "sqlite", "file"
 )  # fmt: skip

@@ -161,9 +161,7 @@ def test_wrong_rows_of_postgres_raise_nothing_but_codes(
         for scan in (client.in_doubt, lambda: client.rm.in_doubt(RMID, TMSTARTRSCAN | TMENDRSCAN)):
             assert code_of(scan) in LOST | {Code.XA_OK, Code.XAER_RMERR}
             until = time.monotonic() + BOUND_S
-            while (
-                code := code_of(client.open)
-            ) is not Code.XA_OK:  # a reply may be left for the next request
+            while (code := code_of(client.open)) is not Code.XA_OK:  # a reply may be left for the next request
                 assert code in LOST
                 assert time.monotonic() < until
         server.be_honest()
