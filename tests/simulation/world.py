@@ -244,7 +244,7 @@ class WorldPorts:
                 by_decider["decider"] = {r.gtrid: Decision(r.gtrid, decode_branches(r.record)) for r in records}
         log = self.process.log
         logged = {decision.gtrid: decision for decision in log.decisions()}
-        return Decisions(logged, by_decider, frozenset(h.branch.xid for h in log.heuristics()))
+        return Decisions(logged, by_decider, {h.branch.xid: h for h in log.heuristics()})
 
     async def scan(self) -> Scanned:
         await suspension()

@@ -90,10 +90,10 @@ class BlockingRecoveryPorts:
 
     def decisions(self) -> Decisions:
         logged: dict[bytes, Decision] = {}
-        noted: frozenset[Xid] = frozenset()
+        noted: dict[Xid, Heuristic] = {}
         if self._log is not None:
             logged = {decision.gtrid: decision for decision in self._log.decisions()}
-            noted = frozenset(heuristic.branch.xid for heuristic in self._log.heuristics())
+            noted = {heuristic.branch.xid: heuristic for heuristic in self._log.heuristics()}
         by_decider = {}
         for resource in self._resources.values():
             if resource.decides:

@@ -28,10 +28,11 @@ LEVELS: Final = {
     Action.FORGOTTEN: logging.WARNING,
     Action.HEURISTIC: logging.ERROR,
     Action.PENDING: logging.WARNING,
+    Action.STRANDED: logging.WARNING,
     Action.LEFT_ALONE: logging.DEBUG,
     Action.GONE: logging.DEBUG,
 }
-LASTING: Final = Action.PENDING, Action.HEURISTIC
+LASTING: Final = Action.PENDING, Action.STRANDED, Action.HEURISTIC
 """A problem that every pass finds again, until it is over."""
 
 

@@ -38,7 +38,8 @@ class Claim(Enum):
     """The relation of a transaction to the manager that asks."""
 
     OURS = "to be resolved here"
-    OTHERS = "another node's, or its decision lives elsewhere"
+    OTHERS = "another node's"
+    ELSEWHERE = "of this node, and its decision lives elsewhere"
     AT_WORK = "another process of this node is working on it"
     UNKNOWN = "it is unknown now who is working on it"
     FOREIGN = "made by another product"
@@ -82,10 +83,10 @@ class Ownership:
             return Whose(Claim.OTHERS, f"belongs to node {read.node}, log {log}")
         if read.log_id == self.log_id:
             why = None if decided else self.incarnations.why_not(read.incarnation)
-            return _OURS if why is None else Whose(Claim.OTHERS, f"{why} (log {log})")
+            return _OURS if why is None else Whose(Claim.ELSEWHERE, f"{why} (log {log})")
         decider = self.deciders.get(read.log_id)
         if decider is None:
-            return Whose(Claim.OTHERS, f"its decision lives in log {log}, which is not open here")
+            return Whose(Claim.ELSEWHERE, f"its decision lives in log {log}, which is not open here")
         if isinstance(read.incarnation, int) or read.incarnation == self.own:
             return _OURS
         working = at_work.get(decider, frozenset())

@@ -10,7 +10,7 @@ from tm.two_phase.ports import OutcomePorts
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tm.log import Decision
+    from tm.log import Decision, Heuristic
     from tm.recovery.ownership import AtWork
     from xa import XaError, Xid
 
@@ -25,7 +25,7 @@ class Decisions:
 
     logged: Mapping[bytes, Decision]
     by_decider: Mapping[str, Mapping[bytes, Decision]]
-    heuristics: frozenset[Xid]
+    heuristics: Mapping[Xid, Heuristic]
 
     def find(self, gtrid: bytes) -> Decision | None:
         """The decision of `gtrid`, wherever it lives."""

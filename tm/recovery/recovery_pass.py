@@ -51,6 +51,8 @@ _DONE: Final = {Verb.COMMIT_AGAIN: Action.COMMITTED, Verb.ROLLBACK: Action.ROLLE
 _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK}
 
 
+_NOTED: Final = "it waits to be forgotten (`xabridge recover forget`)"
+
 Gone: TypeAlias = "Mapping[bytes, frozenset[str]]"
 """gtrid → the names, not configured any more, of resources whose branches of it an operator has taken care of."""
 
@@ -98,10 +100,18 @@ async def recover(ports: RecoveryPorts, ownership: Ownership, gone: Gone = Mappi
             absent = _absent(decision, scanned, finished)
             if absent:
                 report.not_configured[decision.gtrid] = tuple(absent)
+    report.findings += _not_listed(report, now.heuristics, live)
     return report
 
 
-def _finished(report: Report, noted: frozenset[Xid]) -> set[Xid]:
+def _not_listed(report: Report, noted: Mapping[Xid, Heuristic], live: frozenset[bytes]) -> list[Finding]:
+    """The heuristic outcomes that wait to be forgotten, of branches that no resource manager lists any more."""
+    met = {finding.branch.xid for finding in report.findings}
+    unlisted = [note.branch for xid, note in noted.items() if xid not in met and xid.gtrid not in live]
+    return [Finding(branch, Action.HEURISTIC, _NOTED) for branch in unlisted]
+
+
+def _finished(report: Report, noted: Mapping[Xid, Heuristic]) -> set[Xid]:
     """The branches that were found, under whatever name, and that nothing is left to be told to."""
     done = {finding.branch.xid for finding in report.findings if finding.action in _FINISHED}
     left = {finding.branch.xid for finding in report.findings if finding.action is Action.PENDING}
@@ -161,12 +171,13 @@ async def _judge(
         report.findings.append(Finding(branch, Action.PENDING, whose.why))
         return
     if not whose.is_ours:
-        _leave(report, branch, whose.why)
+        action = Action.STRANDED if whose.claim is Claim.ELSEWHERE else Action.LEFT_ALONE
+        report.findings.append(Finding(branch, action, whose.why))
         return
     if gtrid in live:
         return  # its own completion takes care of it
     if branch.xid in now.heuristics:
-        _leave(report, branch, "completed on its own and noted; it waits to be forgotten")
+        report.findings.append(Finding(branch, Action.HEURISTIC, _NOTED))
         return
     if decision is not None:
         commits.append((branch, "decided to commit"))
@@ -184,10 +195,6 @@ async def _judge(
         commits.append((branch, f"decided to commit, in {decider}"))
     else:
         rollbacks.append((branch, f"{decider} has no decision and will take none: rolled back"))
-
-
-def _leave(report: Report, branch: Branch, why: str) -> None:
-    report.findings.append(Finding(branch, Action.LEFT_ALONE, why))
 
 
 async def _tell(ports: RecoveryPorts, verb: Verb, asked: Sequence[tuple[Branch, str]], report: Report) -> None:

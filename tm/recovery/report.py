@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tm.log import Branch
@@ -18,6 +18,7 @@ class Action(Enum):
     HEURISTIC = "completed on its own, noted"
     FORGOTTEN = "completed on its own as decided, forgotten"
     PENDING = "still in doubt"
+    STRANDED = "left in doubt"
     LEFT_ALONE = "left alone"
     GONE = "finished meanwhile"
 
@@ -45,5 +46,15 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing of ours is left in doubt, as far as could be seen."""
-        return not self.unreachable and all(finding.action is not Action.PENDING for finding in self.findings)
+        """Whether every resource manager was reached, no branch of this node is in doubt, and none was completed on its
+        own that is not forgotten."""
+        return not self.unreachable and all(finding.action not in UNSOLVED for finding in self.findings)
+
+    @property
+    def is_worth_repeating(self) -> bool:
+        """Whether a pass soon may do what this one could not."""
+        return bool(self.unreachable) or any(finding.action is Action.PENDING for finding in self.findings)
+
+
+UNSOLVED: Final = frozenset({Action.PENDING, Action.STRANDED, Action.HEURISTIC})
+"""The actions behind which somebody has to do something, or recovery has."""

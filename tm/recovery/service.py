@@ -108,7 +108,7 @@ class RecoveryService:
 
     def _run(self, interval_s: float) -> None:
         report = self.last_report
-        pause_s = FIRST_RETRY_S if report is not None and not report.clean else interval_s
+        pause_s = FIRST_RETRY_S if report is not None and report.is_worth_repeating else interval_s
         while True:
             woken = self._wanted.wait(pause_s)
             self._wanted.clear()
@@ -116,16 +116,16 @@ class RecoveryService:
                 return
             began = time.thread_time()
             try:
-                clean = self.run_once().clean
+                again = self.run_once().is_worth_repeating
             except LogError as error:
                 self._messages.log_unreadable(error)
-                clean = False
+                again = True
             except Exception as error:  # noqa: BLE001 — there will be another pass
                 self._messages.failed(error)
-                clean = False
+                again = True
             took_s = time.thread_time() - began
             before_s = FIRST_RETRY_S / 2 if woken else pause_s
-            pause_s = interval_s if clean else pause_after(before_s, interval_s, took_s)
+            pause_s = pause_after(before_s, interval_s, took_s) if again else interval_s
 
     # --- a pass ---------------------------------------------------------------------------------------------
 

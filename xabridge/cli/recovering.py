@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from xabridge.cli.survey import TransactionView
 
 _WIDTH: Final = 20
-_UNSOLVED: Final = frozenset({Action.PENDING, Action.HEURISTIC})
 _DOING: Final = {Verb.COMMIT_AGAIN: "committed", Verb.ROLLBACK: "rolled back"}
 
 
@@ -132,9 +131,7 @@ def exit_code(report: Report) -> Exit:
     """The exit code for a script."""
     if report.unreachable:
         return Exit.INCOMPLETE
-    if any(finding.action in _UNSOLVED for finding in report.findings):
-        return Exit.IN_DOUBT
-    return Exit.DONE
+    return Exit.DONE if report.clean else Exit.IN_DOUBT
 
 
 def expected(found: Survey, most: int | None = None) -> Iterator[str]:

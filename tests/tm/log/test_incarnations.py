@@ -162,8 +162,9 @@ def test_a_manager_with_a_copy_that_is_one_opening_old_leaves_the_branches_of_th
     shutil.copytree(shop.folder / "copy", shop.folder / "log")
     report = shop.open().recover()
     assert {(finding.branch.xid, finding.action) for finding in report.findings} == {
-        (tx.xid(name), Action.LEFT_ALONE) for name in "ab"
+        (tx.xid(name), Action.STRANDED) for name in "ab"
     }
+    assert not report.clean
     assert shop["a"].in_doubt
     assert shop["b"].in_doubt
 

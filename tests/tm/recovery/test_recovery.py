@@ -10,7 +10,7 @@ import pytest
 
 from tests.cases import each
 from tests.tm.two_phase.staging import as_answer
-from tm.log import Branch, Decision, LogFull
+from tm.log import Branch, Decision, Heuristic, LogFull
 from tm.log.incarnations import Incarnations, Standing
 from tm.recovery import Action
 from tm.recovery.ownership import Ownership
@@ -22,7 +22,6 @@ from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 from xa.coroutines import drive
 
 if TYPE_CHECKING:
-    from tm.log import Heuristic
     from tm.recovery import Report
     from tm.recovery.ownership import AtWork
     from tm.recovery.ports import Scanned
@@ -48,7 +47,7 @@ class Pass:
         self.scanned: dict[str, Any] = {
             name: found if isinstance(found, XaError) else [b.xid for b in found] for name, found in scanned.items()
         }
-        self.before = self.now = Decisions({}, {}, frozenset())
+        self.before = self.now = Decisions({}, {}, {})
         self.live: frozenset[bytes] = frozenset()
         self.deciders: dict[bytes, str] = {}
         self.at_work: dict[str, Any] = {}
@@ -59,7 +58,7 @@ class Pass:
         self.asked: list[str] = []
 
     def logged(self, *decided: Decision, before: bool = True, now: bool = True) -> Pass:
-        decisions = Decisions({d.gtrid: d for d in decided}, {}, frozenset())
+        decisions = Decisions({d.gtrid: d for d in decided}, {}, {})
         if before:
             self.before = decisions
         if now:
@@ -176,9 +175,11 @@ def test_what_is_decided_elsewhere_is_left_alone_and_says_why(of: bytes, why: st
     one = Pass(a=[branch("a", of)])
     report = one.run()
     assert one.asked == ORDER
-    assert actions(report) == {"a": Action.LEFT_ALONE}
+    others = b"orders-1\0" not in of
+    assert actions(report) == {"a": Action.LEFT_ALONE if others else Action.STRANDED}
     assert why in reason(report)
-    assert report.clean
+    assert report.clean == others, "what is in doubt of this very node somebody has to look at"
+    assert not report.is_worth_repeating
 
 
 @pytest.mark.parametrize("incarnation", [CUT, b"a later1", 8])
@@ -197,7 +198,7 @@ def in_decider(of: bytes, *, scanned: bool = True) -> Pass:
     found = branch("a", of)
     one = Pass(a=[found] if scanned else [], d=[])
     one.deciders = {DECIDER: "d"}
-    one.before = one.now = Decisions({}, {"d": {of: Decision(of, (found,))}}, frozenset())
+    one.before = one.now = Decisions({}, {"d": {of: Decision(of, (found,))}}, {})
     return one
 
 
@@ -211,7 +212,7 @@ def test_the_decision_of_another_node_or_of_a_process_at_work_is_left_to_it(whos
     if sibling:
         one.at_work = {"d": frozenset({SIBLING})}
     if whose.endswith("decided"):
-        one.before = one.now = Decisions({}, {"d": {}}, frozenset())
+        one.before = one.now = Decisions({}, {"d": {}}, {})
     report = one.run()
     if sibling and scanned:
         assert "another process of this node is working on it" in reason(report)
@@ -235,7 +236,7 @@ def test_while_nobody_can_tell_who_is_at_work_a_siblings_branch_waits(*, decided
     of = gtrid(log=DECIDER, incarnation=SIBLING)
     one = in_decider(of)
     if not decided:
-        one.before = one.now = Decisions({}, {"d": {}}, frozenset())
+        one.before = one.now = Decisions({}, {"d": {}}, {})
     one.at_work = {"d": xa_error(Code.XAER_RMFAIL, "connection refused")}
     report = one.run()
     assert one.asked == ORDER
@@ -320,7 +321,7 @@ def test_a_resource_with_a_new_name_has_its_branches_committed(code: Code, gone:
     assert one.asked[len(ORDER)] == "commit, again: a1 renamed1"
     assert one.asked[-1] == "ended 1"
     assert report.ended == [gtrid()]
-    assert report.clean
+    assert report.clean == (Action.HEURISTIC not in actions(report).values())
     assert not report.unreachable
     assert not report.not_configured
 
@@ -329,9 +330,13 @@ def test_a_resource_with_a_new_name_has_its_branches_committed(code: Code, gone:
 def test_a_noted_branch_keeps_no_decision_where_it_is_found_under_a_new_name(*, found: bool) -> None:
     """Found nowhere, it may be left where nobody looks: the note of a command is written before the branch is told."""
     one = Pass(a=[A], renamed=[Branch("renamed", B.xid)] if found else [])
-    one.before = one.now = Decisions({gtrid(): DECISION}, {}, frozenset({B.xid}))
+    one.before = one.now = Decisions({gtrid(): DECISION}, {}, {B.xid: Heuristic(B, Code.XA_HEURRB)})
     report = one.run()
     assert report.ended == ([gtrid()] if found else [])
+    assert [(one.branch.xid, one.action) for one in report.findings if one.branch.xid == B.xid] == [
+        (B.xid, Action.HEURISTIC)
+    ]
+    assert not report.clean
     assert report.not_configured == ({} if found else {gtrid(): ("b",)})
 
 
@@ -362,11 +367,13 @@ def test_a_branch_that_can_not_be_told_stays_pending_with_its_decision_and_other
 def test_a_noted_heuristic_waits_to_be_forgotten_whatever_the_resource_is_called_now(name: str) -> None:
     """Its decision is ended with the last branch that is not noted."""
     one = Pass(**{name: [Branch(name, A.xid)]}, b=[])
-    one.before = one.now = Decisions({gtrid(): DECISION}, {}, frozenset({A.xid}))
+    one.before = one.now = Decisions({gtrid(): DECISION}, {}, {A.xid: Heuristic(A, Code.XA_HEURRB)})
     report = one.run()
     assert one.asked == [*ORDER, "ended 1"]
-    assert actions(report) == {name: Action.LEFT_ALONE}
+    assert actions(report) == {name: Action.HEURISTIC}
     assert "forgotten" in reason(report)
+    assert not report.clean
+    assert not report.is_worth_repeating
     assert report.ended == [gtrid()]
 
 
@@ -405,7 +412,7 @@ def test_every_answer_to_what_recovery_asks(verb: Verb, code: Code) -> None:
         asked.append(one.asked[4])
         assert asked[-1].startswith("note a XA_HEUR")
     assert actions(report) == {"a": expected}
-    assert report.clean == (expected is not Action.PENDING)
+    assert report.clean == (expected not in {Action.PENDING, Action.HEURISTIC})
     over = verb is Verb.COMMIT_AGAIN and expected is not Action.PENDING
     assert one.asked == asked + ["ended 1"] * over
 

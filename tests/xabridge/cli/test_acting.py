@@ -120,14 +120,17 @@ def test_a_heuristic_rollback_is_noted(field: Field, xabridge: Xabridge) -> None
     assert "orders-1·3fa91c·1 on shop: rolled back, and noted as a heuristic outcome" in said.out
     (note,) = read_log(field.log_folder).heuristics
     assert (note.branch.resource, note.code) == ("shop", Code.XA_HEURRB)
-    assert xabridge("recover", "run").code == 0
+    for _ in range(2):
+        said = xabridge("recover", "run")
+        assert said.code == xabridge("recover", "list").code == 3
+        assert "completed on its own, noted on shop: it waits to be forgotten" in said.words
     assert data(field) == {"order"}, "split, as was asked for"
     assert "heurrb       ended     shop" in xabridge("recover", "list").out
     said = xabridge("recover", "forget", NAME, "--yes")
     assert said.code == 0
     assert "compare first" in said.words
     assert not noted(field)
-    assert xabridge("recover", "list").code == 0
+    assert xabridge("recover", "list").code == xabridge("recover", "run").code == 0
 
 
 def test_when_it_is_not_done_the_note_goes(field: Field, xabridge: Xabridge) -> None:
