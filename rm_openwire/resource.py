@@ -180,11 +180,16 @@ class OpenWireDriver(UnitDriver[BranchWork]):
 
     def _was_completed(self, connection: Connection, xid: Xid) -> bool:
         """Whether a branch in doubt is one that an operator has completed: Artemis does not know it when it is to be
-        prepared. It ignores the prepare of a branch that is prepared; Classic refuses that over another connection."""
-        try:
-            self._ask(connection, TransactionKind.PREPARE, xid)
-        except Refused as refused:
-            return refused.cause.name.startswith(ARTEMIS) and refused.code is Code.XAER_NOTA
+        prepared. It ignores the prepare of a branch that is prepared; Classic refuses that over another connection. The
+        first prepare over a connection fails in Artemis, with an error of its own, whatever the branch is."""
+        for _ in range(2):
+            try:
+                self._ask(connection, TransactionKind.PREPARE, xid)
+            except Refused as refused:
+                if refused.cause.name.startswith(ARTEMIS) and refused.code is Code.XAER_NOTA:
+                    return True
+            else:
+                return False
         return False
 
     @staticmethod

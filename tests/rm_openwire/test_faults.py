@@ -87,16 +87,23 @@ def test_what_forget_would_do_to_classic(brokers: Callable[[str], JavaBroker], q
 
 
 def test_what_an_operator_completed_at_artemis(brokers: Callable[[str], JavaBroker], queue: str) -> None:
-    """It is a hazard, since Artemis does not say over OpenWire how it was completed, and it is there until `forget`."""
+    """It is a hazard, since Artemis does not say over OpenWire how it was completed, and it is there until `forget`: for
+    who had the branch, for another process, and when the broker was started again."""
     broker = brokers("artemis")
     client = Client(broker.url)
     xids = []
-    for operation in ("commit", "rollback"):
+    for operation in ("commit", "rollback", "commit", "rollback", "rollback"):
         xids.append(client.prepared(lambda session: session.send(queue, Message("by hand"))))
         assert broker.ask("prepared") == broker.ask(operation) == "1"
-    assert client.look(queue) == ["by hand"]
+    assert client.look(queue) == ["by hand", "by hand"]
     assert set(client.in_doubt()) == set(xids)
-    for xid in xids:
+    for number, xid in enumerate(xids):
+        if number == 4:
+            broker.kill()
+            broker.start()
+        if number > 1:
+            client.rm.drop()
+            client = Client(broker.url)
         with pytest.raises(HeuristicOutcome) as told:
             client.rm.commit(xid, RMID)
         assert told.value.code is Code.XA_HEURHAZ

@@ -53,6 +53,9 @@ class TestHeuristics(Contract):
         xid = other.prepared(key := new_key())
         harness.complete_heuristically(xid, commit=True)
         harness.crash(other.rm)
+        if harness.capabilities.unreachable:
+            harness.go_down()
+            harness.come_back()
         assert xid in client.in_doubt()
         with refused(Code.XA_HEURCOM):
             client.commit(xid)
