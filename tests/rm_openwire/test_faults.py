@@ -87,8 +87,8 @@ def test_what_forget_would_do_to_classic(brokers: Callable[[str], JavaBroker], q
 
 
 def test_what_an_operator_completed_at_artemis(brokers: Callable[[str], JavaBroker], queue: str) -> None:
-    """It is a hazard, since Artemis does not say over OpenWire how it was completed, and it is there until `forget`: for
-    who had the branch, for another process, and when the broker was started again."""
+    """It is a hazard, since Artemis does not say over OpenWire how it was completed, and it is there until `forget`: of
+    who had the branch, of another process, and of one that comes after the broker was started again."""
     broker = brokers("artemis")
     client = Client(broker.url)
     xids = []
