@@ -43,30 +43,26 @@ def test_one_that_does_not_force_is_refused(setting: str, postgres: Postgres) ->
 
 
 def test_a_restart_under_the_broker_ends_it_with_a_sentence(postgres: Postgres, tmp_path: Path) -> None:
-    brokers = {form: broker_over(postgres.create_database(), form) for form in ("text", "json")}
-    ports = {}
-    for form, broker in brokers.items():
-        assert broker.stdout is not None
-        ports[form] = broker.stdout.readline().partition("127.0.0.1:")[2].split()[0]
+    """The lines are JSON, each by itself."""
+    flags = ("--listen", "127.0.0.1:0", "--store", postgres.create_database(), "--log-format", "json")
+    broker = subprocess.Popen(
+        [sys.executable, "-m", "dtx", *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert broker.stdout is not None
+    port = broker.stdout.readline().partition("127.0.0.1:")[2].split()[0]
     postgres.stop()
     postgres.start()
-    for form, broker in brokers.items():
-        log, url = f"file://{tmp_path}/{form}", f"amqp://127.0.0.1:{ports[form]}"
-        with (
-            TransactionManager("node-1", log, {"broker": url}, background=False) as manager,
-            pytest.raises(TransactionError),
-            manager.begin() as tx,
-        ):
-            tx["broker"].send("orders", Message(body=1))
-        _, told = broker.communicate(timeout=60)
-        assert broker.returncode == 1
-        assert "Traceback" not in told
-        assert "stopped, because the store did" in told
-        if form == "json":
-            for written in told.splitlines():
-                assert json.loads(written)["level"] in {"WARNING", "CRITICAL"}
-
-
-def broker_over(url: str, log_format: str) -> subprocess.Popen[str]:
-    command = ["-m", "dtx", "--listen", "127.0.0.1:0", "--store", url, "--log-format", log_format]
-    return subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with (
+        TransactionManager(
+            "node-1", f"file://{tmp_path}/log", {"broker": f"amqp://127.0.0.1:{port}"}, background=False
+        ) as manager,
+        pytest.raises(TransactionError),
+        manager.begin() as tx,
+    ):
+        tx["broker"].send("orders", Message(body=1))
+    _, told = broker.communicate(timeout=60)
+    assert broker.returncode == 1
+    assert "Traceback" not in told
+    assert "stopped, because the store did" in told
+    for written in told.splitlines():
+        assert json.loads(written)["level"] in {"WARNING", "CRITICAL"}
