@@ -7,10 +7,9 @@ With XABRIDGE_POINTS=all there are four rounds of the three faults.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -21,6 +20,7 @@ import pytest
 from sqlalchemy import text
 
 from rm_amqp import Message
+from tests.crash.forked import ForkedProcess
 from tests.rm_db.proxy import Proxy
 from tests.simulation.seeds import EVERY_POINT
 from tm import TransactionManager
@@ -50,18 +50,19 @@ class StandingBroker:
         self.port = free_port()
         self.proxy = Proxy(database or "postgresql://127.0.0.1:1/none")
         self._errors = folder / f"{name}.err"
+        self._errors.touch()
         self._config = folder / f"{name}.toml"
         store = self.proxy.url if database else f"sqlite:///{folder}/store.db"
         self._config.write_text(
             f'[broker]\nlisten = "127.0.0.1:{self.port}"\nstore = "{store}"\nstandby = true\nlease_s = {LEASE_S}\n'
         )
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: ForkedProcess | None = None
 
     def start(self) -> None:
         """Starts it, and does not wait."""
-        with self._errors.open("a") as errors:
-            command = [sys.executable, "-m", "dtx", "--config", str(self._config)]
-            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        if self.process is not None:
+            self.process.close()
+        self.process = ForkedProcess("dtx.broker.command", "--config", str(self._config), errors=self._errors)
 
     @property
     def listens(self) -> bool:
@@ -73,7 +74,7 @@ class StandingBroker:
     def signal(self, number: int) -> None:
         """Sends it a signal."""
         assert self.process is not None
-        self.process.send_signal(number)
+        os.kill(self.process.pid, number)
 
     def ended(self) -> int:
         """Waits until it has ended, its exit code."""
@@ -86,9 +87,8 @@ class StandingBroker:
 
     def close(self) -> None:
         """The end."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        if self.process is not None:
+            self.process.close()
         self.proxy.close()
 
 
