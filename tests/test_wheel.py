@@ -175,6 +175,7 @@ def test_it_has_every_file_and_is_pure_unless_the_compiled_one_is_asked_for(whee
         missing = {str(file.relative_to(ROOT)) for package in packages for file in files_of(package)}
         missing -= set(archive.namelist())
         assert not missing
+        assert {f"{package}/py.typed" for package in packages} <= set(archive.namelist())
         assert not [name for name in archive.namelist() if name.endswith((".so", ".c"))]
     assert wheel.name.endswith("-py3-none-any.whl")
 
