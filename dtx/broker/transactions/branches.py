@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 HEURISTIC: Final = {True: Code.XA_HEURCOM, False: Code.XA_HEURRB}
 IN_DOUBT: Final = frozenset({BranchState.S3, BranchState.S5})
 UNPREPARED: Final = frozenset({BranchState.S1, BranchState.S2, BranchState.S4})
+MAX_TIMEOUT_S: Final = 7 * 24 * 3600
 EXPIRING: Final = frozenset({BranchState.S1, BranchState.S2})
 
 
@@ -253,6 +254,13 @@ class Registry:
         self._add(branch)
         self.set_timeout(branch, 0)
         return branch
+
+    @staticmethod
+    def check_timeout(timeout_s: int, xid: Xid) -> None:
+        """RefusedError: what an unprepared branch holds must not stay away from all others for so long."""
+        if timeout_s > MAX_TIMEOUT_S:
+            told = f"a timeout of {timeout_s} s is above the largest, {MAX_TIMEOUT_S} s"
+            raise refused(Code.XAER_INVAL, told, xid)
 
     def set_timeout(self, branch: Branch, timeout_s: int) -> None:
         """From now on the branch may take so long; 0 is the default."""

@@ -153,6 +153,7 @@ class DtxCoordination:
     def _timeout(self, command: SetTimeout | GetTimeout, identity: Identity, session: DtxDemarcation) -> Reply:
         branch = self._branch(command.xid, identity, session, None)
         if isinstance(command, SetTimeout):
+            self._registry.check_timeout(command.timeout_s, branch.xid)
             if branch.state not in UNPREPARED:
                 told = f"the branch is {branch.state.value}: no timeout touches it any more"
                 raise refused(Code.XAER_PROTO, told, branch.xid)

@@ -72,6 +72,8 @@ class DtxDemarcation:
     def start(self, start: Start, txn_id: bytes, control: Control) -> DistributedContext:
         """Associates `txn_id` with a branch. RefusedError: there is no association."""
         self._channel(ChannelVerb.START)
+        if start.timeout_s is not None:
+            self._registry.check_timeout(start.timeout_s, start.xid)
         if start.resume:
             context = self._resume(start.xid, txn_id, control)
         elif start.join:

@@ -12,6 +12,7 @@ from proton import Delivery
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.endpoint.delivery_states import CUSTODY, Custody, CustodyVerb
+from dtx.broker.transactions.branches import MAX_TIMEOUT_S
 from dtx.broker.transactions.state_tables import VERBS
 from dtx.protocol.capabilities import LOCAL
 from dtx.protocol.commands import (
@@ -338,6 +339,16 @@ def test_timeouts_are_set_and_told() -> None:
     for asked_s, told_s in ((30, 30), (0, default)):
         assert stage.peer.ask(SetTimeout(asked_s, XID)) == OK
         assert stage.other.ask(GetTimeout(XID)) == Timeout(told_s)
+    assert stage.peer.ask(SetTimeout(MAX_TIMEOUT_S, XID)) == OK
+    too_long, another = MAX_TIMEOUT_S + 1, Xid(1, b"too long")
+    for refusal in (
+        stage.peer.refusal(SetTimeout(too_long, XID)),
+        stage.control.refused(Declare(Start(another, timeout_s=too_long))),
+    ):
+        assert refusal.code is Code.XAER_INVAL
+        assert f"the largest, {MAX_TIMEOUT_S} s" in refusal.description
+    assert stage.other.ask(GetTimeout(XID)) == Timeout(MAX_TIMEOUT_S)
+    assert stage.peer.refusal(GetTimeout(another)).code is Code.XAER_NOTA
     for unknown in (SetTimeout(1, Xid(9, b"g")), GetTimeout(Xid(9, b"g"))):
         assert stage.peer.refusal(unknown).code is Code.XAER_NOTA
     assert stage.peer.ask(Prepare(XID)) == OK
