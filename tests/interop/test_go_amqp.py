@@ -14,7 +14,7 @@ from tests.interop.programs import run
 if TYPE_CHECKING:
     from xabridge.testing.broker import BrokerProcess
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # rhea, Qpid JMS and proton do the same
 NUMBERS: Final = [str(number) for number in range(300)]
 
 
@@ -83,6 +83,5 @@ def test_a_filter_that_is_not_in_force_is_not_in_the_answer(go_amqp: list[str], 
     assert run(go_amqp, broker.port, "filter") in {None, "amqp:not-implemented", "amqp:invalid-field"}
 
 
-@pytest.mark.parametrize("pairs", [70, pytest.param(1100, marks=pytest.mark.long)])
-def test_sessions_and_links_from_many_goroutines(go_amqp: list[str], broker: BrokerProcess, pairs: int) -> None:
-    assert run(go_amqp, broker.port, "many", pairs=pairs) == pairs
+def test_sessions_and_links_from_many_goroutines(go_amqp: list[str], broker: BrokerProcess) -> None:
+    assert run(go_amqp, broker.port, "many", pairs=1100) == 1100
