@@ -241,7 +241,7 @@ def test_several_nodes_whose_processes_are_killed(mariadb: MariaDB, postgres: Po
             assert time.monotonic() < deadline, [(tmp_path / f"{node}.err").read_text()[-2000:] for node in workers]
             time.sleep(0.1)
         for number in range(ROUNDS):
-            time.sleep(chance.uniform(0.2, 1.0))  # a moment for it to be in the middle of something
+            time.sleep(chance.uniform(0.1, 0.5))  # a moment for it to be in the middle of something
             if number % 2 == 1:
                 mariadb.stop(immediate=True)
                 mariadb.start()
