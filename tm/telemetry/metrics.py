@@ -81,8 +81,8 @@ PASSES: Final = Metric(
     "counter",
     "{pass}",
     (CLEAN,),
-    "Recovery passes; clean when nothing of this node was left in doubt, no heuristic outcome waits to be forgotten, and "
-    "every resource manager was reached.",
+    "Recovery passes; clean when nothing of this node was left in doubt, no heuristic outcome waits to be forgotten, "
+    "and every resource manager was reached.",
 )
 PASS_DURATION: Final = Metric("xabridge.recovery.duration", "histogram", "s", (), "How long a recovery pass took.")
 FINDINGS: Final = Metric(
