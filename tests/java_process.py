@@ -13,23 +13,49 @@ if TYPE_CHECKING:
 
 JAVA: Final = ("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 CLASSES: Final = Path(__file__).parents[1] / ".cache" / "java"
+RECORDS: Final = "-XX:+RecordDynamicDumpInfo"
+QUIET: Final = ("-Xlog:disable", "-Xlog:all=warning:stderr")
+"""What Java warns of is for the log: what a broker prints is read."""
 
 
 def java_program(source: Path, lib: Path) -> list[str]:
     """The command that runs the class `Broker` of a file with the jars of a folder. It is compiled the first time, and
-    not at each start, of which tests have hundreds."""
+    not at each start, of which tests have hundreds; and the first process that is ready leaves the classes that it has
+    loaded in an archive, which takes a third off the processor time of all further starts."""
     jars = "".join(sorted(path.name for path in lib.glob("*.jar")))
     digest = hashlib.sha256(source.read_bytes() + jars.encode()).hexdigest()
     classes = CLASSES / digest[:16]
     classes.mkdir(parents=True, exist_ok=True)
+    program = classes / "broker.jar"  # an archive of classes takes them from jars only
     with (classes / ".lock").open("w") as lock:  # tests may run in several processes
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (classes / ".compiled").exists():
-            compiler = ["javac", "-nowarn", "-d", str(classes), "-cp", f"{lib}/*", str(source)]
-            done = subprocess.run(compiler, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
-            (classes / ".compiled").touch()
-    return [*JAVA, "-cp", f"{classes}:{lib}/*", "Broker"]
+        if not program.exists():
+            compiled = classes / "compiled"
+            compiler = ["javac", "-nowarn", "-d", str(compiled), "-cp", f"{lib}/*", str(source)]
+            packer = ["jar", "--create", "--file", f"{program}.new", "-C", str(compiled), "."]
+            for tool in (compiler, packer):
+                done = subprocess.run(tool, capture_output=True, text=True, check=False)
+                assert done.returncode == 0, done.stdout + done.stderr
+            Path(f"{program}.new").rename(program)
+    archive = _archive(program)
+    option = f"-XX:SharedArchiveFile={archive}" if archive.exists() else RECORDS
+    return [*JAVA, option, *QUIET, "-cp", f"{program}:{lib}/*", "Broker"]
+
+
+def _archive(program: Path) -> Path:
+    return program.with_suffix(".jsa")
+
+
+def _keep_classes(command: Sequence[str], pid: int) -> None:
+    """Writes the archive, if that is what the process has recorded for. Without one everything works, and takes
+    longer."""
+    if RECORDS not in command:
+        return
+    archive = _archive(Path(command[command.index("-cp") + 1].partition(":")[0]))
+    made = archive.with_name(f"{pid}.jsa")
+    subprocess.run(["jcmd", str(pid), "VM.cds", "dynamic_dump", str(made)], capture_output=True, check=False)
+    if made.exists():
+        made.rename(archive)
 
 
 class JavaProcess:
@@ -53,6 +79,7 @@ class JavaProcess:
             return
         self.launch()
         self.await_ready()
+        _keep_classes(self.command(), self.pid)
 
     def launch(self) -> None:
         """Starts it."""
