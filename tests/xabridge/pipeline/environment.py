@@ -53,7 +53,7 @@ BRIEF: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 """For processes that live for seconds, in which it doesn't pay to compile and to verify what they run. Nor does an
-archive of their classes: to make it costs as much as ten drivers save by it."""
+archive of their classes: to make it costs more than all drivers of a run save by it."""
 TABLES: Final = """
 CREATE TABLE rows (id bigint, text text);
 CREATE TABLE totals (product text PRIMARY KEY, total bigint, n bigint);

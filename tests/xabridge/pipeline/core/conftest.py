@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.rm_amqp.embedded import EmbeddedBroker
-from tests.xabridge.pipeline.core.environment import CoreEnvironment, new_environment
+from tests.xabridge.pipeline.core.environment import CoreEnvironment, new_broker, new_environment
 from tests.xabridge.pipeline.core.sink_database import KINDS, SinkDatabase, sink_database
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.postgres import Postgres
+    from tests.rm_amqp.embedded import EmbeddedBroker
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def second(env: CoreEnvironment, tmp_path: Path) -> Iterator[EmbeddedBroker]:
     """Another broker, the resource `second`."""
     folder = tmp_path / "second"
     folder.mkdir()
-    broker = EmbeddedBroker(folder)
+    broker = new_broker(folder)
     env.others = (("second", f"amqp://{broker.address}/?timeout=2"),)
     try:
         yield broker

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from sqlalchemy import text
 
+from dtx.broker.settings import QueueSettings
+from dtx.broker.settings import Settings as BrokerSettings
 from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tm.log.sql.database import Database
@@ -63,6 +65,8 @@ TABLES: Final = (
 )
 EVERY: Final = 1_000_000
 """A batch that no test reaches."""
+DELIVERIES: Final = 4
+"""How often a message is delivered in vain before it is a dead letter."""
 ALERTS: Final = AddressTarget("broker", "alerts")
 
 
@@ -340,11 +344,15 @@ def bodies_of(octets: bytes) -> str:
     return bytes(message.body).decode(errors="replace") if isinstance(message.body, bytes) else str(message.body)
 
 
+def new_broker(folder: Path) -> EmbeddedBroker:
+    """A broker that soon gives up a message that is delivered in vain."""
+    return EmbeddedBroker(folder, settings=BrokerSettings(queue_defaults=QueueSettings(max_deliveries=DELIVERIES)))
+
+
 @contextmanager
-def new_environment(postgres: Postgres | None, folder: Path, **broker: Any) -> Iterator[CoreEnvironment]:
-    """An environment with a broker, which may have settings of its own, queues, table and log; without a server it has
-    no table."""
-    env = CoreEnvironment(EmbeddedBroker(folder, **broker), "", f"sqlite:///{folder / 'log.db'}")
+def new_environment(postgres: Postgres | None, folder: Path) -> Iterator[CoreEnvironment]:
+    """An environment with a broker, queues, table and log of its own; without a server it has no table."""
+    env = CoreEnvironment(new_broker(folder), "", f"sqlite:///{folder / 'log.db'}")
     if postgres is not None:
         env.database = postgres.create_database()
         env.change(*TABLES)

@@ -14,7 +14,7 @@ from xa import Code, xa_error
 from xa.coroutines import drive
 from xabridge.pipeline.core import AddressTarget, Attempt, Batch, BatchRefused, Offset
 from xabridge.pipeline.core.driver.open_pipeline import BlockingBranches, BlockingLog
-from xabridge.pipeline.core.protocol import batch_decision
+from xabridge.pipeline.core.protocol import batch_decision, recovery
 from xabridge.pipeline.status_command import as_json, summary
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ CALLED = AddressTarget("second", "called")
 
 
 @pytest.fixture
-def second(env: CoreEnvironment, second: EmbeddedBroker) -> EmbeddedBroker:
+def second(env: CoreEnvironment, second: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> EmbeddedBroker:
     """The broker that the sink writes to, which is waited for shortly."""
     env.outage_s = 10.0
+    monkeypatch.setattr(recovery, "PAUSES_S", [pause_s / 10 for pause_s in recovery.PAUSES_S])
     return second
 
 

@@ -10,32 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.broker.settings import QueueSettings
-from dtx.broker.settings import Settings as BrokerSettings
 from rm_amqp import AmqpResource, Message
-from tests.xabridge.pipeline.core.environment import ALERTS, TABLE, CoreEnvironment, new_environment
+from tests.xabridge.pipeline.core.environment import ALERTS, DELIVERIES, TABLE, CoreEnvironment
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, Messages, Offset, PipelineError
 from xabridge.pipeline.core.protocol.isolation import EXCUSED, Isolation
 from xabridge.pipeline.core.task.sink_task import SinkTask
 from xabridge.pipeline.core.task.source_task import read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
-    from tests.postgres import Postgres
     from xabridge.pipeline.core import SinkPlan, SinkReport
-
-DELIVERIES = 4
-"""How often a message is delivered in vain before the broker puts it into the dead letters."""
-
-
-@pytest.fixture
-def env(tmp_path: Path, postgres: Postgres) -> Iterator[CoreEnvironment]:
-    """An environment whose broker delivers a message only so often."""
-    defaults = QueueSettings(max_deliveries=DELIVERIES)
-    with new_environment(postgres, tmp_path, settings=BrokerSettings(queue_defaults=defaults)) as env:
-        yield env
 
 
 def bad(message: Mapping[str, object]) -> str:
