@@ -152,7 +152,8 @@ def test_each_message_is_written_once_whatever_fails(
         request.getfixturevalue("surviving")
     env.send(range(N))
     env.serve_faults()
-    errors = run(env, spark, points, "copied", BOTH, source={"maxRowsPerBatch": str(N // 4)})
+    batches = {"maxRowsPerBatch": str(N // 6)}  # more than the faults need, of which one may come a batch later
+    errors = run(env, spark, points, "copied", BOTH, source=batches)
     env.check_copies(Counter(range(N)))
     told = [int(number) for error in errors for number in re.findall(r"Injected: fault (\d)", error)[:1]]
     wanted = [number for number, (at, does) in enumerate(points) if does == "raise" and at not in ABSORBED]
