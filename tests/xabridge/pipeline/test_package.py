@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.test_wheel import PIP, environment
+from tests.test_wheel import PIP, add_needed, environment
 from tests.xabridge.pipeline.cluster import HOME, Cluster
 from tests.xabridge.pipeline.environment import BRIEF, ROOT
 from xabridge.cli import main
@@ -154,7 +154,8 @@ def packed(folder: Path) -> tuple[Path, list[str]]:
     build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
     subprocess.run(build, check=True)
     (wheel,) = folder.glob("xabridge-*.whl")
-    commands = environment(folder / "venv", wheel, "pipeline")
+    commands = environment(folder / "venv", wheel)
+    add_needed(folder / "venv", "pipeline")
     (folder / "called").mkdir()
     (folder / "called" / "__init__.py").write_text(CALLED)
     (folder / "called" / "checks.py").write_text(CHECKS)
