@@ -212,6 +212,11 @@ class ConnectionPool(Generic[C]):
         """Closes the idle connections now, and the others when they are released."""
         with self._lock:
             self._closed = True
+        self.close_idle()
+
+    def close_idle(self) -> None:
+        """Closes the connections that nobody uses at this moment."""
+        with self._lock:
             idle = list(self._idle)
             self._idle.clear()
             self._by_thread.clear()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -71,11 +71,14 @@ class ConnectionLost(Exception):
 
 
 @contextmanager
-def understood() -> Iterator[None]:
-    """Around the use of answers. XAER_RMFAIL: they have not the rows that were asked for."""
+def understood(let_go: Callable[[], None] | None = None) -> Iterator[None]:
+    """Around the use of answers. XAER_RMFAIL: they have not the rows that were asked for. `let_go` closes the
+    connections that may have given them: which answer belongs to which request is not known there any more."""
     try:
         yield
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        if let_go is not None:
+            let_go()
         raise xa_error(Code.XAER_RMFAIL, f"the server's answer can't be understood: {error!r}") from error
 
 

@@ -71,7 +71,7 @@ class MariaDatabase:
         """Reaches the database and asks for its facts. XAER_RMERR: branches can't be prepared there, or not be found
         again."""
         variables = self.outstanding.run(self.command(ASK_VARIABLES, has_rows=True))
-        with understood():
+        with understood(self.pool.close_idle):
             facts = Facts.of({row[0]: row[1] for row in variables.rows})
         facts.check()
         self._facts = facts

@@ -132,7 +132,7 @@ class PreparedBranches:
         result = yield from connection.query(asked)
         if result.failure is not None or not result.rows or result.rows[0][0] is None:
             return None, ""
-        with understood():
+        with understood(connection.close):
             thread_id = int(result.rows[0][0])
         result = yield from connection.query(
             b"SELECT info FROM information_schema.processlist WHERE id = %d" % thread_id
@@ -144,7 +144,7 @@ class PreparedBranches:
         if result.failure is not None:
             why = f"{verb}: whether the branch is still prepared can't be told: XA RECOVER failed: {result.failure}"
             raise xa_error(Code.XA_RETRY, why, xid)
-        with understood():
+        with understood(connection.close):
             return xid in decode_xids(result.rows)
 
     def _end_session(self, connection: MariaConnection, thread_id: int, verb: str, xid: Xid) -> Steps[None]:
@@ -181,13 +181,13 @@ class PreparedBranches:
             database.pool.release(connection)
         if len(sessions) != len(xids):
             return [InDoubtBranch(xid) for xid in xids]
-        with understood():
+        with understood(self._database.pool.close_idle):
             return list(report(dict(zip(xids, sessions, strict=True)), read_locks(transactions.rows, tables.rows)))
 
     def scan(self) -> Steps[list[Xid]]:
         """The branches that are prepared in this server."""
         result = yield from self._database.command(self._recover, has_rows=True)
-        with understood():
+        with understood(self._database.pool.close_idle):
             found = list(decode_xids(result.rows))
         self._seen = set(found)
         return found

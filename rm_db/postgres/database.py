@@ -86,7 +86,7 @@ class PostgresDatabase:
     def probe(self) -> Facts:
         """Reaches the database and asks for its facts. XAER_RMERR: it can be used neither to prepare nor to decide."""
         reply = self.outstanding.run(self.command(_PROBE))
-        with understood():
+        with understood(self.pool.close_idle):
             version, prepared, standby, read_only, synchronous, fsync, user, database = (
                 (octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0]
             )

@@ -214,6 +214,7 @@ class LibpqConnection:
                             raise self._not_understood("the server sends more than such a reply can have")
                 result = pgconn.get_result()
                 if result is None:
+                    pgconn.is_busy()  # libpq drops what the server says beyond its reply, so that no later one gets it
                     return self._reply(results)
                 if result.status in _COPY:  # libpq would give the same result again and again
                     raise self._not_understood("the server begins a COPY that no verb asks for")

@@ -147,7 +147,7 @@ class PreparedTransactions:
         reply = yield from connection.exchange(_DATABASES.format(gid=xid).encode("ascii"))
         if reply.failure is not None or not reply.rows():
             return failure
-        with understood():
+        with understood(connection.close):
             theirs, ours = ((octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0])
         message = (
             f"{failure.message} · the branch is prepared in the database {theirs}, and this resource is the database "
@@ -175,7 +175,7 @@ class PreparedTransactions:
         reply = yield from connection.exchange(_OWNER.format(gid=xid, mine=self._mine).encode())
         if reply.failure is not None or not reply.rows():
             return refused
-        with understood():
+        with understood(connection.close):
             owner = reply.rows()[0][0] or b""
         connection.reusable = False  # until the role is reset
         reply = yield from connection.exchange(b"SET ROLE " + owner)
@@ -201,7 +201,7 @@ class PreparedTransactions:
     def scan(self) -> Steps[list[Xid]]:
         """The branches that this user may complete, in the order in which they were prepared."""
         reply = yield from self._database.command(_SCAN.format(gid=_GID, mine=self._mine).encode())
-        with understood():
+        with understood(self._database.pool.close_idle):
             found = [decode_gid(bytes.fromhex((gid or b"").decode("ascii"))) for (gid,) in reply.rows()]
         return [xid for xid in found if xid is not None]
 
@@ -209,7 +209,7 @@ class PreparedTransactions:
         """The same branches, with what they hold."""
         report = REPORT.format(gid=_GID, mine=self._mine)
         reply = yield from self._database.command(f"{report};{LOCKED}".encode())
-        with understood():
+        with understood(self._database.pool.close_idle):
             return list(read_report(reply.rows(), read_locks(reply.rows(1))))
 
     def listed(self, *, everybodys: bool) -> Steps[list[PreparedTransaction]]:
@@ -217,7 +217,7 @@ class PreparedTransactions:
         hold."""
         listing = _LIST.format(gid=_GID, mine=self._mine)
         reply = yield from self._database.command(f"{listing};{LOCKED}".encode())
-        with understood():
+        with understood(self._database.pool.close_idle):
             return list(_listed(reply, everybodys=everybodys))
 
 
