@@ -200,11 +200,10 @@ class BranchWork(Unit):
             return  # the application waits for a message; the rollback that follows cuts it off
         try:
             try:
-                if fail:
-                    connection.check()
-                    return
-                self._acknowledge()
-                self._collect()
+                if not fail:
+                    self._acknowledge()
+                    self._collect()
+                connection.check()
             except ConnectionLost as lost:
                 raise self._lost("end", lost) from None
         finally:

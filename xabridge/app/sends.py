@@ -38,6 +38,7 @@ class Sends:
         for send in forgotten:
             with suppress(ValueError):  # its task begins at this moment, in another thread
                 send.close()  # it has its error here; Python need not warn
+                send.is_closed = True
         addresses = ", ".join(sorted({repr(send.address) for send in forgotten or undone}))
         if forgotten:
             raise ProtocolMisuse(f"asend to {addresses} was not awaited: write `await tx.asend(…)`")
@@ -50,10 +51,14 @@ class Send(Coroutine[Any, Any, None]):
     def __init__(self, sends: Sends, address: str, steps: Coroutine[Any, Any, None]) -> None:
         self.address = address
         self.has_begun = False
+        self.is_closed = False
+        """Whether the transaction has ended before it began."""
         self._sends = sends
         self._steps = steps
 
     def send(self, value: Any) -> Any:
+        if self.is_closed:
+            raise ProtocolMisuse(f"the transaction ended before the task of asend to {self.address!r} began: await it")
         self.has_begun = True
         try:
             return self._steps.send(value)

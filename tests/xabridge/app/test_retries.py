@@ -387,6 +387,15 @@ def test_a_send_that_is_not_done_at_the_commit_is_a_failure() -> None:
     sends.check()
 
 
+def test_a_task_that_begins_after_the_end_says_so() -> None:
+    sends = Sends()
+    sending = sends.add("done", asyncio.sleep(0))
+    with pytest.raises(ProtocolMisuse, match="was not awaited"):
+        sends.check()
+    with pytest.raises(ProtocolMisuse, match="the transaction ended before the task of asend to 'done' began"):
+        sending.send(None)
+
+
 def test_a_send_may_be_awaited_in_a_task() -> None:
     app = App(NOWHERE)
     app.consumer("orders")(awaits_in_its_own_ways)
