@@ -37,7 +37,7 @@ from xa.flags import (
 )
 from xa.gtrid import FORMAT_ID, Gtrid, check_node, log_prefix, node_prefix
 from xa.late_ending import LateEnding
-from xa.resource_manager import Completion, Handle, Registrar, ResourceFactory, ResourceManager
+from xa.resource_manager import CarryingOutSql, Completion, Handle, Registrar, ResourceFactory, ResourceManager
 from xa.starting_at_once import StartingAtOnce
 from xa.threads_of_control import ThreadOfControl, entered, switch_control, thread_of_control
 from xa.xid import NULL_XID, Xid
@@ -67,6 +67,7 @@ __all__ = [
     "AxCode",
     "BranchRolledBack",
     "BreakingOff",
+    "CarryingOutSql",
     "Code",
     "Completion",
     "DecidingResource",

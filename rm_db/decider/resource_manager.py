@@ -6,7 +6,7 @@ A `DeciderBackend` does the work, and `DecisionTable` keeps, settles and deletes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rm_db.address import DECIDER_PREFIX, POSTGRES_SCHEMES, Address
 from rm_db.connections.steps import understood
@@ -115,6 +115,8 @@ class DeciderDriver(DecidingUnitDriver[Unit]):
 
 class DecidingDatabase(DecidingSwitch[Part[Unit]]):
     """One database. Open string: a SQLAlchemy URL, with or without `decider+` before it, see `rm_db.address`."""
+
+    carries_out_sql: Final = True
 
     def __init__(self, registrar: Registrar | None = None) -> None:
         self._driver = DeciderDriver()

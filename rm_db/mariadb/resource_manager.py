@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rm_db.address import Address
 from rm_db.mariadb.database import MariaDatabase
@@ -100,6 +100,8 @@ class MariaDriver(UnitDriver[MariaTransaction]):
 
 class MariaResource(Switch[Part[MariaTransaction]]):
     """One database of MariaDB or MySQL. Open string: `mariadb://…` or `mysql://…`, see `rm_db.address`."""
+
+    carries_out_sql: Final = True
 
     def __init__(self, registrar: Registrar | None = None) -> None:
         self._mariadb = MariaDriver()

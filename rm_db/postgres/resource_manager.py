@@ -8,7 +8,7 @@ afterwards.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rm_db.address import Address
 from rm_db.postgres.database import Facts, PostgresDatabase
@@ -112,6 +112,8 @@ class PostgresDriver(UnitDriver[PostgresTransaction]):
 
 class PostgresResource(Switch[Part[PostgresTransaction]]):
     """One PostgreSQL database. Open string: `postgresql://…`, see `rm_db.address`."""
+
+    carries_out_sql: Final = True
 
     def __init__(self, registrar: Registrar | None = None) -> None:
         self._postgres = PostgresDriver()

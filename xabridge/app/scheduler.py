@@ -20,7 +20,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from tm import ConfigurationError, ManagerUnusable, TransactionError
-from xa import XaError
+from xa import CarryingOutSql, XaError
 from xabridge.app.typed_handler import Received
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ LOOK_S: Final = 30.0
 FIRST_S: Final = 1.0
 MOST_S: Final = 60.0
 """The waits after a failure, the first one and the longest."""
-MESSAGING: Final = ("amqp", "amqps", "dynamic+amqp", "dynamic+amqps", "amqp010", "amqp010s", "openwire", "openwire+ssl")
-"""The schemes of resources that have no tables."""
 
 
 class Scheduler:
@@ -67,11 +65,8 @@ class Scheduler:
         self._resources = {one.name: one.resource or self._only_database(one) for one in schedules}
 
     def _only_database(self, schedule: DeclaredSchedule[..., Any]) -> str:
-        found = [
-            name
-            for name, resource in self._manager.resources.items()
-            if resource.url.partition("://")[0].removeprefix("decider+") not in MESSAGING
-        ]
+        resources = self._manager.resources.items()
+        found = [name for name, resource in resources if isinstance(resource.rm, CarryingOutSql)]
         if len(found) != 1:
             there = f"there are {', '.join(found)}" if found else "there is none"
             raise ConfigurationError(

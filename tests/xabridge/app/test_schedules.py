@@ -6,6 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 from zoneinfo import ZoneInfo
 
@@ -17,6 +18,7 @@ from tm import Configuration, ResourceConfig, TransactionManager
 from xabridge import App, ConfigurationError, Depends, Message, Tx
 from xabridge.app.scheduler import Scheduler
 from xabridge.testing import Killed, TestApp, TestBroker
+from xabridge.testing.reference import ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,3 +192,26 @@ def test_mistakes_are_told_when_it_is_declared() -> None:
 
     with TestApp(app) as test, pytest.raises(ConfigurationError, match="kept in a database, and there is none"):
         test.run_schedule(announce, NOON)
+
+
+def test_times_are_kept_where_sql_is_carried_out(tmp_path: Path) -> None:
+    """Beside a broker, a Delta lake, and a resource manager of somebody else's, whatever its scheme is."""
+    ledger = ResourceConfig(f"sqlite:///{tmp_path}/ledger.db", "decider")
+    store = ReferenceStore("queue")
+    others: dict[str, str | ResourceConfig] = {
+        "lake": f"delta://{tmp_path}/lake",
+        "queue": ResourceConfig(store.url, factory=partial(ReferenceResource, store)),
+    }
+    _, announce = announcing()
+    for resources, found in (({**others, "ledger": ledger}, "ledger"), (others, None)):
+        with (
+            TestBroker() as broker,
+            TransactionManager(
+                "node-1", f"file://{tmp_path}/log", {"broker": broker.url, **resources}, background=False
+            ) as manager,
+        ):
+            if found is None:
+                with pytest.raises(ConfigurationError, match="kept in a database, and there is none: say which"):
+                    Scheduler(manager, [announce])
+            else:
+                assert Scheduler(manager, [announce])._resources == {announce.name: found}
