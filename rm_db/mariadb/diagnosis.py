@@ -5,6 +5,7 @@ It opens a connection of its own. It neither needs nor changes a resource manage
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from rm_db.mariadb.connection import Driver
 
 
+PORT: Final = 3306
+GREETING_S: Final = 3.0
+
+
 def diagnose_mariadb(open_string: str) -> Diagnosis:
     """A database of MariaDB or MySQL in which branches are prepared."""
     try:
@@ -31,6 +36,9 @@ def diagnose_mariadb(open_string: str) -> Diagnosis:
         settings = arguments(address)
     except XaError as error:
         return Diagnosis((Check(Health.FAIL, "open string", error.message, "correct the URL in the configuration"),))
+    silent = _is_silent(settings)
+    if silent is not None:
+        return Diagnosis((silent,))
     try:
         connection = BoundedConnection(**settings, reply_s=address.reply_s)
     except pymysql.MySQLError as error:
@@ -41,6 +49,28 @@ def diagnose_mariadb(open_string: str) -> Diagnosis:
     except pymysql.MySQLError as error:
         mend = "look into the server's log"
         return Diagnosis((Check(Health.FAIL, "reachable", f"it was lost while it was asked: {error}", mend),))
+
+
+def _is_silent(settings: dict[str, Any]) -> Check | None:
+    """The check that fails where a server takes the connection and waits for its client's first word, as PostgreSQL and
+    AMQP brokers do. MariaDB and MySQL begin with a greeting."""
+    host, port = settings.get("host"), settings.get("port")
+    if not host or settings.get("unix_socket"):
+        return None
+    try:
+        connected = socket.create_connection((host, port or PORT), GREETING_S)
+    except OSError:
+        return None  # the driver finds that, and says it
+    with connected:
+        try:
+            connected.recv(1)
+        except TimeoutError:
+            found = f"{host}:{port or PORT} says nothing in {GREETING_S:g} s, and MariaDB and MySQL speak first"
+            mend = "correct the address in the URL: a server of another kind listens there, or one that hangs"
+            return Check(Health.FAIL, "reachable", found, mend)
+        except OSError:
+            return None
+    return None
 
 
 def _not_connected(error: pymysql.MySQLError) -> Check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from rm_db import MariaResource
 from rm_db.address import Address
 from rm_db.decider.engine import make_engine, parse_url
+from rm_db.mariadb import diagnosis
 from rm_db.mariadb.server import MIN_MARIADB, MIN_MYSQL, Facts
 from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
 from tests.memory_disk import new_folder
@@ -345,3 +347,13 @@ def test_settings_that_are_not_durable_are_told(
         assert {check.subject: check.health for check in rm.diagnose(peculiar_url).checks}["writable"] is Health.FAIL
     finally:
         peculiar.admin("SET GLOBAL read_only = 0")
+
+
+def test_a_server_of_another_kind_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL and brokers wait for their client's first word, as this one does."""
+    monkeypatch.setattr(diagnosis, "GREETING_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"mariadb://ada:secret@127.0.0.1:{server.getsockname()[1]}/shop"
+        (check,) = MariaResource().diagnose(url).checks
+    assert (check.health, check.subject) == (Health.FAIL, "reachable")
+    assert "says nothing in 0.2 s, and MariaDB and MySQL speak first" in check.found
