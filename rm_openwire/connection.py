@@ -32,6 +32,7 @@ from rm_openwire.wire import (
     ShutdownInfo,
 )
 from xa import Code, xa_error
+from xa.tls import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,7 +260,8 @@ class Connector:
             try:
                 connection = self._reach(address, min(settings.connect_timeout_s, left_s))
             except (ConnectionLost, OSError) as error:
-                failures.append(f"{address}: {error or type(error).__name__}")
+                why = f"TLS: {reason_of(error)}" if isinstance(error, ssl.SSLError) else str(error)
+                failures.append(f"{address}: {why or type(error).__name__}")
                 continue
             self._last = place % count
             return connection

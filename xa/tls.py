@@ -1,4 +1,4 @@
-"""TLS: a certificate with its key, from PEM files, without a question at the terminal.
+"""TLS: a certificate with its key, from PEM files, without a question at the terminal; and OpenSSL's reasons in words.
 
     load_certificate(context, "broker.pem", "broker.key")
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import ssl
     from os import PathLike
 
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
+"""OpenSSL's reasons where what a peer says first is none of TLS."""
 ENCRYPTED: Final = (
     "the key is encrypted with a pass phrase; write it without one (openssl pkey -in FILE -out OTHER) into a file that "
     "only this process's user can read"
@@ -26,6 +28,15 @@ def load_certificate(
     """`key` is None where it stands in the same file. OSError: a file can't be used, for instance because the key is
     encrypted."""
     context.load_cert_chain(certificate, key, refuse_to_ask)
+
+
+def reason_of(error: ssl.SSLError) -> str:
+    """Why there is no TLS, or the peer can't be trusted."""
+    reason = error.reason or str(error)
+    if error.reason in _NO_TLS:
+        return f"no TLS is spoken at this port: name the port for TLS, or a scheme without it ({reason})"
+    why = getattr(error, "verify_message", "")
+    return f"{reason}: {why}" if why else reason
 
 
 def refuse_to_ask() -> NoReturn:

@@ -26,6 +26,7 @@ from rm_amqp.connection.connector import reach
 from rm_amqp.connection.maintenance import MAINTENANCE
 from rm_amqp.connection.tls import TlsLayer
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut
+from xa.tls import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -318,8 +319,7 @@ class Channel:
                 octets = self._tls.received(octets)
         except ssl.SSLError as error:
             raise ConnectionLost(
-                Cause.UNUSABLE,
-                f"the broker at {self._broker} can't be trusted, or speaks no TLS: {error.reason or error}",
+                Cause.UNUSABLE, f"the broker at {self._broker} can't be used: TLS: {reason_of(error)}"
             ) from None
         except OSError as error:
             raise self._lost(error.strerror or str(error)) from None

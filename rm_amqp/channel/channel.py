@@ -112,6 +112,7 @@ class DistributedChannel:
 
     def _end(self, work: Work, event: WorkEvent, deadline: float, *, fail: bool) -> Steps[None]:
         self._check()
+        work.failed = work.failed or fail
         if work.state is SUSPENDED:
             # it has no txn-id: it is resumed and ended in one write
             work.opening = self._declare(work, resume=True)

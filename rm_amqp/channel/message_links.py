@@ -91,7 +91,8 @@ class MessageLinks:
         if work is None:
             return
         if work.state is not ACTIVE:
-            raise refused(Code.XAER_PROTO, "the association was ended meanwhile", work.xid)
+            code = Code.XA_RBROLLBACK if work.failed else Code.XAER_PROTO
+            raise refused(code, "the association was ended meanwhile", work.xid)
         opening = work.opening
         if opening is not None and opening.there:
             if opening.refusal is not None:

@@ -108,6 +108,7 @@ class Work:
     __slots__ = (
         "_encoded_txn_id",
         "_fields",
+        "failed",
         "held",
         "opening",
         "pooled",
@@ -127,6 +128,8 @@ class Work:
         self.state = WorkState.NEW
         self.held: dict[int, Held] = {}
         """By the identity of the message, in the order of their receipt."""
+        self.failed = False
+        """Whether it was ended with failure, so that the branch is rolled back."""
         self.received = False
         """Whether it ever held a message."""
         self.senders: set[Sender] = set()

@@ -22,6 +22,7 @@ from rm_amqp.connection.frames import OutgoingFrames
 from rm_amqp.connection.tls import TlsLayer
 from rm_amqp.errors import Cause, ConnectionLost
 from xa.machine import Member
+from xa.tls import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -130,7 +131,7 @@ class Endpoint:
                 octets = self._tls.received(octets)
             except ssl.SSLError as error:
                 cause = Cause.LOST if self.state is OPEN else Cause.UNUSABLE
-                self.lose(f"TLS: {error.reason or error}", cause)
+                self.lose(f"TLS: {reason_of(error)}", cause)
                 return
         if self._sasl is not None:
             octets = self._authenticate(self._sasl, octets)

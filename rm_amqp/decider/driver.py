@@ -256,6 +256,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
 
     def end(self, work: LocalBranchWork, *, fail: bool) -> Code:
         branch = self._branch("end", work.xid)
+        work.failed = fail
         fault = None if fail else self._finish(branch)
         result = Result.OK if fault is None else Result.RB
         work.move(WorkEvent.END)

@@ -105,7 +105,8 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBrok
         ("amqp://127.0.0.1:1,{nobody}", Code.XAER_RMFAIL, "{nobody} can't be reached: connection refused"),
         ("amqp://shop:guess@{guarded}", Code.XAER_RMERR, "the credentials were refused"),
         ("amqp://{guarded}", Code.XAER_RMERR, "the server offers SCRAM-SHA-256; give a user and password"),
-        ("amqps://{encrypted}", Code.XAER_RMERR, "TLS: CERTIFICATE_VERIFY_FAILED"),
+        ("amqps://{encrypted}", Code.XAER_RMERR, "TLS: CERTIFICATE_VERIFY_FAILED: self-signed certificate"),
+        ("amqps://{guarded}", Code.XAER_RMERR, "TLS: no TLS is spoken at this port: name the port for TLS"),
         ("amqps://127.0.0.1/?ca=/nowhere/ca.pem", Code.XAER_INVAL, "ca, cert or key can't be used"),
     ],
 )

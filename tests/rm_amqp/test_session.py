@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -13,11 +12,10 @@ from rm_amqp.channel.message_links import MAX_LINKS
 from rm_amqp.channel.work import MAX_HELD
 from rm_amqp.connection.connection import SocketConnection
 from rm_amqp.session import TOGETHER
-from tests.rm_amqp.client import RMID, Client, NetworkClient, new_xid
+from tests.rm_amqp.client import RMID, Client, NetworkClient
 from tests.rm_amqp.messaging_suite import *  # noqa: F403 — the suite
 from tests.rm_amqp.network import Network
 from xa import (
-    TMFAIL,
     TMRESUME,
     TMSUSPEND,
     BranchRolledBack,
@@ -291,35 +289,6 @@ def test_a_branch_that_became_rollback_only(client: Client, broker: EmbeddedBrok
     assert raised.value.code is Code.XA_RBTIMEOUT
     client.rollback(xid, end=False)
     assert client.look(queue) == ["a"]
-
-
-def test_a_manager_that_ends_the_work_of_a_thread_that_waits(client: Client, queue: str) -> None:
-    """The reaper's way: it acts for the application's thread of control, which is inside receive."""
-    control, waiting = ThreadOfControl(), threading.Event()
-    xid = new_xid()
-    heard: list[Exception] = []
-
-    def application() -> None:
-        with entered(control):
-            client.start(xid=xid)
-            session = client.session
-            session.send(queue, Message("never"))
-            waiting.set()
-            try:
-                session.receive(f"{queue}-empty", 60)
-            except XaMisuse as error:
-                heard.append(error)
-
-    thread = threading.Thread(target=application)
-    thread.start()
-    waiting.wait(20)
-    with entered(control):
-        client.rm.end(xid, RMID, TMFAIL)
-        client.rm.rollback(xid, RMID)
-    thread.join(20)
-    assert not thread.is_alive()
-    assert len(heard) == 1
-    assert client.look(queue) == []
 
 
 # --- dynamic registration, and work outside of any transaction --------------------------------------------------

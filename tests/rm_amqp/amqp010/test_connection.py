@@ -365,7 +365,8 @@ def test_a_peer_that_is_no_such_broker(octets: bytes | None, code: Code, told: s
 def test_a_server_without_tls() -> None:
     with says(PROTOCOL) as port:
         rm = QpidResource()
-        with pytest.raises(XaError, match="can't be trusted, or speaks no TLS") as raised:
+        told = "can't be used: TLS: no TLS is spoken at this port: name the port for TLS"
+        with pytest.raises(XaError, match=told) as raised:
             rm.open(f"amqp010s://127.0.0.1:{port}/", RMID)
         assert raised.value.code is Code.XAER_RMERR
         rm.driver.drop()
