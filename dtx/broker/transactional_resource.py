@@ -116,7 +116,6 @@ class TransactionalResource:
         """How many of these are stored; the others are bounded by the links of their connections."""
         self.turn = Turn()
         self.failed = False
-        self.now_ms = clock.wall_ms()
         self._stopped = stopped
         self._number = 0
         self._marked: list[Queue] = []
@@ -205,15 +204,20 @@ class TransactionalResource:
         """Calls `call` in a later `tick`, not before `delay_s` have passed, unless the timer is called off."""
         return self.timers.add(self.clock.monotonic() + delay_s, call)
 
+    @property
+    def now_ms(self) -> int:
+        """The time, for what is delivered later, expires or is told to people."""
+        return self.clock.wall_ms()
+
     def tick(self) -> float:
         """Does what is due; in how many seconds there is something again, at most one."""
         now = self.clock.monotonic()
-        self.now_ms = self.clock.wall_ms()
+        now_ms = self.now_ms
         self.timers.run(now)
-        if self.ages.mark(self._number, self.now_ms) and now >= self._mark_at:
+        if self.ages.mark(self._number, now_ms) and now >= self._mark_at:
             self._mark_at = now + MARK_S
-            self._marks_due = (*self._marks_due, (self.number(), self.now_ms))
-        self.schedule.release(self.now_ms)
+            self._marks_due = (*self._marks_due, (self.number(), now_ms))
+        self.schedule.release(now_ms)
         if now >= self._look_at:
             self._look_at = now + LOOK_S
             self.removals.look(self.queues.values())
@@ -466,8 +470,9 @@ class TransactionalResource:
         while marked:
             queues = marked[:]
             marked.clear()
+            now_ms = self.now_ms
             for queue in queues:
-                queue.dispatch(self.now_ms)
+                queue.dispatch(now_ms)
         self.removals.go_on()
         self.payloads.send()
         self._submit_turn()

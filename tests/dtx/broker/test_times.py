@@ -228,6 +228,20 @@ def test_it_goes_to_the_dead_letters_with_the_reason(world: World, peer: Peer) -
     assert after.connect().drained("q.dead") == ["short", "long"], "dead letters don't expire"
 
 
+def test_its_time_begins_when_it_is_there_and_it_is_given_to_nobody_behind_its_end(world: World, peer: Peer) -> None:
+    """Also between two looks of the broker at what is due, which are a second apart."""
+    world.clock.seconds += 0.9
+    post(peer, "x", ttl=1)
+    post(peer, "y", ttl=2)
+    world.pass_time(0.9)
+    assert peer.drained("q") == ["x", "y"]
+    world.clock.seconds += 0.2
+    assert peer.drained("q") == ["y"]
+    taken = peer.take(peer.receiver("q", 5))
+    assert taken is not None
+    assert taken[1].body == "y"
+
+
 def test_without_dead_letters_it_vanishes() -> None:
     """Also before it is due."""
     world, peer = filled(settings=Settings(queue_defaults=QueueSettings(dead_letter="")))
