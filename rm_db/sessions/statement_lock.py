@@ -12,12 +12,13 @@ on the connection, which would be the other task's statement.
 
 from __future__ import annotations
 
+import os
 import threading
 from asyncio import _get_running_loop, current_task
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rm_db.sessions.errors import busy_error, unfinished_error
+from rm_db.sessions.errors import busy_error, forked_error, unfinished_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,11 +30,12 @@ class StatementLock:
     """Taken by `with` or `async with` for one statement, and by `hold` for several. When `is_ending` is set, the
     association ends, no other thread should be at work any more, and the lock is refused instead of waited for."""
 
-    __slots__ = ("_holder", "_holds", "_in_statement", "_lock", "_xid", "is_ending")
+    __slots__ = ("_holder", "_holds", "_in_statement", "_lock", "_pid", "_xid", "is_ending")
 
     def __init__(self, xid: Xid) -> None:
         self.is_ending = False
         self._xid = xid
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._holder: object = None
         self._holds = False
@@ -57,6 +59,8 @@ class StatementLock:
         if self.is_held:
             self.check()
         elif not self._lock.acquire(blocking=False):
+            if os.getpid() != self._pid:  # its holder does not exist here
+                raise forked_error(self._xid)
             self.check()
             self._lock.acquire()
         self._holder = caller()

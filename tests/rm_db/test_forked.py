@@ -4,13 +4,19 @@ bound to, and those in the middle of a reply.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 from typing import Any, Final
 
 import pytest
 
+from rm_db.sessions.statement_lock import StatementLock
 from tests.rm_db.harness import MariaHarness, PostgresHarness
+from xa import XaMisuse
+from xabridge.testing.contract.client import new_xid
 
 NUMBERS: Final = {
     "postgres": "SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) n",
@@ -85,3 +91,28 @@ def test_the_parent_goes_on(request: pytest.FixtureRequest, kind: str) -> None:
     assert set(harness.committed()) == {"parent before", "prepared across", "parent across", "child", "parent after"}
     assert harness.leaks() == []
     harness.close()
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_it_does_not_have() -> None:
+    lock = StatementLock(new_xid())
+    holds, ends = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with lock:
+            holds.set()
+            ends.wait(20)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    holds.wait(20)
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        try:
+            with lock:
+                os._exit(1)
+        except XaMisuse as error:
+            os._exit(0 if "fork" in error.message else 2)
+    ends.set()
+    thread.join(20)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -8,7 +8,7 @@ import sys
 import xa
 
 PUBLIC = """
-    AxCode BranchRolledBack BreakingOff Code Completion DecidingResource DecisionRecord EXCEPTIONS FORMAT_ID Gtrid
+    AxCode BranchRolledBack BreakingOff CarryingOutSql Code Completion DecidingResource DecisionRecord EXCEPTIONS FORMAT_ID Gtrid
     Handle HEURISTIC_CODES HeuristicOutcome LateEnding NULL_XID Owner Registrar ResourceError ResourceFactory
     ResourceManager ResourceUnavailable ROLLBACK_CODES StartingAtOnce ThreadOfControl TMASYNC TMENDRSCAN TMFAIL TMJOIN
     TMMIGRATE TMMULTIPLE TMNOFLAGS TMNOMIGRATE TMNOWAIT TMONEPHASE TMREGISTER TMRESUME TMSTARTRSCAN TMSUCCESS TMSUSPEND

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.pipeline.world import Mutant
 from tm.log.sql.states import GtridState
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
+from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.ledger.rows import PlannedEpochs
 from xabridge.pipeline.core.protocol import batch_decision, epoch_plan, ownership, partition_read
 from xabridge.pipeline.core.protocol.ports import Ports
@@ -158,6 +159,15 @@ async def _bind_anything(ports: Ports, own: Incarnation, query: Any, sources: An
     await ownership.bind(ports, own, replace(query, foreign=()), sources, resources)
 
 
+async def _bind_nobody(ports: Ports, own: Incarnation, query: Any, sources: Any, resources: Any) -> None:
+    """A query of other streams is refused, and what the lost one had under way is nobody's."""
+    known = await ports.ledger.known(query.id)
+    if query.foreign and known.bound is not None and known.bound.query != query.id:
+        await ports.ledger.bind_query(f"{ownership.GIVEN_UP}{own.incarnation}", "", ())
+        raise PipelineError("given up")
+    await ownership.bind(ports, own, query, sources, resources)
+
+
 async def _bind_anybody(ports: Ports, own: Incarnation, query: Any, sources: Any, resources: Any) -> None:
     """A former fault: nothing is asked, and nothing of the other query is finished."""
     del own, resources
@@ -233,6 +243,7 @@ MUTANTS = (
     ),
     Mutant("anybody's checkpoint is taken", check=_anybody, bind=_bind_anybody),
     Mutant("a file is read from its beginning", check=_adopts_anything, bind=_bind_anything, seed=26),
+    Mutant("what was not decided is nobody's", bind=_bind_nobody, seed=15),
     Mutant("what another query left is not given up", bind=bent(ownership.bind, _NOTHING_WAITS)),
     Mutant("a decided epoch is read again in part", plan=_read_in_part),
     Mutant("batches overtake each other", plan_sink=_in_no_order, seed=129),

@@ -130,6 +130,8 @@ class Checkpoint:
     offsets: dict[int, Offsets] = field(default_factory=dict)
     done: dict[int, list[int]] = field(default_factory=dict)
     before: frozenset[int] = frozenset()
+    lines: int = 0
+    """Behind which line of the file it begins: somebody has looked at what was written."""
     given_up: bool = False
     """Another one was about to follow it."""
 
@@ -247,6 +249,8 @@ class World:
 
     def _checkpoint(self) -> Checkpoint:
         """The one that somebody starts the query with: the right one, an old one, or a new one."""
+        if self.checkpoint.query.startswith(ownership.GIVEN_UP):
+            return self._new(adopts=True)
         drawn = self.random.random()
         if drawn < 0.1 and self.snapshots:
             return deepcopy(self.random.choice(self.snapshots))
@@ -254,7 +258,14 @@ class World:
 
     def _new(self, *, adopts: bool) -> Checkpoint:
         self.queries += 1
-        return Checkpoint(f"q{self.queries}", self.checkpoint.query if adopts else "")
+        adopted = self.checkpoint.query if adopts else ""
+        return Checkpoint(f"q{self.queries}", adopted, lines=self._written_lines(adopted))
+
+    def _written_lines(self, adopted: str) -> int:
+        """Where who has given a pipeline up, and starts another one, has the file begin: behind what was written. (The
+        other pipeline has the name of this one here.)"""
+        written = self.places["shop"].output if adopted.startswith(ownership.GIVEN_UP) else []
+        return sum(row in self.file for row in written)
 
     def _finish(self) -> None:
         """Faults end. Each checkpoint is run until nothing is left to do; then those who are late have their say."""
@@ -268,7 +279,8 @@ class World:
         for last in range(3):
             if last and old:
                 self._run_to_its_end(old.pop(self.random.randrange(len(old))))
-            self._run_to_its_end(self._new(adopts=True) if self.checkpoint.given_up else self.checkpoint)
+            is_lost = self.checkpoint.given_up or self.checkpoint.query.startswith(ownership.GIVEN_UP)
+            self._run_to_its_end(self._new(adopts=True) if is_lost else self.checkpoint)
         while self.actors and self.steps < LIMIT:
             self._step()
         for broker in (self.places[name] for name in BROKERS):
@@ -387,7 +399,7 @@ class World:
                     ends.append((yield from found)[0])
                 number += 1
                 if self.file:
-                    starts = starts if len(starts) > len(ends) else [*starts, 0]
+                    starts = starts if len(starts) > len(ends) else [*starts, checkpoint.lines]
                     ends.append(min(starts[-1] + LINES_OF_A_BATCH, len(self.file)))
                 offsets = tuple(zip(starts, ends, strict=True))
                 if starts == ends and not self._nodata(checkpoint, number):
@@ -402,7 +414,8 @@ class World:
 
     def _bind(self, driver: str, checkpoint: Checkpoint) -> Steps:
         """Does what `xabridge.pipeline.core.driver.query_binding.bind` does, with one effect for each of its parts."""
-        planned, foreign = max(checkpoint.offsets, default=-1), ("file",) if self.file else ()
+        is_another = checkpoint.adopt.startswith(ownership.GIVEN_UP)
+        planned, foreign = max(checkpoint.offsets, default=-1), () if is_another or not self.file else ("file",)
         query = Query(checkpoint.query, driver, planned, checkpoint.adopt, foreign)
         known = yield Do("look", self.book.known)
         self.mutant.check("p", query, known)
@@ -417,7 +430,12 @@ class World:
         """The pipeline is the query's. Of a new one, what was decided before is not in its state."""
         if query != self.checkpoint.query:
             decided = frozenset(row for xid, told in self.told.items() if self._decision(xid) for row in told[0])
-            self.checkpoint = Checkpoint(query, self.checkpoint.query, before=decided)
+            adopted = self.checkpoint.query
+            if query.startswith(ownership.GIVEN_UP):
+                held = {xid for name in BROKERS for xid in self.places[name].prepared if is_source(xid)}
+                if left := [xid for xid in held if xid.gtrid not in self.unfenced]:
+                    self.wrong.append(f"given up, and messages are left with {left}")
+            self.checkpoint = Checkpoint(query, adopted, before=decided, lines=self._written_lines(adopted))
             self.snapshots.clear()
 
     def _decision(self, xid: Xid) -> Decision | None:

@@ -20,7 +20,6 @@ from sqlalchemy import make_url
 
 from tests.rm_delta.test_contract import rows_of
 from tests.xabridge.pipeline.environment import BEGAN_S, DriverFailed, difference
-from tm import TransactionManager
 from xabridge.pipeline.core import Shard, Source
 
 if TYPE_CHECKING:
@@ -164,7 +163,9 @@ def test_what_a_query_must_not_do(spark: Driver, env: SparkEnvironment) -> None:
 
 
 @pytest.mark.parametrize("ours", [True, pytest.param(False, marks=long)])
-def test_a_query_that_reads_files_too_adopts_nothing(spark: Driver, env: SparkEnvironment, *, ours: bool) -> None:
+def test_a_query_that_reads_files_too_gives_the_pipeline_up(
+    spark: Driver, env: SparkEnvironment, *, ours: bool
+) -> None:
     """How far they were read stood in the lost checkpoint only. As a new pipeline, of a folder that has new files only,
     the query writes nothing again, as the message says."""
     folder = env.folder / "lines"
@@ -181,13 +182,15 @@ def test_a_query_that_reads_files_too_adopts_nothing(spark: Driver, env: SparkEn
         spark.call("with_files", folder=str(folder), sink=sink, checkpoint=env.checkpoint, **mine)
 
     run()
+    lost = env.query()
     shutil.rmtree(env.checkpoint)
-    adopted = env.rows("SELECT query FROM xabridge_pipeline_query")[0][0]
-    for options in ({}, {"adopt": adopted}):
-        with pytest.raises(DriverFailed, match=r"how far FileSource\[.*lines\] had been read stood only there.*once"):
-            run(**options)
-    with TransactionManager(env.pipeline, env.database, env.resources, background=False) as manager:
-        assert manager.recover().clean
+    with pytest.raises(
+        DriverFailed, match=rf"once with the option adopt = \"{lost}\": .*FileSource\[.*lines\] had been"
+    ):
+        run()
+    with pytest.raises(DriverFailed, match="is given up: .*Start it as a new pipeline: with the option once"):
+        run(adopt=lost)
+    assert env.left() == []
     env.pipeline = "after"
     (folder / "1").unlink()
     (folder / "2").write_text("102\n")

@@ -24,6 +24,8 @@ SINK: Final = "xa"
 _TABLE: Final = "org.apache.spark.sql.execution.datasources.v2.python.PythonTable"
 _STREAM: Final = "StreamingRelationV2"
 _STREAM_V1: Final = "StreamingRelation"
+_REFERENCES: Final = frozenset({"CTERelationRef", "UnionLoopRef"})
+"""Leaves that stand for another part of the plan, as WITH makes them; its own leaves are there too."""
 _EXECUTION: Final = "MicroBatchExecution"
 
 
@@ -65,7 +67,8 @@ def options_of(spark: SparkSession, execution: Any) -> QueryOptions:
     foreign: list[str] = []
     for leaf in (leaves.apply(number) for number in range(leaves.size())):
         is_stream = leaf.getClass().getSimpleName() == _STREAM
-        if leaf.isStreaming() and not (is_stream and leaf.sourceName() == SOURCE):
+        is_named_elsewhere = leaf.getClass().getSimpleName() in _REFERENCES
+        if leaf.isStreaming() and not is_named_elsewhere and not (is_stream and leaf.sourceName() == SOURCE):
             foreign.append(_stream_name(leaf))
         elif is_stream and leaf not in streams:  # a DataFrame that is used twice
             streams.append(leaf)

@@ -4,6 +4,7 @@ does not belong together, or is older than what was decided, is refused before a
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.ledger.schema import ISOLATION, QUERY, RESULT, SOURCE, UNFENCED
 from xabridge.pipeline.core.ledger.status import look
 from xabridge.pipeline.core.protocol import epoch_plan
+from xabridge.pipeline.core.protocol.ownership import GIVEN_UP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -300,17 +302,39 @@ def test_a_new_checkpoint_is_refused_unless_it_says_whom_it_follows(env: CoreEnv
         env.start(env.source(), query=Query("third", "run-3", -1, adopt="q"))  # lost once more
 
 
-def test_a_new_checkpoint_that_reads_other_streams_adopts_nothing(env: CoreEnvironment) -> None:
-    """How far those were read stood in the lost checkpoint only: their rows would be written again."""
+@pytest.mark.parametrize("decided", [True, False])
+def test_a_new_checkpoint_that_reads_other_streams_gives_the_pipeline_up(
+    env: CoreEnvironment, *, decided: bool
+) -> None:
+    """How far those were read stood in the lost checkpoint only: their rows would be written again. Nothing is left of
+    the old query, whose checkpoint does not go on either."""
     env.put(ROWS)
-    env.batch(env.reader(query=Query("q", "run-q", 0, foreign=("kafka",))), Offset(), 0)
-    for adopt in ("", "q"):
-        with pytest.raises(PipelineError, match=r"how far kafka and rate had been read.*recover run.*once") as refused:
-            env.start(env.source(), query=Query("new", "run", -1, adopt, ("kafka", "rate")))
-        assert "adopt =" not in str(refused.value)
-    env.start(env.source(), query=Query("q", "run-2", 0, foreign=("kafka",)))  # its own checkpoint
-    env.start(env.source(), query=Query("new", "run", -1, "q"))  # without those streams nothing is written again
-    env.start(env.source(), query=Query("new", "run-2", -1, "q", ("kafka",)))  # which may begin, and the option stay
+    if decided:
+        env.batch(env.reader(query=Query("q", "run-q", 0, foreign=("kafka",))), Offset(), 0)
+    else:
+        env.began()
+        env.write(env.writer().plan(), ["lost"])
+    assert env.prepared() != []
+    with pytest.raises(PipelineError, match=r'once with the option adopt = "q": .*kafka and rate had been read'):
+        env.start(env.source(), query=Query("new", "run", -1, "", ("kafka", "rate")))
+    assert env.prepared() != []
+    for again in ("q", "q", ""):
+        with pytest.raises(PipelineError, match=r"given up: .*how far kafka had been read.*as a new pipeline: .* once"):
+            env.start(env.source(), query=Query("new", "run", -1, again, ("kafka",)))
+        assert env.prepared() == []
+    with pytest.raises(PipelineError, match=f"belongs to query {GIVEN_UP}") as refused:
+        env.start(env.source(), query=Query("q", "run-2", 0, foreign=()))
+    (owner,) = set(re.findall(rf"{GIVEN_UP}\d+", str(refused.value)))
+    with pytest.raises(PipelineError, match="is given up"):
+        env.start(env.source(), query=Query("q", "run-2", 0, foreign=("kafka",)))
+    reader = env.reader("driver-2", query=Query("without", "run", -1, owner))
+    waiting = reader.latest(Offset())
+    assert (waiting == Offset()) == decided, "what was not decided is in its queue again"
+
+
+def test_a_query_of_other_streams_begins_and_goes_on(env: CoreEnvironment) -> None:
+    for run, planned in (("run-1", -1), ("run-2", 0)):
+        env.start(env.source(), query=Query("q", run, planned, "gone", ("kafka",)))
 
 
 def test_what_was_not_decided_is_read_by_who_adopts(env: CoreEnvironment) -> None:

@@ -11,15 +11,15 @@ planned. There are three cases:
 3. The pipeline belongs to another query, so this one has a new checkpoint or is another application. It is refused,
    unless it names the query that it follows (the option `adopt`). The old checkpoint counts as lost then: what it had
    decided is finished, and what it had not decided goes back to the queues. A query that reads other streams besides
-   our queues can't follow another one: how far they were read stood in the lost checkpoint only, so that they would be
-   read, and written, from their beginning.
+   our queues has that done as well, and is refused then: how far they were read stood in the lost checkpoint only, so
+   that they would be read, and written, from their beginning.
 
 A query that has another pipeline is refused, so that renaming a pipeline loses nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from xabridge.pipeline.core.errors import EpochGone, PipelineError
 from xabridge.pipeline.core.protocol.epoch_plan import OLDER
@@ -35,13 +35,21 @@ if TYPE_CHECKING:
     from xabridge.pipeline.core.xids import Incarnation
 
 
+GIVEN_UP: Final = "given-up-"
+"""Whose a pipeline is that a query of other streams has given up: no checkpoint goes on with it. The number of the
+incarnation follows, so that who has adopted one such pipeline has not adopted the next."""
+
+
 def check(pipeline: str, query: Query, known: PipelineOwnership) -> None:
     """PipelineError: the query can't have the pipeline."""
     owner = _owner_of(known)
-    if owner not in {None, query.id} and (query.foreign or owner != query.adopt):
+    is_given_up = owner is not None and owner.startswith(GIVEN_UP)
+    if is_given_up and query.foreign and not query.adopt:
+        raise _given_up(pipeline, query, SweepResult())
+    if owner not in {None, query.id, query.adopt or None} and not (is_given_up and query.foreign):
         raise PipelineError(
             f"pipeline {pipeline!r} belongs to query {owner}, which has another checkpoint than this one ({query.id}). "
-            f"Use that checkpoint. {_when_lost(pipeline, query, owner)} For another query, use a pipeline of its own"
+            f"Use that checkpoint. {_when_lost(query, owner)} For another query, use a pipeline of its own"
         )
     if known.elsewhere:
         raise PipelineError(
@@ -56,7 +64,7 @@ def check(pipeline: str, query: Query, known: PipelineOwnership) -> None:
         )
 
 
-def _when_lost(pipeline: str, query: Query, owner: str | None) -> str:
+def _when_lost(query: Query, owner: str | None) -> str:
     """What to do where the owner's checkpoint does not exist any more."""
     if not query.foreign:
         return (
@@ -65,11 +73,31 @@ def _when_lost(pipeline: str, query: Query, owner: str | None) -> str:
             "the state of a stateful query starts empty."
         )
     return (
-        f"If it is lost, the option adopt does not help, because how far {' and '.join(query.foreign)} had been read "
-        "stood only there: all that is there from where the options of that source begin would be written again. "
-        f'Finish what was decided by `xabridge recover run` with node = "{pipeline}" and this log. Then start the '
-        "query as a new pipeline: with the option once, whose table has to know every row that was written; or with "
-        "options of that source, like startingOffsets of Kafka, by which it begins behind what was written."
+        f'If it is lost, start this query once with the option adopt = "{owner}": what was decided is finished, and '
+        "everything else goes back to its queues. The query itself fails, because how far "
+        f"{' and '.join(query.foreign)} had been read stood in the lost checkpoint only, and says how to go on."
+    )
+
+
+def _left_at(swept: SweepResult) -> list[str]:
+    """The resources at which something is left."""
+    return sorted({*swept.left_at, *swept.unreachable, *swept.unfinished})
+
+
+def _given_up(pipeline: str, query: Query, swept: SweepResult) -> PipelineError:
+    """Why a query that reads other streams does not follow another one, whose work was given up."""
+    where = _left_at(swept)
+    if where:
+        return PipelineError(
+            f"pipeline {pipeline!r}: what is left of it can't be finished at {', '.join(where)} now. Start this query "
+            "again when that can be reached"
+        )
+    return PipelineError(
+        f"pipeline {pipeline!r} is given up: what was decided is finished, and everything else is given back. This "
+        f"query can't go on with it, because how far {' and '.join(query.foreign)} had been read stood in the lost "
+        "checkpoint only: all that is there from where the options of that source begin would be written again. Start "
+        "it as a new pipeline: with the option once, whose table has to know every row that was written; or with "
+        "options of that source, like startingOffsets of Kafka, by which it begins behind what was written"
     )
 
 
@@ -81,8 +109,14 @@ async def bind(
     check(own.pipeline, query, known)
     if known.bound is None:
         await _name_old_epochs(ports, known.decided)
-    if _owner_of(known) not in {None, query.id}:
-        await _give_up(ports, own, resources)
+    owner = _owner_of(known)
+    if owner not in {None, query.id}:
+        swept = await _give_up(ports, own, resources)
+        if query.foreign:
+            refusal = _given_up(own.pipeline, query, swept)
+            if not _left_at(swept):
+                await ports.ledger.bind_query(f"{GIVEN_UP}{own.incarnation}", "", ())
+            raise refusal
     await ports.ledger.bind_query(query.id, query.run, tuple(sources))
 
 
@@ -102,8 +136,8 @@ async def _name_old_epochs(ports: Ports, decided: Mapping[str, BatchRow]) -> Non
         await ports.ledger.name_epochs(query, tuple({row.epoch for row in (*rows, *planned.epochs)}))
 
 
-async def _give_up(ports: Ports, own: Incarnation, resources: Collection[str]) -> None:
-    """No earlier checkpoint will come back: finishes what is decided, and rolls back everything else."""
+async def _give_up(ports: Ports, own: Incarnation, resources: Collection[str]) -> SweepResult:
+    """No earlier checkpoint will come back: finishes what is decided, and rolls back everything else. What is left."""
     waiting = await ports.ledger.waiting(None)
     for gtrid in sorted({row.gtrid for row in waiting}):
         swept = SweepResult()
@@ -114,4 +148,4 @@ async def _give_up(ports: Ports, own: Incarnation, resources: Collection[str]) -
         await ports.ledger.mark_logged(tuple(row.epoch for row in planned.epochs))
         if entry is not None and entry.state in DECIDED and entry.decision is not None:
             await carry_out(ports, entry.decision, planned.as_logged(), resources)
-    await resolve(ports, own, resources, None)
+    return await resolve(ports, own, resources, None)
