@@ -8,12 +8,12 @@ import sys
 import xa
 
 PUBLIC = """
-    AxCode BranchRolledBack BreakingOff CarryingOutSql Code Completion DecidingResource DecisionRecord EXCEPTIONS FORMAT_ID Gtrid
-    Handle HEURISTIC_CODES HeuristicOutcome LateEnding NULL_XID Owner Registrar ResourceError ResourceFactory
-    ResourceManager ResourceUnavailable ROLLBACK_CODES StartingAtOnce ThreadOfControl TMASYNC TMENDRSCAN TMFAIL TMJOIN
-    TMMIGRATE TMMULTIPLE TMNOFLAGS TMNOMIGRATE TMNOWAIT TMONEPHASE TMREGISTER TMRESUME TMSTARTRSCAN TMSUCCESS TMSUSPEND
-    TMUSEASYNC TryAgain UnknownBranch XaError XaMisuse Xid check_flags check_node entered flag_names log_prefix
-    node_prefix switch_control thread_of_control xa_error
+    AxCode BranchRolledBack BreakingOff CarryingOutSql Code Completion DecidingResource DecisionRecord EXCEPTIONS
+    FORMAT_ID Gtrid Handle HEURISTIC_CODES HeuristicOutcome LateEnding NULL_XID Owner Registrar ResourceError
+    ResourceFactory ResourceManager ResourceUnavailable ROLLBACK_CODES StartingAtOnce ThreadOfControl TMASYNC TMENDRSCAN
+    TMFAIL TMJOIN TMMIGRATE TMMULTIPLE TMNOFLAGS TMNOMIGRATE TMNOWAIT TMONEPHASE TMREGISTER TMRESUME TMSTARTRSCAN
+    TMSUCCESS TMSUSPEND TMUSEASYNC TryAgain UnknownBranch XaError XaMisuse Xid check_flags check_node entered flag_names
+    log_prefix node_prefix switch_control thread_of_control xa_error
 """
 
 

@@ -91,7 +91,8 @@ FINDINGS: Final = Metric(
     "{branch}",
     (RESOURCE, ACTION),
     "Branches that recovery passes met, by what was done: committed, rolled_back, heuristic, forgotten, pending, "
-    "left_alone, gone (finished since the scan). A branch that stays is counted again by every pass.",
+    "stranded (of this node, decided elsewhere), left_alone (of another node), gone (finished since the scan). A "
+    "branch that stays is counted again by every pass.",
 )
 
 ACTIVE: Final = Metric(

@@ -188,7 +188,7 @@ def test_a_query_that_reads_files_too_gives_the_pipeline_up(
         DriverFailed, match=rf"once with the option adopt = \"{lost}\": .*FileSource\[.*lines\] had been"
     ):
         run()
-    with pytest.raises(DriverFailed, match="is given up: .*Start it as a new pipeline: with the option once"):
+    with pytest.raises(DriverFailed, match=r"is given up: .*Start it as a new pipeline: with the option once"):
         run(adopt=lost)
     assert env.left() == []
     env.pipeline = "after"
