@@ -156,6 +156,7 @@ def test_a_build_fetches_the_compiler_only_where_it_is_asked_for() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # the demo: tests/xabridge/demo; the wheel: its files, commands and a transaction
 def test_the_demo_and_what_it_says_to_read_next(with_extras: Callable[..., Path], tmp_path: Path) -> None:
     installed = with_extras("demo")
     arguments = ("demo", "--no-kill", "--orders", "40", "--workers", "2", "--plain")

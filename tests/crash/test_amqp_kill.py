@@ -191,6 +191,12 @@ class DecidingField(Field):
 
 WAYS = {"two-phase": (Field, STEPS), "decider": (DecidingField, DECIDER_STEPS)}
 EACH = pytest.mark.parametrize("way", WAYS)
+KILLED = [
+    pytest.param("in", "two-phase"),
+    pytest.param("out", "decider"),
+    pytest.param("in", "decider", marks=pytest.mark.long),  # both are killed there with the client
+    pytest.param("out", "two-phase", marks=pytest.mark.long),
+]
 
 
 @pytest.fixture
@@ -203,8 +209,7 @@ def field(tmp_path: Path, way: str) -> Iterator[Field]:
 
 
 @pytest.mark.slow
-@EACH
-@pytest.mark.parametrize("victim", ["in", "out"])
+@pytest.mark.parametrize(("victim", "way"), KILLED)
 def test_a_broker_is_killed(field: Field, victim: str, way: str) -> None:
     """The application goes on when it is back."""
     steps = some_of(WAYS[way][1], 0 if victim == "in" else 1)

@@ -37,6 +37,10 @@ CAUGHT = [
 ]
 
 
+SHORT = {"AcknowledgesBeforeCommit", "PresumesWithoutLog", "DecisionNotForced"}
+"""Mutants that lose, double and split; the others in the long form."""
+
+
 def one_of_each(plan: Sequence[tuple[Setup, Sequence[Fault]]]) -> list[tuple[Setup, tuple[Fault, ...]]]:
     """Each action once: where a mutant is caught, which the right worker has to get over, or in a setup that has it,
     where it comes first there; and the worker killed around the decision in every setup."""
@@ -92,7 +96,10 @@ def test_storms(stage: Stage) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize(("mutant", "kind", "setup", "fault"), CAUGHT, ids=[name for name, *_ in CAUGHT])
+@pytest.mark.parametrize(
+    ("mutant", "kind", "setup", "fault"),
+    [pytest.param(*case, id=case[0], marks=[] if case[0] in SHORT else [pytest.mark.long]) for case in CAUGHT],
+)
 def test_a_mutant_is_caught(stage: Stage, mutant: str, kind: str, setup: Setup, fault: Fault) -> None:
     """What one has left behind is recovered by the next worker."""
     assert fault in dict(PLAN)[setup], "the right worker has to get over it"

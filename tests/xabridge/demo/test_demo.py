@@ -50,6 +50,7 @@ def test_every_order_once_although_everything_is_killed(tmp_path: Path, mode: st
 
 
 @pytest.mark.slow
+@pytest.mark.long  # what is counted: the test above; how a line is drawn: test_display.py
 def test_it_says_in_lines_what_happened(tmp_path: Path) -> None:
     running = demo(tmp_path / "demo", "--orders", "60", "--no-kill", "--plain", "--workers", "2")
     stdout, _ = running.communicate(timeout=100)

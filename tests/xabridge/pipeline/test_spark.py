@@ -241,13 +241,14 @@ def test_a_poison_row_is_found_by_restarts_and_keeps_nothing_else(spark: Driver,
     assert env.left() == []
 
 
-@pytest.mark.parametrize("decider", ["shop", pytest.param("", marks=long)])
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=long)])
+@long
+@pytest.mark.parametrize("decider", ["shop", ""])
+@pytest.mark.parametrize("killed", [False, True])
 def test_tables_of_two_databases_and_two_addresses(
     spark: Driver, env: SparkEnvironment, mariadb: MariaDB, decider: str, *, killed: bool
 ) -> None:
-    """By columns that name them. One of the databases has its rows with the decision; or nobody does. In a long run
-    the driver is killed right after it; without Spark these points are in `tests.xabridge.pipeline.core`."""
+    """By columns that name them. One of the databases has its rows with the decision; or nobody does. Or the
+    driver is killed right after it; without Spark these points are in `tests.xabridge.pipeline.core`."""
     url = mariadb.create_database("mariadb")
     name = make_url(url).database
     mariadb.admin(f"CREATE TABLE {name}.copies (id bigint PRIMARY KEY, text varchar(20))")

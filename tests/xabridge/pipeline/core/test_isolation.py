@@ -79,7 +79,7 @@ def _user_code(env: CoreEnvironment, plan: SinkPlan, rows: list[str], attempt: A
 @pytest.mark.parametrize(
     ("write", "places"),
     [
-        (_user_code, (11,)),
+        pytest.param(_user_code, (11,), marks=pytest.mark.long),
         (CoreEnvironment.write, (4, 5)),
         pytest.param(CoreEnvironment.write, (0,), marks=pytest.mark.long),
         pytest.param(_user_code, (23,), marks=pytest.mark.long),

@@ -149,7 +149,7 @@ EFFECTS |= {"remove", "commit lake", "commit shop", "commit broker", "fence"}
 TOTALS = TableTarget("shop", "public.totals", ("product",))
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_drivers_are_killed_behind_their_effects(
     postgres: Postgres, env: CoreEnvironment, folder: Path, tmp_path: Path, step: int
 ) -> None:
