@@ -71,9 +71,15 @@ def run(
     return errors
 
 
-def test_state_is_right_although_executors_and_drivers_are_killed(env: SparkEnvironment, spark: Driver) -> None:
+def test_state_is_right_although_the_driver_is_killed(env: SparkEnvironment, spark: Driver) -> None:
     """The query reads two brokers, which share each decision; more messages than a batch reads wait in both. The driver
-    has an executor in a process of its own, and dies behind its decision."""
+    dies behind its decision."""
+    totals_of_two_brokers(env, spark, (("decided", "kill driver"),))
+
+
+@pytest.mark.long
+def test_state_is_right_although_executors_and_the_driver_are_killed(env: SparkEnvironment, spark: Driver) -> None:
+    """The driver has an executor in a process of its own."""
     points = (("taken and prepared", "kill executor"), ("decided", "kill driver"))
     totals_of_two_brokers(env, spark, points, EXECUTOR)
 
