@@ -13,7 +13,8 @@ from tm.log.sql.states import GtridState
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.ledger.rows import PlannedEpochs
-from xabridge.pipeline.core.protocol import batch_decision, epoch_plan, ownership, partition_read
+from xabridge.pipeline.core.protocol import batch_decision, ownership, partition_read
+from xabridge.pipeline.core.protocol.epoch_plan import EpochPlanner, PlannedSink, ReadPlan
 from xabridge.pipeline.core.protocol.ports import Ports
 from xabridge.pipeline.core.xids import Incarnation, is_excuse
 
@@ -40,14 +41,17 @@ def bent(algorithm: Callable[..., Any], bend_of: Callable[[], Bend]) -> Callable
 
     def run(ports: Any, *arguments: Any, **named: Any) -> Any:
         bend = bend_of()
-        if isinstance(ports, Ports):
-            ledger, log, branches = (BentPort(port, bend) for port in (ports.ledger, ports.log, ports.branches))
-            bent_ports: Any = Ports(ledger, log, branches, ports.pause)  # type: ignore[arg-type]
-        else:
-            bent_ports = BentPort(ports, bend)
-        return algorithm(bent_ports, *arguments, **named)
+        if isinstance(ports, EpochPlanner):
+            return algorithm(replace(ports, ports=_bent_ports(ports.ports, bend)), *arguments, **named)
+        over = _bent_ports(ports, bend) if isinstance(ports, Ports) else BentPort(ports, bend)
+        return algorithm(over, *arguments, **named)
 
     return run
+
+
+def _bent_ports(ports: Ports, bend: Bend) -> Ports:
+    ledger, log, branches = (BentPort(port, bend) for port in (ports.ledger, ports.log, ports.branches))
+    return Ports(ledger, log, branches, ports.pause)  # type: ignore[arg-type]
 
 
 async def call(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -137,8 +141,9 @@ class _TwoPipelines(Incarnation):
         return False
 
 
-def _sink_apart(ports: Ports, own: Incarnation, query: str, resources: Any) -> Any:
-    return epoch_plan.plan_sink(ports, _TwoPipelines(own.pipeline, own.log_id, own.incarnation), query, resources)
+def _sink_apart(planner: EpochPlanner, query: str) -> Any:
+    own = planner.own
+    return replace(planner, own=_TwoPipelines(own.pipeline, own.log_id, own.incarnation)).plan_sink(query)
 
 
 def _known_batches(pipeline: str, query: Any, known: Any) -> None:
@@ -184,15 +189,15 @@ async def _rolled_back(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
     return await call(port, "roll_back" if name == "adopt" else name, arguments)
 
 
-async def _read_in_part(*arguments: Any) -> epoch_plan.ReadPlan:
+async def _read_in_part(planner: EpochPlanner, *arguments: Any) -> ReadPlan:
     """A decided epoch is read again without the broker of its last task."""
-    planned = await epoch_plan.plan(*arguments)
+    planned = await planner.plan(*arguments)
     return replace(planned, parts=planned.parts[:-1]) if planned.again else planned
 
 
-async def _in_no_order(*arguments: Any) -> epoch_plan.PlannedSink:
+async def _in_no_order(planner: EpochPlanner, query: str) -> PlannedSink:
     """A batch is decided whatever earlier ones have left."""
-    return replace(await epoch_plan.plan_sink(*arguments), unfinished=())
+    return replace(await planner.plan_sink(query), unfinished=())
 
 
 _commit, _abort = partial(bent, batch_decision.commit), partial(bent, batch_decision.abort)
@@ -208,8 +213,8 @@ MUTANTS = (
     Mutant("yield before prepare", take=bent(partition_read.take, _without({"prepare": Code.XA_OK})), seed=5),
     Mutant(
         "no sweep",
-        plan=bent(epoch_plan.plan, _NOTHING_PREPARED),
-        plan_sink=bent(epoch_plan.plan_sink, _NOTHING_PREPARED),
+        plan=bent(EpochPlanner.plan, _NOTHING_PREPARED),
+        plan_sink=bent(EpochPlanner.plan_sink, _NOTHING_PREPARED),
         commit=_commit(_no_scan_after_the_decision),
     ),
     Mutant("no fence", commit=_commit(_NO_FENCE), abort=_abort(_NO_FENCE), seed=17),
@@ -224,8 +229,8 @@ MUTANTS = (
     Mutant("what another attempt is at is rolled back", take=bent(partition_read.take, lambda: _rolled_back), seed=112),
     Mutant(
         "each source has a decision of its own",
-        plan=bent(epoch_plan.plan, _without({"planned": PlannedEpochs(())})),
-        plan_sink=bent(epoch_plan.plan_sink, _NOTHING_WAITS),
+        plan=bent(EpochPlanner.plan, _without({"planned": PlannedEpochs(())})),
+        plan_sink=bent(EpochPlanner.plan_sink, _NOTHING_WAITS),
         commit=_commit(_NOTHING_WAITS),
     ),
     Mutant(
@@ -238,8 +243,8 @@ MUTANTS = (
         "an old checkpoint goes on",
         check=_known_batches,
         bind=bent(ownership.bind, _hears("known", lambda known: replace(known, decided={}))),
-        plan=bent(epoch_plan.plan, _NOTHING_LATER),
-        latest=bent(epoch_plan.latest, _NOTHING_LATER),
+        plan=bent(EpochPlanner.plan, _NOTHING_LATER),
+        latest=bent(EpochPlanner.latest, _NOTHING_LATER),
     ),
     Mutant("anybody's checkpoint is taken", check=_anybody, bind=_bind_anybody),
     Mutant("a file is read from its beginning", check=_adopts_anything, bind=_bind_anything, seed=26),

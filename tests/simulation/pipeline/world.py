@@ -34,8 +34,8 @@ from tm.log.sql.gtrids import TakenOver
 from tm.two_phase.return_codes import Verb
 from xa import Code, XaError, Xid, log_prefix, xa_error
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
-from xabridge.pipeline.core.protocol import batch_decision, epoch_plan, ownership, partition_read, recovery
-from xabridge.pipeline.core.protocol.epoch_plan import Origin
+from xabridge.pipeline.core.protocol import batch_decision, ownership, partition_read, recovery
+from xabridge.pipeline.core.protocol.epoch_plan import EpochPlanner, QuerySource
 from xabridge.pipeline.core.shards import Shard
 from xabridge.pipeline.core.task.staged_rows import StagedRows
 from xabridge.pipeline.core.values import (
@@ -51,7 +51,7 @@ from xabridge.pipeline.core.values import (
 from xabridge.pipeline.core.xids import Incarnation, excuse_xid, is_source, sink_xid, source_epoch, upsert_xid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import Callable, Collection, Coroutine, Generator
 
     Steps = Generator[Any, Any, Any]
     Algorithm = Callable[..., Coroutine[Any, Any, Any]]
@@ -92,10 +92,10 @@ class Mutant:
     name: str
     check: Callable[..., None] = ownership.check
     bind: Algorithm = ownership.bind
-    logged: Algorithm = epoch_plan.logged
-    latest: Algorithm = epoch_plan.latest
-    plan: Algorithm = epoch_plan.plan
-    plan_sink: Algorithm = epoch_plan.plan_sink
+    logged: Algorithm = EpochPlanner.logged
+    latest: Algorithm = EpochPlanner.latest
+    plan: Algorithm = EpochPlanner.plan
+    plan_sink: Algorithm = EpochPlanner.plan_sink
     commit: Algorithm = batch_decision.commit
     abort: Algorithm = batch_decision.abort
     take: Algorithm = partition_read.take
@@ -316,7 +316,7 @@ class World:
     def _sweep(self) -> None:
         """The next plan."""
         own = self.mutant.own("p", self.book.log_id, self.book.take("last"))
-        self._actor("sweep", self._core(self.mutant.plan_sink, own.incarnation, own, "", PLACES))
+        self._actor("sweep", self._core(self.mutant.plan_sink, own.incarnation, "", planner=self._planner(own, PLACES)))
         while self.actors and self.steps < LIMIT:
             self._step()
 
@@ -392,10 +392,11 @@ class World:
             else:
                 starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0] * len(self.sources)
                 ends: list[int] = []
+                planner = self._planner(own, BROKERS)
                 for place, (source, start) in enumerate(zip(self.sources, starts, strict=False)):
-                    yield from self._core(self.mutant.logged, incarnation, start, BROKERS)
-                    origin, away = Origin(checkpoint.query, place), self._known_away(source)
-                    found = self._core(self.mutant.latest, incarnation, origin, start, source, OUTAGE_S, away)
+                    yield from self._core(self.mutant.logged, incarnation, start, planner=planner)
+                    reader, away = QuerySource(source, checkpoint.query, place), self._known_away(source)
+                    found = self._core(self.mutant.latest, incarnation, reader, start, away, planner=planner)
                     ends.append((yield from found)[0])
                 number += 1
                 if self.file:
@@ -471,9 +472,10 @@ class World:
         for place, (source, (start, end)) in enumerate(zip(self.sources, offsets, strict=False)):
             if start == end:
                 continue
-            yield from self._core(self.mutant.logged, incarnation, start, BROKERS)
-            wanted = (own, Origin(checkpoint.query, place), start, end, source, 2 * PARTITIONS, BROKERS, OUTAGE_S)
-            planned = yield from self._core(self.mutant.plan, incarnation, *wanted, self._known_away(source))
+            planner, reader = self._planner(own, BROKERS), QuerySource(source, checkpoint.query, place)
+            yield from self._core(self.mutant.logged, incarnation, start, planner=planner)
+            wanted = (reader, start, end, 2 * PARTITIONS, self._known_away(source))
+            planned = yield from self._core(self.mutant.plan, incarnation, *wanted, planner=planner)
             known = yield Do("known", lambda: self._book(DriverCall(incarnation, "known", ())))
             last = known.decided.get(checkpoint.query)
             decided = -1 if last is None else last.batch - planned.again
@@ -490,7 +492,8 @@ class World:
                     self._actor("early", self._read(part))
         joined: int = yield Do("join", lambda: self.book.join(driver))
         sink = self.mutant.own("p", self.book.log_id, joined)
-        to_write = yield from self._core(self.mutant.plan_sink, joined, sink, checkpoint.query, PLACES)
+        planner = self._planner(sink, PLACES)
+        to_write = yield from self._core(self.mutant.plan_sink, joined, checkpoint.query, planner=planner)
         gtrid = to_write.gtrid
         plan = SinkPlan(
             "p", gtrid, to_write.epoch, joined, (), to_write.decided, checkpoint.query,
@@ -532,12 +535,23 @@ class World:
         self.nodata.update(token)
         yield Do("commits", partial(self._done, checkpoint, number, rows))
 
+    @staticmethod
+    def _planner(own: Incarnation, resources: Collection[str]) -> EpochPlanner:
+        return EpochPlanner(driver_ports(own.incarnation), own, resources, OUTAGE_S)
+
     def _core(
-        self, algorithm: Algorithm, incarnation: int, *arguments: Any, raises: bool = False, **named: Any
+        self,
+        algorithm: Algorithm,
+        incarnation: int,
+        *arguments: Any,
+        planner: EpochPlanner | None = None,
+        raises: bool = False,
+        **named: Any,
     ) -> Steps:
-        """An algorithm of the driver, which suspends at each call of a port. What the book raises is raised where the
-        algorithm called. With `raises` it may be broken off, as by a process that dies where Spark's lives on."""
-        steps = algorithm(driver_ports(incarnation), *arguments, **named)
+        """An algorithm of the driver, or a method of its planner, which suspends at each call of a port. What the book
+        raises is raised where the algorithm called. With `raises` it may be broken off, as by a process that dies where
+        Spark's lives on."""
+        steps = algorithm(planner or driver_ports(incarnation), *arguments, **named)
         answer: Any = None
         error: LogError | None = None
         while True:

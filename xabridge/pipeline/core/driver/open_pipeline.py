@@ -16,6 +16,7 @@ from tm.two_phase.return_codes import Verb
 from xa import XaError, log_prefix
 from xabridge.pipeline.core.driver.queue_list import QueueList
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError, PipelineTaken
+from xabridge.pipeline.core.protocol.epoch_plan import EpochPlanner
 from xabridge.pipeline.core.protocol.ports import Ports
 from xabridge.pipeline.core.resources import ask_branches, broker, call_resource, prepared_branches
 from xabridge.pipeline.core.values import StagedFiles
@@ -57,6 +58,10 @@ class OpenPipeline:
         self.log = BlockingLog(ledger.log, prefix, sleep)
         self._branches = BlockingBranches(resources, prefix)
         self.ports = Ports(ledger, self.log, self._branches, pause)
+
+    def planner(self, outage_s: float) -> EpochPlanner:
+        """What plans its epochs, and waits so long for a broker that is away."""
+        return EpochPlanner(self.ports, self.own, self.names, outage_s)
 
     def close(self) -> None:
         """Closes the ledger, and what was opened to ask brokers for their queues."""

@@ -17,7 +17,7 @@ from xabridge.pipeline.core.errors import PipelineError, PipelineTaken
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.ledger.refusals import not_bound
 from xabridge.pipeline.core.ledger.rows import ResultRow
-from xabridge.pipeline.core.protocol import batch_decision, epoch_plan
+from xabridge.pipeline.core.protocol import batch_decision
 from xabridge.pipeline.core.resources import PROCESS, call_resource
 from xabridge.pipeline.core.values import SinkPlan
 
@@ -76,7 +76,7 @@ class SinkCoordinator:
         with pipeline_errors():
             pipeline = self._opened(None, takes=not streaming)
             query = self._query(pipeline) if streaming else ""
-            planned = drive(epoch_plan.plan_sink(pipeline.ports, pipeline.own, query, pipeline.names))
+            planned = drive(pipeline.planner(self._settings.outage_s).plan_sink(query))
         self._tell_unfinished(planned.unfinished)
         return SinkPlan(
             self._settings.pipeline,

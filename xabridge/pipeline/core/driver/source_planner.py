@@ -19,8 +19,7 @@ from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.ledger.rows import Lag
 from xabridge.pipeline.core.process_ids import process_id
-from xabridge.pipeline.core.protocol import epoch_plan
-from xabridge.pipeline.core.protocol.epoch_plan import Origin
+from xabridge.pipeline.core.protocol.epoch_plan import QuerySource
 from xabridge.pipeline.core.protocol.recovery import resolve
 from xabridge.pipeline.core.protocol.waiting_shards import count_waiting, look_once
 from xabridge.pipeline.core.resources import PROCESS, broker, call_resource
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from tm.resources import Resource
     from xa import Xid
+    from xabridge.pipeline.core.protocol.epoch_plan import ReadPlan
     from xabridge.pipeline.core.resources import Resources
     from xabridge.pipeline.core.shards import Shard
     from xabridge.pipeline.core.values import Settings, Source
@@ -73,11 +73,12 @@ class SourcePlanner:
         with pipeline_errors():
             ledger = opener.join(driver, takes=not streaming)
             try:
-                self._origin = Origin(*ledger.claim(str(source), process_id())) if streaming else Origin()
+                self._reader = QuerySource(source, *(ledger.claim(str(source), process_id()) if streaming else ()))
             except BaseException:
                 ledger.close()
                 raise
         self._pipeline = OpenPipeline(ledger, resources.of(settings.resources), sleep)
+        self._planner = self._pipeline.planner(settings.outage_s)
         ledger.ask_lag = self._lag
         self._logged = -1
         self._resolved = False
@@ -129,16 +130,7 @@ class SourcePlanner:
             return start
         self._delay.begin()
         with pipeline_errors():
-            epoch, waiting = drive(
-                epoch_plan.latest(
-                    self._pipeline.ports,
-                    self._origin,
-                    start.epoch,
-                    source,
-                    self._settings.outage_s,
-                    self._away.now(),
-                )
-            )
+            epoch, waiting = drive(self._planner.latest(self._reader, start.epoch, self._away.now()))
             self._away.note(waiting.away)
             self._found = tuple(waiting.shards)
             if epoch == start.epoch:  # a driver that has lost the pipeline must not wait for messages for ever
@@ -170,31 +162,17 @@ class SourcePlanner:
         if start == end:
             return []
         self.logged(start)
-        source, pipeline = self._source, self._pipeline
         limits = self._limits.get(end.epoch, UNLIMITED)
-        rows = smaller(source.rows, limits.rows)
+        rows = smaller(self._source.rows, limits.rows)
         with pipeline_errors():
-            planned = drive(
-                epoch_plan.plan(
-                    pipeline.ports,
-                    pipeline.own,
-                    self._origin,
-                    start.epoch,
-                    end.epoch,
-                    source,
-                    rows,
-                    pipeline.names,
-                    self._settings.outage_s,
-                    self._away.now(),
-                )
-            )
+            planned = drive(self._planner.plan(self._reader, start.epoch, end.epoch, rows, self._away.now()))
             decided = self._decided(again=planned.again)
         self._away.note(planned.skipped)
         count = len(planned.parts)
         self._planned_rows += planned.rows
         if planned.again:
             logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, count)
-        octets = 0 if planned.exact else smaller(source.octets, limits.octets)
+        octets = 0 if planned.exact else smaller(self._source.octets, limits.octets)
         octets = -(-octets // max(count, 1))
         shares = self._shared(planned)
         return [self._partition(end.epoch, index, planned, decided, shares[index], octets) for index in range(count)]
@@ -218,7 +196,7 @@ class SourcePlanner:
         resource = self._pipeline.resources[shard.resource]
         return call_resource(resource, "browse", partial(_waits, resource, shard.queues))
 
-    def _shared(self, planned: epoch_plan.ReadPlan) -> list[int]:
+    def _shared(self, planned: ReadPlan) -> list[int]:
         """How many messages each partition may take. A plan that is asked for again has the same."""
         rows, count, waiting = planned.rows, len(planned.parts), self._waiting
         if planned.again:
@@ -234,11 +212,11 @@ class SourcePlanner:
 
     def _decided(self, *, again: bool) -> int:
         """The last batch of the query that is decided; the one before it where the last one is read again."""
-        last = self._pipeline.ledger.decided_batch(self._origin.query)
+        last = self._pipeline.ledger.decided_batch(self._reader.query)
         return -1 if last is None else last.batch - again
 
     def _partition(
-        self, epoch: int, index: int, planned: epoch_plan.ReadPlan, decided: int, share: int, octets: int
+        self, epoch: int, index: int, planned: ReadPlan, decided: int, share: int, octets: int
     ) -> SourcePartition:
         source = self._source
         xid, shard = planned.parts[index]
@@ -251,7 +229,7 @@ class SourcePlanner:
             self._settings.url(shard.resource),
             shard.queues,
             share,
-            query=self._origin.query,
+            query=self._reader.query,
             decided=decided,
             aside=planned.aside,
             text=source.text,
@@ -274,7 +252,7 @@ class SourcePlanner:
         if end.epoch == self._logged:
             return
         with pipeline_errors():
-            drive(epoch_plan.logged(self._pipeline.ports, end.epoch, self._pipeline.names))
+            drive(self._planner.logged(end.epoch))
             # In the other processes, too, what has ended must not be anybody's work any more.
             self._pipeline.ledger.log.flush()
             self._batches += 1

@@ -63,114 +63,13 @@ def state_of(row: EpochRow | None, entry: Entry | None) -> EpochState:
     return EpochState.DONE if entry.state is GtridState.DONE else EpochState.LOGGED
 
 
-async def allotted(ports: Ports, epoch: int) -> PipelineRow:
-    """The pipeline's row. PipelineError: the checkpoint names an epoch that this pipeline has never allotted."""
-    row = await ports.ledger.row()
-    if epoch > row.epoch:
-        raise PipelineError(
-            f"the checkpoint names epoch {epoch}, but the last epoch of pipeline {row.pipeline!r} is {row.epoch}: the "
-            "checkpoint belongs to another decision log. Restore that log. If it is lost, so is what it had decided; a "
-            "new checkpoint reads what is in the queues, and every other source from where its options begin"
-        )
-    return row
-
-
-# --- what Spark has logged --------------------------------------------------------------------------------------------
-async def logged(ports: Ports, upto: int, resources: Collection[str]) -> None:
-    """Spark has logged every batch of its checkpoint up to this epoch, so that none of them is read again: finishes
-    their source branches, and decides what no sink of ours has decided."""
-    if upto:
-        await allotted(ports, upto)
-    rows = await ports.ledger.unlogged(upto)
-    decisions: list[tuple[Decision, PlannedEpochs]] = []
-    epochs: set[int] = set()
-    for row in rows:
-        if row.epoch in epochs:
-            continue
-        planned = await ports.ledger.planned(row.gtrid)
-        entry = await ports.log.entry(row.gtrid)
-        state = state_of(row, entry)
-        if state is EpochState.ACTIVE:
-            decision = await _decide_without_sink(ports, row.gtrid, planned, resources)
-            state = EpochState.ABORTED if decision is None else EpochState.DECIDED
-        else:
-            decision = entry.decision if entry is not None else None
-        advance(EPOCH, state, EpochVerb.LOG, Result.OK if decision is not None else Result.RB)
-        if decision is not None:
-            decisions.append((decision, planned))
-        epochs |= {one.epoch for one in planned.epochs}
-    if epochs:
-        await ports.ledger.mark_logged(tuple(sorted(epochs)))
-    for decision, planned in decisions:
-        await carry_out(ports, decision, planned.as_logged(), resources)
-
-
-async def _decide_without_sink(
-    ports: Ports, gtrid: bytes, planned: PlannedEpochs, resources: Collection[str]
-) -> Decision | None:
-    """Decides a logged batch that nobody has decided. Where no sink of ours was planned for it, a sink of somebody else
-    has its rows, and the sources are decided alone. Otherwise our sink gave up and the user's code went on all the
-    same: then nothing of the batch has happened, and it is rolled back."""
-    swept = SweepResult()
-    if planned.sunk or not set(planned.sources) <= set(resources):
-        found = await scan(ports, resources, swept)
-        await settle(ports, gtrid, found.get(gtrid, ()), resources, swept)
-        entry = await ports.log.entry(gtrid)
-        return entry.decision if entry is not None else None
-    prepared: list[Branch] = []
-    for resource in planned.sources:
-        told = await ports.branches.prepared(resource)
-        if isinstance(told, XaError):
-            raise PipelineError(f"can't ask {resource} which messages epoch {planned.epoch} took: {told.message}")
-        ours = sorted((xid for xid in told if xid.gtrid == gtrid), key=lambda xid: xid.bqual)
-        prepared += [Branch(resource, xid) for xid in ours]
-    decision = Decision(gtrid, tuple(branch for branch in prepared if is_source(branch.xid)))
-    refused = await ports.log.force(decision)
-    if refused is not None:
-        raise PipelineError(f"epoch {planned.epoch} can't be decided: {refused}") from refused
-    await fence(ports, gtrid, planned.sources)
-    others = [branch for branch in prepared if not is_source(branch.xid)]
-    await settle(ports, gtrid, others, resources, swept)
-    return decision
-
-
-# --- the source -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """The reader: a query, and one of its sources. The query is empty for a job without streaming."""
+class QuerySource:
+    """One source of a query, with its place there. The query is empty for a job without streaming."""
 
+    source: Source
     query: str = ""
     place: int = 0
-
-
-async def check_newest(ports: Ports, origin: Origin, start: int, end: int | None = None) -> None:
-    """EpochGone: the checkpoint is too old. It names `start` as the source's last epoch, and a later one is decided
-    which is not `end`, the one that the checkpoint wants to read again."""
-    if not origin.query:
-        return
-    rows = await ports.ledger.later(origin.query, origin.place, start)
-    for row in rows:
-        if row.epoch == end:
-            continue
-        entry = await ports.log.entry(row.gtrid)
-        if row.logged or (entry is not None and entry.state in DECIDED):
-            await ports.ledger.row()  # a driver that has lost the pipeline is told that instead
-            raise _too_old(row.epoch, f"the last epoch of the checkpoint is {start}")
-
-
-async def latest(
-    ports: Ports,
-    origin: Origin,
-    start: int,
-    source: Source,
-    outage_s: float = OUTAGE_S,
-    away: Mapping[str, str] = NONE,
-) -> tuple[int, WaitingShards]:
-    """The epoch to read next, and the shards that have messages; `start` when there is nothing to read. EpochGone:
-    later ones are decided. `away`: brokers that are not asked, because they are known to be away, with the reason."""
-    await check_newest(ports, origin, start)
-    waiting = await look(ports, source, outage_s, away)
-    return (await ports.ledger.allot() if waiting.shards else start), waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,89 +92,327 @@ class ReadPlan:
         return tuple(xid for xid, _ in self.parts)
 
 
-async def plan(
-    ports: Ports,
-    own: Incarnation,
-    origin: Origin,
-    start: int,
-    end: int,
-    source: Source,
-    rows: int,
-    resources: Collection[str],
-    outage_s: float = OUTAGE_S,
-    away: Mapping[str, str] = NONE,
-) -> ReadPlan:
-    """Plans what the epoch reads, with so many rows at most. EpochGone: the epoch is finished, or later ones are
-    decided. `away`: as `latest`.
+@dataclass(frozen=True, slots=True)
+class PlannedSink:
+    """The global transaction that a sink writes for, the epoch, and whether that is decided. `skipped`: brokers that
+    the batch does not read, because they are away. `unfinished`: resources where an earlier batch is not finished."""
 
-    1. Planned twice for one micro-batch, an epoch gets the same plan, whatever queues there are by then.
-    2. An epoch that is decided is replayed under its global transaction, from every broker that it was read from.
-    3. A new try reads only at brokers where no earlier try can take messages any more, and where what earlier tries
-       have taken is back. The other brokers are waited for, or skipped.
-    4. The first source of a micro-batch begins a global transaction, and the others join it.
-    """
-    standing = await allotted(ports, end)
-    await check_newest(ports, origin, start, end)
-    row = await ports.ledger.epoch(end)
-    if row is None and end <= standing.forgotten:
-        raise _too_old(end, "it is forgotten")
-    entry: Entry | None = None
-    if row is not None:
-        entry = await ports.log.entry(row.gtrid)
-        if state_of(row, entry) is EpochState.ACTIVE:
-            if row.gtrid == standing.gtrid and own.planned(row.gtrid):
-                known = await ports.ledger.isolation()
-                isolation = known if known is not None and known.gtrid == row.gtrid else Isolation(row.gtrid)
-                return _read_plan(isolation, end, row.read.shards, rows, dict(row.read.skipped))
-            await ports.log.abort(row.gtrid)
-            entry = await ports.log.entry(row.gtrid)
-            await fence(ports, row.gtrid, resources)
-    state = state_of(row, entry)
-    if EPOCH.refusal(state, EpochVerb.PLAN) is not None:
-        raise _too_old(end, "its messages do not exist any more")
-    shared = await _shared_gtrid(ports, own, origin, standing)
-    if state is EpochState.DECIDED and row is not None and entry is not None and entry.decision is not None:
-        await resolve(ports, own, resources, shared)
-        if shared is not None:
-            raise _not_one_batch(end)
-        return ReadPlan(tuple(await _replayed_parts(ports, row, entry.decision, source, outage_s)), again=True)
-    if origin.query and standing.gtrid is not None and standing.again == own.incarnation:
-        replayed = await ports.ledger.planned(standing.gtrid)
-        if not replayed.logged:
-            raise _not_one_batch(end)
-    cleared = await clear(ports, own, source, shared, resources, outage_s, away)
-    waiting = await _waiting(ports, source, outage_s, cleared)
-    tries = row.tries + 1 if row is not None else 1
-    gtrid = shared or own.gtrid(end, tries)
-    isolation = await _next_isolation(ports, gtrid, origin, source, cleared, resources)
-    shards = _shards(isolation, origin, source, end, rows, waiting.shards)
-    present = tuple(name for name in source.resources if name not in waiting.away)
-    read = PlannedRead(
-        tuple(sorted({one.resource for one in shards})) or present, shards, tuple(sorted(waiting.away.items()))
-    )
-    await ports.ledger.plan(end, start, gtrid, tries, read, origin.query, origin.place, cleared.fenced)
-    if shared is None:
-        await _begin(ports, gtrid)
-    advance(EPOCH, state, EpochVerb.PLAN)
-    return _read_plan(isolation, end, shards, rows, waiting.away)
+    gtrid: bytes
+    epoch: int
+    decided: bool = False
+    skipped: tuple[str, ...] = ()
+    unfinished: tuple[str, ...] = ()
 
 
-async def _waiting(ports: Ports, source: Source, outage_s: float, cleared: Cleared) -> WaitingShards:
-    """What is to be read now, of brokers that are cleared. One broker whose queues are named is not asked, because its
-    tasks take what there is."""
-    (first, *others) = source.shards
-    if not others and not source.by_queue and not any(map(is_pattern, first.queues)):
-        return WaitingShards([first])
-    return await look_once(ports, source, outage_s, cleared.away)
+@dataclass(frozen=True, slots=True)
+class EpochPlanner:
+    """Plans the epochs of one pipeline, for one incarnation of it, over these resources. For an outage of a broker it
+    waits `outage_s`."""
+
+    ports: Ports
+    own: Incarnation
+    resources: Collection[str]
+    outage_s: float = OUTAGE_S
+
+    # --- what Spark has logged ----------------------------------------------------------------------------------------
+    async def logged(self, upto: int) -> None:
+        """Spark has logged every batch of its checkpoint up to this epoch, so that none of them is read again: finishes
+        their source branches, and decides what no sink of ours has decided."""
+        if upto:
+            await self._allotted(upto)
+        rows = await self.ports.ledger.unlogged(upto)
+        decisions: list[tuple[Decision, PlannedEpochs]] = []
+        epochs: set[int] = set()
+        for row in rows:
+            if row.epoch in epochs:
+                continue
+            planned = await self.ports.ledger.planned(row.gtrid)
+            entry = await self.ports.log.entry(row.gtrid)
+            state = state_of(row, entry)
+            if state is EpochState.ACTIVE:
+                decision = await self._decide_without_sink(row.gtrid, planned)
+                state = EpochState.ABORTED if decision is None else EpochState.DECIDED
+            else:
+                decision = entry.decision if entry is not None else None
+            advance(EPOCH, state, EpochVerb.LOG, Result.OK if decision is not None else Result.RB)
+            if decision is not None:
+                decisions.append((decision, planned))
+            epochs |= {one.epoch for one in planned.epochs}
+        if epochs:
+            await self.ports.ledger.mark_logged(tuple(sorted(epochs)))
+        for decision, planned in decisions:
+            await carry_out(self.ports, decision, planned.as_logged(), self.resources)
+
+    async def _decide_without_sink(self, gtrid: bytes, planned: PlannedEpochs) -> Decision | None:
+        """Decides a logged batch that nobody has decided. Where no sink of ours was planned for it, a sink of somebody
+        else has its rows, and the sources are decided alone. Otherwise our sink gave up and the user's code went on all
+        the same: then nothing of the batch has happened, and it is rolled back."""
+        swept = SweepResult()
+        if planned.sunk or not set(planned.sources) <= set(self.resources):
+            found = await scan(self.ports, self.resources, swept)
+            await settle(self.ports, gtrid, found.get(gtrid, ()), self.resources, swept)
+            entry = await self.ports.log.entry(gtrid)
+            return entry.decision if entry is not None else None
+        prepared: list[Branch] = []
+        for resource in planned.sources:
+            told = await self.ports.branches.prepared(resource)
+            if isinstance(told, XaError):
+                raise PipelineError(f"can't ask {resource} which messages epoch {planned.epoch} took: {told.message}")
+            ours = sorted((xid for xid in told if xid.gtrid == gtrid), key=lambda xid: xid.bqual)
+            prepared += [Branch(resource, xid) for xid in ours]
+        decision = Decision(gtrid, tuple(branch for branch in prepared if is_source(branch.xid)))
+        refused = await self.ports.log.force(decision)
+        if refused is not None:
+            raise PipelineError(f"epoch {planned.epoch} can't be decided: {refused}") from refused
+        await fence(self.ports, gtrid, planned.sources)
+        others = [branch for branch in prepared if not is_source(branch.xid)]
+        await settle(self.ports, gtrid, others, self.resources, swept)
+        return decision
+
+    # --- the source ---------------------------------------------------------------------------------------------------
+    async def latest(
+        self, reader: QuerySource, start: int, away: Mapping[str, str] = NONE
+    ) -> tuple[int, WaitingShards]:
+        """The epoch to read next, and the shards that have messages; `start` when there is nothing to read. EpochGone:
+        later ones are decided. `away`: brokers that are not asked, because they are known to be away, with the
+        reason."""
+        await self._check_newest(reader, start)
+        waiting = await look(self.ports, reader.source, self.outage_s, away)
+        return (await self.ports.ledger.allot() if waiting.shards else start), waiting
+
+    async def plan(
+        self, reader: QuerySource, start: int, end: int, rows: int, away: Mapping[str, str] = NONE
+    ) -> ReadPlan:
+        """Plans what the epoch reads, with so many rows at most. EpochGone: the epoch is finished, or later ones are
+        decided. `away`: as `latest`.
+
+        1. Planned twice for one micro-batch, an epoch gets the same plan, whatever queues there are by then.
+        2. An epoch that is decided is replayed under its global transaction, from every broker that it was read from.
+        3. A new try reads only at brokers where no earlier try can take messages any more, and where what earlier tries
+           have taken is back. The other brokers are waited for, or skipped.
+        4. The first source of a micro-batch begins a global transaction, and the others join it.
+        """
+        standing = await self._allotted(end)
+        await self._check_newest(reader, start, end)
+        row = await self.ports.ledger.epoch(end)
+        if row is None and end <= standing.forgotten:
+            raise _too_old(end, "it is forgotten")
+        entry: Entry | None = None
+        if row is not None:
+            entry = await self.ports.log.entry(row.gtrid)
+            if state_of(row, entry) is EpochState.ACTIVE:
+                if row.gtrid == standing.gtrid and self.own.planned(row.gtrid):
+                    known = await self.ports.ledger.isolation()
+                    isolation = known if known is not None and known.gtrid == row.gtrid else Isolation(row.gtrid)
+                    return _read_plan(isolation, end, row.read.shards, rows, dict(row.read.skipped))
+                await self.ports.log.abort(row.gtrid)
+                entry = await self.ports.log.entry(row.gtrid)
+                await fence(self.ports, row.gtrid, self.resources)
+        state = state_of(row, entry)
+        if EPOCH.refusal(state, EpochVerb.PLAN) is not None:
+            raise _too_old(end, "its messages do not exist any more")
+        shared = await self._shared_gtrid(reader, standing)
+        if state is EpochState.DECIDED and row is not None and entry is not None and entry.decision is not None:
+            await resolve(self.ports, self.own, self.resources, shared)
+            if shared is not None:
+                raise _not_one_batch(end)
+            return ReadPlan(tuple(await self._replayed_parts(reader.source, row, entry.decision)), again=True)
+        if reader.query and standing.gtrid is not None and standing.again == self.own.incarnation:
+            replayed = await self.ports.ledger.planned(standing.gtrid)
+            if not replayed.logged:
+                raise _not_one_batch(end)
+        cleared = await clear(self.ports, self.own, reader.source, shared, self.resources, self.outage_s, away)
+        waiting = await self._waiting(reader.source, cleared)
+        tries = row.tries + 1 if row is not None else 1
+        gtrid = shared or self.own.gtrid(end, tries)
+        isolation = await self._next_isolation(gtrid, reader, cleared)
+        shards = _shards(isolation, reader, end, rows, waiting.shards)
+        present = tuple(name for name in reader.source.resources if name not in waiting.away)
+        read = PlannedRead(
+            tuple(sorted({one.resource for one in shards})) or present, shards, tuple(sorted(waiting.away.items()))
+        )
+        await self.ports.ledger.plan(end, start, gtrid, tries, read, reader.query, reader.place, cleared.fenced)
+        if shared is None:
+            await self._begin(gtrid)
+        advance(EPOCH, state, EpochVerb.PLAN)
+        return _read_plan(isolation, end, shards, rows, waiting.away)
+
+    async def _waiting(self, source: Source, cleared: Cleared) -> WaitingShards:
+        """What is to be read now, of brokers that are cleared. One broker whose queues are named is not asked, because
+        its tasks take what there is."""
+        (first, *others) = source.shards
+        if not others and not source.by_queue and not any(map(is_pattern, first.queues)):
+            return WaitingShards([first])
+        return await look_once(self.ports, source, self.outage_s, cleared.away)
+
+    async def _next_isolation(self, gtrid: bytes, reader: QuerySource, cleared: Cleared) -> Isolation:
+        """How the try `gtrid` is isolated, after what came of the last try. It is noted before the try is planned, so
+        that the other sources of the query get the same answer.
+
+        The search knows messages by their place in the queue only. While the last try may still hold some at the broker
+        of the suspected shard, others are at the head, and would be blamed for it; then the search begins anew. So it
+        does where that broker is skipped, or the shard is not the source's any more: other messages don't wait for
+        it.
+        """
+        before = await self.ports.ledger.isolation()
+        if before is None:
+            return Isolation(gtrid)
+        if before.gtrid == gtrid:
+            if before.suspects and before.place == reader.place and not _is_searchable(before, reader.source, cleared):
+                before = before.unsuspected(gtrid)
+                await self.ports.ledger.set_isolation(before)
+            return before
+        entry = await self.ports.log.entry(before.gtrid)
+        decided = entry is not None and entry.state in DECIDED
+        following = before.following(gtrid, decided=decided)
+        if following.suspects:
+            names = self.resources if following.shard is None else (following.shard.resource,)
+            mine = following.place == reader.place
+            held = cleared.unsure.intersection(names) or not (decided or await self._is_over(before.gtrid, names))
+            if held or (mine and not _is_searchable(following, reader.source, cleared)):
+                logger.warning(
+                    "the search for messages that make batches fail starts again, because an earlier batch may still "
+                    "hold some, or their broker is away"
+                )
+                following = following.unsuspected(gtrid)
+        if following.aside:
+            logger.warning(
+                "the first %d waiting messages failed alone: the next batch sets them aside", following.aside
+            )
+        elif following.suspects > 1:
+            logger.warning(
+                "one of %d messages may make batches fail: the next batch reads half of them", following.suspects
+            )
+        elif following.suspects:
+            logger.warning("the first waiting message may make batches fail: the next batch reads it alone")
+        if following.suspects or before.suspects:
+            await self.ports.ledger.set_isolation(following)
+        return following
+
+    async def _is_over(self, gtrid: bytes, resources: Collection[str]) -> bool:
+        """Whether a try that is not decided holds nothing any more, because it is fenced at every resource."""
+        fenced = [await self.ports.branches.fence(resource, gtrid) is None for resource in resources]
+        return all(fenced)
+
+    async def _shared_gtrid(self, reader: QuerySource, standing: PipelineRow) -> bytes | None:
+        """The global transaction that another source of the same query has begun for this micro-batch. It is active;
+        that of an earlier micro-batch is not active any more when the next one is planned."""
+        gtrid = standing.gtrid
+        if not reader.query or gtrid is None or not self.own.planned(gtrid):
+            return None
+        entry = await self.ports.log.entry(gtrid)
+        planned = await self.ports.ledger.planned(gtrid)
+        if entry is None or entry.state is not GtridState.ACTIVE or not planned.sources:
+            return None
+        others = all(row.query == reader.query and row.place != reader.place for row in planned.epochs)
+        return gtrid if others else None
+
+    async def _begin(self, gtrid: bytes) -> None:
+        refused = await self.ports.log.begin(gtrid)
+        if refused is not None:
+            raise PipelineError(f"the log can't begin a global transaction: {refused}") from refused
+
+    async def _replayed_parts(self, source: Source, row: EpochRow, decision: Decision) -> list[tuple[Xid, Shard]]:
+        """The branches that hold what the epoch has read. All of it is read again, so that every broker is waited for,
+        also where the source would skip it."""
+        sources = [
+            branch for branch in decision.branches if is_source(branch.xid) and source_epoch(branch.xid) == row.epoch
+        ]
+        resources = sorted({branch.resource for branch in sources})
+        elsewhere = set(resources) - set(source.resources)
+        if elsewhere:
+            raise PipelineError(
+                f"epoch {row.epoch} was read from {', '.join(sorted(elsewhere))}, and has to be read from there again "
+                f"before the source is changed to {', '.join(source.resources)}"
+            )
+        for resource in resources:
+            told = await retried(self.ports, partial(self.ports.branches.prepared, resource), self.outage_s)
+            if isinstance(told, XaError):
+                raise PipelineError(
+                    f"can't ask {resource} which messages epoch {row.epoch} holds, and the epoch is decided, so all of "
+                    f"it has to be read again: {told.message}"
+                )
+            if not {branch.xid for branch in sources if branch.resource == resource} <= told:
+                raise _too_old(row.epoch, "its messages do not exist any more")
+        await self.ports.ledger.plan_replay(row.gtrid)
+        return [
+            (branch.xid, Shard(branch.resource, ()))
+            for branch in sorted(sources, key=lambda branch: source_index(branch.xid))
+        ]
+
+    async def _check_newest(self, reader: QuerySource, start: int, end: int | None = None) -> None:
+        """EpochGone: the checkpoint is too old. It names `start` as the source's last epoch, and a later one is decided
+        which is not `end`, the one that the checkpoint wants to read again."""
+        if not reader.query:
+            return
+        rows = await self.ports.ledger.later(reader.query, reader.place, start)
+        for row in rows:
+            if row.epoch == end:
+                continue
+            entry = await self.ports.log.entry(row.gtrid)
+            if row.logged or (entry is not None and entry.state in DECIDED):
+                await self.ports.ledger.row()  # a driver that has lost the pipeline is told that instead
+                raise _too_old(row.epoch, f"the last epoch of the checkpoint is {start}")
+
+    async def _allotted(self, epoch: int) -> PipelineRow:
+        """The pipeline's row. PipelineError: the checkpoint names an epoch that this pipeline has never allotted."""
+        row = await self.ports.ledger.row()
+        if epoch > row.epoch:
+            raise PipelineError(
+                f"the checkpoint names epoch {epoch}, but the last epoch of pipeline {row.pipeline!r} is {row.epoch}: "
+                "the checkpoint belongs to another decision log. Restore that log. If it is lost, so is what it had "
+                "decided; a new checkpoint reads what is in the queues, and every other source from where its options "
+                "begin"
+            )
+        return row
+
+    # --- the sink -----------------------------------------------------------------------------------------------------
+    async def plan_sink(self, query: str) -> PlannedSink:
+        """Plans the sink of a query ("" for a job)."""
+        standing = await self.ports.ledger.row()
+        current = standing.gtrid
+        entry: Entry | None = None
+        planned = PlannedEpochs(())
+        if current is not None:
+            entry = await self.ports.log.entry(current)
+            planned = await self.ports.ledger.planned(current)
+        active = entry is not None and entry.state is GtridState.ACTIVE
+        mine = current is not None and active and self.own.planned(current)
+        skipped = planned.skipped if mine else ()
+        joins = mine and bool(planned.epochs) and all(row.query == query for row in planned.epochs)
+        if current is not None and active and not joins:
+            await self.ports.log.abort(current)  # before it is read what is decided and not finished
+        present = [name for name in self.resources if name not in skipped]
+        unfinished = tuple(sorted((await resolve(self.ports, self.own, present, current if mine else None)).unfinished))
+        if current is not None and joins:
+            _check_sources(planned, self.resources)
+            await check_one_gtrid(self.ports, self.own, query, current)
+            await self.ports.ledger.mark_sink(current)
+            return PlannedSink(current, planned.epoch, skipped=skipped, unfinished=unfinished)
+        if (
+            current is not None
+            and entry is not None
+            and entry.state in DECIDED
+            and standing.again == self.own.incarnation
+        ):
+            return PlannedSink(current, epoch_of(current), decided=True)
+        await check_one_gtrid(self.ports, self.own, query, None)
+        epoch = await self.ports.ledger.allot()
+        gtrid = self.own.gtrid(epoch, 1)
+        await self.ports.ledger.plan(epoch, 0, gtrid, 1, NOTHING, query, 0)
+        await self._begin(gtrid)
+        await self.ports.ledger.mark_sink(gtrid)
+        return PlannedSink(gtrid, epoch, unfinished=unfinished)
 
 
 def _shards(
-    isolation: Isolation, origin: Origin, source: Source, epoch: int, rows: int, waiting: Sequence[Shard]
+    isolation: Isolation, reader: QuerySource, epoch: int, rows: int, waiting: Sequence[Shard]
 ) -> tuple[Shard, ...]:
     """The shard of each task of a new try. While messages of one shard are suspected, it is read in the order of its
     queues by one task, and the others are not read."""
+    source = reader.source
     if isolation.suspects:
-        return (isolation.shard or source.shards[0].sorted(),) if isolation.place == origin.place else ()
+        return (isolation.shard or source.shards[0].sorted(),) if isolation.place == reader.place else ()
     if not waiting:
         return ()
     most = min(isolation.share(rows), MAX_TASKS)
@@ -303,50 +440,6 @@ def _read_plan(
     return ReadPlan(parts, share, isolation.aside, exact=bool(isolation.suspects), skipped=skipped)
 
 
-async def _next_isolation(
-    ports: Ports, gtrid: bytes, origin: Origin, source: Source, cleared: Cleared, resources: Collection[str]
-) -> Isolation:
-    """How the try `gtrid` is isolated, after what came of the last try. It is noted before the try is planned, so that
-    the other sources of the query get the same answer.
-
-    The search knows messages by their place in the queue only. While the last try may still hold some at the broker of
-    the suspected shard, others are at the head, and would be blamed for it; then the search begins anew. So it does
-    where that broker is skipped, or the shard is not the source's any more: other messages don't wait for it.
-    """
-    before = await ports.ledger.isolation()
-    if before is None:
-        return Isolation(gtrid)
-    if before.gtrid == gtrid:
-        if before.suspects and before.place == origin.place and not _is_searchable(before, source, cleared):
-            before = before.unsuspected(gtrid)
-            await ports.ledger.set_isolation(before)
-        return before
-    entry = await ports.log.entry(before.gtrid)
-    decided = entry is not None and entry.state in DECIDED
-    following = before.following(gtrid, decided=decided)
-    if following.suspects:
-        names = resources if following.shard is None else (following.shard.resource,)
-        mine = following.place == origin.place
-        held = cleared.unsure.intersection(names) or not (decided or await _is_over(ports, before.gtrid, names))
-        if held or (mine and not _is_searchable(following, source, cleared)):
-            logger.warning(
-                "the search for messages that make batches fail starts again, because an earlier batch may still hold "
-                "some, or their broker is away"
-            )
-            following = following.unsuspected(gtrid)
-    if following.aside:
-        logger.warning("the first %d waiting messages failed alone: the next batch sets them aside", following.aside)
-    elif following.suspects > 1:
-        logger.warning(
-            "one of %d messages may make batches fail: the next batch reads half of them", following.suspects
-        )
-    elif following.suspects:
-        logger.warning("the first waiting message may make batches fail: the next batch reads it alone")
-    if following.suspects or before.suspects:
-        await ports.ledger.set_isolation(following)
-    return following
-
-
 def _is_searchable(isolation: Isolation, source: Source, cleared: Cleared) -> bool:
     """Whether the suspected shard is one that the source can read now."""
     shard = isolation.shard
@@ -355,63 +448,6 @@ def _is_searchable(isolation: Isolation, source: Source, cleared: Cleared) -> bo
     queues = next((one.queues for one in source.shards if one.resource == shard.resource), ())
     known = all(any(matches(queue, name) for queue in queues) for name in shard.queues)
     return known and shard.resource not in cleared.away
-
-
-async def _is_over(ports: Ports, gtrid: bytes, resources: Collection[str]) -> bool:
-    """Whether a try that is not decided holds nothing any more, because it is fenced at every resource."""
-    fenced = [await ports.branches.fence(resource, gtrid) is None for resource in resources]
-    return all(fenced)
-
-
-async def _shared_gtrid(ports: Ports, own: Incarnation, origin: Origin, standing: PipelineRow) -> bytes | None:
-    """The global transaction that another source of the same query has begun for this micro-batch. It is active; that
-    of an earlier micro-batch is not active any more when the next one is planned."""
-    gtrid = standing.gtrid
-    if not origin.query or gtrid is None or not own.planned(gtrid):
-        return None
-    entry = await ports.log.entry(gtrid)
-    planned = await ports.ledger.planned(gtrid)
-    if entry is None or entry.state is not GtridState.ACTIVE or not planned.sources:
-        return None
-    others = all(row.query == origin.query and row.place != origin.place for row in planned.epochs)
-    return gtrid if others else None
-
-
-async def _begin(ports: Ports, gtrid: bytes) -> None:
-    refused = await ports.log.begin(gtrid)
-    if refused is not None:
-        raise PipelineError(f"the log can't begin a global transaction: {refused}") from refused
-
-
-async def _replayed_parts(
-    ports: Ports, row: EpochRow, decision: Decision, source: Source, outage_s: float
-) -> list[tuple[Xid, Shard]]:
-    """The branches that hold what the epoch has read. All of it is read again, so that every broker is waited for, also
-    where the source would skip it."""
-    sources = [
-        branch for branch in decision.branches if is_source(branch.xid) and source_epoch(branch.xid) == row.epoch
-    ]
-    resources = sorted({branch.resource for branch in sources})
-    elsewhere = set(resources) - set(source.resources)
-    if elsewhere:
-        raise PipelineError(
-            f"epoch {row.epoch} was read from {', '.join(sorted(elsewhere))}, and has to be read from there again "
-            f"before the source is changed to {', '.join(source.resources)}"
-        )
-    for resource in resources:
-        told = await retried(ports, partial(ports.branches.prepared, resource), outage_s)
-        if isinstance(told, XaError):
-            raise PipelineError(
-                f"can't ask {resource} which messages epoch {row.epoch} holds, and the epoch is decided, so all of it "
-                f"has to be read again: {told.message}"
-            )
-        if not {branch.xid for branch in sources if branch.resource == resource} <= told:
-            raise _too_old(row.epoch, "its messages do not exist any more")
-    await ports.ledger.plan_replay(row.gtrid)
-    return [
-        (branch.xid, Shard(branch.resource, ()))
-        for branch in sorted(sources, key=lambda branch: source_index(branch.xid))
-    ]
 
 
 def _too_old(epoch: int, why: str) -> EpochGone:
@@ -423,52 +459,6 @@ def _not_one_batch(epoch: int) -> EpochGone:
         f"epoch {epoch} does not belong to the same micro-batch as the epochs of the query's other sources: the "
         f"checkpoint has parts of different batches, so {OLDER}"
     )
-
-
-# --- the sink ---------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class PlannedSink:
-    """The global transaction that a sink writes for, the epoch, and whether that is decided. `skipped`: brokers that
-    the batch does not read, because they are away. `unfinished`: resources where an earlier batch is not finished."""
-
-    gtrid: bytes
-    epoch: int
-    decided: bool = False
-    skipped: tuple[str, ...] = ()
-    unfinished: tuple[str, ...] = ()
-
-
-async def plan_sink(ports: Ports, own: Incarnation, query: str, resources: Collection[str]) -> PlannedSink:
-    """Plans the sink of a query ("" for a job)."""
-    standing = await ports.ledger.row()
-    current = standing.gtrid
-    entry: Entry | None = None
-    planned = PlannedEpochs(())
-    if current is not None:
-        entry = await ports.log.entry(current)
-        planned = await ports.ledger.planned(current)
-    active = entry is not None and entry.state is GtridState.ACTIVE
-    mine = current is not None and active and own.planned(current)
-    skipped = planned.skipped if mine else ()
-    joins = mine and bool(planned.epochs) and all(row.query == query for row in planned.epochs)
-    if current is not None and active and not joins:
-        await ports.log.abort(current)  # before it is read what is decided and not finished
-    present = [name for name in resources if name not in skipped]
-    unfinished = tuple(sorted((await resolve(ports, own, present, current if mine else None)).unfinished))
-    if current is not None and joins:
-        _check_sources(planned, resources)
-        await check_one_gtrid(ports, own, query, current)
-        await ports.ledger.mark_sink(current)
-        return PlannedSink(current, planned.epoch, skipped=skipped, unfinished=unfinished)
-    if current is not None and entry is not None and entry.state in DECIDED and standing.again == own.incarnation:
-        return PlannedSink(current, epoch_of(current), decided=True)
-    await check_one_gtrid(ports, own, query, None)
-    epoch = await ports.ledger.allot()
-    gtrid = own.gtrid(epoch, 1)
-    await ports.ledger.plan(epoch, 0, gtrid, 1, NOTHING, query, 0)
-    await _begin(ports, gtrid)
-    await ports.ledger.mark_sink(gtrid)
-    return PlannedSink(gtrid, epoch, unfinished=unfinished)
 
 
 async def check_one_gtrid(ports: Ports, own: Incarnation, query: str, gtrid: bytes | None) -> None:
