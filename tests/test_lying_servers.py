@@ -34,8 +34,8 @@ from tm.log.sql import SqlLog
 from tm.log.sql.database import Database
 from tm.log.sql.retry import PAUSES_S
 from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError
-from xabridge.cli.exits import Exit
 from xabridge.cli.main import main
+from xabridge.exit_codes import Exit
 from xabridge.outbox.publisher import BrokerAway
 from xabridge.outbox.rabbitmq import RabbitPublisher
 from xabridge.testing.contract.client import RMID, Client, ScriptedRegistrar, new_key, new_xid

@@ -42,7 +42,8 @@ from xa.open_string import OpenString, shown
 from xa.secrets import masked
 from xa.telemetry.endpoint import Acts, Private, Request
 from xabridge.cli.main import main, make_parser
-from xabridge.console.app import Console
+from xabridge.console.app import application
+from xabridge.console.console import Console
 from xabridge.console.settings import console_settings
 from xabridge.outbox.config import OutboxConfig
 from xabridge.pipeline.core.errors import PipelineError
@@ -159,8 +160,8 @@ PARSER: Final = functools.cache(make_parser)
 
 @pytest.fixture(autouse=True)
 def _made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("main", "origins"):
-        monkeypatch.setattr(importlib.import_module(f"xabridge.cli.{module}"), "entry_points", installed)
+    for module in ("xabridge.cli.main", "xabridge.operations.scan"):
+        monkeypatch.setattr(importlib.import_module(module), "entry_points", installed)
     monkeypatch.setattr("tm.resources.resource.entry_points", installed)
     monkeypatch.setattr(importlib.import_module("xabridge.cli.main"), "make_parser", PARSER)
 
@@ -347,7 +348,9 @@ def test_a_manager_its_pages_and_its_metrics_show_none(scheme: str, forms: Seque
 def console(path: Path) -> Iterator[tuple[TestClient, Any]]:
     """A console's client, and the answer to a login with a password that is typed."""
     here = "http://127.0.0.1:8161"
-    with TestClient(Console(console_settings(path, {}), None).app, base_url=here, headers={"origin": here}) as client:
+    with TestClient(
+        application(Console(console_settings(path, {}), None)), base_url=here, headers={"origin": here}
+    ) as client:
         before = re.search(r'name="before" value="([^"]+)"', client.get("/login").text)
         assert before is not None
         typed = {"user": "shop", "password": SECRET, "before": before[1], "next": ""}

@@ -59,7 +59,7 @@ from tm.log.segment import HEADER_SIZE, Header, SegmentDamaged, encode_frame, en
 from tm.resources import ConfigurationError
 from xa import Gtrid, XaError, Xid
 from xabridge.console.settings import console_settings
-from xabridge.node.survey_json import survey_of
+from xabridge.operations.survey_json import decode_survey
 from xabridge.outbox.config import OutboxConfig
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.shards import PlannedRead, shard_from_text
@@ -363,7 +363,7 @@ DECODERS: Final[dict[str, Decoder]] = {
     ),
     "URLs of logs": Decoder(text(folder_of), (ValueError,), (b"file:///var/lib/log", b"postgresql://a:b@[::1]/c")),
     "surveys": Decoder(
-        lambda octets: survey_of(json.loads(octets)),
+        lambda octets: decode_survey(json.loads(octets)),
         (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError),  # as it says, and JSON
         (_SURVEY,),
     ),

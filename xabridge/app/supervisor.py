@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from xabridge.cli.exits import Exit
+from xabridge.exit_codes import Exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

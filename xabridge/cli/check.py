@@ -24,15 +24,16 @@ from xa.diagnosis import Check, Health
 from xa.holdings import Holding, InDoubtBranch, Relation
 from xa.open_string import shown
 from xa.secrets import masked
-from xabridge.cli import as_json
 from xabridge.cli.doctor import lines, value_of
-from xabridge.cli.examining import Examined, content_of
-from xabridge.cli.exits import Exit
-from xabridge.cli.progress import Progress
+from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
-from xabridge.cli.site import Scanned, Site
-from xabridge.cli.survey import Known, State, survey
-from xabridge.cli.text import age, held, listed, printable, several
+from xabridge.exit_codes import Exit
+from xabridge.operations.diagnosis import Examined, content_of
+from xabridge.operations.place import Site
+from xabridge.operations.progress import Progress
+from xabridge.operations.scan import Scanned
+from xabridge.operations.survey import Known, State, survey
+from xabridge.text import age, held, listed, printable, several
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
     from dtx.store.sql.image import StoreImage
     from tm.config import Configuration
-    from xabridge.cli.site import Seen
-    from xabridge.cli.survey import BranchView, Survey, TransactionView
+    from xabridge.operations.scan import Seen
+    from xabridge.operations.survey import BranchView, Survey, TransactionView
 
 SUMMARY: Final = "look whether restored logs, stores and databases fit together, before they are started"
 MOST: Final = 50
@@ -96,7 +97,7 @@ def run(arguments: Namespace) -> int:
         return Exit.USAGE
     failed = any(examined.check.health is Health.FAIL for examined in found)
     if arguments.json:
-        as_json.write({"fits": not failed, "checks": [value_of(examined) for examined in found]})
+        write_json({"fits": not failed, "checks": [value_of(examined) for examined in found]})
         return Exit.FAILED if failed else Exit.DONE
     for examined in found:
         print(*lines(examined), sep="\n")

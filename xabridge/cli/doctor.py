@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 from tm.config import configuration_from
 from tm.resources import ConfigurationError
 from xa.diagnosis import Check, Health
-from xabridge.cli import as_json
-from xabridge.cli.examining import Examined, examine_log, examine_site, examine_survey
-from xabridge.cli.exits import Exit
-from xabridge.cli.progress import Progress
+from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
-from xabridge.cli.site import Site
-from xabridge.cli.survey import survey
-from xabridge.cli.tables import NARROW
-from xabridge.cli.text import printable, several
+from xabridge.exit_codes import Exit
+from xabridge.operations.diagnosis import Examined, examine_log, examine_site, examine_survey
+from xabridge.operations.place import Site
+from xabridge.operations.progress import Progress
+from xabridge.operations.survey import survey
+from xabridge.text import NARROW, printable, several
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -51,7 +50,7 @@ def run(arguments: Namespace) -> int:
         if not arguments.json:
             print(*lines(examined), sep="\n", flush=True)
     if arguments.json:
-        as_json.write({"checks": [value_of(examined) for examined in found]})
+        write_json({"checks": [value_of(examined) for examined in found]})
     else:
         counts = Counter(examined.check.health for examined in found)
         print(f"{several(len(found), 'check')}: " + ", ".join(f"{counts[health]} {health.value}" for health in Health))

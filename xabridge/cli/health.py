@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from xa.open_string import shown
 from xa.printable import printable
-from xabridge.cli.exits import Exit
+from xabridge.exit_codes import Exit
 from xabridge.http_deadline import within
 
 if TYPE_CHECKING:

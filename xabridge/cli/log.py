@@ -12,12 +12,11 @@ from tm.log import LogError
 from tm.log.backup import back_up
 from tm.log.factory import folder_of
 from tm.resources import ConfigurationError
-from xabridge.cli import as_json
-from xabridge.cli.exits import Exit
-from xabridge.cli.progress import Progress
+from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
-from xabridge.cli.tables import paragraph
-from xabridge.cli.text import printable, several
+from xabridge.exit_codes import Exit
+from xabridge.operations.progress import Progress
+from xabridge.text import paragraph, printable, several
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -87,7 +86,7 @@ def _tell(made: BackUp, arguments: Namespace) -> None:
     cut = [one.hex() for one in made.cut]
     destination = arguments.destination
     if arguments.json:
-        as_json.write(
+        write_json(
             {
                 "destination": str(destination),
                 "node": made.node,

@@ -20,12 +20,12 @@ from tm import ConfigurationError
 from xa import XaError
 from xa.secrets import masked
 from xa.telemetry.log_lines import write_lines
-from xabridge.cli import as_json
-from xabridge.cli.exits import Exit
-from xabridge.cli.text import age, duration, printable, several, whole_number
+from xabridge.cli.output import write_json
+from xabridge.exit_codes import Exit
 from xabridge.outbox import BrokerAway, Inbox, OutboxStore, Relay, Tables, TablesError
 from xabridge.outbox.config import OutboxConfig
 from xabridge.outbox.tables import REFUSED
+from xabridge.text import age, duration, printable, several, whole_number
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -145,7 +145,7 @@ def _relay(store: OutboxStore, arguments: Namespace) -> Exit:
     finally:
         relay.close()
     if arguments.json:
-        as_json.write({"sent": done.sent, "refused": done.refused, "set_aside": done.set_aside})
+        write_json({"sent": done.sent, "refused": done.refused, "set_aside": done.set_aside})
     else:
         print(f"{several(done.sent, 'message')} sent, {done.refused} refused, {done.set_aside} set aside")
     return Exit.FAILED if done.set_aside else Exit.DONE
@@ -154,7 +154,7 @@ def _relay(store: OutboxStore, arguments: Namespace) -> Exit:
 def _status(store: OutboxStore, arguments: Namespace) -> Exit:
     figures = store.figures()
     if arguments.json:
-        as_json.write({"waiting": figures.waiting, "refused": figures.refused, "oldest_s": figures.oldest_s})
+        write_json({"waiting": figures.waiting, "refused": figures.refused, "oldest_s": figures.oldest_s})
     else:
         oldest = f", the oldest for {age(figures.oldest_s)}" if figures.waiting else ""
         print(f"{several(figures.waiting, 'message')} waiting{oldest}; {figures.refused} set aside")
@@ -164,7 +164,7 @@ def _status(store: OutboxStore, arguments: Namespace) -> Exit:
 def _list(store: OutboxStore, arguments: Namespace) -> Exit:
     rows = store.rows(state=REFUSED if arguments.refused else None, limit=arguments.limit)
     if arguments.json:
-        as_json.write({"messages": [_value(row) for row in rows]})
+        write_json({"messages": [_value(row) for row in rows]})
         return Exit.DONE
     for row in rows:
         key = f"  key {printable(row.order_key)}" if row.order_key is not None else ""
@@ -197,7 +197,7 @@ def _show(store: OutboxStore, arguments: Namespace) -> Exit:
     row, octets = found
     message = Message.from_octets(octets)
     if arguments.json:
-        as_json.write(
+        write_json(
             {
                 **_value(row),
                 "body": _shown(message.body),
@@ -246,7 +246,7 @@ def _changed(
     changed = sum(store.row(one) is not None for one in set(chosen)) if arguments.dry_run else change(chosen)
     missing = len(set(chosen)) - changed if arguments.ids else 0
     if arguments.json:
-        as_json.write({"changed": changed, "missing": missing, "dry_run": arguments.dry_run})
+        write_json({"changed": changed, "missing": missing, "dry_run": arguments.dry_run})
     else:
         print(f"{several(changed, 'message')} {'would be changed' if arguments.dry_run else what}")
         if missing:

@@ -10,6 +10,7 @@ A command is stopped where it prints, as any program is by SIGPIPE.
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from contextlib import contextmanager, suppress
@@ -60,6 +61,13 @@ class _Output:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def write_json(value: object, *, lines: bool = False) -> None:
+    """Prints `value`; with `lines` in one line, for readers of a stream."""
+    json.dump(value, sys.stdout, ensure_ascii=False, indent=None if lines else 2)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
 
 
 @contextmanager

@@ -11,25 +11,26 @@ from tm.config import configuration_from
 from tm.log import LogError, LogLocked
 from tm.resources import ConfigurationError
 from xa.telemetry.log_lines import TEXT, write_lines
-from xabridge.cli import as_json
-from xabridge.cli.acting import act
-from xabridge.cli.completing import HELD, Act
-from xabridge.cli.ending import end
-from xabridge.cli.exits import Exit
-from xabridge.cli.looking import list_transactions, show_transactions, watch_transactions
-from xabridge.cli.progress import Progress
-from xabridge.cli.recovering import exit_code, expected, one_pass, report_lines
-from xabridge.cli.site import Site
-from xabridge.cli.survey import IN_DOUBT, survey
-from xabridge.cli.tables import MOST, paragraph, troubles
-from xabridge.cli.text import duration, printable
+from xabridge.cli.output import write_json
+from xabridge.cli.recover_actions import act, end
+from xabridge.cli.recover_views import list_transactions, show_transactions, watch_transactions
+from xabridge.cli.tables import MOST
+from xabridge.exit_codes import Exit
+from xabridge.operations.branch_completion import HELD, Act
+from xabridge.operations.place import Site
+from xabridge.operations.progress import Progress
+from xabridge.operations.recovery_pass import expected, one_pass, report_lines, troubles
+from xabridge.operations.survey import IN_DOUBT, survey
+from xabridge.operations.survey_json import report_value, survey_value
+from xabridge.text import duration, paragraph, printable
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable
 
     from tm.log import DecisionLog
-    from xabridge.cli.survey import Survey
+    from tm.recovery import Report
+    from xabridge.operations.survey import Survey
 
 SUMMARY: Final = "show and resolve transactions that are in doubt"
 _EXITS: Final = """
@@ -181,7 +182,7 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
         with progress.step("recovering", 1):
             report = one_pass(site, log, progress)
     if arguments.json:
-        as_json.write(as_json.report_value(report))
+        write_json(report_value(report))
     else:
         for line in report_lines(report, None if arguments.all else MOST):
             print(line)
@@ -205,7 +206,14 @@ def _dry_run(found: Survey, *, as_text: bool, most: int | None) -> Exit:
         for line in (*expected(found, most), *troubles(found)):
             print(line)
     else:
-        as_json.write(as_json.survey_value(found, found.transactions))
+        write_json(survey_value(found, found.transactions))
     if not found.complete:
         return Exit.INCOMPLETE
     return Exit.IN_DOUBT if found.transactions else Exit.DONE
+
+
+def exit_code(report: Report) -> Exit:
+    """The exit code for a script."""
+    if report.unreachable:
+        return Exit.INCOMPLETE
+    return Exit.DONE if report.clean else Exit.IN_DOUBT

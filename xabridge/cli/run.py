@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from xabridge.cli.exits import Exit
+from xabridge.exit_codes import Exit
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

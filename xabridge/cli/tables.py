@@ -10,36 +10,28 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Final
 
-from xabridge.cli.survey import Known, State, Survey, TransactionView
-from xabridge.cli.text import age, ending_command, held, listed, printable, several
+from xabridge.operations.recovery_pass import MOST_KINDS, troubles
+from xabridge.operations.survey import Known, Survey, TransactionView, advice, state_of
+from xabridge.text import LONGEST_NAME, NARROW, age, held, listed, paragraph, printable, several, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from xa import Gtrid
-    from xabridge.cli.survey import BranchView
+    from xabridge.operations.survey import BranchView
 
-NARROW: Final = 80
 WIDE_FROM: Final = 120
 """From so many columns on a terminal gets the wide table."""
 
 MOST: Final = 50
 """The most transactions that are listed without --all."""
-MOST_KINDS: Final = 20
 
 _NARROW_HEAD: Final = ("XID", "AGE", "STATE", "DECISION", "HELD BY")
 _NARROW_WIDTHS: Final = (28, 5, 11, 8, 0)
 _WIDE_HEAD: Final = ("XID", "NODE", "AGE", "STATE", "DECISION", "HELD BY", "OWNER", "HOLDS")
 _INDENT: Final = "    "
-_LONGEST: Final = 76
-"""The most characters of a name that has a line of its own."""
 _LONGEST_FOREIGN: Final = 32
 """The most characters of another transaction manager's name in the wide table."""
-
-
-def shortened(name: str, longest: int = _LONGEST) -> str:
-    """`name`, or its beginning with "…" behind it."""
-    return name if len(name) <= longest else name[: longest - 1] + "…"
 
 
 def table(transactions: Sequence[TransactionView], width: int) -> list[str]:
@@ -105,30 +97,6 @@ def _kind(view: TransactionView) -> str:
     return f"{ours.node if ours is not None else 'foreign'}, decision {view.decision.value}: {stands}"
 
 
-def troubles(survey: Survey) -> list[str]:
-    """The resource managers and logs that were not reached, a paragraph each."""
-    lines = []
-    for name, why in survey.unreachable.items():
-        lines += paragraph(f"{printable(name)} could not be reached: {printable(why)}")
-    if survey.log_trouble is not None:
-        lines += paragraph(f"the decisions could not be read: {printable(survey.log_trouble)}")
-    return lines
-
-
-def paragraph(text: str, first: str = "", others: str = "  ") -> list[str]:
-    """`text` in lines of 80 columns; what has no space in it is never broken, since it is copied."""
-    return textwrap.wrap(
-        text, NARROW, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def state_of(branch: BranchView) -> str:
-    """The state, and how a branch was completed."""
-    if branch.state is State.HEURISTIC and branch.outcome is not None:
-        return branch.outcome.name.removeprefix("XA_").lower()
-    return branch.state.value.replace("-", " ")
-
-
 def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
     padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
     return "  ".join(padded).rstrip()
@@ -171,7 +139,7 @@ def _wide(transactions: Iterable[TransactionView]) -> Iterator[str]:
 def _wide_rows(view: TransactionView) -> Iterator[tuple[Sequence[str], str]]:
     """The rows of one transaction, and the lines below each."""
     ours = view.ours
-    name = shortened(view.name, _LONGEST if ours is not None else _LONGEST_FOREIGN)
+    name = shortened(view.name, LONGEST_NAME if ours is not None else _LONGEST_FOREIGN)
     node = ours.node if ours is not None else "-"
     for number, branch in enumerate(view.branches, start=1):
         last = view.decision is Known.UNKNOWN and number == len(view.branches)
@@ -238,26 +206,3 @@ def _branch_facts(branch: BranchView) -> Iterator[tuple[str, str]]:
     if branch.noted is not None:
         yield "", f"noted in the log as {branch.noted.name}"
     yield "", f"xid {branch.xid}"
-
-
-def advice(view: TransactionView) -> str:
-    """The next step for a transaction, as a command."""
-    where = listed([branch.resource for branch in view.in_doubt])
-    if any(branch.state is State.HEURISTIC for branch in view.branches):
-        return f"compare what was completed on its own with the data, then: xabridge recover forget {view.name}"
-    gone = {branch.resource: None for branch in view.in_doubt if not branch.configured}
-    if gone:
-        names = listed([printable(name) for name in gone])
-        return (
-            f"configure {names} again, under any name, and recovery commits its branch; only if it is gone for "
-            f"good: {ending_command(view.name, gone)}"
-        )
-    if all(branch.state is State.NOT_REACHED for branch in view.in_doubt):
-        return f"bring back {where}; recovery does the rest"
-    if view.decision is not Known.UNKNOWN:
-        return "xabridge recover run, unless the transaction manager of this node runs: it recovers by itself"
-    if view.ours is None:
-        return "ask the transaction manager that made it"
-    if view.origin is not None:
-        return f"its driver resolves it when it runs: {view.origin.command}"
-    return f"xabridge recover run on node {view.ours.node}; only if its log is lost for good, decide yourself"

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from xabridge.cli.survey import Known, Survey
+from xabridge.operations.survey import Known, Survey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xabridge.cli.survey import TransactionView
     from xabridge.console.nodes import InDoubt
+    from xabridge.operations.survey import TransactionView
 
     Key: TypeAlias = tuple[int, bytes]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from xabridge.console.app import Console
+    from xabridge.console.console import Console
 
 LOOK_S: Final = 2.0
 OVER: Final = "event: over\ndata: over\n\n"

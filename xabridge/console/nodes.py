@@ -26,16 +26,16 @@ from anyio.to_thread import run_sync
 
 from xabridge.console.brokers import Away, Refused, Trouble, Unknown
 from xabridge.http_deadline import within
-from xabridge.node import survey_json
-from xabridge.node.operations import Choice
-from xabridge.node.pages import said_of
+from xabridge.node import said_of
+from xabridge.operations import survey_json
+from xabridge.operations.service import Choice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from xabridge.cli.survey import Survey
     from xabridge.console.settings import WatchedNode
-    from xabridge.node.operations import Said, Wanted
+    from xabridge.operations.service import Said, Wanted
+    from xabridge.operations.survey import Survey
 
 T = TypeVar("T")
 KEPT_S: Final = 1.5
@@ -349,7 +349,7 @@ def _in_doubt_of(told: Any) -> InDoubt:
     return InDoubt(
         int(told["pid"]),
         told["acting"] is True,
-        survey_json.survey_of(told["survey"]),
+        survey_json.decode_survey(told["survey"]),
         frozenset(bytes.fromhex(one) for one in told["live"]),
     )
 
@@ -360,7 +360,7 @@ def _choice_of(told: Any) -> tuple[Choice, str]:
         _texts(told["told"]),
         None if refused is None else str(refused),
         told["needs_heuristic"] is True,
-        None if view is None else survey_json.transaction_of(view),
+        None if view is None else survey_json.decode_transaction(view),
     )
     return choice, str(told["ticket"])
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from xabridge.console.brokers import Away, Trouble
-from xabridge.console.places import Place
+from xabridge.console.question_thread import QuestionThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +50,10 @@ class PipelineWatch:
             from xabridge.console.pipeline_questions import PipelineQuestions  # noqa: PLC0415 — loads SQLAlchemy
 
             self._questions = PipelineQuestions(watched, SHOWN)
-        self._log = Place("pipelines")
-        self._resources = {name: Place(f"pipelines-{name}") for name, _ in watched.resources} if watched else {}
+        self._log = QuestionThread("pipelines")
+        self._resources = (
+            {name: QuestionThread(f"pipelines-{name}") for name, _ in watched.resources} if watched else {}
+        )
         self._latest: tuple[float, tuple[PipelineStatus, ...] | Trouble] | None = None
         self._asking: asyncio.Task[None] | None = None
 

@@ -15,7 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tm import ConfigurationError
 from xa.tls import load_certificate
-from xabridge.console.app import Console
+from xabridge.console.app import application
+from xabridge.console.console import Console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +47,7 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server = _Quiet(
             uvicorn.Config(
-                self.console.app,
+                application(self.console),
                 log_config=None,
                 log_level="warning",
                 access_log=False,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from xabridge.console.brokers import BrokerLink
-    from xabridge.console.changes.job import Job
+    from xabridge.console.change_job import Job
     from xabridge.console.settings import ConsoleSettings
 
 STREAMS: Final = 8

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from xa import Xid
 from xa.holdings import Holding, InDoubtBranch, Relation
-from xabridge.cli.origins import installed
-from xabridge.cli.site import Scanned, Seen, Site
-from xabridge.cli.survey import Survey, TransactionView, survey
 from xabridge.console.brokers import Refused, Trouble
-from xabridge.node.operations import NotDone, NotTold, Operations, silent
+from xabridge.operations.place import Site
+from xabridge.operations.progress import silent
+from xabridge.operations.scan import Scanned, Seen, installed
+from xabridge.operations.service import NotDone, NotTold, OperatorService
+from xabridge.operations.survey import Survey, TransactionView, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tm.config import Configuration
-    from xabridge.node.operations import Choice, Said, Wanted
+    from xabridge.operations.service import Choice, Said, Wanted
 
 
 class SiteWatch:
@@ -32,7 +33,7 @@ class SiteWatch:
 
     def __init__(self, configuration: Configuration | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._configuration = configuration
-        self._operations = None if configuration is None else Operations(Site(configuration, silent()), clock)
+        self._operations = None if configuration is None else OperatorService(Site(configuration, silent()), clock)
 
     @property
     def can_act(self) -> bool:
@@ -86,7 +87,7 @@ class SiteWatch:
         except (NotDone, NotTold) as error:
             raise Trouble(str(error)) from None
 
-    def _acting(self) -> Operations:
+    def _acting(self) -> OperatorService:
         if self._operations is None:
             raise Refused("this console has no node of its own: use `xabridge recover` where the node runs")
         return self._operations

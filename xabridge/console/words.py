@@ -11,8 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from xa import Xid
-from xabridge.cli.broker.tables import amount, octets
-from xabridge.cli.text import age, held, printable, several, took, transaction_name
+from xabridge.text import age, amount, held, octets, printable, several, took, transaction_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

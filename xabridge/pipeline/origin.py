@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from xa import Gtrid, Xid
-from xabridge.cli.origins import Origin
+from xabridge.operations.scan import Origin
 from xabridge.pipeline.core.xids import TRY_BITS, epoch_of, is_sink, is_source, is_upsert, source_epoch, source_index
 
 

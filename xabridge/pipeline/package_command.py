@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from xabridge.cli.exits import Exit
-from xabridge.cli.text import printable, several
+from xabridge.exit_codes import Exit
 from xabridge.pipeline.archive import SUFFIXES, tag, write_modules, write_packages
 from xabridge.pipeline.core import PipelineError
+from xabridge.text import printable, several
 
 if TYPE_CHECKING:
     import argparse

@@ -14,14 +14,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.log import LogError
-from xabridge.cli.exits import Exit
-from xabridge.cli.tables import paragraph
-from xabridge.cli.text import age, gtrid_name, listed, printable, several, took, whole_number
+from xabridge.exit_codes import Exit
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.ledger.status import PipelineStatus, look
 from xabridge.pipeline.core.process_ids import is_alive
 from xabridge.pipeline.core.xids import epoch_of
 from xabridge.pipeline.settings import settings_from
+from xabridge.text import age, gtrid_name, listed, paragraph, printable, several, took, whole_number
 
 if TYPE_CHECKING:
     import argparse

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("main", "origins"):
-        monkeypatch.setattr(import_module(f"xabridge.cli.{module}"), "entry_points", installed)
+    for module in ("xabridge.cli.main", "xabridge.operations.scan"):
+        monkeypatch.setattr(import_module(module), "entry_points", installed)
 
 
 @pytest.fixture

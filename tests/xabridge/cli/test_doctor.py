@@ -15,8 +15,8 @@ from tm.log.examination import examine_folder, file_system_of
 from xa import Code
 from xa.diagnosis import Check, Diagnosis, Health
 from xabridge.cli.doctor import lines
-from xabridge.cli.examining import Examined, examine_survey
-from xabridge.cli.survey import Survey
+from xabridge.operations.diagnosis import Examined, examine_survey
+from xabridge.operations.survey import Survey
 
 if TYPE_CHECKING:
     from tests.xabridge.cli.field import Field, Xabridge

@@ -281,7 +281,7 @@ def test_watch_tells_changes_until_it_is_interrupted(
         raise KeyboardInterrupt
 
     between = iter([store.partition, store.heal, roll_back, interrupt])
-    monkeypatch.setattr("xabridge.cli.looking.time", SimpleNamespace(sleep=lambda _: next(between)()))
+    monkeypatch.setattr("xabridge.cli.recover_views.time", SimpleNamespace(sleep=lambda _: next(between)()))
     said = xabridge("recover", "watch", "--interval", "1h")
     assert said.code == 0
     first, away, back, gone = (line[9:] for line in said.out.splitlines())

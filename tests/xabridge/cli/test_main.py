@@ -21,8 +21,8 @@ import pytest
 
 import tm
 from tests.xabridge.cli.field import OTHER_LOG, OTHERS, ROOT
-from xabridge.cli.exits import Exit
 from xabridge.cli.main import GROUP, main, make_parser, summary_of
+from xabridge.exit_codes import Exit
 from xabridge.testing.contract.client import case
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_every_command_is_listed_with_what_it_says_of_itself(capsys: pytest.Capt
         assert f"{entry.name} {entry.load().SUMMARY}" in said
     for module in ("no_such_package.command", "xabridge.cli.no_such_module"):
         assert summary_of(EntryPoint("broken", module, GROUP)) == f"can't be read: there is no text of {module}"
-    assert summary_of(EntryPoint("quiet", "xabridge.cli.text", GROUP)) == "has no description"
+    assert summary_of(EntryPoint("quiet", "xabridge.text", GROUP)) == "has no description"
 
 
 def test_public_names_of_the_manager() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xa.holdings import Holding, Relation
-from xabridge.cli.text import age, duration, held, listed, printable, several
+from xabridge.text import age, duration, held, listed, printable, several
 
 FROM, TO, LOCKED = Relation.FROM, Relation.TO, Relation.LOCKED
 

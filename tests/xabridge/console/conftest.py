@@ -16,7 +16,8 @@ from starlette.testclient import TestClient
 from tests.tm.shop import Clock
 from tests.xabridge.console.scene import PASSWORD, broker_with_users, doubts, fill
 from tm import configuration_from
-from xabridge.console.app import Console
+from xabridge.console.app import application
+from xabridge.console.console import Console
 from xabridge.console.settings import ConsoleSettings, WatchedBroker
 from xabridge.testing.ports import free_port
 
@@ -187,7 +188,7 @@ def visit(clock: Clock) -> Iterator[Callable[..., Visitor]]:
             watched = tuple(WatchedBroker(name, url) for name, url in zip(names, urls, strict=False))
             configuration = None if field is None else configuration_from(field.config)
             console = Console(ConsoleSettings(brokers=watched, **settings), configuration, clock)
-            client = stack.enter_context(TestClient(console.app, base_url=HOST))
+            client = stack.enter_context(TestClient(application(console), base_url=HOST))
             client.headers["origin"] = HOST
             return Visitor(client, console)
 

@@ -23,10 +23,10 @@ from tests.xabridge.node.conftest import ACT_TOKEN, NAME, TOKEN, running, undeci
 from tm.log import read_log
 from xa import Code
 from xa.tables import BranchState
-from xabridge.cli.completing import Hand
 from xabridge.console import nodes
 from xabridge.console.nodes import NodeLink
 from xabridge.console.settings import WatchedNode
+from xabridge.operations.branch_completion import Hand
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def test_a_node_that_hangs_is_told_as_unknown(
     visitor = see(watched(asker.port))
     monkeypatch.setattr(nodes, "DOING_S", 0.3)
     monkeypatch.setattr(nodes, "AGAIN_S", 0.05)
-    monkeypatch.setattr("xabridge.node.pages.ANSWER_S", 0.2)
+    monkeypatch.setattr("xabridge.node.ANSWER_S", 0.2)
     going = threading.Event()
     really = Hand.carry_out
 

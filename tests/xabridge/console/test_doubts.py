@@ -11,11 +11,11 @@ import pytest
 
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xa.holdings import Holding, Relation
-from xabridge.cli.origins import Origin
-from xabridge.cli.survey import BranchView, Known, State, Survey, TransactionView
 from xabridge.console.doubts import HERE, together
 from xabridge.console.nodes import InDoubt
-from xabridge.node import survey_json
+from xabridge.operations import survey_json
+from xabridge.operations.scan import Origin
+from xabridge.operations.survey import BranchView, Known, State, Survey, TransactionView
 from xabridge.testing.contract.client import case
 
 
@@ -75,12 +75,12 @@ SURVEY = Survey("orders-1", 2, (VIEW,), {"broker": "is away"}, "the log is not t
 
 
 def test_it_comes_as_it_left() -> None:
-    assert survey_json.survey_of(json.loads(json.dumps(survey_json.told(SURVEY)))) == SURVEY
+    assert survey_json.decode_survey(json.loads(json.dumps(survey_json.encode_survey(SURVEY)))) == SURVEY
 
 
 def test_only_the_oldest_are_told() -> None:
     many = Survey("orders-1", 2, (VIEW,) * (survey_json.MOST + 1))
-    told = survey_json.told(many)
+    told = survey_json.encode_survey(many)
     assert (told["count"], len(told["transactions"])) == (survey_json.MOST + 1, survey_json.MOST)
 
 
@@ -99,10 +99,10 @@ def test_nothing_else_is_taken_for_one() -> None:
     ]
     everywhere = [(["transactions", 0, *path], value) for path, value in wrong]
     for (*path, key), value in (*everywhere, (["unreachable"], None), (["configured"], "many")):
-        told: Any = json.loads(json.dumps(survey_json.told(SURVEY)))
+        told: Any = json.loads(json.dumps(survey_json.encode_survey(SURVEY)))
         place = told
         for step in path:
             place = place[step]
         place[key] = value
         with case(key, value), pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-            survey_json.survey_of(told)
+            survey_json.decode_survey(told)

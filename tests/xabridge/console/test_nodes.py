@@ -13,7 +13,6 @@ from tests.lying_server import Lie, LyingServer, Protocol
 from tests.xabridge.console.conftest import break_down, place_of, text_of
 from tests.xabridge.console.scene import TOKEN, node
 from xa.telemetry.endpoint import Answer, EndpointThread
-from xabridge.cli.text import took
 from xabridge.console import nodes
 from xabridge.console.brokers import Away
 from xabridge.console.drawing.timeline import WIDTH, timeline
@@ -21,6 +20,7 @@ from xabridge.console.nodes import KEPT_S, Completed, NodeLink, Step
 from xabridge.console.settings import WatchedNode
 from xabridge.testing.contract.client import case
 from xabridge.testing.ports import free_port
+from xabridge.text import took
 
 if TYPE_CHECKING:
     from collections.abc import Callable

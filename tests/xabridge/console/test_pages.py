@@ -21,9 +21,10 @@ from tests.xabridge.console.conftest import HOST, break_down, choice, fields_of,
 from tests.xabridge.console.scene import broker_with_users, url
 from tests.xabridge.traffic import Traffic, post
 from xa import TMSUCCESS, Code, Xid
-from xabridge.console.app import Console
+from xabridge.console.app import application
 from xabridge.console.brokers import KEPT_S, PAGE, Away, BrokerLink, Unknown
-from xabridge.console.changes.job import Job, Progress, Selection
+from xabridge.console.change_job import Job, Progress, Selection
+from xabridge.console.console import Console
 from xabridge.console.history import FINE_S, known
 from xabridge.console.pages.messages import content_of
 from xabridge.console.settings import ConsoleSettings, WatchedBroker
@@ -180,7 +181,7 @@ def test_the_user_of_the_settings_watches_while_nobody_is_there(
         WatchedBroker("second", bare, bare.replace("//", "//nobody:x@")),
     )
     console = Console(ConsoleSettings(brokers=brokers), None, clock)
-    with TestClient(console.app, base_url=HOST):
+    with TestClient(application(console), base_url=HOST):
         deadline = time.monotonic() + 30
         while console.histories["main"].of("orders") is None or "second can't be watched" not in caplog.text:
             assert time.monotonic() < deadline
@@ -286,8 +287,8 @@ def test_messages_are_moved_with_a_preview(filled: EmbeddedBroker, operator: Vis
 def test_more_messages_than_one_request_takes(
     broker: EmbeddedBroker, operator: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xabridge.console.changes.job.CHUNK", 30)
-    monkeypatch.setattr("xabridge.console.changes.job.PAGE", 20)
+    monkeypatch.setattr("xabridge.console.change_job.CHUNK", 30)
+    monkeypatch.setattr("xabridge.console.change_job.PAGE", 20)
     traffic = Traffic(url(broker))
     traffic.post("many", *(Message(number) for number in range(101)))
     traffic.post("others")
@@ -343,7 +344,7 @@ def job_at(broker: OtherHands, total: int, **more: Any) -> Job:
 
 def test_what_somebody_else_works_with_ends_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first request finds all of them held, and of each page some are gone when they are asked for."""
-    monkeypatch.setattr("xabridge.console.changes.job.PAGE", 20)
+    monkeypatch.setattr("xabridge.console.change_job.PAGE", 20)
 
     def two_at_once(asked: int, ids: list[str], most: int) -> Any:
         count = len(ids) or most
@@ -363,8 +364,8 @@ def test_what_somebody_else_works_with_ends_no_change(monkeypatch: pytest.Monkey
 
 def test_a_change_waits_for_a_broker_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what is unknown is not repeated: the answer to one change is lost."""
-    monkeypatch.setattr("xabridge.console.changes.job.PAGE", 20)
-    monkeypatch.setattr("xabridge.console.changes.job.AGAIN_S", 0.01)
+    monkeypatch.setattr("xabridge.console.change_job.PAGE", 20)
+    monkeypatch.setattr("xabridge.console.change_job.AGAIN_S", 0.01)
     for loses, came in ((0, (Progress.DONE, 60, 60)), (3, (Progress.UNKNOWN, 20, 40))):
         moved: list[str] = []
 
@@ -384,7 +385,7 @@ def test_a_change_waits_for_a_broker_that_is_silent(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_change_waits_for_so_long_and_can_be_stopped(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xabridge.console.changes.job.AGAIN_S", 0.0)
+    monkeypatch.setattr("xabridge.console.change_job.AGAIN_S", 0.0)
     jobs: list[Job] = []
     for stops, came, count in ((False, "failed", 30), (True, "stopped", 5)):
 
@@ -402,8 +403,8 @@ def test_a_change_waits_for_so_long_and_can_be_stopped(clock: Clock, monkeypatch
 def test_a_change_goes_on_after_a_restart_of_the_broker(
     broker: EmbeddedBroker, operator: Visitor, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xabridge.console.changes.job.CHUNK", 10)
-    monkeypatch.setattr("xabridge.console.changes.job.AGAIN_S", 0.05)
+    monkeypatch.setattr("xabridge.console.change_job.CHUNK", 10)
+    monkeypatch.setattr("xabridge.console.change_job.AGAIN_S", 0.05)
     traffic = Traffic(url(broker))
     traffic.post("many", *(Message(number) for number in range(100)))
     traffic.post("others", Message("there before"))
@@ -430,8 +431,8 @@ def test_a_change_goes_on_after_a_restart_of_the_broker(
 def test_a_group_that_is_too_large_to_be_counted_is_changed_as_a_whole(
     broker: EmbeddedBroker, operator: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("job.LOOKED_AT", "job.PAGE"):
-        monkeypatch.setattr(f"xabridge.console.changes.{name}", 20)
+    for name in ("LOOKED_AT", "PAGE"):
+        monkeypatch.setattr(f"xabridge.console.change_job.{name}", 20)
     traffic = Traffic(url(broker))
     traffic.post("letters", *(Message(number) for number in range(100)))
     traffic.post("others", Message("there before"))

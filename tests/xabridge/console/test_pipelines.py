@@ -24,7 +24,7 @@ from xabridge.console.brokers import Away, Trouble
 from xabridge.console.pages.pipelines import _queues
 from xabridge.console.pipeline_questions import PipelineQuestions
 from xabridge.console.pipeline_watch import KEPT_S, SHOWN, PipelineWatch
-from xabridge.console.places import Place
+from xabridge.console.question_thread import QuestionThread
 from xabridge.console.settings import WatchedPipelines, console_settings
 from xabridge.testing.ports import free_port
 
@@ -220,7 +220,7 @@ def test_a_defect_is_logged_and_told_and_costs_the_overview_nothing(
 
 def test_a_place_that_hangs_is_asked_nothing_else_and_ends_with_the_process() -> None:
     async def asks() -> None:
-        place, released = Place("test"), threading.Event()
+        place, released = QuestionThread("test"), threading.Event()
         with pytest.raises(Away, match="within"):
             await place.ask(lambda: released.wait(30), 0.05)
         with pytest.raises(Away, match="not answered yet"):

@@ -21,7 +21,7 @@ from tests.xabridge.console.conftest import HOST, fields_of, place_of
 from tests.xabridge.console.scene import PASSWORD, console, url
 from tests.xabridge.traffic import post
 from xabridge.console import server as server_module
-from xabridge.console.app import WAITING
+from xabridge.console.console import WAITING
 from xabridge.console.live import OVER
 from xabridge.console.pages import LIVE, PAGES
 from xabridge.console.security import MAX_BODY

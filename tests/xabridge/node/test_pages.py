@@ -19,9 +19,9 @@ from tm import ConfigurationError, ResourceConfig, TransactionManager
 from tm.log import read_log
 from tm.recovery import Action
 from xa import Code
-from xabridge.cli.completing import Hand
-from xabridge.cli.survey import survey
-from xabridge.node.pages import REST, TICKET_S
+from xabridge.node import REST, TICKET_S
+from xabridge.operations.branch_completion import Hand
+from xabridge.operations.survey import survey
 from xabridge.testing.ports import free_port
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def test_who_looks_at_very_much_takes_little_of_the_processor(
             pass
         return survey(seen)
 
-    monkeypatch.setattr("xabridge.node.pages.survey", counted)
+    monkeypatch.setattr("xabridge.node.survey", counted)
     for passed_s, count in ((0.0, 1), (0.5 * REST * TAKES_S, 1), (10 * REST * TAKES_S, 2)):
         clock.now += passed_s
         asker.in_doubt()

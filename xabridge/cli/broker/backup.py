@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from dtx.broker.config import ConfigError, load
 from dtx.store.contract import StoreError
 from dtx.store.sql.backup import back_up
-from xabridge.cli import as_json
-from xabridge.cli.exits import Exit
-from xabridge.cli.text import printable, several
+from xabridge.cli.output import write_json
+from xabridge.exit_codes import Exit
+from xabridge.text import printable, several
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -39,7 +39,7 @@ def run(arguments: Namespace) -> Exit:
     except StoreError as error:
         return _complain(error, Exit.FAILED)
     if arguments.json:
-        as_json.write(
+        write_json(
             {
                 "destination": str(arguments.destination),
                 "openings": made.openings,

@@ -13,73 +13,39 @@ from typing import TYPE_CHECKING, Any, Final
 from dtx.amqp.conditions import Condition
 from dtx.protocol.conditions import Refusal, RefusedError
 from xa import Code
-from xabridge.cli import as_json
-from xabridge.cli.exits import Exit
-from xabridge.cli.text import printable, several
+from xabridge.cli.output import write_json
+from xabridge.exit_codes import Exit
+from xabridge.operations.broker_changes import KINDS, of_messages
+from xabridge.text import printable, several
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from rm_amqp.management import ManagementClient
 
 
-def move(management: ManagementClient, arguments: Namespace) -> Exit:
-    """`xabridge broker move QUEUE TO`."""
-    return _messages(management, arguments, "move", f"to {arguments.to}", asks=False, to=arguments.to)
-
-
-def copy(management: ManagementClient, arguments: Namespace) -> Exit:
-    """`xabridge broker copy QUEUE TO`."""
-    return _messages(management, arguments, "copy", f"to {arguments.to}", asks=False, to=arguments.to)
-
-
-def retry(management: ManagementClient, arguments: Namespace) -> Exit:
-    """`xabridge broker retry QUEUE`."""
-    where = "to where they came from" + (f", else to {arguments.to}" if arguments.to else "")
-    return _messages(management, arguments, "retry", where, asks=False, to=arguments.to)
-
-
-def purge(management: ManagementClient, arguments: Namespace) -> Exit:
-    """`xabridge broker purge QUEUE`."""
-    return _messages(management, arguments, "purge", "for good", asks=True)
-
-
-def _messages(
-    management: ManagementClient, arguments: Namespace, operation: str, where: str, *, asks: bool, **told: str
-) -> Exit:
-    """Changes messages that were chosen by their ids, or the first ones, or all that are there."""
-    ids: list[str] = arguments.id
+def change_messages(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker move`, `copy`, `retry`, `purge QUEUE`: of messages that were chosen by their ids, or the first
+    ones, or all that are there."""
+    operation, ids = arguments.action, arguments.id
+    told = {"to": arguments.to} if "to" in arguments else {}
     found = _chosen(management, arguments.queue, set(ids), arguments.most)
     missing = len(set(ids)) - sum(found.values()) if ids else 0
-    what = plan(operation, arguments.queue, where, found, missing)
-    if not may(arguments, what, asks=asks):
+    what = of_messages(operation, arguments.queue, found, missing=missing, **told)
+    if not may(arguments, what, asks=KINDS[operation].loses):
         if arguments.dry_run:
             return Exit.FAILED if missing else Exit.DONE
         return Exit.REFUSED
     answer = management.ask(operation, queue=arguments.queue, ids=",".join(ids), most=arguments.most, **told)
     left: Mapping[str, int] = answer["left"]
     if arguments.json:
-        as_json.write({"done": answer["done"], "left": dict(left)})
+        write_json({"done": answer["done"], "left": dict(left)})
     else:
         print(f"{several(answer['done'], 'message')} done")
         for why, count in left.items():
             print(f"{count} left: {printable(why)}")
     return Exit.FAILED if left else Exit.DONE
-
-
-def plan(operation: str, queue: str, where: str, found: Mapping[str, int], missing: int = 0) -> str:
-    """What is about to be done, in words. `found`: how many of the messages are available, and how many are held;
-    `missing`: how many of the ids are not there."""
-    free, held = found.get("available", 0), found.get("held", 0)
-    what = f"{operation} {several(free, 'message')} of {queue} {where}"
-    if operation == "copy":
-        what = f"copy {several(free + held, 'message')} of {queue} {where}"
-    elif held:
-        what += f" ({held} more {'is' if held == 1 else 'are'} held, and stay)"
-    if missing:
-        what += f"; {missing} of the ids {'is' if missing == 1 else 'are'} not there"
-    return what
 
 
 def _chosen(management: ManagementClient, queue: str, ids: set[str], most: int) -> Counter[str]:
@@ -119,32 +85,20 @@ def configure(management: ManagementClient, arguments: Namespace) -> Exit:
 
 def delete(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker delete QUEUE`."""
-    what = f"delete {arguments.queue}" + (" with its messages, and close its links" if arguments.force else "")
-    return change(
-        management, arguments, "delete-queue", what, asks=True, queue=arguments.queue, force=arguments.force
-    )  # fmt: skip
+    kind, queue, force = KINDS["delete-queue"], arguments.queue, arguments.force
+    what = kind.said(queue=queue) + (" with its messages, and close its links" if force else "")
+    return change(management, arguments, kind.operation, what, asks=kind.loses, queue=queue, force=force)
 
 
-def pause(management: ManagementClient, arguments: Namespace) -> Exit:
-    """`xabridge broker pause QUEUE`."""
-    return change(management, arguments, "pause-queue", f"pause {arguments.queue}", queue=arguments.queue)
+def change_as_named(operation: str) -> Callable[[ManagementClient, Namespace], Exit]:
+    """The action that carries out a change whose sentence says all of it."""
+    kind = KINDS[operation]
 
+    def run(management: ManagementClient, arguments: Namespace) -> Exit:
+        about = {name: getattr(arguments, name) for name in kind.about}
+        return change(management, arguments, operation, kind.said(**about), asks=kind.loses, **about)
 
-def resume(management: ManagementClient, arguments: Namespace) -> Exit:
-    """`xabridge broker resume QUEUE`."""
-    return change(management, arguments, "resume-queue", f"resume {arguments.queue}", queue=arguments.queue)
-
-
-def close(management: ManagementClient, arguments: Namespace) -> Exit:
-    """`xabridge broker close NUMBER`."""
-    what = f"close connection {arguments.connection}"
-    return change(management, arguments, "close-connection", what, asks=True, connection=arguments.connection)
-
-
-def drop(management: ManagementClient, arguments: Namespace) -> Exit:
-    """`xabridge broker drop XID`."""
-    what = f"drop branch {arguments.xid}, which is not prepared"
-    return change(management, arguments, "drop-branch", what, asks=True, xid=arguments.xid)
+    return run
 
 
 def change(
@@ -155,7 +109,7 @@ def change(
         return Exit.DONE if arguments.dry_run else Exit.REFUSED
     management.ask(operation, **told)
     if arguments.json:
-        as_json.write({"done": True, "left": {}})
+        write_json({"done": True, "left": {}})
     else:
         print(f"done: {printable(what)}")
     return Exit.DONE
@@ -165,7 +119,7 @@ def may(arguments: Namespace, what: str, *, asks: bool) -> bool:
     """Whether it is to be done. Says what would be done in a dry run; asks where something is lost."""
     if arguments.dry_run:
         if arguments.json:
-            as_json.write({"would": what})
+            write_json({"would": what})
         else:
             print(f"would {printable(what)}")
         return False

@@ -11,9 +11,9 @@ from dtx.broker import command as server
 from dtx.protocol.conditions import RefusedError
 from xa import Code, XaError
 from xabridge.cli.broker import backup, changing, messages, users, views
-from xabridge.cli.exits import Exit
-from xabridge.cli.text import duration, printable
 from xabridge.console.command import MISSING
+from xabridge.exit_codes import Exit
+from xabridge.text import duration, printable
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -122,13 +122,13 @@ def _add_changes(action: _Action) -> None:
         added.add_argument("--yes", action="store_true", help="do it without asking")
         return added
 
-    for name, summary, run_action in (
-        ("move", "move messages to another queue", changing.move),
-        ("copy", "copy messages to another queue", changing.copy),
-        ("retry", "move dead letters back to where they came from", changing.retry),
-        ("purge", "delete messages", changing.purge),
+    for name, summary in (
+        ("move", "move messages to another queue"),
+        ("copy", "copy messages to another queue"),
+        ("retry", "move dead letters back to where they came from"),
+        ("purge", "delete messages"),
     ):
-        added = change(name, summary, run_action, "QUEUE", "the queue that they are in")
+        added = change(name, summary, changing.change_messages, "QUEUE", "the queue that they are in")
         if name in {"move", "copy"}:
             added.add_argument("to", metavar="TO", help="the queue that they come to")
         if name == "retry":
@@ -144,19 +144,22 @@ def _add_changes(action: _Action) -> None:
     configuring.add_argument(
         "--when-full", choices=("refuse", "dead-letter"), help="what happens to a message that is too much"
     )
-    change("pause", "give no messages of a queue to consumers", changing.pause, "QUEUE", "its name")
-    change("resume", "give messages of a queue to consumers again", changing.resume, "QUEUE", "its name")
-    change("close", "close a connection", changing.close, "CONNECTION", "its number, as `connections` shows it")
-    change("drop", "roll back a branch that is not prepared", changing.drop, "XID", "its xid, as `branches` shows it")
+    for name, operation, summary, argument, told in (
+        ("pause", "pause-queue", "give no messages of a queue to consumers", "QUEUE", "its name"),
+        ("resume", "resume-queue", "give messages of a queue to consumers again", "QUEUE", "its name"),
+        ("close", "close-connection", "close a connection", "CONNECTION", "its number, as `connections` shows it"),
+        ("drop", "drop-branch", "roll back a branch that is not prepared", "XID", "its xid, as `branches` shows it"),
+    ):
+        change(name, summary, changing.change_as_named(operation), argument, told)
 
 
 def _add_users(action: _Action) -> None:
     _add_watch(action("users", "show users and permissions, and where they come from", users.users))
     for name, summary, run_action in (
         ("set-password", "add a user, or change the password (asked for, or read from stdin)", users.set_password),
-        ("remove-user", "remove a user, and close the user's connections", users.remove_user),
+        ("remove-user", "remove a user, and close the user's connections", changing.change_as_named("remove-user")),
         ("permit", "say what a user may do, in place of all that the user may do now", users.permit),
-        ("forbid", "remove the permissions of a user", users.forbid),
+        ("forbid", "remove the permissions of a user", changing.change_as_named("remove-permissions")),
     ):
         added = action(name, summary, run_action)
         added.add_argument("user", metavar="USER", help="the name; for permissions also * (everybody) or anonymous")

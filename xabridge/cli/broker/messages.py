@@ -9,11 +9,11 @@ from dtx.amqp.conditions import Condition
 from dtx.protocol.conditions import Refusal, RefusedError
 from rm_amqp.message import Message
 from xa import Code
-from xabridge.cli import as_json
 from xabridge.cli.broker import tables
 from xabridge.cli.broker.views import Found, fits, shown
-from xabridge.cli.exits import Exit
-from xabridge.cli.text import printable
+from xabridge.cli.output import write_json
+from xabridge.exit_codes import Exit
+from xabridge.text import json_value, printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -89,7 +89,7 @@ def read(management: ManagementClient, arguments: Namespace) -> Exit:
         "octets": len(octets),
     }
     if arguments.json:
-        as_json.write(plain(facts))
+        write_json(json_value(facts))
         return Exit.DONE
     for group in ("properties", "application_properties", "annotations"):
         for name, value in facts[group].items():
@@ -98,19 +98,6 @@ def read(management: ManagementClient, arguments: Namespace) -> Exit:
     for line in str(facts["body"]).splitlines():
         print(printable(line))
     return Exit.DONE
-
-
-def plain(value: Any) -> Any:
-    """What JSON can say of a value; the rest as text."""
-    if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).hex()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
 
 
 def audit(management: ManagementClient, arguments: Namespace) -> Exit:

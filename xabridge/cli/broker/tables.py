@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from unicodedata import combining, east_asian_width
 
 from xa import Xid
-from xabridge.cli.text import age, printable, several, transaction_name
+from xabridge.text import age, amount, octets, printable, several, transaction_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,28 +24,6 @@ SHOWN_BRANCHES: Final = 5
 QUEUE_COLUMNS: Final = 24
 """A longer name of a queue of dead letters stands below."""
 SENT_THERE: Final = "sent there: a consumer says why in what `read` shows"
-
-
-def amount(number: float) -> str:
-    """A count or a rate in at most five characters: 7, 0.3, 12043, 123k, 4.5M."""
-    if number < 10 and number != int(number):
-        return f"{number:.1f}"
-    if number < 100_000:
-        return f"{number:.0f}"
-    for unit in "kMG":
-        number /= 1000
-        if number < 1000:
-            return f"{number:.1f}{unit}" if number < 10 else f"{number:.0f}{unit}"
-    return f"{number / 1000:.0f}T"
-
-
-def octets(number: float) -> str:
-    """A size in at most five characters: 512, 12k, 4.5M."""
-    for unit in ("", "k", "M", "G"):
-        if number < 1000:
-            return f"{number:.1f}{unit}" if unit and number < 10 else f"{number:.0f}{unit}"
-        number /= 1000
-    return f"{number:.0f}T"
 
 
 def since(now_ms: int, then_ms: int | None) -> str:

@@ -11,7 +11,7 @@ from dtx.broker.access.credentials import CredentialsError, user_name, verifier_
 from xabridge.cli.broker import tables
 from xabridge.cli.broker.changing import change, may
 from xabridge.cli.broker.views import shown
-from xabridge.cli.exits import Exit
+from xabridge.exit_codes import Exit
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -43,12 +43,6 @@ def set_password(management: ManagementClient, arguments: Namespace) -> Exit:
     return change(management, arguments, "set-user", what, user=name, verifier=str(verifier))
 
 
-def remove_user(management: ManagementClient, arguments: Namespace) -> Exit:
-    """`xabridge broker remove-user USER`."""
-    what = f"remove the user {arguments.user} and close this user's connections"
-    return change(management, arguments, "remove-user", what, asks=True, user=arguments.user)
-
-
 def permit(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker permit USER …`."""
     given: dict[str, Any] = {name: getattr(arguments, name) for name in ("consume", "produce", "create", "coordinate")}
@@ -57,9 +51,3 @@ def permit(management: ManagementClient, arguments: Namespace) -> Exit:
     told = json.dumps(rule, ensure_ascii=False)
     what = f"let {arguments.user} do this and nothing else: {told}"
     return change(management, arguments, "set-permissions", what, user=arguments.user, rule=told)
-
-
-def forbid(management: ManagementClient, arguments: Namespace) -> Exit:
-    """`xabridge broker forbid USER`."""
-    what = f"remove the permissions of {arguments.user}"
-    return change(management, arguments, "remove-permissions", what, asks=True, user=arguments.user)

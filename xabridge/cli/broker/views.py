@@ -9,10 +9,10 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from xabridge.cli import as_json
 from xabridge.cli.broker import tables
-from xabridge.cli.exits import Exit
-from xabridge.cli.text import several
+from xabridge.cli.output import write_json
+from xabridge.exit_codes import Exit
+from xabridge.text import several
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -102,7 +102,7 @@ def shown(
         while True:
             now_ms, found = int(management.ask("status")["now"]), look()
             if arguments.json:
-                as_json.write(found, lines=interval is not None)
+                write_json(found, lines=interval is not None)
             else:
                 lines = table(found, now_ms)
                 if interval is not None:

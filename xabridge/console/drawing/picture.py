@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xabridge.cli.survey import Known, State
-from xabridge.cli.tables import state_of
-from xabridge.cli.text import age, held, printable, several
+from xabridge.operations.survey import Known, State, state_of
+from xabridge.text import age, held, printable, several
 
 if TYPE_CHECKING:
-    from xabridge.cli.survey import BranchView, TransactionView
+    from xabridge.operations.survey import BranchView, TransactionView
 
 WIDTH: Final = 420
 MOST: Final = 8

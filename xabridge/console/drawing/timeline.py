@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tm.telemetry.node_page import PHASES as PHASE_OF
-from xabridge.cli.text import printable, took
+from xabridge.text import printable, took
 
 if TYPE_CHECKING:
     from xabridge.console.nodes import Completed, Step

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from xabridge.console.app import Console, Page
+    from xabridge.console.console import Console
+    from xabridge.console.sessions import Session
+    from xabridge.console.view import View
 
+    Page: TypeAlias = "Callable[[Console, Request, Session], Awaitable[View | Response]]"
     OpenPage: TypeAlias = "Callable[[Console, Request], Awaitable[Response]]"
 
 _GET: Final = ["GET"]

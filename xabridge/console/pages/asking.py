@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer(Generic[T]):
+class BrokerReply(Generic[T]):
     """What one broker has told; `told` is None if it told nothing, and `trouble` says why."""
 
     broker: str
@@ -49,14 +49,14 @@ async def checked_form(request: Request, session: Session) -> dict[str, str]:
     return fields
 
 
-async def of_each(links: list[BrokerLink], question: Callable[[BrokerLink], Awaitable[T]]) -> list[Answer[T]]:
+async def of_each(links: list[BrokerLink], question: Callable[[BrokerLink], Awaitable[T]]) -> list[BrokerReply[T]]:
     """What each broker says, asked all at once."""
 
-    async def asked(link: BrokerLink) -> Answer[T]:
+    async def asked(link: BrokerLink) -> BrokerReply[T]:
         try:
-            return Answer(link.name, await question(link))
+            return BrokerReply(link.name, await question(link))
         except Trouble as trouble:
-            return Answer(link.name, None, str(trouble))
+            return BrokerReply(link.name, None, str(trouble))
 
     return list(await asyncio.gather(*map(asked, links)))
 

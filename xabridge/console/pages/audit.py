@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from xabridge.console.app import View
 from xabridge.console.pages.asking import chosen, of_each
+from xabridge.console.view import View
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from xabridge.console.app import Console
+    from xabridge.console.console import Console
     from xabridge.console.sessions import Session
 
 PAGE: Final = 50

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from xabridge.console.app import View, address
 from xabridge.console.brokers import Refused
-from xabridge.console.changes import kinds
-from xabridge.console.changes.job import LOOKED_AT, Job, Progress, Selection, count
+from xabridge.console.change_job import LOOKED_AT, Job, Progress, Selection, count
 from xabridge.console.pages.asking import checked_form, link_of
+from xabridge.console.view import View, address
+from xabridge.operations import broker_changes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.requests import Request
 
-    from xabridge.console.app import Console
     from xabridge.console.brokers import BrokerLink
-    from xabridge.console.changes.kinds import Kind
+    from xabridge.console.console import Console
     from xabridge.console.sessions import Session
+    from xabridge.operations.broker_changes import Kind
 
 MOST_IDS: Final = 500
 MOST_JOBS: Final = 20
@@ -32,7 +32,7 @@ _ONCE: Final = re.compile(r"[A-Za-z0-9_-]{16}")
 
 
 def _kind(request: Request) -> Kind:
-    found = kinds.KINDS.get(request.path_params["operation"])
+    found = broker_changes.KINDS.get(request.path_params["operation"])
     if found is None:
         raise HTTPException(404, "There is no such change.")
     return found
@@ -84,13 +84,13 @@ async def _told(link: BrokerLink, kind: Kind, fields: Mapping[str, str]) -> tupl
         total = found["available"] + (found["held"] if kind.operation == "copy" else 0)
         if not whole:  # it may be any of them
             total = int((await link.queue(selection.queue))["depth"])
-        said = kinds.of_messages(
+        said = broker_changes.of_messages(
             kind.operation, selection.queue, found, to=fields.get("to", ""), missing=missing, group=group
         )
         return [said], total, whole
     if "queue" in kind.about:
-        return kinds.of_queue(kind.operation, await link.queue(fields.get("queue", ""))), 1, True
-    return kinds.of_others(kind.operation, fields.get(kind.about[0], "")), 1, True
+        return broker_changes.of_queue(kind.operation, await link.queue(fields.get("queue", ""))), 1, True
+    return broker_changes.of_others(kind.operation, fields.get(kind.about[0], "")), 1, True
 
 
 async def _names(link: BrokerLink) -> list[str]:

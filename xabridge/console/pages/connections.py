@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from xabridge.console.app import View
 from xabridge.console.brokers import Refused
 from xabridge.console.pages.asking import chosen, link_of, of_each, page_of
+from xabridge.console.view import View
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from xabridge.console.app import Console
     from xabridge.console.brokers import BrokerLink
+    from xabridge.console.console import Console
     from xabridge.console.sessions import Session
 
 PAGE: Final = 50

@@ -10,16 +10,16 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from xabridge.console.app import View
 from xabridge.console.brokers import Trouble
 from xabridge.console.pages.asking import checked_form, chosen, link_of, of_each
 from xabridge.console.pages.messages import reason_of
+from xabridge.console.view import View
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from xabridge.console.app import Console
     from xabridge.console.brokers import BrokerLink
+    from xabridge.console.console import Console
     from xabridge.console.sessions import Session
 
 SENT_THERE: Final = "sent there by a consumer, which notes why in the message"

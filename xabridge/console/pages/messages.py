@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 from dtx.amqp.decoding import DecodeError
 from dtx.broker.management.messages import MAX_READ
 from rm_amqp.message import Message
-from xabridge.cli.broker.messages import plain
-from xabridge.console.app import View
 from xabridge.console.brokers import Refused
 from xabridge.console.pages.asking import checked_form, link_of
+from xabridge.console.view import View
+from xabridge.text import json_value
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from xabridge.console.app import Console
     from xabridge.console.brokers import BrokerLink
+    from xabridge.console.console import Console
     from xabridge.console.sessions import Session
 
 PROPERTIES: Final = ("id", "subject", "address", "reply_to", "correlation_id", "content_type", "group_id", "user_id")
@@ -74,7 +74,7 @@ def content_of(octets: bytes) -> dict[str, Any]:
         ("Annotations", dict(made.annotations or {})),
     ]
     body = made.body
-    shown = body if isinstance(body, str) else json.dumps(plain(body), ensure_ascii=False, indent=2)
+    shown = body if isinstance(body, str) else json.dumps(json_value(body), ensure_ascii=False, indent=2)
     return {
         "trouble": "",
         "groups": [(title, {str(key): str(value) for key, value in group.items()}) for title, group in groups if group],

@@ -6,16 +6,16 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from xabridge.cli.text import took
-from xabridge.console.app import View
 from xabridge.console.brokers import Trouble
 from xabridge.console.drawing.timeline import PHASES, timeline
-from xabridge.console.pages.asking import Answer, check_may_look
+from xabridge.console.pages.asking import BrokerReply, check_may_look
+from xabridge.console.view import View
+from xabridge.text import took
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from xabridge.console.app import Console
+    from xabridge.console.console import Console
     from xabridge.console.nodes import Node, NodeLink
     from xabridge.console.sessions import Session
 
@@ -81,14 +81,14 @@ async def node_lines(console: Console, session: Session) -> list[NodeLine]:
     return [NodeLine(one.broker, one.told, one.trouble) for one in await _answers(console, session)]
 
 
-async def _answers(console: Console, session: Session) -> list[Answer[Node]]:
+async def _answers(console: Console, session: Session) -> list[BrokerReply[Node]]:
     if console.nodes:
         await check_may_look(session)
     return list(await asyncio.gather(*(_answer(link) for link in console.nodes)))
 
 
-async def _answer(link: NodeLink) -> Answer[Node]:
+async def _answer(link: NodeLink) -> BrokerReply[Node]:
     try:
-        return Answer(link.name, await link.look())
+        return BrokerReply(link.name, await link.look())
     except Trouble as trouble:
-        return Answer(link.name, None, str(trouble))
+        return BrokerReply(link.name, None, str(trouble))

@@ -7,25 +7,25 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from xabridge.cli.survey import Known
-from xabridge.console.app import View
 from xabridge.console.brokers import Trouble
 from xabridge.console.pages.asking import of_each
 from xabridge.console.pages.dead_letters import groups_of
 from xabridge.console.pages.nodes import node_lines
 from xabridge.console.pages.pipelines import batches_under_way, seen_by, views_of
 from xabridge.console.pages.transactions import survey_for
+from xabridge.console.view import View
+from xabridge.operations.survey import Known
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from starlette.requests import Request
 
-    from xabridge.cli.survey import Survey, TransactionView
-    from xabridge.console.app import Console
     from xabridge.console.brokers import BrokerLink
+    from xabridge.console.console import Console
     from xabridge.console.pages.pipelines import PipelineView
     from xabridge.console.sessions import Session
+    from xabridge.operations.survey import Survey, TransactionView
 
 T = TypeVar("T")
 QUEUES: Final = 12

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from xa.open_string import OpenString
-from xabridge.console.app import View
 from xabridge.console.brokers import Refused, Trouble
 from xabridge.console.pages.asking import check_may_look
+from xabridge.console.view import View
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from starlette.requests import Request
 
-    from xabridge.console.app import Console
     from xabridge.console.brokers import BrokerLink
+    from xabridge.console.console import Console
     from xabridge.console.sessions import Session
     from xabridge.pipeline.core.ledger.status import EpochStatus, PipelineStatus
 
@@ -136,9 +136,9 @@ async def views_of(console: Console, session: Session, found: Iterable[PipelineS
 
 
 async def _view(console: Console, session: Session, status: PipelineStatus) -> PipelineView:
-    from xabridge.cli.text import gtrid_name  # noqa: PLC0415 — a console without pipelines loads none of this
     from xabridge.pipeline import status_command as words  # noqa: PLC0415 — as above
     from xabridge.pipeline.core.process_ids import is_alive  # noqa: PLC0415 — as above
+    from xabridge.text import gtrid_name  # noqa: PLC0415 — a console without pipelines loads none of this
 
     alive = is_alive(status.driver) if status.driver else None
     prepared = words.prepared_branches(status)

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import RedirectResponse, Response
 
-from xabridge.console.app import View, address
 from xabridge.console.pages.asking import checked_form, chosen, link_of, of_each, page_of
+from xabridge.console.view import View, address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.requests import Request
 
-    from xabridge.console.app import Console
     from xabridge.console.brokers import BrokerLink
+    from xabridge.console.console import Console
     from xabridge.console.sessions import Session
 
 PAGE: Final = 50

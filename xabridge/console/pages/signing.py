@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import RedirectResponse
 
-from xabridge.console.app import WAITING, View
 from xabridge.console.brokers import BrokerLink, Refused, Trouble
+from xabridge.console.console import WAITING
 from xabridge.console.security import form_of
+from xabridge.console.view import View
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from xabridge.console.app import Console
+    from xabridge.console.console import Console
 
 MOST: Final = 500
 """Characters of a name or a password."""

@@ -8,29 +8,27 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from xabridge.cli.completing import Act
-from xabridge.cli.names import NotFound, find
-from xabridge.cli.recovering import would
-from xabridge.cli.survey import Known, State
-from xabridge.cli.tables import advice, state_of
-from xabridge.console.app import View
 from xabridge.console.brokers import Away, Refused, Trouble, Unknown
 from xabridge.console.doubts import HERE, together
-from xabridge.console.pages.asking import Answer, checked_form, of_each, page_of
-from xabridge.node.operations import END, RECOVER, Wanted
+from xabridge.console.pages.asking import BrokerReply, checked_form, of_each, page_of
+from xabridge.console.view import View
+from xabridge.operations.branch_completion import Act
+from xabridge.operations.recovery_pass import would
+from xabridge.operations.service import END, RECOVER, Wanted
+from xabridge.operations.survey import Known, NotFound, State, advice, find, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.requests import Request
 
-    from xabridge.cli.survey import Survey, TransactionView
-    from xabridge.console.app import Console
     from xabridge.console.brokers import BrokerLink
+    from xabridge.console.console import Console
     from xabridge.console.doubts import Doubts
     from xabridge.console.nodes import InDoubt, NodeLink
     from xabridge.console.sessions import Session
-    from xabridge.node.operations import Choice, Said
+    from xabridge.operations.service import Choice, Said
+    from xabridge.operations.survey import Survey, TransactionView
 
 PAGE: Final = 20
 _PREPARED: Final = "S3 prepared"
@@ -54,11 +52,11 @@ async def doubts_for(console: Console, session: Session) -> Doubts:
     return together(own, nodes, {answer.broker: answer.trouble for answer in answers if answer.trouble})
 
 
-async def _of_node(link: NodeLink) -> Answer[InDoubt]:
+async def _of_node(link: NodeLink) -> BrokerReply[InDoubt]:
     try:
-        return Answer(link.name, await link.in_doubt())
+        return BrokerReply(link.name, await link.in_doubt())
     except Trouble as trouble:
-        return Answer(link.name, None, str(trouble))
+        return BrokerReply(link.name, None, str(trouble))
 
 
 async def _own(console: Console, session: Session) -> Survey:

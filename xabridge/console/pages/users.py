@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import RedirectResponse, Response
 
 from dtx.broker.access.credentials import CredentialsError, user_name, verifier_of
-from xabridge.console.app import View, address
 from xabridge.console.brokers import Refused
 from xabridge.console.pages.asking import checked_form, chosen, link_of, of_each
+from xabridge.console.view import View, address
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from xabridge.console.app import Console
     from xabridge.console.brokers import BrokerLink
+    from xabridge.console.console import Console
     from xabridge.console.sessions import Session
 
 PATTERNS: Final = ("consume", "produce", "create")

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from xa.telemetry.endpoint import JSON, Answer
-from xabridge.cli.survey import survey
-from xabridge.node import survey_json
-from xabridge.node.operations import DOING, RECOVER, NotDone, NotTold, Operations, Said, Wanted, silent
-from xabridge.node.running import RunningNode
+from xabridge.operations import survey_json
+from xabridge.operations.place import RunningNode
+from xabridge.operations.progress import silent
+from xabridge.operations.service import DOING, RECOVER, NotDone, NotTold, OperatorService, Said, Wanted
+from xabridge.operations.survey import survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,7 +63,7 @@ class NodePages:
         self._manager = manager
         self._acting = acting
         self._clock = clock
-        self._operations: Operations | None = None
+        self._operations: OperatorService | None = None
         self._closed = False
         self._tickets: dict[str, _Ticket] = {}
         self._in_doubt_until = 0.0
@@ -82,13 +83,13 @@ class NodePages:
             self._operations.close()
 
     @property
-    def operations(self) -> Operations:
+    def operations(self) -> OperatorService:
         """What does it; made when somebody asks first, because the manager is not complete before. NotDone: the manager
         is closing."""
         if self._closed:
             raise NotDone("nothing was done: this process is ending")
         if self._operations is None:
-            self._operations = Operations(RunningNode(self._manager, silent()), self._clock)
+            self._operations = OperatorService(RunningNode(self._manager, silent()), self._clock)
         return self._operations
 
     # -- the pages
@@ -101,7 +102,7 @@ class NodePages:
             return _answer(503, {"why": str(error)})
         began = time.thread_time()
         live = [one.gtrid.hex() for one in self._manager.live if not one.waits][:LIVE]
-        told = survey_json.told(survey(seen))
+        told = survey_json.encode_survey(survey(seen))
         self._in_doubt_answer = _answer(200, {"pid": os.getpid(), "acting": self._acting, "survey": told, "live": live})
         self._in_doubt_until = self._clock() + REST * (time.thread_time() - began)
         return self._in_doubt_answer
@@ -116,7 +117,7 @@ class NodePages:
         except (NotDone, NotTold) as error:
             return _answer(409, {"why": str(error)})
         ticket = self._ticket_for(wanted, choice.told)
-        view = None if choice.view is None else survey_json.transaction_told(choice.view)
+        view = None if choice.view is None else survey_json.encode_transaction(choice.view)
         told = {"told": choice.told, "refused": choice.refused, "needs_heuristic": choice.needs_heuristic, "view": view}
         return _answer(200, {"ticket": ticket, **told})
 

@@ -14,17 +14,17 @@ from xa.diagnosis import Check, Diagnosing, Diagnosis, Health
 from xa.gtrid import incarnation_name
 from xa.open_string import shown
 from xa.secrets import masked
-from xabridge.cli.survey import Known, State
-from xabridge.cli.text import age, listed, printable, several
+from xabridge.operations.survey import Known, State
+from xabridge.text import age, listed, printable, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tm.config import Configuration
     from tm.resources import Resource
-    from xabridge.cli.progress import Progress
-    from xabridge.cli.site import Site
-    from xabridge.cli.survey import Survey, TransactionView
+    from xabridge.operations.place import Site
+    from xabridge.operations.progress import Progress
+    from xabridge.operations.survey import Survey, TransactionView
 
 OLD_S: Final = 300.0
 """Branches that are in doubt for longer need a person, because recovery has tried several times by then."""

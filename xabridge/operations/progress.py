@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TextIO
 
-from xabridge.cli.text import printable
+from xabridge.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,3 +54,8 @@ class Progress:
     def _write(self, text: str) -> None:
         self._stream.write(f"{_ERASE}{text[:78]}")
         self._stream.flush()
+
+
+def silent() -> Progress:
+    """The progress of what nobody watches."""
+    return Progress(io.StringIO(), quiet=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from argparse import ArgumentTypeError
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from xa import FORMAT_ID, Gtrid, Xid
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 _UNITS: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _WHOLE: Final = re.compile(r"[0-9]{1,19}")
 MOST: Final = 2**63 - 1
+NARROW: Final = 80
+"""Columns of a terminal that every output fits."""
+LONGEST_NAME: Final = 76
+"""The most characters of a name that has a line of its own."""
 _DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([smhd]?)")
 
 
@@ -124,3 +129,50 @@ def _uncounted(unit: str, holdings: list[Holding]) -> str:
 
 def _where(holding: Holding) -> str:
     return f"{holding.relation.value} {printable(holding.place)}"
+
+
+def amount(number: float) -> str:
+    """A count or a rate in at most five characters: 7, 0.3, 12043, 123k, 4.5M."""
+    if number < 10 and number != int(number):
+        return f"{number:.1f}"
+    if number < 100_000:
+        return f"{number:.0f}"
+    for unit in "kMG":
+        number /= 1000
+        if number < 1000:
+            return f"{number:.1f}{unit}" if number < 10 else f"{number:.0f}{unit}"
+    return f"{number / 1000:.0f}T"
+
+
+def octets(number: float) -> str:
+    """A size in at most five characters: 512, 12k, 4.5M."""
+    for unit in ("", "k", "M", "G"):
+        if number < 1000:
+            return f"{number:.1f}{unit}" if unit and number < 10 else f"{number:.0f}{unit}"
+        number /= 1000
+    return f"{number:.0f}T"
+
+
+def json_value(value: Any) -> Any:
+    """What JSON can say of a value; the rest as text."""
+    if isinstance(value, dict):
+        return {str(key): json_value(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(one) for one in value]
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def shortened(name: str, longest: int = LONGEST_NAME) -> str:
+    """`name`, or its beginning with "…" behind it."""
+    return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def paragraph(text: str, first: str = "", others: str = "  ") -> list[str]:
+    """`text` in lines of 80 columns; what has no space in it is never broken, since it is copied."""
+    return textwrap.wrap(
+        text, NARROW, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )

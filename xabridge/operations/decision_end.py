@@ -10,29 +10,24 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.errors import TransactionError
 from tm.log import LogError
-from xabridge.cli import as_json
-from xabridge.cli.acting import confirmed
-from xabridge.cli.exits import Exit
-from xabridge.cli.names import NotFound, find
-from xabridge.cli.recovering import recovery_of, report_lines
-from xabridge.cli.survey import Survey, TransactionView, survey
-from xabridge.cli.tables import paragraph, troubles
-from xabridge.cli.text import listed, printable
+from xabridge.operations.recovery_pass import recovery_of, report_lines
+from xabridge.operations.survey_json import report_value
+from xabridge.text import listed, printable
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from xabridge.operations.survey import Survey, TransactionView
     from collections.abc import Iterator, Mapping
 
     from tm.log import Branch, Decision
     from tm.recovery import Report
-    from xabridge.cli.progress import Progress
-    from xabridge.cli.site import Place, Seen, Site
+    from xabridge.operations.place import Place
+    from xabridge.operations.progress import Progress
+    from xabridge.operations.scan import Seen
 
 
 _NOT_WRITTEN: Final = "everything was carried out, but the end of the decision could not be written: try again"
@@ -60,31 +55,6 @@ class Result:
     def ended(self) -> bool:
         """Whether the decision is ended."""
         return self.report is not None and self.trouble is None
-
-
-def end(site: Site, arguments: Namespace, progress: Progress) -> Exit:
-    """`recover end`."""
-    seen = site.look()
-    found = survey(seen)
-    try:
-        view, _ = find(arguments.xid, found.transactions)
-    except NotFound as error:
-        for line in (str(error), *troubles(found)):
-            print(line, file=sys.stderr)
-        return Exit.FAILED if found.complete else Exit.INCOMPLETE
-    ending = planned_end(view, seen, found, frozenset(arguments.gone))
-    _explain(ending)
-    if ending.refused is not None:
-        return _nothing_done(arguments, ending, ending.refused)
-    if arguments.dry_run:
-        _tell(arguments, ending, Result(trouble="dry run: nothing was done"))
-        return Exit.DONE
-    without = listed([printable(name) for name in sorted(ending.gone)])
-    if not arguments.yes and not confirmed(f"end {view.name} without {without}"):
-        return _nothing_done(arguments, ending, "not confirmed")
-    result = carry_out(site, ending, progress)
-    _tell(arguments, ending, result)
-    return Exit.DONE if result.ended else Exit.FAILED
 
 
 # --- step 1 -----------------------------------------------------------------------------------------------------------
@@ -132,13 +102,6 @@ def explained_end(ending: Ending) -> list[str]:
     return [f"{view.name}: decision {view.decision.value}: {view.why}", *steps]
 
 
-def _explain(ending: Ending) -> None:
-    first, *steps = explained_end(ending)
-    print(*paragraph(first), sep="\n", file=sys.stderr)
-    for step in steps:
-        print(*paragraph(step, "  - ", "    "), sep="\n", file=sys.stderr)
-
-
 def _steps(ending: Ending) -> Iterator[str]:
     found = {branch.xid: branch.resource for branch in ending.view.in_doubt}
     yield "makes one recovery pass first, as recover run does, which finishes everything that this node has in doubt"
@@ -177,21 +140,6 @@ def _is_written(place: Place, view: TransactionView) -> bool:
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
-def _nothing_done(arguments: Namespace, ending: Ending, why: str) -> Exit:
-    _tell(arguments, ending, Result(trouble=f"nothing was done: {why}"))
-    return Exit.REFUSED
-
-
-def _tell(arguments: Namespace, ending: Ending, result: Result) -> None:
-    if arguments.json:
-        as_json.write(_value(ending, result))
-        return
-    for line in result_lines(ending, result):
-        print(line)
-    if result.trouble is not None:
-        print(*paragraph(printable(result.trouble)), sep="\n", file=sys.stderr)
-
-
 def result_lines(ending: Ending, result: Result, most: int | None = None) -> Iterator[str]:
     """What was done; of the pass, the first `most` transactions one by one."""
     if result.report is not None:
@@ -209,7 +157,7 @@ def _untold(ending: Ending, result: Result) -> Iterator[Branch]:
         yield from (branch for branch in ending.lost if branch.xid not in told)
 
 
-def _value(ending: Ending, result: Result) -> dict[str, Any]:
+def result_value(ending: Ending, result: Result) -> dict[str, Any]:
     view = ending.view
     found = {branch.xid: branch.resource for branch in view.in_doubt}
     return {
@@ -230,6 +178,6 @@ def _value(ending: Ending, result: Result) -> dict[str, Any]:
             for branch in _untold(ending, result)
         ],
         "ended": result.ended,
-        "report": as_json.report_value(result.report) if result.report is not None else None,
+        "report": report_value(result.report) if result.report is not None else None,
         "trouble": result.trouble,
     }

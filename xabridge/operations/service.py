@@ -1,8 +1,8 @@
-"""Operations: what an operator can do about the transactions in doubt at a place. Each choice is shown before it is
+"""OperatorService: what operators can do about the transactions in doubt at a place. Each choice is shown before it is
 made, and made only if it is still what was shown.
 
-    choice = await operations.choose(Wanted("commit", "orders-1·3fa91c·8231"))
-    said = await operations.carry_out(Wanted(…), choice.told, heuristic=False)
+    choice = await service.choose(Wanted("commit", "orders-1·3fa91c·8231"))
+    said = await service.carry_out(Wanted(…), choice.told, heuristic=False)
 
 Everything is done by one thread, one thing after the other: of two operators who want something of one branch, the
 second one is told that it has changed. Looking is shared: however many ask, the resource managers are asked once in a
@@ -12,7 +12,6 @@ few seconds.
 from __future__ import annotations
 
 import asyncio
-import io
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -22,21 +21,20 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from tm.log import LogError, LogLocked
 from tm.resources import ConfigurationError
 from xa import ThreadOfControl, XaError, entered
-from xabridge.cli import ending
-from xabridge.cli.completing import HELD, Act, Changed, Hand, explained, needs_the_log, plan, refusal
-from xabridge.cli.names import NotFound, find, only_on
-from xabridge.cli.progress import Progress
-from xabridge.cli.recovering import expected, one_pass, report_lines
-from xabridge.cli.survey import survey
-from xabridge.cli.text import printable, transaction_name
+from xabridge.operations import decision_end
+from xabridge.operations.branch_completion import HELD, Act, Changed, Hand, explained, needs_the_log, plan, refusal
+from xabridge.operations.progress import silent
+from xabridge.operations.recovery_pass import expected, one_pass, report_lines
+from xabridge.operations.survey import NotFound, find, only_on, survey
+from xabridge.text import printable, transaction_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xabridge.cli.completing import Plan
-    from xabridge.cli.ending import Ending
-    from xabridge.cli.site import Place, Seen
-    from xabridge.cli.survey import TransactionView
+    from xabridge.operations.branch_completion import Plan
+    from xabridge.operations.place import Place
+    from xabridge.operations.scan import Seen
+    from xabridge.operations.survey import TransactionView
 
 T = TypeVar("T")
 KEPT_S: Final = 3.0
@@ -90,7 +88,7 @@ class Said:
     text: str
 
 
-class Operations:
+class OperatorService:
     """The operations at `place`; its methods are called on one event loop."""
 
     def __init__(self, place: Place, clock: Callable[[], float] = time.monotonic) -> None:
@@ -169,15 +167,15 @@ class Operations:
             self._seen = None
 
     # -- in the thread
-    def _choice(self, wanted: Wanted, *, heuristic: bool) -> tuple[Choice, Plan | Ending | None]:
+    def _choice(self, wanted: Wanted, *, heuristic: bool) -> tuple[Choice, Plan | decision_end.Ending | None]:
         seen = self.place.look()
         found = survey(seen)
         if wanted.doing == RECOVER:
             return Choice(tuple(expected(found, TOLD))), None
         view, branches = find(wanted.name, found.transactions)
         if wanted.doing == END:
-            end = ending.planned_end(view, seen, found, frozenset(wanted.gone))
-            return Choice(tuple(ending.explained_end(end)), end.refused, view=view), end
+            end = decision_end.planned_end(view, seen, found, frozenset(wanted.gone))
+            return Choice(tuple(decision_end.explained_end(end)), end.refused, view=view), end
         planned = plan(Act(wanted.doing), view, only_on(branches, wanted.on, wanted.name), complete=found.complete)
         if not planned.steps:
             raise NotFound(f"{view.name}: these branches are finished already")
@@ -193,9 +191,9 @@ class Operations:
             raise NotDone("nothing was done: what it would do has changed since it was shown. Look again")
         if choice.refused is not None:
             raise NotDone(f"nothing was done: {choice.refused}")
-        if isinstance(planned, ending.Ending):
-            result = ending.carry_out(self.place, planned, silent())
-            lines = tuple(Said(True, line) for line in ending.result_lines(planned, result, TOLD))
+        if isinstance(planned, decision_end.Ending):
+            result = decision_end.carry_out(self.place, planned, silent())
+            lines = tuple(Said(True, line) for line in decision_end.result_lines(planned, result, TOLD))
             return lines if result.trouble is None else (*lines, Said(False, printable(result.trouble)))
         assert planned is not None  # noqa: S101 — there is none for a pass only
         hold = self.place.has_the_log or needs_the_log(planned)
@@ -216,8 +214,3 @@ class Operations:
             for name, why in report.unreachable.items()
         ]
         return [*(Said(True, line) for line in report_lines(report, TOLD)), *away]
-
-
-def silent() -> Progress:
-    """The progress of what nobody watches."""
-    return Progress(io.StringIO(), quiet=True)

@@ -26,15 +26,15 @@ from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, XaError
 from xa.coroutines import drive
-from xabridge.cli.survey import IN_DOUBT, BranchView, Known, State, TransactionView
-from xabridge.cli.text import listed, printable
+from xabridge.operations.survey import IN_DOUBT, BranchView, Known, State, TransactionView
+from xabridge.text import listed, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tm.log import DecisionLog
     from tm.two_phase.ports import Answer
-    from xabridge.cli.site import Place
+    from xabridge.operations.place import Place
 
 
 HELD: Final = "The transaction manager that holds it recovers by itself; stop it to do it by hand, or act through it"

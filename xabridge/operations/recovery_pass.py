@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 from tm.recovery import Action, Report
 from tm.two_phase.return_codes import Verb
-from xabridge.cli.exits import Exit
-from xabridge.cli.survey import Known, Survey
-from xabridge.cli.tables import MOST_KINDS, NARROW, paragraph, shortened
-from xabridge.cli.text import ending_command, gtrid_name, listed, printable, several, transaction_name
+from xabridge.operations.survey import Known, Survey
+from xabridge.text import (
+    NARROW,
+    ending_command,
+    gtrid_name,
+    listed,
+    paragraph,
+    printable,
+    several,
+    shortened,
+    transaction_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -23,11 +31,13 @@ if TYPE_CHECKING:
     from tm.log import DecisionLog
     from tm.recovery import Finding
     from tm.recovery.service import RecoveryService
-    from xabridge.cli.progress import Progress
-    from xabridge.cli.site import Place
-    from xabridge.cli.survey import TransactionView
+    from xabridge.operations.place import Place
+    from xabridge.operations.progress import Progress
+    from xabridge.operations.survey import TransactionView
 
 _WIDTH: Final = 20
+MOST_KINDS: Final = 20
+"""The most kinds of transactions that are counted one by one, where not each transaction is listed."""
 _DOING: Final = {Verb.COMMIT_AGAIN: "committed", Verb.ROLLBACK: "rolled back"}
 
 
@@ -127,13 +137,6 @@ def _line(name: str, what: str) -> Iterator[str]:
     yield from paragraph(what, shown.ljust(_WIDTH + 1), margin)
 
 
-def exit_code(report: Report) -> Exit:
-    """The exit code for a script."""
-    if report.unreachable:
-        return Exit.INCOMPLETE
-    return Exit.DONE if report.clean else Exit.IN_DOUBT
-
-
 def expected(found: Survey, most: int | None = None) -> Iterator[str]:
     """The lines of `run --dry-run`: the actions of a pass now, as in `report_lines`."""
     yield from _told_of([(view.name, (what,)) for view in found.transactions if (what := would(view))], most)
@@ -162,3 +165,13 @@ def would(view: TransactionView) -> str:
 def _absent(view: TransactionView) -> tuple[str, ...]:
     """The resources of a transaction that are not configured any more."""
     return tuple(dict.fromkeys(branch.resource for branch in view.in_doubt if not branch.configured))
+
+
+def troubles(survey: Survey) -> list[str]:
+    """The resource managers and logs that were not reached, a paragraph each."""
+    lines = []
+    for name, why in survey.unreachable.items():
+        lines += paragraph(f"{printable(name)} could not be reached: {printable(why)}")
+    if survey.log_trouble is not None:
+        lines += paragraph(f"the decisions could not be read: {printable(survey.log_trouble)}")
+    return lines

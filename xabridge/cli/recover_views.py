@@ -8,19 +8,20 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from xabridge.cli import as_json
-from xabridge.cli.exits import Exit
-from xabridge.cli.names import NotFound, find
-from xabridge.cli.survey import Filter, State, Survey, TransactionView, survey
-from xabridge.cli.tables import MOST, NARROW, WIDE_FROM, details, rest, state_of, summary, table, troubles
-from xabridge.cli.text import printable
+from xabridge.cli.output import write_json
+from xabridge.cli.tables import MOST, WIDE_FROM, details, rest, summary, table
+from xabridge.exit_codes import Exit
+from xabridge.operations.recovery_pass import troubles
+from xabridge.operations.survey import Filter, NotFound, State, Survey, TransactionView, find, state_of, survey
+from xabridge.operations.survey_json import survey_value
+from xabridge.text import NARROW, printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from xabridge.cli.progress import Progress
-    from xabridge.cli.site import Site
+    from xabridge.operations.place import Site
+    from xabridge.operations.progress import Progress
 
 States: TypeAlias = "dict[tuple[str, str], str]"
 
@@ -57,7 +58,7 @@ def list_transactions(site: Site, arguments: Namespace, progress: Progress) -> E
     found = survey(site.look())
     transactions = filter_of(arguments).of(found.transactions)
     if arguments.json:
-        as_json.write(as_json.survey_value(found, transactions))
+        write_json(survey_value(found, transactions))
     elif arguments.names:
         for view in transactions:
             print(view.name)
@@ -82,7 +83,7 @@ def show_transactions(site: Site, arguments: Namespace, progress: Progress) -> E
         except NotFound as error:
             missing.append(str(error))
     if arguments.json:
-        as_json.write(as_json.survey_value(found, tuple(views)))
+        write_json(survey_value(found, tuple(views)))
     else:
         for view in views:
             print(*details(view, found), sep="\n")
@@ -103,7 +104,7 @@ def watch_transactions(site: Site, arguments: Namespace, progress: Progress) -> 
             transactions = wanted.of(found.transactions)
             now = _states(found, transactions, before)
             if arguments.json:
-                as_json.write(as_json.survey_value(found, transactions), lines=True)
+                write_json(survey_value(found, transactions), lines=True)
             elif sys.stdout.isatty():
                 _screen(arguments, found, transactions, _changes(before, now) if before else [])
             else:

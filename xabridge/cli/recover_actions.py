@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tm.log import LogError
 from xa import XaError
-from xabridge.cli import as_json
-from xabridge.cli.completing import Changed, Hand, Plan, explained, needs_the_log, plan, refusal
-from xabridge.cli.exits import Exit
-from xabridge.cli.names import NotFound, find, only_on
-from xabridge.cli.survey import BranchView, Survey, TransactionView, survey
-from xabridge.cli.tables import paragraph, troubles
-from xabridge.cli.text import printable, several, transaction_name
+from xabridge.cli.output import write_json
+from xabridge.exit_codes import Exit
+from xabridge.operations.branch_completion import Changed, Hand, Plan, explained, needs_the_log, plan, refusal
+from xabridge.operations.decision_end import Result, carry_out, explained_end, planned_end, result_lines, result_value
+from xabridge.operations.recovery_pass import troubles
+from xabridge.operations.survey import BranchView, NotFound, Survey, TransactionView, find, only_on, survey
+from xabridge.text import listed, paragraph, printable, several, transaction_name
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
 
-    from xabridge.cli.completing import Done
-    from xabridge.cli.progress import Progress
-    from xabridge.cli.site import Site
+    from xabridge.operations.branch_completion import Done
+    from xabridge.operations.decision_end import Ending
+    from xabridge.operations.place import Site
+    from xabridge.operations.progress import Progress
 
 _YES: Final = "yes"
 
@@ -110,7 +111,7 @@ def _nothing_done(arguments: Namespace, plans: list[Plan], why: str) -> Exit:
 
 def _tell(arguments: Namespace, plans: list[Plan], results: list[Done], trouble: str | None) -> None:
     if arguments.json:
-        as_json.write(_value(plans, results, trouble))
+        write_json(_value(plans, results, trouble))
         return
     for result in results:
         print(f"{transaction_name(result.branch.xid)} on {printable(result.branch.resource)}: {printable(result.said)}")
@@ -145,3 +146,51 @@ def _value(plans: list[Plan], results: list[Done], trouble: str | None) -> dict[
         ],
         "trouble": trouble,
     }
+
+
+# --- recover end ------------------------------------------------------------------------------------------------------
+def end(site: Site, arguments: Namespace, progress: Progress) -> Exit:
+    """`recover end`."""
+    seen = site.look()
+    found = survey(seen)
+    try:
+        view, _ = find(arguments.xid, found.transactions)
+    except NotFound as error:
+        for line in (str(error), *troubles(found)):
+            print(line, file=sys.stderr)
+        return Exit.FAILED if found.complete else Exit.INCOMPLETE
+    ending = planned_end(view, seen, found, frozenset(arguments.gone))
+    _explain_end(ending)
+    if ending.refused is not None:
+        return _not_ended(arguments, ending, ending.refused)
+    if arguments.dry_run:
+        _tell_end(arguments, ending, Result(trouble="dry run: nothing was done"))
+        return Exit.DONE
+    without = listed([printable(name) for name in sorted(ending.gone)])
+    if not arguments.yes and not confirmed(f"end {view.name} without {without}"):
+        return _not_ended(arguments, ending, "not confirmed")
+    result = carry_out(site, ending, progress)
+    _tell_end(arguments, ending, result)
+    return Exit.DONE if result.ended else Exit.FAILED
+
+
+def _explain_end(ending: Ending) -> None:
+    first, *steps = explained_end(ending)
+    print(*paragraph(first), sep="\n", file=sys.stderr)
+    for step in steps:
+        print(*paragraph(step, "  - ", "    "), sep="\n", file=sys.stderr)
+
+
+def _not_ended(arguments: Namespace, ending: Ending, why: str) -> Exit:
+    _tell_end(arguments, ending, Result(trouble=f"nothing was done: {why}"))
+    return Exit.REFUSED
+
+
+def _tell_end(arguments: Namespace, ending: Ending, result: Result) -> None:
+    if arguments.json:
+        write_json(result_value(ending, result))
+        return
+    for line in result_lines(ending, result):
+        print(line)
+    if result.trouble is not None:
+        print(*paragraph(printable(result.trouble)), sep="\n", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Place: somewhere that is asked in a thread of its own, and may hang: a decision log, a resource manager.
+"""QuestionThread: somewhere that is asked in a thread of its own, and may hang: a decision log, a resource manager.
 
 While an answer is outstanding nothing else is asked there, so a place that hangs costs one thread, however long it
 does. The thread is a daemon, because a place that hangs must not keep the console from ending.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Place:
+class QuestionThread:
     """One place. `ask` is called on the event loop."""
 
     def __init__(self, name: str) -> None:

@@ -1,5 +1,9 @@
 """Survey: what was seen of a site, put together: each global transaction in doubt with all of its branches, and what
-is known of its decision. Pure.
+is known of its decision, and how a person names what is in doubt. Pure.
+
+orders-1·17·8231          a global transaction of ours, as it is shown; ":" and "/" stand for "·" as well
+1480675889_b3Jk…_c2hvcA== a branch, by its full xid
+1480675889_b3Jk           a global transaction, by the beginning of its xid (with or without "…"), if only one has it
 """
 
 from __future__ import annotations
@@ -12,16 +16,15 @@ from tm.log import LogError
 from tm.log.incarnations import Incarnations
 from tm.recovery.ownership import Claim, Ownership
 from xa import FORMAT_ID, Code, Gtrid, Xid
-from xabridge.cli.origins import origin_of
-from xabridge.cli.text import listed, transaction_name
+from xabridge.operations.scan import origin_of
+from xabridge.text import ending_command, listed, printable, transaction_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from tm.log import Decision
     from xa.holdings import Holding, InDoubtBranch
-    from xabridge.cli.origins import Origin
-    from xabridge.cli.site import Seen
+    from xabridge.operations.scan import Origin, Seen
 
 
 class State(Enum):
@@ -304,3 +307,75 @@ class _Surveyor:
             return f"the decision log can't be read, or it is another one's (log {ours.log_id.hex()})"
         silent = [name for name in self._seen.deciding if name in self._seen.unreachable]
         return f"{why_not}; {listed(silent)}, where it may live, could not be reached" if silent else why_not
+
+
+def state_of(branch: BranchView) -> str:
+    """The state, and how a branch was completed."""
+    if branch.state is State.HEURISTIC and branch.outcome is not None:
+        return branch.outcome.name.removeprefix("XA_").lower()
+    return branch.state.value.replace("-", " ")
+
+
+def advice(view: TransactionView) -> str:
+    """The next step for a transaction, as a command."""
+    where = listed([branch.resource for branch in view.in_doubt])
+    if any(branch.state is State.HEURISTIC for branch in view.branches):
+        return f"compare what was completed on its own with the data, then: xabridge recover forget {view.name}"
+    gone = {branch.resource: None for branch in view.in_doubt if not branch.configured}
+    if gone:
+        names = listed([printable(name) for name in gone])
+        return (
+            f"configure {names} again, under any name, and recovery commits its branch; only if it is gone for "
+            f"good: {ending_command(view.name, gone)}"
+        )
+    if all(branch.state is State.NOT_REACHED for branch in view.in_doubt):
+        return f"bring back {where}; recovery does the rest"
+    if view.decision is not Known.UNKNOWN:
+        return "xabridge recover run, unless the transaction manager of this node runs: it recovers by itself"
+    if view.ours is None:
+        return "ask the transaction manager that made it"
+    if view.origin is not None:
+        return f"its driver resolves it when it runs: {view.origin.command}"
+    return f"xabridge recover run on node {view.ours.node}; only if its log is lost for good, decide yourself"
+
+
+# --- how a person names what is in doubt ---------------------------------------------------------------------------
+LEAST_PREFIX: Final = 6
+
+
+class NotFound(Exception):
+    """The named transaction does not exist, or the name fits several."""
+
+
+def find(name: str, transactions: Sequence[TransactionView]) -> tuple[TransactionView, tuple[BranchView, ...]]:
+    """The transaction that `name` names, and of its branches those that it names."""
+    wanted = name.strip().removesuffix("…")
+    short = wanted.replace(":", "·").replace("/", "·")
+    found = [view for view in transactions if view.ours is not None and view.name == short]
+    if not found:
+        for view in transactions:
+            branches = tuple(branch for branch in view.branches if str(branch.xid) == wanted)
+            if branches:
+                return view, branches
+        found = [view for view in transactions if _begins(view, wanted)]
+    if not found:
+        raise NotFound(f"{name}: no such transaction is in doubt here")
+    if len(found) > 1:
+        names = [str(view.branches[0].xid) for view in found]
+        raise NotFound(f"{name}: this names {len(found)} transactions; choose one by its xid: {listed(names)}")
+    return found[0], found[0].branches
+
+
+def _begins(view: TransactionView, wanted: str) -> bool:
+    whole = str(Xid(view.format_id, view.gtrid))
+    return len(wanted) >= LEAST_PREFIX and whole.startswith(wanted)
+
+
+def only_on(branches: Sequence[BranchView], resources: Collection[str], name: str) -> tuple[BranchView, ...]:
+    """Those of `branches` that are held by one of `resources`; all, where none is named."""
+    if not resources:
+        return tuple(branches)
+    chosen = tuple(branch for branch in branches if branch.is_on(resources))
+    if not chosen:
+        raise NotFound(f"{name}: it has no branch on {listed(sorted(resources))}")
+    return chosen

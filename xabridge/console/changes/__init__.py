@@ -1,1 +1,0 @@
-"""What can be changed from a page: the kinds of changes, and long ones as jobs."""

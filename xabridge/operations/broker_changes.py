@@ -1,0 +1,128 @@
+"""Changes at a broker that `xabridge broker` and the console make: what each says before it is done, and whether
+something is lost by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from xabridge.text import several
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A change: the operation that the broker is asked for, the verb on the console's button, and the sentence that
+    says what is done. `about` are the arguments that say to what, `asks` the ones that the console's preview asks for;
+    `loses`: something is gone afterwards."""
+
+    operation: str
+    verb: str
+    sentence: str
+    about: tuple[str, ...]
+    asks: tuple[str, ...] = ()
+    loses: bool = False
+
+    @property
+    def of_messages(self) -> bool:
+        """Whether it goes message by message."""
+        return self.operation in _WHERE
+
+    def said(self, **about: object) -> str:
+        """What is done to this."""
+        return self.sentence.format(**about)
+
+
+_WHERE: Final = {
+    "move": "to {to}",
+    "copy": "to {to}",
+    "retry": "to where they came from",
+    "purge": "for good",
+}
+
+KINDS: Final = {
+    kind.operation: kind
+    for kind in (
+        Kind("move", "Move", "", ("queue",), ("to",)),
+        Kind("copy", "Copy", "", ("queue",), ("to",)),
+        Kind("retry", "Retry", "", ("queue",), ("to?",)),
+        Kind("purge", "Purge", "", ("queue",), loses=True),
+        Kind("pause-queue", "Pause", "pause {queue}", ("queue",)),
+        Kind("resume-queue", "Resume", "resume {queue}", ("queue",)),
+        Kind("delete-queue", "Delete", "delete {queue}", ("queue",), ("force",), loses=True),
+        Kind("close-connection", "Close", "close connection {connection}", ("connection",), loses=True),
+        Kind("drop-branch", "Roll back", "drop branch {xid}, which is not prepared", ("xid",), loses=True),
+        Kind(
+            "remove-user", "Remove", "remove the user {user} and close this user's connections", ("user",), loses=True
+        ),
+        Kind("remove-permissions", "Remove", "remove the permissions of {user}", ("user",), loses=True),
+    )
+}
+
+
+def of_messages(
+    operation: str, queue: str, found: Mapping[str, int], *, to: str = "", missing: int = 0, group: str = ""
+) -> str:
+    """The sentence about messages that are moved, copied, retried or purged."""
+    where = _WHERE[operation].format(to=to or "the queue that you choose")
+    if operation == "retry" and to:
+        where += f", else to {to}"
+    told = _counted(operation, queue, where, found, missing)
+    return f"{told}; only those {group}" if group else told
+
+
+def _counted(operation: str, queue: str, where: str, found: Mapping[str, int], missing: int) -> str:
+    """`found`: how many of the messages are available, and how many are held; `missing`: how many of the ids are not
+    there."""
+    free, held = found.get("available", 0), found.get("held", 0)
+    what = f"{operation} {several(free, 'message')} of {queue} {where}"
+    if operation == "copy":
+        what = f"copy {several(free + held, 'message')} of {queue} {where}"
+    elif held:
+        what += f" ({held} more {'is' if held == 1 else 'are'} held, and stay)"
+    if missing:
+        what += f"; {missing} of the ids {'is' if missing == 1 else 'are'} not there"
+    return what
+
+
+def of_queue(operation: str, queue: Mapping[str, Any]) -> list[str]:
+    """What becomes of a queue, and of whom it concerns."""
+    said, depth = KINDS[operation].said(queue=queue["name"]), several(queue["depth"], "message")
+    consumers = several(queue["consumers"], "consumer")
+    if operation == "pause-queue":
+        return [
+            said,
+            f"{consumers} of it get nothing until it is resumed, also after a restart of the broker.",
+            "What consumers and transactions hold already stays with them; the queue goes on taking messages.",
+        ]
+    if operation == "resume-queue":
+        return [said, f"{depth} go to {consumers} again."]
+    told = [said]
+    if queue["depth"] or queue["consumers"]:
+        told.append(f"It has {depth} and {consumers}. The broker refuses this, unless the box below is ticked.")
+    if queue["held"] or queue["pending"]:
+        told.append(
+            f"Transactions or prepared branches hold {several(queue['held'], 'message')} of it and post "
+            f"{queue['pending']} to it. As long as they do, the broker refuses to delete it."
+        )
+    return told
+
+
+def of_others(operation: str, about: str) -> list[str]:
+    """What becomes of a connection, a branch or a user."""
+    kind = KINDS[operation]
+    return [kind.said(**{kind.about[0]: about}), *_CONSEQUENCES[operation]]
+
+
+_CONSEQUENCES: Final = {
+    "close-connection": (
+        "What it held is free, as if the network had failed; prepared branches stay.",
+        "A client that is built to connect again does so.",
+    ),
+    "drop-branch": ("What it holds is free. Its transaction manager hears that it was rolled back.",),
+    "remove-user": ("The permissions go as well.",),
+    "remove-permissions": ("What was attached before stays attached; what is asked from then on is refused.",),
+}

@@ -1,0 +1,183 @@
+"""Scan: what resource managers and the decision log say of branches in doubt at one moment.
+
+No lock is held: each resource manager is asked for what is in doubt, all of them at once, and the decision log is read
+as it stands. A resource manager that can't be reached is reported, and does not hinder the others. The log is read
+after the scan, so that a branch is shown as undecided only if it had no decision then.
+
+Some branches were made not by an application's transaction manager but by something built on one, a pipeline for
+example. What is installed beside `tm` describes these by an entry point of the group `xabridge.origins`: a function
+that takes an xid and answers with an Origin, or None for what it did not make.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+from tm.recovery.blocking import PAGE, at_work_in, decisions_in
+from xa import TMNOFLAGS, TMSTARTRSCAN, ThreadOfControl, XaError, entered
+from xa.holdings import HoldingsReporting, InDoubtBranch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from tm.log import Decision, LogError, LogImage
+    from tm.recovery.ownership import AtWork
+    from tm.resources import Resource
+    from xa import Xid
+    from xabridge.operations.progress import Progress
+
+    Describe: TypeAlias = "Callable[[Xid], Origin | None]"
+
+T = TypeVar("T")
+
+AT_ONCE: Final = 16
+"""Resource managers that are asked at a time."""
+GROUP: Final = "xabridge.origins"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """In words: what the transaction is, what the branch is of it, and the command that tells more."""
+
+    transaction: str
+    branch: str
+    command: str
+
+
+def installed() -> tuple[Describe, ...]:
+    """The functions of everything that is installed."""
+    return tuple(entry.load() for entry in entry_points(group=GROUP))
+
+
+def origin_of(xid: Xid, known: Sequence[Describe]) -> Origin | None:
+    """The first answer; None where nobody knows it."""
+    return next((origin for describe in known if (origin := describe(xid)) is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """The branches in doubt of one resource manager. `tells`: it reported more than the xids."""
+
+    branches: tuple[InDoubtBranch, ...]
+    tells: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A site as it was seen at one moment. `log` is None where there is none (yet), and the error where it can't be
+    read; `deciding` are the resources that decide, `deciders` maps the id of each that was reached to its name,
+    `decided` that name to its decisions; `unreachable` maps a resource's name to what kept it from being asked;
+    `origins` know of branches that no application's transaction manager made; `at_work` are the other processes of this
+    node, at each decider; `own` is the incarnation under which who looks begins transactions at a decider, if any."""
+
+    node: str
+    configured: tuple[str, ...]
+    log: LogImage | LogError | None
+    scanned: Mapping[str, Scanned]
+    deciding: tuple[str, ...]
+    deciders: Mapping[bytes, str]
+    decided: Mapping[str, Mapping[bytes, Decision]]
+    unreachable: Mapping[str, str]
+    origins: tuple[Describe, ...] = ()
+    at_work: AtWork = field(default_factory=lambda: MappingProxyType({}))
+    own: bytes = b""
+
+
+class Scanner:
+    """Asks all of `resources`, each in a thread.
+
+    Each question has a thread of control of its own, which ends with it: a resource that it finds lost is not suspect
+    to others because of it.
+    """
+
+    def __init__(self, node: str, resources: Mapping[str, Resource], progress: Progress, *, now: bool = True) -> None:
+        self._node = node
+        self._resources = resources
+        self._progress = progress
+        self._now = now
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="xabridge-site")
+
+    def at_once(self, question: Callable[[Resource], T]) -> Iterator[T]:
+        """The answers of the resource managers to `question`, in their order; all are asked at once."""
+
+        def asked(resource: Resource) -> T:
+            with entered(ThreadOfControl()):
+                return question(resource)
+
+        return self._threads.map(asked, list(self._resources.values()))
+
+    def look(self, read_log: Callable[[], LogImage | LogError | None], own: bytes = b"") -> Seen:
+        """What is in doubt; the log is read after the scan."""
+        scanned: dict[str, Scanned] = {}
+        decided: dict[str, dict[bytes, Decision]] = {}
+        unreachable: dict[str, str] = {}
+        asked = list(self._resources.values())
+        with self._progress.step("asking", len(asked)) as done:
+            answers = self.at_once(lambda resource: _scan(resource, now=self._now))
+            for resource, answer in zip(asked, answers, strict=True):
+                done(resource.name)
+                if isinstance(answer, XaError):
+                    unreachable[resource.name] = answer.message
+                elif answer is not None:
+                    scanned[resource.name] = answer
+        reached = [resource for resource in asked if resource.decides and resource.name not in unreachable]
+        at_work = {resource.name: at_work_in(resource, self._node) for resource in reached}
+        log = read_log()
+        for resource in reached:
+            told = _decided(resource, self._node)
+            if isinstance(told, str):
+                unreachable[resource.name] = told
+            else:
+                decided[resource.name] = told
+                scanned[resource.name] = Scanned((), tells=True)
+        deciders = {self._resources[name].decider.decider_id: name for name in decided}
+        deciding = tuple(resource.name for resource in asked if resource.decides)
+        return Seen(
+            self._node, tuple(self._resources), log, scanned, deciding, deciders, decided, unreachable, installed(),
+            at_work, own,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Ends its threads."""
+        self._threads.shutdown()
+
+
+def _scan(resource: Resource, *, now: bool) -> Scanned | XaError | None:
+    """The branches in doubt there; None for a decider, where nothing ever is. Runs in a thread of its own. `now`: it is
+    tried whether its back-off has passed or not."""
+    try:
+        resource.reopen(now=now)
+        if resource.decides:
+            return None
+        rm = resource.rm
+        if isinstance(rm, HoldingsReporting):
+            return Scanned(_all_pages(rm.in_doubt, resource.rmid, lambda branch: branch.xid), tells=True)
+        xids = _all_pages(rm.recover, resource.rmid, lambda xid: xid)
+        return Scanned(tuple(InDoubtBranch(xid) for xid in xids), tells=False)
+    except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+        return resource.as_xa_error(raised, "recover")
+
+
+def _all_pages(page_of: Callable[[int, int, int], Sequence[T]], rmid: int, xid_of: Callable[[T], Xid]) -> tuple[T, ...]:
+    found: dict[Xid, T] = {}
+    flags = TMSTARTRSCAN
+    while True:
+        page = page_of(rmid, flags, PAGE)
+        before = len(found)
+        found |= {xid_of(branch): branch for branch in page}
+        if len(page) < PAGE or len(found) == before:  # the last page, or one that only repeats
+            return tuple(found.values())
+        flags = TMNOFLAGS
+
+
+def _decided(resource: Resource, node: str) -> dict[bytes, Decision] | str:
+    try:
+        return decisions_in(resource, node)
+    except ValueError as error:
+        return f"its decisions can't be read: {error}"
+    except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+        return resource.as_xa_error(raised, "decisions").message
