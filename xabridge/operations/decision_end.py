@@ -20,7 +20,6 @@ from xabridge.operations.survey_json import report_value
 from xabridge.text import listed, printable
 
 if TYPE_CHECKING:
-    from xabridge.operations.survey import Survey, TransactionView
     from collections.abc import Iterator, Mapping
 
     from tm.log import Branch, Decision
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from xabridge.operations.place import Place
     from xabridge.operations.progress import Progress
     from xabridge.operations.scan import Seen
+    from xabridge.operations.survey import Survey, TransactionView
 
 
 _NOT_WRITTEN: Final = "everything was carried out, but the end of the decision could not be written: try again"

@@ -18,6 +18,7 @@ from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.cli.field import Typed
 from tests.xabridge.traffic import Traffic, post
 from xa import TMSUCCESS, XaError, Xid
+from xabridge import text
 from xabridge.cli import main
 from xabridge.cli.broker import tables, views
 from xabridge.testing.contract.client import case
@@ -302,8 +303,8 @@ def test_tables() -> None:
     for number, shown in (
         (0, "0"), (0.25, "0.2"), (7, "7"), (99_999, "99999"), (123_456, "123k"), (4_500_000, "4.5M"), (3e12, "3T"),
     ):  # fmt: skip
-        assert tables.amount(number) == shown
-        assert len(tables.octets(number)) <= 5
+        assert text.amount(number) == shown
+        assert len(text.octets(number)) <= 5
     numbers = [str(number) for number in range(20)]
     assert views.fitted(numbers, 21) == numbers
     assert views.fitted(numbers, 20) == [*numbers[:18], "and 2 lines more"]

@@ -20,7 +20,7 @@ from xa.coroutines import drive
 from xa.open_string import shown
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.secrets import expanded
-from xabridge.pipeline.core.task.databases import SCHEMES, scheme_of
+from xabridge.pipeline.core.task.databases import MARIADB, POSTGRES, SCHEMES, scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tm.log import Branch
     from tm.two_phase.ports import Answer
     from tm.two_phase.return_codes import Verb
+    from xabridge.pipeline.core.task.databases import Database
 
 T = TypeVar("T")
 
@@ -190,3 +191,17 @@ def _once(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
         raise
     except Exception as raised:
         raise resource.as_xa_error(raised, routine) from raised
+
+
+def database_of(name: str, url: str) -> Database:
+    """The kind of a resource's database; its driver is loaded where it is used. PipelineError: rows can't be written there."""
+    scheme = scheme_of(url)
+    if scheme in POSTGRES:
+        from xabridge.pipeline.core.task import postgres  # noqa: PLC0415 — loads psycopg
+
+        return postgres.DATABASE
+    if scheme in MARIADB:
+        from xabridge.pipeline.core.task import mariadb  # noqa: PLC0415 — loads PyMySQL
+
+        return mariadb.DATABASE
+    raise PipelineError(f"resources.{name}: tables need PostgreSQL or MariaDB, and this is {scheme}")

@@ -11,12 +11,11 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Protocol
 
 from xabridge.pipeline.core import LakeTarget, PipelineError
-from xabridge.pipeline.core.task.databases import MARIADB, POSTGRES, scheme_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from xabridge.pipeline.core import Settings, TableTarget
+    from xabridge.pipeline.core import TableTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +53,6 @@ class DatabaseTable(Protocol):
     def check_key(self, key: Sequence[str], rows: Mapping[str, str]) -> str:
         """Why rows with these columns can't be upserted by this key, which is one of `keys`; "": they can."""
         ...
-
-
-def look_up(target: TableTarget | LakeTarget, settings: Settings) -> DatabaseTable:
-    """The table of `target`; PipelineError: it is not there, or the server can't take part as the settings say."""
-    url = settings.table_url(target.resource)
-    if isinstance(target, LakeTarget):
-        from xabridge.pipeline.spark import lake_table  # noqa: PLC0415 — loads deltalake
-
-        return lake_table.look_up(target, url)
-    if settings.decides(target.resource):
-        if scheme_of(url) not in POSTGRES or scheme_of(settings.log).partition("+")[0] not in POSTGRES:
-            raise PipelineError(
-                f"resource {target.resource}: rows are written together with the decision only in the PostgreSQL that "
-                f"has the log, and this is {scheme_of(url)}, with a log in {scheme_of(settings.log)}"
-            )
-        from xabridge.pipeline.spark import postgres_table  # noqa: PLC0415 — loads psycopg
-
-        return postgres_table.look_up_deciding(target, url, settings.log)
-    if scheme_of(url) in MARIADB:
-        from xabridge.pipeline.spark import mariadb_table  # noqa: PLC0415 — loads PyMySQL
-
-        return mariadb_table.look_up(target, url)
-    from xabridge.pipeline.spark import postgres_table  # noqa: PLC0415 — loads psycopg
-
-    return postgres_table.look_up(target, url)
 
 
 def meant(name: str, known: Iterable[str]) -> str:

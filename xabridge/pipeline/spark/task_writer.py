@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from xabridge.pipeline.core import Attempt, BatchRefused, LakeTarget, PipelineError, SinkReport
+from xabridge.pipeline.core.resources import database_of
 from xabridge.pipeline.core.retry import Backoff
 from xabridge.pipeline.core.secrets import expanded
-from xabridge.pipeline.core.task.databases import MARIADB, database_of, scheme_of
+from xabridge.pipeline.core.task.databases import MARIADB, POSTGRES, scheme_of
 from xabridge.pipeline.options import TableRows
 from xabridge.pipeline.spark.message_rows import COLUMNS, RECEIVED, SENT, messages_of, with_body
 from xabridge.pipeline.spark.sharded_rows import by_shard
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from xabridge.pipeline.core import AddressTarget, Once, SinkPlan, TableTarget
+    from xabridge.pipeline.core import AddressTarget, Once, Settings, SinkPlan, TableTarget
     from xabridge.pipeline.core.task.sink_task import SinkTask
     from xabridge.pipeline.options import SinkOptions
     from xabridge.pipeline.routing import Routing
+    from xabridge.pipeline.spark.database_table import DatabaseTable
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -102,7 +104,7 @@ def _check_route(option: str, column: str, rows: Mapping[str, str]) -> None:
 
 
 def _table(options: SinkOptions, one: TableRows, rows: Mapping[str, str], routes: Sequence[str]) -> TableRows:
-    from xabridge.pipeline.spark.database_table import check_rows, look_up, meant  # noqa: PLC0415 — loads pyarrow
+    from xabridge.pipeline.spark.database_table import check_rows, meant  # noqa: PLC0415 — loads pyarrow
 
     target = one.target
     named = f"columns.{target.table}" if options.tables.column else "columns"
@@ -272,3 +274,28 @@ def first_ones(task: SinkTask, batch: pa.RecordBatch, once: Once) -> pa.RecordBa
             first.remove(value)
             places.append(place)
     return batch.take(places) if places else batch.slice(0, 0)  # Arrow can't take by no places
+
+
+def look_up(target: TableTarget | LakeTarget, settings: Settings) -> DatabaseTable:
+    """The table of `target`; PipelineError: it is not there, or the server can't take part as the settings say."""
+    url = settings.table_url(target.resource)
+    if isinstance(target, LakeTarget):
+        from xabridge.pipeline.spark import lake_table  # noqa: PLC0415 — loads deltalake
+
+        return lake_table.look_up(target, url)
+    if settings.decides(target.resource):
+        if scheme_of(url) not in POSTGRES or scheme_of(settings.log).partition("+")[0] not in POSTGRES:
+            raise PipelineError(
+                f"resource {target.resource}: rows are written together with the decision only in the PostgreSQL that "
+                f"has the log, and this is {scheme_of(url)}, with a log in {scheme_of(settings.log)}"
+            )
+        from xabridge.pipeline.spark import postgres_table  # noqa: PLC0415 — loads psycopg
+
+        return postgres_table.look_up_deciding(target, url, settings.log)
+    if scheme_of(url) in MARIADB:
+        from xabridge.pipeline.spark import mariadb_table  # noqa: PLC0415 — loads PyMySQL
+
+        return mariadb_table.look_up(target, url)
+    from xabridge.pipeline.spark import postgres_table  # noqa: PLC0415 — loads psycopg
+
+    return postgres_table.look_up(target, url)

@@ -22,7 +22,7 @@ from tests.xabridge.pipeline.faults import await_until
 from tm.log import Decision
 from xa.coroutines import drive
 from xabridge.pipeline.core import Attempt, BatchRefused, Messages, Once, TableTarget
-from xabridge.pipeline.core.task.databases import database_of
+from xabridge.pipeline.core.resources import database_of
 from xabridge.pipeline.core.task.once_table import LONGEST
 from xabridge.pipeline.core.task.sink_task import SinkTask
 

@@ -12,9 +12,9 @@ from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused
-from xabridge.pipeline.core.resources import ask_branches, call_resource, prepared_branches
+from xabridge.pipeline.core.resources import ask_branches, call_resource, database_of, prepared_branches
 from xabridge.pipeline.core.retry import is_outage
-from xabridge.pipeline.core.task.databases import RowsGone, database_of
+from xabridge.pipeline.core.task.databases import RowsGone
 from xabridge.pipeline.core.xids import is_upsert, upsert_xid
 
 if TYPE_CHECKING:

@@ -1,15 +1,13 @@
 """What a sink needs of each kind of database: PostgreSQL, and MariaDB or MySQL.
 
-`database_of` gives the `Database` of a resource by the scheme of its open string. The modules of a kind load its
-driver, so that they are imported only where the kind is used.
+`postgres` and `mariadb` have a `Database` each; `database_of` of `xabridge.pipeline.core.resources` chooses it by the
+scheme of an open string.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
-
-from xabridge.pipeline.core.errors import PipelineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -128,17 +126,3 @@ class Database(Protocol):
 def scheme_of(url: str) -> str:
     """The scheme of an open string."""
     return url.partition("://")[0]
-
-
-def database_of(name: str, url: str) -> Database:
-    """The kind of a resource's database. PipelineError: rows can't be written there."""
-    scheme = scheme_of(url)
-    if scheme in POSTGRES:
-        from xabridge.pipeline.core.task import postgres  # noqa: PLC0415 — loads psycopg
-
-        return postgres.DATABASE
-    if scheme in MARIADB:
-        from xabridge.pipeline.core.task import mariadb  # noqa: PLC0415 — loads PyMySQL
-
-        return mariadb.DATABASE
-    raise PipelineError(f"resources.{name}: tables need PostgreSQL or MariaDB, and this is {scheme}")

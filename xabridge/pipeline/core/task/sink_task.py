@@ -19,12 +19,13 @@ from xabridge.pipeline.core.resources import (
     PROCESS,
     ask_branches,
     call_resource,
+    database_of,
     prepared_branches,
     send_messages,
 )
 from xabridge.pipeline.core.retry import is_outage
 from xabridge.pipeline.core.secrets import expanded
-from xabridge.pipeline.core.task.databases import SCHEMES, database_of, scheme_of
+from xabridge.pipeline.core.task.databases import SCHEMES, scheme_of
 from xabridge.pipeline.core.task.excuse import excuse
 from xabridge.pipeline.core.task.message_encoder import encode_messages
 from xabridge.pipeline.core.task.table_writer import csv_rows
