@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rm_amqp.connections import Environment
     from rm_amqp.decider.resource import DecidingBroker
-    from rm_amqp.factories import deciding, dynamic, qpid, static
+    from rm_amqp.factories import deciding, dynamic, static
     from rm_amqp.message import Message
     from rm_amqp.messaging import MessagingSession, NoMessage
     from rm_amqp.resource import AmqpResource
@@ -30,7 +30,6 @@ __all__ = [
     "Settings",
     "deciding",
     "dynamic",
-    "qpid",
     "static",
 ]
 
@@ -46,7 +45,6 @@ _HOME: Final = {
     "Settings": "rm_amqp.settings",
     "deciding": "rm_amqp.factories",
     "dynamic": "rm_amqp.factories",
-    "qpid": "rm_amqp.factories",
     "static": "rm_amqp.factories",
 }
 """Name → the module that has it."""

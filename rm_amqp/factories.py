@@ -9,7 +9,6 @@ from rm_amqp.resource import AmqpResource
 from xa import TMREGISTER, TMUSEASYNC
 
 if TYPE_CHECKING:
-    from rm_amqp.amqp010.resource import QpidResource
     from xa import Registrar
 
 
@@ -21,13 +20,6 @@ def static(registrar: Registrar) -> AmqpResource:
 def dynamic(registrar: Registrar) -> AmqpResource:
     """For `dynamic+amqp://` and `dynamic+amqps://`: it registers itself at the first work (TMREGISTER)."""
     return AmqpResource(registrar, TMREGISTER | TMUSEASYNC)
-
-
-def qpid(registrar: Registrar) -> QpidResource:
-    """For `amqp010://` and `amqp010s://`: a broker with AMQP 0-10's distributed transactions."""
-    from rm_amqp.amqp010.resource import QpidResource  # noqa: PLC0415 — most programs never need it
-
-    return QpidResource(registrar)
 
 
 def deciding(registrar: Registrar) -> DecidingBroker:

@@ -16,7 +16,8 @@ from sqlalchemy import make_url
 
 from dtx.store.contract import StoreError
 from dtx.store.sql.image import look_at_store
-from rm_amqp import AmqpResource, DecidingBroker, qpid
+from rm_amqp import AmqpResource, DecidingBroker
+from rm_amqp.amqp010.resource import QpidResource
 from rm_db import DecidingDatabase, MariaResource, PostgresResource
 from rm_openwire import OpenWireResource
 from tests.lying_server import Lie, LyingServer, Protocol
@@ -104,8 +105,8 @@ STRANGERS: dict[str, tuple[Protocol, Callable[[int], None]]] = {
     "AMQP 1.0": (Protocol.AMQP_10, rm_opens(AmqpResource, AMQP)),
     "AMQP 1.0 with TLS": (Protocol.AMQP_10, rm_opens(AmqpResource, AMQP.replace("amqp:", "amqps:"))),
     "AMQP 1.0 that decides": (Protocol.AMQP_10, rm_opens(DecidingBroker, f"decider+{AMQP}")),
-    "AMQP 0-10": (Protocol.AMQP_010, rm_opens(qpid, AMQP.replace("amqp:", "amqp010:"))),
-    "AMQP 0-10 with TLS": (Protocol.AMQP_010, rm_opens(qpid, AMQP.replace("amqp:", "amqp010s:"))),
+    "AMQP 0-10": (Protocol.AMQP_010, rm_opens(QpidResource, AMQP.replace("amqp:", "amqp010:"))),
+    "AMQP 0-10 with TLS": (Protocol.AMQP_010, rm_opens(QpidResource, AMQP.replace("amqp:", "amqp010s:"))),
     "OpenWire": (Protocol.OPENWIRE, rm_opens(OpenWireResource, AMQP.replace("amqp:", "openwire:"))),
     "OpenWire with TLS": (Protocol.OPENWIRE, rm_opens(OpenWireResource, AMQP.replace("amqp:", "openwire+ssl:"))),
     "PostgreSQL": (Protocol.POSTGRES, rm_opens(PostgresResource, POSTGRES)),
@@ -118,7 +119,7 @@ STRANGERS: dict[str, tuple[Protocol, Callable[[int], None]]] = {
     "a log in PostgreSQL": (Protocol.POSTGRES, log_opens),
     "a broker's store in PostgreSQL": (Protocol.POSTGRES, store_is_looked_at),
     "doctor: AMQP 1.0": (Protocol.AMQP_10, diagnoses(AmqpResource, AMQP)),
-    "doctor: AMQP 0-10": (Protocol.AMQP_010, diagnoses(qpid, AMQP.replace("amqp:", "amqp010:"))),
+    "doctor: AMQP 0-10": (Protocol.AMQP_010, diagnoses(QpidResource, AMQP.replace("amqp:", "amqp010:"))),
     "doctor: OpenWire": (Protocol.OPENWIRE, diagnoses(OpenWireResource, AMQP.replace("amqp:", "openwire:"))),
     "doctor: PostgreSQL": (Protocol.POSTGRES, diagnoses(PostgresResource, POSTGRES)),
     "doctor: MariaDB": (Protocol.MARIADB, diagnoses(MariaResource, MARIADB)),

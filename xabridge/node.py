@@ -26,7 +26,7 @@ from xa.telemetry.endpoint import JSON, Answer
 from xabridge.operations import survey_json
 from xabridge.operations.place import RunningNode
 from xabridge.operations.progress import silent
-from xabridge.operations.service import DOING, RECOVER, NotDone, NotTold, OperatorService, Said, Wanted
+from xabridge.operations.service import DOING, RECOVER, NotDone, NotTold, OperatorService, Wanted
 from xabridge.operations.survey import survey
 
 if TYPE_CHECKING:
@@ -198,11 +198,6 @@ def _wanted(told: Any) -> Wanted:
     if len(texts) > _MANY or not all(isinstance(one, str) and len(one) <= _LONGEST for one in texts):
         raise ValueError("names are texts")
     return Wanted(doing, name, tuple(on), tuple(gone))
-
-
-def said_of(told: Any) -> tuple[Said, ...]:
-    """The results again, where they are read."""
-    return tuple(Said(ok is True, str(text)) for ok, text in told)
 
 
 def _answer(status: int, told: Mapping[str, Any]) -> Answer:

@@ -30,7 +30,6 @@ def test_public_names() -> None:
         "Settings",
         "deciding",
         "dynamic",
-        "qpid",
         "static",
     ]
 

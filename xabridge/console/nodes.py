@@ -26,9 +26,8 @@ from anyio.to_thread import run_sync
 
 from xabridge.console.brokers import Away, Refused, Trouble, Unknown
 from xabridge.http_deadline import within
-from xabridge.node import said_of
 from xabridge.operations import survey_json
-from xabridge.operations.service import Choice
+from xabridge.operations.service import Choice, said_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -16,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tm.log import LogError, LogLocked
 from tm.resources import ConfigurationError
@@ -214,3 +214,8 @@ class OperatorService:
             for name, why in report.unreachable.items()
         ]
         return [*(Said(True, line) for line in report_lines(report, TOLD)), *away]
+
+
+def said_of(told: Any) -> tuple[Said, ...]:
+    """The results again, where they are read."""
+    return tuple(Said(ok is True, str(text)) for ok, text in told)

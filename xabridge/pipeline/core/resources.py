@@ -194,7 +194,7 @@ def _once(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
 
 
 def database_of(name: str, url: str) -> Database:
-    """The kind of a resource's database; its driver is loaded where it is used. PipelineError: rows can't be written there."""
+    """The kind of a resource's database; its driver is loaded here. PipelineError: rows can't be written there."""
     scheme = scheme_of(url)
     if scheme in POSTGRES:
         from xabridge.pipeline.core.task import postgres  # noqa: PLC0415 — loads psycopg
