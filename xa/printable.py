@@ -7,11 +7,15 @@ from typing import Final
 LONGEST: Final = 300
 
 
-def printable(text: str, longest: int = LONGEST) -> str:
-    """`text` on one line, without control characters, marks that change the direction of writing, or what can't be
-    encoded: these are shown as escapes. At most so long."""
-    if text.isascii() and text.isprintable() and len(text) <= longest:
+def escaped(text: str) -> str:
+    """`text` with an escape for each control character, each mark that changes the direction of writing, and each
+    character that can't be encoded: on a terminal, these would move the cursor, or hide. The result is on one line."""
+    if text.isprintable():
         return text
-    cut = text[: longest + 1]
-    shown = "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in cut)
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def printable(text: str, longest: int = LONGEST) -> str:
+    """The same, at most so long."""
+    shown = escaped(text[: longest + 1])
     return shown if len(shown) <= longest else shown[: longest - 1] + "…"

@@ -9,6 +9,7 @@ from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, Any, Final
 
 from xa import FORMAT_ID, Gtrid, Xid
+from xa.printable import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,13 +24,6 @@ NARROW: Final = 80
 LONGEST_NAME: Final = 76
 """The most characters of a name that has a line of its own."""
 _DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([smhd]?)")
-
-
-def printable(text: str) -> str:
-    """`text` with an escape for each character that would move a terminal's cursor, or hide."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def age(seconds: float | None) -> str:
@@ -83,7 +77,7 @@ def gtrid_name(gtrid: bytes) -> str:
 
 def ending_command(name: str, gone: Iterable[str]) -> str:
     """The command that ends the decision of the transaction `name` without these resources."""
-    return f"xabridge recover end {name}" + "".join(f" --gone {shlex.quote(printable(one))}" for one in gone)
+    return f"xabridge recover end {name}" + "".join(f" --gone {shlex.quote(escaped(one))}" for one in gone)
 
 
 def several(count: int, unit: str) -> str:
@@ -102,7 +96,7 @@ def held(holdings: Sequence[Holding], omitted: int = 0) -> str:
     """A branch's holdings in words: "2 messages: 1 from orders, 1 to invoices"; "" for nothing."""
     by_unit: dict[str, list[Holding]] = {}
     for holding in holdings:
-        by_unit.setdefault(printable(holding.unit), []).append(holding)
+        by_unit.setdefault(escaped(holding.unit), []).append(holding)
     said = "; ".join(_held_units(unit, those) for unit, those in by_unit.items())
     return f"{said}; and more in {several(omitted, 'place')}" if omitted else said
 
@@ -122,13 +116,13 @@ def _uncounted(unit: str, holdings: list[Holding]) -> str:
     places: dict[Relation, list[str]] = {}
     for holding in holdings:
         counted = "" if holding.count is None else f" ({holding.count})"
-        places.setdefault(holding.relation, []).append(printable(holding.place) + counted)
+        places.setdefault(holding.relation, []).append(escaped(holding.place) + counted)
     units = several(2, unit).removeprefix("2 ")
     return "; ".join(f"{units} {relation.value} {', '.join(where)}" for relation, where in places.items())
 
 
 def _where(holding: Holding) -> str:
-    return f"{holding.relation.value} {printable(holding.place)}"
+    return f"{holding.relation.value} {escaped(holding.place)}"
 
 
 def amount(number: float) -> str:

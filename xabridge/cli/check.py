@@ -23,6 +23,7 @@ from tm.resources import ConfigurationError, ResourceConfig
 from xa.diagnosis import Check, Health
 from xa.holdings import Holding, InDoubtBranch, Relation
 from xa.open_string import shown
+from xa.printable import escaped
 from xa.secrets import masked
 from xabridge.cli.doctor import lines, value_of
 from xabridge.cli.output import write_json
@@ -33,7 +34,7 @@ from xabridge.operations.place import Site
 from xabridge.operations.progress import Progress
 from xabridge.operations.scan import Scanned
 from xabridge.operations.survey import Known, State, survey
-from xabridge.text import age, held, listed, printable, several
+from xabridge.text import age, held, listed, several
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -93,7 +94,7 @@ def run(arguments: Namespace) -> int:
         configuration = configuration_from(arguments.config)
         found = list(_examine(configuration, dict(arguments.store), progress))
     except ConfigurationError as error:
-        sys.stderr.write(f"xabridge check: {printable(str(error))}\n")
+        sys.stderr.write(f"xabridge check: {escaped(str(error))}\n")
         return Exit.USAGE
     failed = any(examined.check.health is Health.FAIL for examined in found)
     if arguments.json:
@@ -247,7 +248,7 @@ def _transactions(found: Survey, older: set[str]) -> Iterator[Examined]:
 def _transaction(view: TransactionView, older: set[str]) -> Examined:
     there = [branch for branch in view.branches if branch.state in {State.PREPARED, State.IN_DOUBT}]
     where = listed([_held_on(branch) for branch in there])
-    name = printable(view.name)
+    name = escaped(view.name)
     if view.decision is Known.COMMIT:
         missing = [branch.resource for branch in view.branches if branch.state is State.FINISHED]
         lacking = [resource for resource in missing if resource in older]
@@ -285,7 +286,7 @@ def older_than_the_log(names: list[str]) -> str:
 
 def _held_on(branch: BranchView) -> str:
     what = held(branch.holdings, branch.omitted) if branch.holdings else ""
-    return printable(branch.resource) + (f" ({what})" if what else "")
+    return escaped(branch.resource) + (f" ({what})" if what else "")
 
 
 def _told(health: Health, found: str, mend: str = "") -> Examined:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tm.config import configuration_from
 from tm.resources import ConfigurationError
 from xa.diagnosis import Check, Health
+from xa.printable import escaped
 from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
 from xabridge.exit_codes import Exit
@@ -19,7 +20,7 @@ from xabridge.operations.diagnosis import Examined, examine_log, examine_site, e
 from xabridge.operations.place import Site
 from xabridge.operations.progress import Progress
 from xabridge.operations.survey import survey
-from xabridge.text import NARROW, printable, several
+from xabridge.text import NARROW, several
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -99,7 +100,7 @@ def _configured(path: str, configuration: Configuration, site: Site) -> Examined
 def lines(examined: Examined) -> Iterator[str]:
     """One check for people, in 80 columns."""
     check = examined.check
-    subject = printable(examined.subject)
+    subject = escaped(examined.subject)
     margin = " " * 17
     head = f"{check.health.value:<6}{subject:<11}" if len(subject) <= 10 else f"{check.health.value:<6}{subject}"
     if len(subject) > 10:
@@ -108,7 +109,7 @@ def lines(examined: Examined) -> Iterator[str]:
     for first, text in ((head, check.found), (margin, check.mend)):
         if text:
             yield from textwrap.wrap(
-                printable(text), NARROW, initial_indent=first, subsequent_indent=margin, break_long_words=False,
+                escaped(text), NARROW, initial_indent=first, subsequent_indent=margin, break_long_words=False,
                 break_on_hyphens=False,
             )  # fmt: skip
 

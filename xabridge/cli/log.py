@@ -12,11 +12,12 @@ from tm.log import LogError
 from tm.log.backup import back_up
 from tm.log.factory import folder_of
 from tm.resources import ConfigurationError
+from xa.printable import escaped
 from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
 from xabridge.exit_codes import Exit
 from xabridge.operations.progress import Progress
-from xabridge.text import paragraph, printable, several
+from xabridge.text import paragraph, several
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -103,5 +104,5 @@ def _tell(made: BackUp, arguments: Namespace) -> None:
 
 
 def _complain(said: object, code: Exit) -> Exit:
-    sys.stderr.write(f"xabridge log: {printable(str(said))}\n")
+    sys.stderr.write(f"xabridge log: {escaped(str(said))}\n")
     return code

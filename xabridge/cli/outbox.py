@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rm_amqp.message import Message
 from tm import ConfigurationError
 from xa import XaError
+from xa.printable import escaped
 from xa.secrets import masked
 from xa.telemetry.log_lines import write_lines
 from xabridge.cli.output import write_json
@@ -25,7 +26,7 @@ from xabridge.exit_codes import Exit
 from xabridge.outbox import BrokerAway, Inbox, OutboxStore, Relay, Tables, TablesError
 from xabridge.outbox.config import OutboxConfig
 from xabridge.outbox.tables import REFUSED
-from xabridge.text import age, duration, printable, several, whole_number
+from xabridge.text import age, duration, several, whole_number
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -120,7 +121,7 @@ def _config(arguments: Namespace) -> OutboxConfig:
 
 
 def _told(error: object, code: Exit) -> Exit:
-    print(f"xabridge outbox: {printable(masked(str(error)))}", file=sys.stderr)
+    print(f"xabridge outbox: {escaped(masked(str(error)))}", file=sys.stderr)
     return code
 
 
@@ -167,10 +168,10 @@ def _list(store: OutboxStore, arguments: Namespace) -> Exit:
         write_json({"messages": [_value(row) for row in rows]})
         return Exit.DONE
     for row in rows:
-        key = f"  key {printable(row.order_key)}" if row.order_key is not None else ""
-        print(f"{row.id}  {row.state}  {printable(row.destination)}  {printable(row.message_id)}{key}")
+        key = f"  key {escaped(row.order_key)}" if row.order_key is not None else ""
+        print(f"{row.id}  {row.state}  {escaped(row.destination)}  {escaped(row.message_id)}{key}")
         if row.reason is not None:
-            print(f"    refused {row.attempts} ×: {printable(row.reason)}")
+            print(f"    refused {row.attempts} ×: {escaped(row.reason)}")
     print(f"{several(len(rows), 'message')} listed")
     return Exit.DONE
 
@@ -208,9 +209,9 @@ def _show(store: OutboxStore, arguments: Namespace) -> Exit:
         return Exit.DONE
     for name, value in _value(row).items():
         if value is not None:
-            print(f"{name:<12} {printable(str(value))}")
-    print(f"{'properties':<12} {printable(repr(message.properties))}")
-    print(f"{'body':<12} {printable(repr(message.body))}")
+            print(f"{name:<12} {escaped(str(value))}")
+    print(f"{'properties':<12} {escaped(repr(message.properties))}")
+    print(f"{'body':<12} {escaped(repr(message.body))}")
     return Exit.DONE
 
 

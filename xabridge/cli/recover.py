@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from tm.config import configuration_from
 from tm.log import LogError, LogLocked
 from tm.resources import ConfigurationError
+from xa.printable import escaped
 from xa.telemetry.log_lines import TEXT, write_lines
 from xabridge.cli.output import write_json
 from xabridge.cli.recover_actions import act, end
@@ -22,7 +23,7 @@ from xabridge.operations.progress import Progress
 from xabridge.operations.recovery_pass import expected, one_pass, report_lines, troubles
 from xabridge.operations.survey import IN_DOUBT, survey
 from xabridge.operations.survey_json import report_value, survey_value
-from xabridge.text import duration, paragraph, printable
+from xabridge.text import duration, paragraph
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -169,7 +170,7 @@ def set_up_logging(*, verbose: bool, log_format: str = TEXT) -> None:
 
 def complain(said: object, code: Exit) -> Exit:
     """Says on stderr what is wrong."""
-    sys.stderr.write(f"xabridge recover: {printable(str(said))}\n")
+    sys.stderr.write(f"xabridge recover: {escaped(str(said))}\n")
     return code
 
 
@@ -187,7 +188,7 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
         for line in report_lines(report, None if arguments.all else MOST):
             print(line)
         for name, why in report.unreachable.items():
-            print(*paragraph(f"{printable(name)} could not be reached: {printable(why)}"), sep="\n")
+            print(*paragraph(f"{escaped(name)} could not be reached: {escaped(why)}"), sep="\n")
     return exit_code(report)
 
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tm.log import LogError
 from xa import XaError
+from xa.printable import escaped
 from xabridge.cli.output import write_json
 from xabridge.exit_codes import Exit
 from xabridge.operations.branch_completion import Changed, Hand, Plan, explained, needs_the_log, plan, refusal
 from xabridge.operations.decision_end import Result, carry_out, explained_end, planned_end, result_lines, result_value
 from xabridge.operations.recovery_pass import troubles
 from xabridge.operations.survey import BranchView, NotFound, Survey, TransactionView, find, only_on, survey
-from xabridge.text import listed, paragraph, printable, several, transaction_name
+from xabridge.text import listed, paragraph, several, transaction_name
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -114,9 +115,9 @@ def _tell(arguments: Namespace, plans: list[Plan], results: list[Done], trouble:
         write_json(_value(plans, results, trouble))
         return
     for result in results:
-        print(f"{transaction_name(result.branch.xid)} on {printable(result.branch.resource)}: {printable(result.said)}")
+        print(f"{transaction_name(result.branch.xid)} on {escaped(result.branch.resource)}: {escaped(result.said)}")
     if trouble is not None:
-        print(*paragraph(printable(trouble)), sep="\n", file=sys.stderr)
+        print(*paragraph(escaped(trouble)), sep="\n", file=sys.stderr)
 
 
 def _value(plans: list[Plan], results: list[Done], trouble: str | None) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def end(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     if arguments.dry_run:
         _tell_end(arguments, ending, Result(trouble="dry run: nothing was done"))
         return Exit.DONE
-    without = listed([printable(name) for name in sorted(ending.gone)])
+    without = listed([escaped(name) for name in sorted(ending.gone)])
     if not arguments.yes and not confirmed(f"end {view.name} without {without}"):
         return _not_ended(arguments, ending, "not confirmed")
     result = carry_out(site, ending, progress)
@@ -193,4 +194,4 @@ def _tell_end(arguments: Namespace, ending: Ending, result: Result) -> None:
     for line in result_lines(ending, result):
         print(line)
     if result.trouble is not None:
-        print(*paragraph(printable(result.trouble)), sep="\n", file=sys.stderr)
+        print(*paragraph(escaped(result.trouble)), sep="\n", file=sys.stderr)

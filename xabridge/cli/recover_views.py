@@ -8,13 +8,14 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from xa.printable import escaped
 from xabridge.cli.output import write_json
 from xabridge.cli.tables import MOST, WIDE_FROM, details, rest, summary, table
 from xabridge.exit_codes import Exit
 from xabridge.operations.recovery_pass import troubles
 from xabridge.operations.survey import Filter, NotFound, State, Survey, TransactionView, find, state_of, survey
 from xabridge.operations.survey_json import survey_value
-from xabridge.text import NARROW, printable
+from xabridge.text import NARROW
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -130,12 +131,12 @@ def _states(found: Survey, transactions: Sequence[TransactionView], before: Stat
 
 def _changes(before: States, now: States) -> list[str]:
     gone = [f"- {_said(key)}" for key in before if key not in now]
-    return gone + [f"+ {_said(key)}: {printable(state)}" for key, state in now.items() if before.get(key) != state]
+    return gone + [f"+ {_said(key)}: {escaped(state)}" for key, state in now.items() if before.get(key) != state]
 
 
 def _said(key: tuple[str, str]) -> str:
     transaction, resource = key
-    return f"{transaction} on {printable(resource)}" if transaction else printable(resource)
+    return f"{transaction} on {escaped(resource)}" if transaction else escaped(resource)
 
 
 def _screen(

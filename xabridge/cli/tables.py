@@ -10,9 +10,10 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Final
 
+from xa.printable import escaped
 from xabridge.operations.recovery_pass import MOST_KINDS, troubles
 from xabridge.operations.survey import Known, Survey, TransactionView, advice, state_of
-from xabridge.text import LONGEST_NAME, NARROW, age, held, listed, paragraph, printable, several, shortened
+from xabridge.text import LONGEST_NAME, NARROW, age, held, listed, paragraph, several, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -92,7 +93,7 @@ def _kind(view: TransactionView) -> str:
     ours = view.ours
     states: dict[str, list[str]] = {}
     for branch in view.in_doubt:
-        states.setdefault(state_of(branch), []).append(printable(branch.resource))
+        states.setdefault(state_of(branch), []).append(escaped(branch.resource))
     stands = "; ".join(f"{state} on {listed(names)}" for state, names in states.items())
     return f"{ours.node if ours is not None else 'foreign'}, decision {view.decision.value}: {stands}"
 
@@ -111,7 +112,7 @@ def _narrow(transactions: Iterable[TransactionView]) -> Iterator[str]:
             name = ""
         for branch in view.branches:
             yield _row(
-                (name, age(branch.age_s), state_of(branch), view.decision.value, printable(branch.resource)),
+                (name, age(branch.age_s), state_of(branch), view.decision.value, escaped(branch.resource)),
                 _NARROW_WIDTHS,
             )
             name = ""
@@ -145,8 +146,8 @@ def _wide_rows(view: TransactionView) -> Iterator[tuple[Sequence[str], str]]:
         last = view.decision is Known.UNKNOWN and number == len(view.branches)
         below = "; ".join(text for text in (_also(branch), view.why if last else "") if text)
         row = (
-            name, node, age(branch.age_s), state_of(branch), view.decision.value, printable(branch.resource),
-            printable(branch.owner), held(branch.holdings, branch.omitted),
+            name, node, age(branch.age_s), state_of(branch), view.decision.value, escaped(branch.resource),
+            escaped(branch.owner), held(branch.holdings, branch.omitted),
         )  # fmt: skip
         yield row, below
         name = node = ""
@@ -154,7 +155,7 @@ def _wide_rows(view: TransactionView) -> Iterator[tuple[Sequence[str], str]]:
 
 def _also(branch: BranchView) -> str:
     """Which other resources list the branch."""
-    return f"the same on {printable(listed(branch.also))}: on one server" if branch.also else ""
+    return f"the same on {escaped(listed(branch.also))}: on one server" if branch.also else ""
 
 
 def _incarnation(ours: Gtrid) -> str:
@@ -179,27 +180,27 @@ def details(view: TransactionView, survey: Survey) -> list[str]:
     for branch in view.branches:
         facts += _branch_facts(branch)
     facts.append(("next", advice(view)))
-    label = max(len(printable(name)) for name, _ in facts)
+    label = max(len(escaped(name)) for name, _ in facts)
     lines = [view.name]
     for name, text in facts:
         wrapped = textwrap.wrap(
             text, max(NARROW - label - 4, 30), break_long_words=False, break_on_hyphens=False
         ) or [""]  # fmt: skip
-        lines.append(f"  {printable(name).ljust(label)}  {wrapped[0]}")
+        lines.append(f"  {escaped(name).ljust(label)}  {wrapped[0]}")
         lines += [" " * (label + 4) + line for line in wrapped[1:]]
     return lines
 
 
 def _branch_facts(branch: BranchView) -> Iterator[tuple[str, str]]:
     since = f" for {age(branch.age_s)}" if branch.age_s is not None else ""
-    owner = f", made by {printable(branch.owner)}" if branch.owner else ""
+    owner = f", made by {escaped(branch.owner)}" if branch.owner else ""
     yield branch.resource, f"{state_of(branch)}{since}{owner}"
     if branch.also:
         yield "", _also(branch)
     if branch.origin is not None:
         yield "", branch.origin.branch
     for holding in branch.holdings:
-        note = f" ({printable(holding.note)})" if holding.note else ""
+        note = f" ({escaped(holding.note)})" if holding.note else ""
         yield "", f"holds {held([holding])}{note}"
     if branch.omitted:
         yield "", f"and more in {several(branch.omitted, 'place')}"

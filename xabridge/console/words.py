@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from xa import Xid
-from xabridge.text import age, amount, held, octets, printable, several, took, transaction_name
+from xa.printable import escaped
+from xabridge.text import age, amount, held, octets, several, took, transaction_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ MOST: Final = 120
 
 def name(text: object, most: int = MOST) -> str:
     """A name that a peer has chosen, cut."""
-    shown = printable(str(text))
+    shown = escaped(str(text))
     inner = shown.strip(" ")
     if inner != shown:  # a name of spaces only could not be seen, nor clicked
         before = len(shown) - len(shown.lstrip(" "))
@@ -31,7 +32,7 @@ def name(text: object, most: int = MOST) -> str:
 
 def long_text(text: object) -> str:
     """A text of several lines that a peer has chosen."""
-    return "\n".join(printable(line) for line in str(text).split("\n"))
+    return "\n".join(escaped(line) for line in str(text).split("\n"))
 
 
 def ago(ms: float | None) -> str:

@@ -26,8 +26,9 @@ from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, XaError
 from xa.coroutines import drive
+from xa.printable import escaped
 from xabridge.operations.survey import IN_DOUBT, BranchView, Known, State, TransactionView
-from xabridge.text import listed, printable
+from xabridge.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +138,7 @@ def plan(act: Act, view: TransactionView, branches: tuple[BranchView, ...], *, c
 
 
 def _step(act: Act, view: TransactionView, branch: BranchView, *, whole: bool) -> Step:
-    where = printable(branch.resource)
+    where = escaped(branch.resource)
     if branch.state is State.NOT_REACHED:
         return Step(branch, Consent.REFUSED, f"{where} can't be reached now, or is not configured")
     if act is Act.FORGET:
@@ -176,7 +177,7 @@ def _consequence(consent: Consent, view: TransactionView, *, whole: bool) -> str
 
 
 def _forgetting(view: TransactionView, branch: BranchView) -> Step:
-    where = printable(branch.resource)
+    where = escaped(branch.resource)
     if branch.state is not State.HEURISTIC and branch.noted is None:
         return Step(branch, Consent.REFUSED, f"{where} has it prepared, not completed: commit it, or roll it back")
     outcome = branch.outcome or branch.noted or Code.XA_HEURHAZ

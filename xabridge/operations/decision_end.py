@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tm.errors import TransactionError
 from tm.log import LogError
+from xa.printable import escaped
 from xabridge.operations.recovery_pass import recovery_of, report_lines
 from xabridge.operations.survey_json import report_value
-from xabridge.text import listed, printable
+from xabridge.text import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -85,12 +86,12 @@ def _refusal(
         return "every resource that it names is configured: recovery ends it"
     for name in sorted(gone - names.keys()):
         why = "is configured: recovery commits its branch" if name in configured else "has no branch in it"
-        return f"{printable(name)} {why}"
-    missing = [printable(name) for name in names if name not in gone]
+        return f"{escaped(name)} {why}"
+    missing = [escaped(name) for name in names if name not in gone]
     if missing:
         return f"it also names {listed(missing)}, not configured any more: if that is gone for good, add it with --gone"
     if unreachable:
-        away = listed([printable(name) for name in unreachable])
+        away = listed([escaped(name) for name in unreachable])
         return f"{away} could not be reached, and may have a branch of it under any name: try again when that is over"
     return None
 
@@ -109,9 +110,9 @@ def _steps(ending: Ending) -> Iterator[str]:
 
 
 def _step(branch: Branch, found_on: str | None) -> str:
-    where = printable(branch.resource)
+    where = escaped(branch.resource)
     if found_on not in (None, branch.resource):
-        return f"commits the branch of {where}, which was found on {printable(str(found_on))}"
+        return f"commits the branch of {where}, which was found on {escaped(str(found_on))}"
     return (
         f"ends the decision without {where}: if that has the branch prepared and comes back, recovery rolls it back "
         "there, which splits the transaction"
@@ -145,7 +146,7 @@ def result_lines(ending: Ending, result: Result, most: int | None = None) -> Ite
     if result.report is not None:
         yield from report_lines(result.report, most)
     for branch in _untold(ending, result):
-        yield f"{ending.view.name} on {printable(branch.resource)}: ended without it (xid {branch.xid})"
+        yield f"{ending.view.name} on {escaped(branch.resource)}: ended without it (xid {branch.xid})"
     if result.ended:
         yield f"{ending.view.name}: the decision is ended"
 

@@ -13,9 +13,10 @@ from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosing, Diagnosis, Health
 from xa.gtrid import incarnation_name
 from xa.open_string import shown
+from xa.printable import escaped
 from xa.secrets import masked
 from xabridge.operations.survey import Known, State
-from xabridge.text import age, listed, printable, several
+from xabridge.text import age, listed, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -205,7 +206,7 @@ def _clock(ahead_s: Mapping[str, float | None]) -> Check | None:
     off = {name: seconds for name, seconds in known.items() if abs(seconds) >= SKEW_S}
     if not off:
         most = max(map(abs, known.values()))
-        return Check(Health.OK, "clock", f"within {most:.1f} s of {listed([printable(name) for name in known])}")
+        return Check(Health.OK, "clock", f"within {most:.1f} s of {listed([escaped(name) for name in known])}")
     said = [f"{name} {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for name, by in off.items()]
     mend = "set the clocks by NTP: ages and leases are wrong by that difference"
     return Check(Health.WARN, "clock", f"compared with this machine's: {listed(said)}", mend)

@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TextIO
 
-from xabridge.text import printable
+from xa.printable import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ class Progress:
             nonlocal done
             done += 1
             if self._shown and self._clock() - began >= PATIENCE_S:
-                self._write(f"{what}: {done} of {of}, {printable(part)}")
+                self._write(f"{what}: {done} of {of}, {escaped(part)}")
 
         if self._shown and of == 1:
             self._write(f"{what} …")

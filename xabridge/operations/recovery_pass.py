@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tm.recovery import Action, Report
 from tm.two_phase.return_codes import Verb
+from xa.printable import escaped
 from xabridge.operations.survey import Known, Survey
 from xabridge.text import (
     NARROW,
@@ -19,7 +20,6 @@ from xabridge.text import (
     gtrid_name,
     listed,
     paragraph,
-    printable,
     several,
     shortened,
     transaction_name,
@@ -107,7 +107,7 @@ def _told_of(told: Sequence[tuple[str, tuple[str, ...]]], most: int | None) -> I
 
 
 def _not_configured(name: str, names: Collection[str], shown: str) -> Iterator[str]:
-    where = listed([printable(resource) for resource in names])
+    where = listed([escaped(resource) for resource in names])
     yield from _line(
         shown,
         f"decided to commit, but not configured: {where}. Configure it again, under any name, and recovery commits its "
@@ -119,13 +119,13 @@ def _not_configured(name: str, names: Collection[str], shown: str) -> Iterator[s
 def _what(findings: list[Finding]) -> Iterator[str]:
     for action in Action:
         those = [finding for finding in findings if finding.action is action]
-        where = ", ".join(printable(finding.branch.resource) for finding in those)
+        where = ", ".join(escaped(finding.branch.resource) for finding in those)
         if action in {Action.COMMITTED, Action.ROLLED_BACK, Action.FORGOTTEN} and those:
             yield f"{action.value} on {where}"
         elif those:
             for why in dict.fromkeys(finding.why for finding in those):
                 on = "" if action is Action.LEFT_ALONE else f" on {where}"
-                yield f"{action.value}{on}: {printable(why)}"
+                yield f"{action.value}{on}: {escaped(why)}"
 
 
 def _line(name: str, what: str) -> Iterator[str]:
@@ -151,13 +151,13 @@ def expected(found: Survey, most: int | None = None) -> Iterator[str]:
 
 def would(view: TransactionView) -> str:
     """What a recovery pass would do with a transaction now; the empty string if it can do nothing now."""
-    on = listed([printable(branch.resource) for branch in view.in_doubt])
+    on = listed([escaped(branch.resource) for branch in view.in_doubt])
     if view.decision is Known.UNKNOWN or view.at_work:
         return f"would be left alone: {view.why}"
     if any(branch.outcome is not None or branch.noted is not None for branch in view.in_doubt):
         return f"was completed on its own on {on}; would be noted, or forgotten if that agrees with the decision"
     if view.decision is Known.COMMIT:
-        configured = listed([printable(branch.resource) for branch in view.in_doubt if branch.configured])
+        configured = listed([escaped(branch.resource) for branch in view.in_doubt if branch.configured])
         return f"would be committed on {configured}" if configured else ""
     return f"would be rolled back on {on}, unless it is decided before"
 
@@ -171,7 +171,7 @@ def troubles(survey: Survey) -> list[str]:
     """The resource managers and logs that were not reached, a paragraph each."""
     lines = []
     for name, why in survey.unreachable.items():
-        lines += paragraph(f"{printable(name)} could not be reached: {printable(why)}")
+        lines += paragraph(f"{escaped(name)} could not be reached: {escaped(why)}")
     if survey.log_trouble is not None:
-        lines += paragraph(f"the decisions could not be read: {printable(survey.log_trouble)}")
+        lines += paragraph(f"the decisions could not be read: {escaped(survey.log_trouble)}")
     return lines

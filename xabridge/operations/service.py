@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tm.log import LogError, LogLocked
 from tm.resources import ConfigurationError
 from xa import ThreadOfControl, XaError, entered
+from xa.printable import escaped
 from xabridge.operations import decision_end
 from xabridge.operations.branch_completion import HELD, Act, Changed, Hand, explained, needs_the_log, plan, refusal
 from xabridge.operations.progress import silent
 from xabridge.operations.recovery_pass import expected, one_pass, report_lines
 from xabridge.operations.survey import NotFound, find, only_on, survey
-from xabridge.text import printable, transaction_name
+from xabridge.text import transaction_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,15 +195,13 @@ class OperatorService:
         if isinstance(planned, decision_end.Ending):
             result = decision_end.carry_out(self.place, planned, silent())
             lines = tuple(Said(True, line) for line in decision_end.result_lines(planned, result, TOLD))
-            return lines if result.trouble is None else (*lines, Said(False, printable(result.trouble)))
+            return lines if result.trouble is None else (*lines, Said(False, escaped(result.trouble)))
         assert planned is not None  # noqa: S101 — there is none for a pass only
         hold = self.place.has_the_log or needs_the_log(planned)
         with self.place.holding_the_log() if hold else nullcontext() as log:
             done = Hand(self.place, log).carry_out(planned)
         return tuple(
-            Said(
-                one.ok, f"{transaction_name(one.branch.xid)} on {printable(one.branch.resource)}: {printable(one.said)}"
-            )
+            Said(one.ok, f"{transaction_name(one.branch.xid)} on {escaped(one.branch.resource)}: {escaped(one.said)}")
             for one in done
         )
 
@@ -210,7 +209,7 @@ class OperatorService:
         with self.place.holding_the_log() as log:
             report = one_pass(self.place, log, silent())
         away = [
-            Said(False, f"{printable(name)} could not be reached: {printable(why)}")
+            Said(False, f"{escaped(name)} could not be reached: {escaped(why)}")
             for name, why in report.unreachable.items()
         ]
         return [*(Said(True, line) for line in report_lines(report, TOLD)), *away]

@@ -16,8 +16,9 @@ from tm.log import LogError
 from tm.log.incarnations import Incarnations
 from tm.recovery.ownership import Claim, Ownership
 from xa import FORMAT_ID, Code, Gtrid, Xid
+from xa.printable import escaped
 from xabridge.operations.scan import origin_of
-from xabridge.text import ending_command, listed, printable, transaction_name
+from xabridge.text import ending_command, listed, transaction_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -323,7 +324,7 @@ def advice(view: TransactionView) -> str:
         return f"compare what was completed on its own with the data, then: xabridge recover forget {view.name}"
     gone = {branch.resource: None for branch in view.in_doubt if not branch.configured}
     if gone:
-        names = listed([printable(name) for name in gone])
+        names = listed([escaped(name) for name in gone])
         return (
             f"configure {names} again, under any name, and recovery commits its branch; only if it is gone for "
             f"good: {ending_command(view.name, gone)}"

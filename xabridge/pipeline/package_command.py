@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from xa.printable import escaped
 from xabridge.exit_codes import Exit
 from xabridge.pipeline.archive import SUFFIXES, tag, write_modules, write_packages
 from xabridge.pipeline.core import PipelineError
-from xabridge.text import printable, several
+from xabridge.text import several
 
 if TYPE_CHECKING:
     import argparse
@@ -55,9 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
                 modules.unlink()
             raise
     except (PipelineError, OSError) as error:
-        sys.stderr.write(f"xabridge pipeline package: {printable(str(error))}\n")
+        sys.stderr.write(f"xabridge pipeline package: {escaped(str(error))}\n")
         return Exit.USAGE if isinstance(error, PipelineError) else Exit.FAILED
-    print(f"{several(len(packed), 'package')} for {tag()}: {printable(str(packages))}")
+    print(f"{several(len(packed), 'package')} for {tag()}: {escaped(str(packages))}")
     print()
     options = [f"--archives {shlex.quote(f'{packages}#{FOLDER}')}"]
     options += [f"--py-files {shlex.quote(str(modules))}"] if arguments.modules else []

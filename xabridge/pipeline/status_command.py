@@ -14,13 +14,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.log import LogError
+from xa.printable import escaped
 from xabridge.exit_codes import Exit
 from xabridge.pipeline.core import PipelineError
 from xabridge.pipeline.core.ledger.status import PipelineStatus, look
 from xabridge.pipeline.core.process_ids import is_alive
 from xabridge.pipeline.core.xids import epoch_of
 from xabridge.pipeline.settings import settings_from
-from xabridge.text import age, gtrid_name, listed, paragraph, printable, several, took, whole_number
+from xabridge.text import age, gtrid_name, listed, paragraph, several, took, whole_number
 
 if TYPE_CHECKING:
     import argparse
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         settings = settings_from(arguments.name or "status", arguments.log, given, arguments.config)
         found = look(settings.log, settings.resources, arguments.name, last=max(arguments.last, AVERAGED))
     except (PipelineError, LogError) as error:
-        sys.stderr.write(f"xabridge pipeline status: {printable(str(error))}\n")
+        sys.stderr.write(f"xabridge pipeline status: {escaped(str(error))}\n")
         return Exit.USAGE if isinstance(error, PipelineError) else Exit.FAILED
     if arguments.json:
         objects = [as_json(one, arguments.last) for one in found]
@@ -156,13 +157,13 @@ def _xids(branches: dict[str, list[Xid]]) -> dict[str, list[str]]:
 # --- for people -----------------------------------------------------------------------------------------------------
 def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
     """One pipeline, in lines of 80 columns."""
-    yield f"pipeline {printable(found.pipeline)}, incarnation {found.incarnation}"
+    yield f"pipeline {escaped(found.pipeline)}, incarnation {found.incarnation}"
     if found.driver:
         taken = datetime.fromtimestamp(found.taken_at, UTC).astimezone().isoformat(" ", "seconds")
-        yield from paragraph(f"driver {printable(found.driver)} ({LIVES[is_alive(found.driver)]}), since {taken}", "  ")
+        yield from paragraph(f"driver {escaped(found.driver)} ({LIVES[is_alive(found.driver)]}), since {taken}", "  ")
     if found.query:
-        reads = listed([printable(source) for source, _ in found.sources])
-        yield from paragraph(f"query {printable(found.query)}{f', reads {reads}' if reads else ''}", "  ")
+        reads = listed([escaped(source) for source, _ in found.sources])
+        yield from paragraph(f"query {escaped(found.query)}{f', reads {reads}' if reads else ''}", "  ")
     yield ""
     prepared, given_up = prepared_branches(found), orphans(found)
     yield _row(_HEAD)
@@ -182,7 +183,7 @@ def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
     for sentence in (*skipped(found, last), *summary(found)):
         yield from paragraph(sentence)
     for name, why in found.unreachable.items():
-        yield from paragraph(f"{printable(name)} could not be reached: {printable(why)}")
+        yield from paragraph(f"{escaped(name)} could not be reached: {escaped(why)}")
 
 
 def _epoch(epoch: EpochStatus, branches: dict[str, list[Xid]], now_s: float) -> Iterator[str]:
@@ -234,7 +235,7 @@ def _cells(number: str, gtrid: bytes, state: str, old: str, told: str) -> Iterat
 
 
 def _names(names: Sequence[str]) -> str:
-    return listed([printable(name) for name in names])
+    return listed([escaped(name) for name in names])
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -245,7 +246,7 @@ def _row(cells: Sequence[str]) -> str:
 
 def told(branches: dict[str, list[Xid]]) -> str:
     """ "broker 2, shop 1"."""
-    return ", ".join(f"{printable(resource)} {len(xids)}" for resource, xids in branches.items()) or "-"
+    return ", ".join(f"{escaped(resource)} {len(xids)}" for resource, xids in branches.items()) or "-"
 
 
 def mean_phases(found: PipelineStatus) -> dict[str, float]:
@@ -269,8 +270,8 @@ def skipped(found: PipelineStatus, last: int) -> Iterator[str]:
         for one in epoch.skipped:
             by_reason.setdefault(one, []).append(epoch.epoch)
     for (name, why), epochs in by_reason.items():
-        known = f": {printable(why)}" if why else ", which was away"
-        yield f"{_numbered(epochs)} skipped {printable(name)}{known}"
+        known = f": {escaped(why)}" if why else ", which was away"
+        yield f"{_numbered(epochs)} skipped {escaped(name)}{known}"
 
 
 def _numbered(epochs: Sequence[int]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from xa.holdings import Holding, Relation
-from xabridge.text import age, duration, held, listed, printable, several
+from xa.printable import escaped
+from xabridge.text import age, duration, held, listed, several
 
 FROM, TO, LOCKED = Relation.FROM, Relation.TO, Relation.LOCKED
 
@@ -60,5 +61,5 @@ def test_holdings(holdings: tuple[Holding, ...], omitted: int, text: str) -> Non
 def test_words() -> None:
     assert [several(count, "branch") for count in (0, 1, 2)] == ["0 branches", "1 branch", "2 branches"]
     assert [listed(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
-    assert printable("größe · …") == "größe · …"
-    assert printable("a\nb\x9b") == "a\\nb\\x9b"
+    assert escaped("größe · …") == "größe · …"
+    assert escaped("a\nb\x9b") == "a\\nb\\x9b"

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 from dtx.broker.config import ConfigError, load
 from dtx.store.contract import StoreError
 from dtx.store.sql.backup import back_up
+from xa.printable import escaped
 from xabridge.cli.output import write_json
 from xabridge.exit_codes import Exit
-from xabridge.text import printable, several
+from xabridge.text import several
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -55,5 +56,5 @@ def run(arguments: Namespace) -> Exit:
 
 
 def _complain(said: object, code: Exit) -> Exit:
-    sys.stderr.write(f"xabridge broker backup: {printable(str(said))}\n")
+    sys.stderr.write(f"xabridge broker backup: {escaped(str(said))}\n")
     return code

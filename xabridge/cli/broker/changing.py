@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from dtx.amqp.conditions import Condition
 from dtx.protocol.conditions import Refusal, RefusedError
 from xa import Code
+from xa.printable import escaped
 from xabridge.cli.output import write_json
 from xabridge.exit_codes import Exit
 from xabridge.operations.broker_changes import KINDS, of_messages
-from xabridge.text import printable, several
+from xabridge.text import several
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -44,7 +45,7 @@ def change_messages(management: ManagementClient, arguments: Namespace) -> Exit:
     else:
         print(f"{several(answer['done'], 'message')} done")
         for why, count in left.items():
-            print(f"{count} left: {printable(why)}")
+            print(f"{count} left: {escaped(why)}")
     return Exit.FAILED if left else Exit.DONE
 
 
@@ -111,7 +112,7 @@ def change(
     if arguments.json:
         write_json({"done": True, "left": {}})
     else:
-        print(f"done: {printable(what)}")
+        print(f"done: {escaped(what)}")
     return Exit.DONE
 
 
@@ -121,14 +122,14 @@ def may(arguments: Namespace, what: str, *, asks: bool) -> bool:
         if arguments.json:
             write_json({"would": what})
         else:
-            print(f"would {printable(what)}")
+            print(f"would {escaped(what)}")
         return False
     if not asks or arguments.yes:
         return True
     if not sys.stdin.isatty():
-        sys.stderr.write(f"xabridge broker: {printable(what)}: not a terminal: pass --yes; nothing was done\n")
+        sys.stderr.write(f"xabridge broker: {escaped(what)}: not a terminal: pass --yes; nothing was done\n")
         return False
-    sys.stderr.write(f"{printable(what)}? This can't be undone. Type yes: ")
+    sys.stderr.write(f"{escaped(what)}? This can't be undone. Type yes: ")
     sys.stderr.flush()
     if sys.stdin.readline().strip() == "yes":
         return True

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from dtx.broker import command as server
 from dtx.protocol.conditions import RefusedError
 from xa import Code, XaError
+from xa.printable import escaped
 from xabridge.cli.broker import backup, changing, messages, users, views
 from xabridge.console.command import MISSING
 from xabridge.exit_codes import Exit
-from xabridge.text import duration, printable
+from xabridge.text import duration
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -242,5 +243,5 @@ _EXIT_OF: Final = {Code.XAER_INVAL: Exit.USAGE, Code.XAER_RMFAIL: Exit.INCOMPLET
 
 
 def _complain(arguments: Namespace, said: str, code: Exit) -> int:
-    sys.stderr.write(f"xabridge broker {arguments.action}: {printable(said)}\n")
+    sys.stderr.write(f"xabridge broker {arguments.action}: {escaped(said)}\n")
     return int(code)

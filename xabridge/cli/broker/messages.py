@@ -9,11 +9,12 @@ from dtx.amqp.conditions import Condition
 from dtx.protocol.conditions import Refusal, RefusedError
 from rm_amqp.message import Message
 from xa import Code
+from xa.printable import escaped
 from xabridge.cli.broker import tables
 from xabridge.cli.broker.views import Found, fits, shown
 from xabridge.cli.output import write_json
 from xabridge.exit_codes import Exit
-from xabridge.text import json_value, printable
+from xabridge.text import json_value
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -93,10 +94,10 @@ def read(management: ManagementClient, arguments: Namespace) -> Exit:
         return Exit.DONE
     for group in ("properties", "application_properties", "annotations"):
         for name, value in facts[group].items():
-            print(f"{printable(str(name))}: {printable(str(value))}")
+            print(f"{escaped(str(name))}: {escaped(str(value))}")
     print()
     for line in str(facts["body"]).splitlines():
-        print(printable(line))
+        print(escaped(line))
     return Exit.DONE
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from unicodedata import combining, east_asian_width
 
 from xa import Xid
-from xabridge.text import age, amount, octets, printable, several, transaction_name
+from xa.printable import escaped
+from xabridge.text import age, amount, octets, several, transaction_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -82,7 +83,7 @@ def queues(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
         oldest = since(now_ms, queue["oldest"]) if queue["depth"] else "-"
         rows.append(
             (
-                printable(queue["name"]), amount(queue["depth"]), amount(queue["held"]), octets(queue["octets"]),
+                escaped(queue["name"]), amount(queue["depth"]), amount(queue["held"]), octets(queue["octets"]),
                 oldest, amount(queue["consumers"]), amount(queue["rate-in"]), amount(queue["rate-out"]),
             )
         )  # fmt: skip
@@ -105,7 +106,7 @@ def _notes(queue: Mapping[str, Any]) -> list[str]:
 
 
 def _name(xid: str) -> str:
-    return printable(transaction_name(Xid.parse(xid)))
+    return escaped(transaction_name(Xid.parse(xid)))
 
 
 def messages(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
@@ -125,7 +126,7 @@ def messages(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
                 left,
             )
         )
-        below.append([] if one["why"] is None else wrapped(f"from {printable(one['from'])}: {printable(one['why'])}"))
+        below.append([] if one["why"] is None else wrapped(f"from {escaped(one['from'])}: {escaped(one['why'])}"))
     return table(("ID", "STATE", "SIZE", "TRIES", "AGE", "EXPIRES"), rows, below, left=2)
 
 
@@ -136,10 +137,10 @@ def dead(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
     rows, below = [], []
     for one in found:
         rows.append(
-            (one["id"], one["state"], octets(one["octets"]), since(now_ms, one["since"]), printable(one["queue"]))
+            (one["id"], one["state"], octets(one["octets"]), since(now_ms, one["since"]), escaped(one["queue"]))
         )
         origin = SENT_THERE if one["why"] is None else f"from {one['from']}: {one['why']}"
-        below.append(wrapped(printable(origin)))
+        below.append(wrapped(escaped(origin)))
     if max(_columns(row[-1]) for row in rows) <= QUEUE_COLUMNS:
         return table(("ID", "STATE", "SIZE", "DEAD", "QUEUE"), rows, below, left=2)
     below = [[*wrapped(f"in {row[-1]}"), *lines] for row, lines in zip(rows, below, strict=True)]
@@ -153,12 +154,12 @@ def users(found: Sequence[Mapping[str, Any]]) -> list[str]:
     rows, below = [], []
     for one in found:
         rule = json.loads(one["rule"]) if one["rule"] is not None else None
-        rows.append((printable(one["name"]), one["password-from"] or "-", one["rule-from"] or "-"))
+        rows.append((escaped(one["name"]), one["password-from"] or "-", one["rule-from"] or "-"))
         words = [
             name if value is True else f"{name} {value if isinstance(value, str) else ', '.join(value)}"
             for name, value in (rule or {}).items()
         ]
-        below.append(wrapped(printable("; ".join(words) or "may do nothing")) if rule is not None else [])
+        below.append(wrapped(escaped("; ".join(words) or "may do nothing")) if rule is not None else [])
     return table(("NAME", "PASSWORD", "PERMISSIONS"), rows, below, left=3)
 
 
@@ -166,9 +167,9 @@ def configuration(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """The lines of the configuration: names and values are never cut."""
     lines = []
     for one in found:
-        lines.append(f"{printable(one['name'])} = {printable(one['value'])}".rstrip())
+        lines.append(f"{escaped(one['name'])} = {escaped(one['value'])}".rstrip())
         if one["from"] != "default":
-            lines.append(f"{INDENT}from {printable(one['from'])}")
+            lines.append(f"{INDENT}from {escaped(one['from'])}")
     return lines or ["no settings"]
 
 
@@ -179,8 +180,8 @@ def audit(found: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for one in found:
         when = datetime.fromtimestamp(one["when"] / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        lines.append(f"{when}  {printable(one['who'])}")
-        about = ", ".join(f"{name} {printable(str(value))}" for name, value in one["about"].items())
+        lines.append(f"{when}  {escaped(one['who'])}")
+        about = ", ".join(f"{name} {escaped(str(value))}" for name, value in one["about"].items())
         lines += [f"{INDENT}{line}" for line in wrapped(f"{one['what']}: {about}")]
     return lines
 
@@ -193,15 +194,15 @@ def connections(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
     for one in found:
         rows.append(
             (
-                one["number"], printable(one["user"]), printable(one["peer"]), since(now_ms, one["since"]),
+                one["number"], escaped(one["user"]), escaped(one["peer"]), since(now_ms, one["since"]),
                 amount(one["rate-in"]), amount(one["rate-out"]),
             )
         )  # fmt: skip
-        product = f", {printable(one['product'])}" if one["product"] else ""
+        product = f", {escaped(one['product'])}" if one["product"] else ""
         counts = f"{several(one['sessions'], 'session')}, {several(one['links'], 'link')}"
         if one["transactions"]:
             counts += f", {several(one['transactions'], 'transaction')}"
-        below.append([*wrapped(f"{printable(one['container'])}{product}"), counts])
+        below.append([*wrapped(f"{escaped(one['container'])}{product}"), counts])
     return table(("NUMBER", "USER", "PEER", "AGE", "IN/S", "OUT/S"), rows, below, left=3)
 
 
@@ -211,7 +212,7 @@ def links(found: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["no links"]
     rows = [
         (
-            printable(one["address"]) or "-", one["kind"], one["connection"], amount(one["credit"]),
+            escaped(one["address"]) or "-", one["kind"], one["connection"], amount(one["credit"]),
             amount(one["unsettled"]), amount(one["messages"]),
         )
         for one in found
@@ -225,12 +226,12 @@ def branches(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
         return ["no branches"]
     rows, below = [], []
     for branch in found:
-        state = printable(branch["state"]).partition(" ")[2]
-        rows.append((_name(branch["xid"]), state, printable(branch["owner"]) or "-", since(now_ms, branch["since"])))
+        state = escaped(branch["state"]).partition(" ")[2]
+        rows.append((_name(branch["xid"]), state, escaped(branch["owner"]) or "-", since(now_ms, branch["since"])))
         notes = []
         for queue, held in branch["holds"].items():
             words = [f"{held['retired']} from"] if held["retired"] else []
             words += [f"{held['posted']} to"] if held["posted"] else []
-            notes += wrapped(f"{' and '.join(words)} {printable(queue)}")
+            notes += wrapped(f"{' and '.join(words)} {escaped(queue)}")
         below.append(notes)
     return table(("BRANCH", "STATE", "OWNER", "AGE"), rows, below, left=3)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from xa.printable import escaped
 from xabridge.operations.survey import Known, State, state_of
-from xabridge.text import age, held, printable, several
+from xabridge.text import age, held, several
 
 if TYPE_CHECKING:
     from xabridge.operations.survey import BranchView, TransactionView
@@ -94,7 +95,7 @@ def _rows(branches: tuple[BranchView, ...], y: float, *, upper: bool) -> list[Bo
         at = y + row * (height + _GAP)
         boxes.append(
             Box(
-                x, at, cut(printable(branch.resource), 24), _state(branch), _lines(branch), LOOKS[branch.state],
+                x, at, cut(escaped(branch.resource), 24), _state(branch), _lines(branch), LOOKS[branch.state],
                 x + width / 2, at + (height if upper else 0),
             )
         )  # fmt: skip
@@ -116,7 +117,7 @@ def _lines(branch: BranchView) -> tuple[str, ...]:
 
 def _place(view: TransactionView) -> str:
     if view.decider is not None:
-        return f"{cut(printable(view.decider), 20)} knows"
+        return f"{cut(escaped(view.decider), 20)} knows"
     if view.in_log:
         return "this node's log knows"
     return "its log is not here"
@@ -124,7 +125,7 @@ def _place(view: TransactionView) -> str:
 
 def _told(view: TransactionView) -> str:
     """The picture in words, for who can't see it."""
-    branches = "; ".join(f"{printable(branch.resource)} {_state(branch)}" for branch in view.branches)
+    branches = "; ".join(f"{escaped(branch.resource)} {_state(branch)}" for branch in view.branches)
     return f"Decision: {DECIDED[view.decision]}, {_place(view)}. {branches}."
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tm.telemetry.node_page import PHASES as PHASE_OF
-from xabridge.text import printable, took
+from xa.printable import escaped
+from xabridge.text import took
 
 if TYPE_CHECKING:
     from xabridge.console.nodes import Completed, Step
@@ -62,14 +63,14 @@ def timeline(one: Completed, longest_s: float) -> TimelinePicture:
             looks = PHASE_OF.get(step.verb, "work")
             bars.append(_bar(step.after_s, step.took_s, 1 + lanes.index(step.resource), looks, scale, _said(step)))
     told = ", ".join(f"{name} {took(seconds)}" for name, seconds in phases)
-    names = tuple(printable(name)[:40] if name else LOG for name in lanes)
+    names = tuple(escaped(name)[:40] if name else LOG for name in lanes)
     height = (LANE + GAP) * (1 + len(lanes))
     return TimelinePicture(height, tuple(bars), names, f"{took(one.took_s)}: {told}")
 
 
 def _said(step: Step) -> str:
-    answer = f", {printable(step.code)[:40]}" if step.code else ""
-    return f"{printable(step.resource)[:40] or LOG}: {printable(step.verb)[:40]} {took(step.took_s)}{answer}"
+    answer = f", {escaped(step.code)[:40]}" if step.code else ""
+    return f"{escaped(step.resource)[:40] or LOG}: {escaped(step.verb)[:40]} {took(step.took_s)}{answer}"
 
 
 def _bar(after_s: float, took_s: float, lane: int, looks: str, scale: float, told: str) -> Bar:
