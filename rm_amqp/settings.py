@@ -10,7 +10,6 @@ its place.
 from __future__ import annotations
 
 import os
-import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import unquote
@@ -19,9 +18,10 @@ from dtx.amqp.sasl import ClientPolicy
 from rm_amqp.decider.tokens import MAX_SLOTS
 from xa import Code, xa_error
 from xa.open_string import PASSWORD_ENV, OpenString, option_name
-from xa.tls import load_certificate
+from xa.tls import client_context
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Mapping
 
     from xa import XaError
@@ -89,13 +89,9 @@ class Settings:
 def tls_context(ca: str, certificate: str, key: str) -> ssl.SSLContext:
     """How to encrypt; XAER_INVAL where a file can't be used."""
     try:
-        context = ssl.create_default_context(cafile=ca or None)
-        if certificate:
-            load_certificate(context, certificate, key or None)
-    except (OSError, ssl.SSLError) as error:
+        return client_context(ca or None, certificate or None, key or None)
+    except OSError as error:
         raise wrong(f"ca, cert or key can't be used: {error}") from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
 
 
 def wrong(what: str) -> XaError:

@@ -5,8 +5,9 @@ A name is imported when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
+
+from xa.lazy_names import names_at_first_use
 
 if TYPE_CHECKING:
     from rm_delta.resource_manager import DeltaResource
@@ -25,17 +26,10 @@ _HOME: Final = {
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+    _find, __dir__ = names_at_first_use(globals(), _HOME)
 
     def __getattr__(name: str) -> Any:
-        home = _HOME.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
-            found = globals()[name] = getattr(import_module(home), name)
+            return _find(name)
         except ImportError as error:
             raise ImportError(f"Delta tables need the extra delta: pip install 'xabridge[delta]' ({error})") from error
-        return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

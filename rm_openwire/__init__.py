@@ -5,8 +5,9 @@ A name is imported when it is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from xa.lazy_names import names_at_first_use
 
 if TYPE_CHECKING:
     from rm_openwire.resource import OpenWireResource
@@ -25,14 +26,4 @@ _HOME: Final = {
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
-
-    def __getattr__(name: str) -> Any:
-        home = _HOME.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(home), name)
-        return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = names_at_first_use(globals(), _HOME)

@@ -1,4 +1,5 @@
-"""TLS: a certificate with its key, from PEM files, without a question at the terminal; and OpenSSL's reasons in words.
+"""TLS: a client's context, and a certificate with its key, from PEM files, without a question at the terminal; and
+OpenSSL's reasons in words.
 
     load_certificate(context, "broker.pem", "broker.key")
 
@@ -8,10 +9,10 @@ when a broker starts or a connection is made anew, so such a key is refused.
 
 from __future__ import annotations
 
+import ssl
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
-    import ssl
     from os import PathLike
 
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
@@ -28,6 +29,16 @@ def load_certificate(
     """`key` is None where it stands in the same file. OSError: a file can't be used, for instance because the key is
     encrypted."""
     context.load_cert_chain(certificate, key, refuse_to_ask)
+
+
+def client_context(ca: str | None, certificate: str | None, key: str | None) -> ssl.SSLContext:
+    """How a client encrypts: it trusts `ca`, or else what the system trusts, and shows `certificate`, if there is one.
+    OSError: a file can't be used."""
+    context = ssl.create_default_context(cafile=ca)
+    if certificate is not None:
+        load_certificate(context, certificate, key)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
 def reason_of(error: ssl.SSLError) -> str:

@@ -39,7 +39,7 @@ from urllib.parse import unquote
 
 from dtx.amqp.values import Timestamp
 from xa.open_string import OpenString, option_name
-from xa.tls import load_certificate
+from xa.tls import client_context
 from xabridge.outbox.publisher import BrokerAway, Refusal, Sent
 
 try:
@@ -122,13 +122,9 @@ class RabbitSettings:
 
 def _tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=options.get("ca") or None)
-        if "cert" in options:
-            load_certificate(context, options["cert"], options.get("key"))
+        return client_context(options.get("ca") or None, options.get("cert"), options.get("key"))
     except OSError as error:
         raise ValueError(f"ca, cert or key can't be used: {error}") from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
 
 
 class RabbitPublisher:
