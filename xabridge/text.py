@@ -7,12 +7,13 @@ import shlex
 import textwrap
 from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, Any, Final
+from unicodedata import combining, east_asian_width
 
 from xa import FORMAT_ID, Gtrid, Xid
 from xa.printable import escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from xa.holdings import Holding, Relation
 
@@ -170,3 +171,18 @@ def paragraph(text: str, first: str = "", others: str = "  ") -> list[str]:
     return textwrap.wrap(
         text, NARROW, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
     )
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal `text` takes."""
+    return sum(0 if combining(sign) else 2 if east_asian_width(sign) in "WF" else 1 for sign in text)
+
+
+def table_row(cells: Sequence[str], widths: Sequence[int], right: Collection[int] = (), gap: str = "  ") -> str:
+    """One line of a table. The cells at the positions `right` stand at the right of their columns. What is wider than
+    its column is not cut; the last width may be 0."""
+    padded = []
+    for at, (cell, width) in enumerate(zip(cells, widths, strict=True)):
+        padding = " " * (width - columns(cell))
+        padded.append(padding + cell if at in right else cell + padding)
+    return gap.join(padded).rstrip()

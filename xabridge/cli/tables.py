@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from xa.printable import escaped
 from xabridge.operations.recovery_pass import MOST_KINDS, troubles
 from xabridge.operations.survey import Known, Survey, TransactionView, advice, state_of
-from xabridge.text import LONGEST_NAME, NARROW, age, held, listed, paragraph, several, shortened
+from xabridge.text import LONGEST_NAME, NARROW, age, held, listed, paragraph, several, shortened, table_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -98,20 +98,15 @@ def _kind(view: TransactionView) -> str:
     return f"{ours.node if ours is not None else 'foreign'}, decision {view.decision.value}: {stands}"
 
 
-def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-    return "  ".join(padded).rstrip()
-
-
 def _narrow(transactions: Iterable[TransactionView]) -> Iterator[str]:
-    yield _row(_NARROW_HEAD, _NARROW_WIDTHS)
+    yield table_row(_NARROW_HEAD, _NARROW_WIDTHS)
     for view in transactions:
         name = view.name
         if len(name) > _NARROW_WIDTHS[0]:
             yield shortened(name)
             name = ""
         for branch in view.branches:
-            yield _row(
+            yield table_row(
                 (name, age(branch.age_s), state_of(branch), view.decision.value, escaped(branch.resource)),
                 _NARROW_WIDTHS,
             )
@@ -132,7 +127,7 @@ def _wide(transactions: Iterable[TransactionView]) -> Iterator[str]:
     columns = [column for column in range(len(_WIDE_HEAD)) if any(row[column] for row, _ in rows[1:])]
     widths = [max(len(row[column]) for row, _ in rows) for column in columns]
     for row, below in rows:
-        yield _row([row[column] for column in columns], widths)
+        yield table_row([row[column] for column in columns], widths)
         if below:
             yield _INDENT + below
 

@@ -21,7 +21,7 @@ from xabridge.pipeline.core.ledger.status import PipelineStatus, look
 from xabridge.pipeline.core.process_ids import is_alive
 from xabridge.pipeline.core.xids import epoch_of
 from xabridge.pipeline.settings import settings_from
-from xabridge.text import age, gtrid_name, listed, paragraph, several, took, whole_number
+from xabridge.text import age, gtrid_name, listed, paragraph, several, table_row, took, whole_number
 
 if TYPE_CHECKING:
     import argparse
@@ -36,10 +36,11 @@ LAST: Final = 10
 AVERAGED: Final = 10
 """The averages are those of so many last epochs, here and in the console."""
 _HEAD: Final = ("EPOCH", "GTRID", "STATE", "AGE", "PREPARED")
-_WIDTHS: Final = (6, 26, 9, 5)
+_WIDTHS: Final = (6, 26, 9, 5, 0)
+_RIGHT: Final = (0,)
 LIVES: Final = {True: "alive", False: "gone", None: "on another host"}
 _DID: Final = ("EPOCH", "TAKEN", "ROWS", "SENT", "OCTETS", "PREPARE", "DECIDE", "FINISH", "LAG")
-_DID_WIDTHS: Final = (6, 6, 6, 6, 6, 7, 7, 7)
+_DID_WIDTHS: Final = (6, 6, 6, 6, 6, 7, 7, 7, 0)
 _PREFIXES: Final = (("G", 10**9), ("M", 10**6), ("k", 10**3))
 _WAITING: Final = frozenset({"active", "committed"})
 
@@ -166,7 +167,7 @@ def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
         yield from paragraph(f"query {escaped(found.query)}{f', reads {reads}' if reads else ''}", "  ")
     yield ""
     prepared, given_up = prepared_branches(found), orphans(found)
-    yield _row(_HEAD)
+    yield table_row(_HEAD, _WIDTHS, _RIGHT)
     for epoch in found.epochs[:last]:
         yield from _epoch(epoch, prepared.get(epoch.gtrid, {}), now_s)
     shown = {epoch.gtrid for epoch in found.epochs[:last]}
@@ -198,7 +199,7 @@ def _batches(found: PipelineStatus, last: int) -> Iterator[str]:
     waited: dict[bytes, list[LagStatus]] = {}
     for lag in found.lags:
         waited.setdefault(lag.gtrid, []).append(lag)
-    yield _did(_DID)
+    yield table_row(_DID, _DID_WIDTHS, range(8))
     for one in found.results[:last]:
         lags = waited.get(one.gtrid, [])
         oldest = max((lag.oldest_s for lag in lags if lag.oldest_s is not None), default=None)
@@ -209,13 +210,9 @@ def _batches(found: PipelineStatus, last: int) -> Iterator[str]:
             for seconds in (one.prepare_s, one.decide_s, one.finish_s)
         ]
         old = "" if oldest is None else f", {age(oldest)}"
-        yield _did((str(one.epoch), *counts, _short(one.octets, 3, "B"), *times, f"{lagging}{old}"))
+        cells = (str(one.epoch), *counts, _short(one.octets, 3, "B"), *times, f"{lagging}{old}")
+        yield table_row(cells, _DID_WIDTHS, range(8))
     yield ""
-
-
-def _did(cells: Sequence[str]) -> str:
-    padded = [cell.rjust(width) for cell, width in zip(cells, _DID_WIDTHS, strict=False)]
-    return "  ".join([*padded, cells[-1]])
 
 
 def _short(number: int, digits: int, unit: str = "") -> str:
@@ -231,17 +228,11 @@ def _cells(number: str, gtrid: bytes, state: str, old: str, told: str) -> Iterat
     if len(name) > _WIDTHS[1]:
         yield f"{number.rjust(_WIDTHS[0])}  {name}"
         number = name = ""
-    yield _row((number, name, state, old, told))
+    yield table_row((number, name, state, old, told), _WIDTHS, _RIGHT)
 
 
 def _names(names: Sequence[str]) -> str:
     return listed([escaped(name) for name in names])
-
-
-def _row(cells: Sequence[str]) -> str:
-    first, *others = cells
-    padded = [cell.ljust(width) for cell, width in zip(others, _WIDTHS[1:], strict=False)]
-    return "  ".join([first.rjust(_WIDTHS[0]), *padded, *others[len(padded) :]]).rstrip()
 
 
 def told(branches: dict[str, list[Xid]]) -> str:

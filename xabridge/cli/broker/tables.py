@@ -10,11 +10,10 @@ import json
 import textwrap
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
-from unicodedata import combining, east_asian_width
 
 from xa import Xid
 from xa.printable import escaped
-from xabridge.text import age, amount, octets, several, transaction_name
+from xabridge.text import age, amount, columns, octets, several, table_row, transaction_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,38 +31,21 @@ def since(now_ms: int, then_ms: int | None) -> str:
     return age(None if then_ms is None else max(now_ms - then_ms, 0) / 1000)
 
 
-def _columns(text: str) -> int:
-    """How many columns of a terminal `text` takes."""
-    return sum(0 if combining(sign) else 2 if east_asian_width(sign) in "WF" else 1 for sign in text)
-
-
-def _left(text: str, width: int) -> str:
-    return text + " " * (width - _columns(text))
-
-
-def _right(text: str, width: int) -> str:
-    return " " * (width - _columns(text)) + text
-
-
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], below: Sequence[Sequence[str]], left: int = 1
 ) -> list[str]:
     """The lines: `left` columns stand at the left, the others at the right. `below` are lines for below each row."""
-    rest = [max(_columns(row[column]) for row in (head, *rows)) for column in range(1, len(head))]
+    rest = [max(columns(row[column]) for row in (head, *rows)) for column in range(1, len(head))]
     room = max(WIDTH - sum(rest) - len(rest) - 1, 8)
-    names = [_columns(row[0]) for row in rows]
+    names = [columns(row[0]) for row in rows]
     first = max(len(head[0]), *(width for width in names if width <= room), 0) if rows else len(head[0])
     lines = []
     for number, row in enumerate((head, *rows)):
         name = row[0]
-        if _columns(name) > first:
+        if columns(name) > first:
             lines.append(name)
             name = ""
-        cells = [
-            _left(cell, width) if column < left else _right(cell, width)
-            for column, (cell, width) in enumerate(zip(row[1:], rest, strict=True), start=1)
-        ]
-        lines.append(f"{_left(name, first)}  {' '.join(cells)}".rstrip())
+        lines.append(table_row((name, *row[1:]), (first + 1, *rest), range(left, len(row)), " "))
         if number:
             lines += [f"{INDENT}{line}" for line in below[number - 1]]
     return lines
@@ -141,7 +123,7 @@ def dead(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
         )
         origin = SENT_THERE if one["why"] is None else f"from {one['from']}: {one['why']}"
         below.append(wrapped(escaped(origin)))
-    if max(_columns(row[-1]) for row in rows) <= QUEUE_COLUMNS:
+    if max(columns(row[-1]) for row in rows) <= QUEUE_COLUMNS:
         return table(("ID", "STATE", "SIZE", "DEAD", "QUEUE"), rows, below, left=2)
     below = [[*wrapped(f"in {row[-1]}"), *lines] for row, lines in zip(rows, below, strict=True)]
     return table(("ID", "STATE", "SIZE", "DEAD"), [row[:-1] for row in rows], below, left=2)
