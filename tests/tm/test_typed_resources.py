@@ -19,7 +19,7 @@ from tm.log import FileLog
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from xabridge.testing.reference.session import ReferenceSession
+    from xabridge.testing.reference.driver import ReferenceSession
 
 ROOT = Path(__file__).parents[2]
 USERS = ROOT / "tests" / "user"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from xa.driver import Pending
-    from xabridge.testing.reference.branch import Association
+    from xabridge.testing.reference.server import Association
 
 
 class Driver(ReferenceDriver):

@@ -1,9 +1,8 @@
 """Applications: consumers and functions that are declared, and run when the App does. See `xabridge.app.app`."""
 
-from xabridge.app.app import App
+from xabridge.app.app import App, DeclaredConsumer
 from xabridge.app.codec import Codec, JsonCodec
 from xabridge.app.conversion import Unfit
-from xabridge.app.declared import DeclaredConsumer
 from xabridge.app.dependencies import Depends
 from xabridge.app.tx import Tx
 

@@ -21,12 +21,15 @@ import inspect
 import threading
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from tm import (
     Configuration,
     ConfigurationError,
+    Consumer,
     ConsumerSettings,
     Propagation,
     ProtocolMisuse,
@@ -37,7 +40,6 @@ from tm.consumer.signals import Stopper
 from tm.options import check
 from tm.propagation.call import OPTIONS as TRANSACTIONAL
 from xabridge.app.codec import Codecs
-from xabridge.app.declared import DeclaredConsumer
 from xabridge.app.schedule import DeclaredSchedule, ScheduleSettings
 from xabridge.app.tx import Tx
 from xabridge.app.typed_handler import Surroundings, TypedHandler
@@ -47,15 +49,56 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tm import Consumer, Health
+    from tm import Counts, Health
     from tm.consumer.settings import ConsumerOptions
     from tm.options import Option
     from xabridge.app.codec import Codec
     from xabridge.app.schedule import ScheduleOptions
 
+
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class DeclaredConsumer(Generic[P, R]):
+    """A function with its queue and settings. Called, it calls the function, as it was before it was declared."""
+
+    def __init__(self, function: Callable[P, R], handler: TypedHandler, settings: ConsumerSettings) -> None:
+        self.function = function
+        self.handler = handler
+        self.settings = settings
+        self._live: Consumer | None = None
+
+    def __call__(self, *arguments: P.args, **named: P.kwargs) -> R:
+        return self.function(*arguments, **named)
+
+    def __repr__(self) -> str:
+        return f"<{self.function.__qualname__}, consumer of {self.settings.queue}>"
+
+    @property
+    def live(self) -> Consumer:
+        """The consumer at work; ProtocolMisuse while the App does not run."""
+        if self._live is None:
+            raise ProtocolMisuse(f"{self!r} is not at work: its App does not run")
+        return self._live
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of its messages since the App was started."""
+        return self.live.counts
+
+    def health(self) -> Health:
+        """How it is, for a probe."""
+        return self.live.health()
+
+    def connect(self, manager: TransactionManager[Any]) -> Consumer:
+        """For the App: a live one over `manager`."""
+        options: dict[str, Any] = {
+            name: getattr(self.settings, name) for name in self.settings.__slots__ if name != "queue"
+        }
+        self._live = Consumer(manager, self.settings.queue, self.handler, **options)
+        return self._live
 
 
 class AppOptions(TypedDict, total=False):
@@ -482,3 +525,25 @@ def _as_coroutine_function(call: Callable[..., Any], function: Callable[..., Any
         return await call(*arguments, **named)
 
     return run
+
+
+def find_app(told: str) -> App:
+    """The App; ConfigurationError says what is wrong with the name. An error of the module itself is raised."""
+    module, separator, name = told.partition(":")
+    if not module or not separator or not name:
+        raise ConfigurationError(f"{told}: expected module:name, as shop:app")
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"{told}: {error}; is this the folder that it is in?") from error
+    if spec is None:
+        raise ConfigurationError(f"{told}: there is no module {module}; is this the folder that it is in?")
+    loaded = import_module(module)
+    app = getattr(loaded, name, None)
+    if app is None:
+        apps = [f"{module}:{one}" for one, value in vars(loaded).items() if isinstance(value, App)]
+        there = f"it has {', '.join(apps)}" if apps else f"it has no App (it is {loaded.__file__ or 'a folder'})"
+        raise ConfigurationError(f"{told}: {module} has no {name}; {there}")
+    if not isinstance(app, App):
+        raise ConfigurationError(f"{told}: {name} is a {type(app).__qualname__}, and no App")
+    return app

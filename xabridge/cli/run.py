@@ -86,8 +86,8 @@ def _work(arguments: Namespace) -> int:
     """This process is one that does the work. Process 1 finishes what processes have left in doubt that are not started
     any more: as long as it runs, because their resources may be away now."""
     from tm import ConfigurationError, TransactionManager  # noqa: PLC0415 — as above
-    from xabridge.app.find import find_app  # noqa: PLC0415 — as above
-    from xabridge.app.process_configuration import configuration_of, left_behind  # noqa: PLC0415
+    from xabridge.app.app import find_app  # noqa: PLC0415 — as above
+    from xabridge.app.supervisor import configuration_of, left_behind  # noqa: PLC0415
 
     number = arguments.process or 1
     if arguments.process is not None:

@@ -15,7 +15,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from xabridge.console.brokers import Away, Refused, Trouble, Unknown
-from xabridge.console.live import events
+from xabridge.console.event_stream import events
 from xabridge.console.pages import LIVE, OPEN, PAGES
 from xabridge.console.security import Guard
 from xabridge.console.view import STATIC, View

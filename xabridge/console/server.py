@@ -7,7 +7,7 @@ import signal
 import socket
 import ssl
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
@@ -17,14 +17,19 @@ from tm import ConfigurationError
 from xa.tls import load_certificate
 from xabridge.console.app import application
 from xabridge.console.console import Console
+from xabridge.console.settings import console_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import TracebackType
+    from typing import Self
 
     from uvicorn.protocols.http.h11_impl import RequestResponseCycle
 
+    from dtx.broker.broker import Broker
     from tm.config import Configuration
     from xabridge.console.settings import ConsoleSettings
+
 
 STOP_S: Final = 10.0
 REQUEST_S: Final = 10.0
@@ -151,3 +156,33 @@ def serving(
     finally:
         server.stop()
         thread.join(STOP_S)
+
+
+class ConsoleBeside:
+    """The console beside a broker that runs in the same process, `xabridge broker --console PORT`.
+
+    It holds the port from the beginning, and serves once the broker listens. OSError: the port is taken.
+    ConfigurationError: there can be no console.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._stack = ExitStack()
+        self._bound = listen_at(console_settings(None, {}, listen=f"127.0.0.1:{port}"))
+        self._stack.enter_context(closing(self._bound))
+        self.server: Server | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def listening(self, broker: Broker) -> str:
+        """Serves; where."""
+        url = f"amqp://{broker.addresses[0]}"
+        settings = console_settings(None, {}, listen=f"127.0.0.1:{self._port}", brokers={"broker": url})
+        self.server = self._stack.enter_context(serving(settings, bound=self._bound))
+        return self.server.address

@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from xabridge.console.drawing.picture import picture
-from xabridge.console.drawing.sparkline import sparkline
+from xabridge.console.charts import sparkline
 from xabridge.console.site_watch import key_of
-from xabridge.console.words import FILTERS
+from xabridge.console.template_filters import FILTERS
+from xabridge.console.transaction_picture import picture
 
 STATIC: Final = Path(__file__).parent / "static"
 

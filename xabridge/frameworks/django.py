@@ -50,7 +50,7 @@ from rm_db import PostgresBranchConnection
 from rm_db.sessions.psycopg_connection import PsycopgCursor
 from tm import Configuration, ConfigurationError, RolledBack, configuration_from
 from xabridge.app import Tx
-from xabridge.frameworks.answers import ANSWERED, answer_for
+from xabridge.frameworks.error_responses import HANDLED, response_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -282,7 +282,7 @@ class TransactionMiddleware:
                 self._check_done(request, response)
         except _NotDone as undone:
             return undone.response
-        except ANSWERED as error:
+        except HANDLED as error:
             return _answer(request, error)
         return response
 
@@ -293,9 +293,9 @@ class TransactionMiddleware:
             connection.is_block_whole = connection.settings_dict["ATOMIC_REQUESTS"] and connection.alias not in apart
 
     def process_exception(self, request: Any, exception: Exception) -> Any:
-        """Django's hook: the view has raised. What the ANSWERS name is answered as they say."""
+        """Django's hook: the view has raised. What the RESPONSES name is answered as they say."""
         request.xabridge_failed = True
-        return _answer(request, exception) if isinstance(exception, ANSWERED) else None
+        return _answer(request, exception) if isinstance(exception, HANDLED) else None
 
     def _check_done(self, request: Any, response: Any) -> None:
         """_NotDone: the answer says that the request has failed, or Django wants a rollback and the answer does not say
@@ -308,7 +308,7 @@ class TransactionMiddleware:
 def _answer(request: Any, error: Exception) -> JsonResponse:
     """The answer to a request whose transaction was not committed."""
     logger.warning("%s %s: %s", request.method, request.path, error)
-    status, told, headers = answer_for(error)
+    status, told, headers = response_for(error)
     return JsonResponse({"detail": told}, status=status, headers=headers)
 
 

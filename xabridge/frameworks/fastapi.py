@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Depends
 from fastapi.responses import JSONResponse
 
-from xabridge.frameworks.answers import ANSWERED, answer_for
+from xabridge.frameworks.error_responses import HANDLED, response_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,11 +58,11 @@ def connect(api: FastAPI, app: App) -> None:
                     yield state
 
     api.router.lifespan_context = both
-    for kind in ANSWERED:
+    for kind in HANDLED:
         api.add_exception_handler(kind, answer)
 
 
 async def answer(_request: Request, error: Exception) -> Response:
     """The answer for an error of a transaction."""
-    status, told, headers = answer_for(error)
+    status, told, headers = response_for(error)
     return JSONResponse({"detail": told}, status, headers)

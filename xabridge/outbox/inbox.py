@@ -24,8 +24,7 @@ from sqlalchemy import delete, insert, literal, select
 from sqlalchemy.exc import IntegrityError
 
 from xa.sql.statements import upsert
-from xabridge.outbox import transactions
-from xabridge.outbox.tables import MAX_NAME, Tables
+from xabridge.outbox.tables import MAX_NAME, Tables, check_transaction, check_transaction_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +57,7 @@ class Inbox:
         """Whether the consumer has not handled the message, in any transaction that is committed, or in this one. From
         now on it has, in this transaction. ValueError: there is no id, or `where` is in autocommit."""
         row = self._row(message_id)
-        transactions.check(where, self.tables.inbox)
+        check_transaction(where, self.tables.inbox)
         if self._dialect(where) in _RETURNS:
             return where.execute(self._insertion(self._dialect(where), row)).scalar() is not None
         if hasattr(where, "flush"):  # the savepoint does it too, and an error of the application's is no copy
@@ -73,7 +72,7 @@ class Inbox:
     async def is_new_async(self, where: AsyncConnection | AsyncSession, message_id: MessageId | None) -> bool:
         """Does what `is_new` does, with an asyncio connection or session."""
         row = self._row(message_id)
-        await transactions.check_async(where, self.tables.inbox)
+        await check_transaction_async(where, self.tables.inbox)
         if self._dialect(where) in _RETURNS:
             return (await where.execute(self._insertion(self._dialect(where), row))).scalar() is not None
         if hasattr(where, "flush"):

@@ -22,8 +22,7 @@ from zlib import crc32
 from sqlalchemy import Insert, case, func, insert, select
 
 from rm_amqp.message import encoded
-from xabridge.outbox import transactions
-from xabridge.outbox.tables import LANES, MAX_NAME, WAITING, Tables
+from xabridge.outbox.tables import LANES, MAX_NAME, WAITING, Tables, check_transaction, check_transaction_async
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -74,7 +73,7 @@ class Outbox:
         ValueError, XaMisuse: the message, its destination or its key can't be kept, or `where` is in autocommit.
         OutboxFull: see above."""
         rows = self._rows(destination, [message], key)
-        transactions.check(where, self.tables.outbox)
+        check_transaction(where, self.tables.outbox)
         if self._limit is not None:
             self._check(where.execute(self._kept(1)).scalar_one(), 1)
         where.execute(self._insert(), rows[0])
@@ -85,7 +84,7 @@ class Outbox:
     ) -> list[str]:
         """Writes many messages, as if each were put in turn; their ids."""
         rows = self._rows(destination, messages, key)
-        transactions.check(where, self.tables.outbox)
+        check_transaction(where, self.tables.outbox)
         if self._limit is not None:
             self._check(where.execute(self._kept(len(rows))).scalar_one(), len(rows))
         if rows:
@@ -103,7 +102,7 @@ class Outbox:
     ) -> list[str]:
         """Does what `put_all` does, with an asyncio connection or session."""
         rows = self._rows(destination, messages, key)
-        await transactions.check_async(where, self.tables.outbox)
+        await check_transaction_async(where, self.tables.outbox)
         if self._limit is not None:
             self._check((await where.execute(self._kept(len(rows)))).scalar_one(), len(rows))
         if rows:

@@ -34,7 +34,6 @@ from dtx.amqp.decoding import DecodeError
 from rm_amqp.message import Message
 from xa.secrets import masked
 from xabridge.outbox.publisher import BrokerAway, Outgoing, Refusal, Sent
-from xabridge.outbox.schemes import publisher_for
 from xabridge.outbox.store import Carried, OutboxStore
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from xabridge.outbox.metrics import OutboxMetrics
     from xabridge.outbox.publisher import Publisher
     from xabridge.outbox.store import Taken
+
 
 logger = logging.getLogger("xabridge.outbox")
 
@@ -251,3 +251,20 @@ def _wave(rows: Sequence[Taken]) -> tuple[list[Taken], list[Taken]]:
             keys.add(row.order_key)
             wave.append(row)
     return wave, later
+
+
+def publisher_for(open_string: str) -> Publisher:
+    """The publisher for this broker; it is loaded when it is needed. ValueError, XaMisuse: the open string is wrong."""
+    scheme = open_string.partition("://")[0]
+    if scheme in {"amqp091", "amqp091s"}:
+        from xabridge.outbox.rabbitmq import RabbitPublisher  # noqa: PLC0415 — needs the extra `rabbitmq`
+
+        return RabbitPublisher(open_string)
+    if scheme in {"amqp", "amqps"}:
+        from xabridge.outbox.amqp10 import Amqp10Publisher  # noqa: PLC0415 — loads proton
+
+        return Amqp10Publisher(open_string)
+    raise ValueError(
+        f"{scheme[:20]!r} is no scheme of a relay's broker: amqp:// and amqps:// are AMQP 1.0, amqp091:// and "
+        "amqp091s:// are RabbitMQ over AMQP 0-9-1"
+    )

@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def xabridge_app(request: pytest.FixtureRequest) -> Iterator[TestApp]:
     """The application of the option xabridge_app, with a broker in the process and SQLite beside it."""
-    from xabridge.app.find import find_app  # noqa: PLC0415 — as the docstring says
+    from xabridge.app.app import find_app  # noqa: PLC0415 — as the docstring says
     from xabridge.testing import TestApp  # noqa: PLC0415
 
     told = str(request.config.getini(NAME))

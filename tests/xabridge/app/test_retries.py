@@ -20,7 +20,7 @@ from tm.consumer.failures import Failures
 from tm.consumer.handler import Handler
 from xa.coroutines import drive
 from xabridge import App, Message, RolledBack, Tx
-from xabridge.app.sends import Sends
+from xabridge.app.tx import Sends
 from xabridge.testing import Killed, TestApp
 
 if TYPE_CHECKING:

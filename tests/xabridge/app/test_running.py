@@ -16,7 +16,7 @@ import pytest
 
 from rm_amqp import Message
 from tm import Configuration, ResourceConfig, TransactionManager
-from xabridge.app.process_configuration import configuration_of, left_behind
+from xabridge.app.supervisor import configuration_of, left_behind
 from xabridge.testing import TestBroker
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from tests.xabridge.console.scene import TOKEN, node
 from xa.telemetry.endpoint import Answer, EndpointThread
 from xabridge.console import nodes
 from xabridge.console.brokers import Away
-from xabridge.console.drawing.timeline import WIDTH, timeline
+from xabridge.console.charts import WIDTH, timeline
 from xabridge.console.nodes import KEPT_S, Completed, NodeLink, Step
 from xabridge.console.settings import WatchedNode
 from xabridge.testing.contract.client import case

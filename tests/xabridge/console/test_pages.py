@@ -28,7 +28,7 @@ from xabridge.console.console import Console
 from xabridge.console.history import FINE_S, known
 from xabridge.console.pages.messages import content_of
 from xabridge.console.settings import ConsoleSettings, WatchedBroker
-from xabridge.console.words import name as shown_as
+from xabridge.console.template_filters import name as shown_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from tests.xabridge.console.scene import PASSWORD, console, url
 from tests.xabridge.traffic import post
 from xabridge.console import server as server_module
 from xabridge.console.console import WAITING
-from xabridge.console.live import OVER
+from xabridge.console.event_stream import OVER
 from xabridge.console.pages import LIVE, PAGES
 from xabridge.console.security import MAX_BODY
 from xabridge.testing.contract.client import case

@@ -13,7 +13,7 @@ from tm import ResourceConfig
 from xabridge import Message, TransactionManager
 from xabridge.outbox import BrokerAway, Outbox, OutboxStore, Outgoing, Relay, RelaySettings
 from xabridge.outbox.amqp10 import Amqp10Publisher
-from xabridge.outbox.schemes import publisher_for
+from xabridge.outbox.relay import publisher_for
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,7 +30,7 @@ from xabridge import (
     TransactionManager,
     Tx,
 )
-from xabridge.app.find import find_app
+from xabridge.app.app import find_app
 from xabridge.testing import Killed, TestApp, TestBroker
 
 if TYPE_CHECKING:

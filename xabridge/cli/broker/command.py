@@ -11,8 +11,8 @@ from dtx.broker import command as server
 from dtx.protocol.conditions import RefusedError
 from xa import Code, XaError
 from xa.printable import escaped
-from xabridge.cli.broker import backup, changing, messages, users, views
-from xabridge.console.command import MISSING
+from xabridge.cli.broker import backup, changes, messages, views
+from xabridge.console.command import MISSING, set_up_logging
 from xabridge.exit_codes import Exit
 from xabridge.text import duration
 
@@ -129,18 +129,18 @@ def _add_changes(action: _Action) -> None:
         ("retry", "move dead letters back to where they came from"),
         ("purge", "delete messages"),
     ):
-        added = change(name, summary, changing.change_messages, "QUEUE", "the queue that they are in")
+        added = change(name, summary, changes.change_messages, "QUEUE", "the queue that they are in")
         if name in {"move", "copy"}:
             added.add_argument("to", metavar="TO", help="the queue that they come to")
         if name == "retry":
             added.add_argument("--to", default="", metavar="QUEUE", help="where those go whose origin is not known")
         added.add_argument("--id", action="append", default=[], metavar="ID", help="only this message (repeatable)")
         _add_most(added, 0)
-    change("create", "create a queue", changing.create, "QUEUE", "its name")
-    deleting = change("delete", "delete a queue", changing.delete, "QUEUE", "its name")
+    change("create", "create a queue", changes.create, "QUEUE", "its name")
+    deleting = change("delete", "delete a queue", changes.delete, "QUEUE", "its name")
     deleting.add_argument("--force", action="store_true", help="also with messages and consumers")
-    configuring = change("configure", "change settings of a queue", changing.configure, "QUEUE", "its name")
-    for name, told in changing.SETTINGS.items():
+    configuring = change("configure", "change settings of a queue", changes.configure, "QUEUE", "its name")
+    for name, told in changes.SETTINGS.items():
         configuring.add_argument(f"--{name.replace('_', '-')}", type=_number, metavar="N", help=told)
     configuring.add_argument(
         "--when-full", choices=("refuse", "dead-letter"), help="what happens to a message that is too much"
@@ -151,16 +151,16 @@ def _add_changes(action: _Action) -> None:
         ("close", "close-connection", "close a connection", "CONNECTION", "its number, as `connections` shows it"),
         ("drop", "drop-branch", "roll back a branch that is not prepared", "XID", "its xid, as `branches` shows it"),
     ):
-        change(name, summary, changing.change_as_named(operation), argument, told)
+        change(name, summary, changes.change_as_named(operation), argument, told)
 
 
 def _add_users(action: _Action) -> None:
-    _add_watch(action("users", "show users and permissions, and where they come from", users.users))
+    _add_watch(action("users", "show users and permissions, and where they come from", views.users))
     for name, summary, run_action in (
-        ("set-password", "add a user, or change the password (asked for, or read from stdin)", users.set_password),
-        ("remove-user", "remove a user, and close the user's connections", changing.change_as_named("remove-user")),
-        ("permit", "say what a user may do, in place of all that the user may do now", users.permit),
-        ("forbid", "remove the permissions of a user", changing.change_as_named("remove-permissions")),
+        ("set-password", "add a user, or change the password (asked for, or read from stdin)", changes.set_password),
+        ("remove-user", "remove a user, and close the user's connections", changes.change_as_named("remove-user")),
+        ("permit", "say what a user may do, in place of all that the user may do now", changes.permit),
+        ("forbid", "remove the permissions of a user", changes.change_as_named("remove-permissions")),
     ):
         added = action(name, summary, run_action)
         added.add_argument("user", metavar="USER", help="the name; for permissions also * (everybody) or anonymous")
@@ -218,12 +218,12 @@ def run(arguments: Namespace) -> int:
 def _with_console(arguments: Namespace) -> int:
     """Runs the broker, with the console in the same process."""
     try:
-        from xabridge.console.beside import ConsoleBeside  # noqa: PLC0415 — of the extra `console`
+        from xabridge.console.server import ConsoleBeside  # noqa: PLC0415 — of the extra `console`
     except ModuleNotFoundError as error:
         sys.stderr.write(f"xabridge broker --console: {MISSING} ({error})\n")
         return int(Exit.USAGE)
     try:
-        beside = ConsoleBeside(arguments.console, verbose=arguments.verbose)
+        beside = ConsoleBeside(arguments.console)
     except OSError as error:
         sys.stderr.write(f"xabridge broker --console {arguments.console}: {error.strerror or error}\n")
         return int(Exit.FAILED)
@@ -232,6 +232,7 @@ def _with_console(arguments: Namespace) -> int:
         if not broker.config.listen:
             sys.stderr.write("xabridge broker --console: the broker listens with TLS only: run `xabridge console`\n")
             return
+        set_up_logging(verbose=arguments.verbose)
         sys.stdout.write(f"xabridge broker: console at {beside.listening(broker)}\n")
         sys.stdout.flush()
 

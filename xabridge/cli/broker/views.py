@@ -1,4 +1,5 @@
-"""`xabridge broker queues`, `connections`, `links` and `branches`: looking, which changes nothing."""
+"""`xabridge broker queues`, `connections`, `links`, `branches`, `users` and `configuration`: looking, which changes
+nothing."""
 
 from __future__ import annotations
 
@@ -65,6 +66,13 @@ def links(management: ManagementClient, arguments: Namespace) -> Exit:
 def branches(management: ManagementClient, arguments: Namespace) -> Exit:
     """`xabridge broker branches`."""
     return shown(management, arguments, lambda: list(management.pages("branches", key="xid")), tables.branches)
+
+
+def users(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker users`."""
+    return shown(
+        management, arguments, lambda: list(management.pages("users", key="name")), lambda found, _: tables.users(found)
+    )  # fmt: skip
 
 
 def configuration(management: ManagementClient, arguments: Namespace) -> Exit:

@@ -6,16 +6,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from xabridge.console.pages import (
-    audit,
     changes,
     connections,
     dead_letters,
+    login,
     messages,
     nodes,
     overview,
     pipelines,
     queues,
-    signing,
     transactions,
     users,
 )
@@ -37,9 +36,9 @@ _GET: Final = ["GET"]
 _POST: Final = ["POST"]
 
 OPEN: Final[list[tuple[str, list[str], OpenPage]]] = [
-    ("/login", _GET, signing.asked),
-    ("/login", _POST, signing.signed_in),
-    ("/logout", _POST, signing.signed_out),
+    ("/login", _GET, login.asked),
+    ("/login", _POST, login.signed_in),
+    ("/logout", _POST, login.signed_out),
 ]
 
 PAGES: Final[list[tuple[str, list[str], Page]]] = [
@@ -56,7 +55,7 @@ PAGES: Final[list[tuple[str, list[str], Page]]] = [
     ("/pipelines", _GET, pipelines.pipelines),
     ("/connections", _GET, connections.connections),
     ("/users", _GET, users.users),
-    ("/audit", _GET, audit.audit),
+    ("/audit", _GET, changes.audit),
     ("/b/{broker}/queue", _GET, queues.queue),
     ("/b/{broker}/queue/new", _POST, queues.create),
     ("/b/{broker}/message", _GET, messages.message),

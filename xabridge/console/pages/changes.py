@@ -1,4 +1,4 @@
-"""Changes: what one would do, counted; the confirmation; and long ones with their progress."""
+"""Changes: what one would do, counted; the confirmation; long ones with their progress; and the audit logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 
 from xabridge.console.brokers import Refused
 from xabridge.console.change_job import LOOKED_AT, Job, Progress, Selection, count
-from xabridge.console.pages.asking import checked_form, link_of
+from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each
 from xabridge.console.view import View, address
 from xabridge.operations import broker_changes
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from xabridge.console.sessions import Session
     from xabridge.operations.broker_changes import Kind
 
+
+AUDITED: Final = 50
+"""Lines of a broker's audit log on a page."""
 MOST_IDS: Final = 500
 MOST_JOBS: Final = 20
 _ONCE: Final = re.compile(r"[A-Za-z0-9_-]{16}")
@@ -185,3 +188,10 @@ async def stop(console: Console, request: Request, session: Session) -> Response
     found.stopping = True
     console.audit(session, "stop", broker=found.link.name, queue=found.selection.queue)
     return RedirectResponse(f"/jobs/{found.number}", 303)
+
+
+async def audit(_console: Console, request: Request, session: Session) -> View:
+    """Who has changed what, and when: a page of each broker's audit log, the newest first."""
+    after = request.query_params.get("after", "")
+    answers = await of_each(chosen(request, session), lambda link: link.ask("audit", after=after, count=AUDITED))
+    return View("audit.html", {"title": "Audit", "answers": answers, "size": AUDITED})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from xabridge.console.brokers import Refused
-from xabridge.console.pages.asking import chosen, link_of, of_each, page_of
+from xabridge.console.pages.requests import chosen, link_of, of_each, page_of
 from xabridge.console.view import View
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from xabridge.console.brokers import Trouble
-from xabridge.console.pages.asking import checked_form, chosen, link_of, of_each
 from xabridge.console.pages.messages import reason_of
+from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each
 from xabridge.console.view import View
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dtx.amqp.decoding import DecodeError
 from dtx.broker.management.messages import MAX_READ
 from rm_amqp.message import Message
 from xabridge.console.brokers import Refused
-from xabridge.console.pages.asking import checked_form, link_of
+from xabridge.console.pages.requests import checked_form, link_of
 from xabridge.console.view import View
 from xabridge.text import json_value
 

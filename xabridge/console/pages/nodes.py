@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from xabridge.console.brokers import Trouble
-from xabridge.console.drawing.timeline import PHASES, timeline
-from xabridge.console.pages.asking import BrokerReply, check_may_look
+from xabridge.console.charts import PHASES, timeline
+from xabridge.console.pages.requests import BrokerReply, check_may_look
 from xabridge.console.view import View
 from xabridge.text import took
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from xabridge.console.brokers import Trouble
-from xabridge.console.pages.asking import of_each
 from xabridge.console.pages.dead_letters import groups_of
 from xabridge.console.pages.nodes import node_lines
 from xabridge.console.pages.pipelines import batches_under_way, seen_by, views_of
+from xabridge.console.pages.requests import of_each
 from xabridge.console.pages.transactions import survey_for
 from xabridge.console.view import View
 from xabridge.operations.survey import Known

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xa.open_string import OpenString
 from xabridge.console.brokers import Refused, Trouble
-from xabridge.console.pages.asking import check_may_look
+from xabridge.console.pages.requests import check_may_look
 from xabridge.console.view import View
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import RedirectResponse, Response
 
-from xabridge.console.pages.asking import checked_form, chosen, link_of, of_each, page_of
+from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each, page_of
 from xabridge.console.view import View, address
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 
 from xabridge.console.brokers import Away, Refused, Trouble, Unknown
 from xabridge.console.doubts import HERE, together
-from xabridge.console.pages.asking import BrokerReply, checked_form, of_each, page_of
+from xabridge.console.pages.requests import BrokerReply, checked_form, of_each, page_of
 from xabridge.console.view import View
 from xabridge.operations.branch_completion import Act
 from xabridge.operations.recovery_pass import would

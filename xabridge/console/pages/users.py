@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse, Response
 
 from dtx.broker.access.credentials import CredentialsError, user_name, verifier_of
 from xabridge.console.brokers import Refused
-from xabridge.console.pages.asking import checked_form, chosen, link_of, of_each
+from xabridge.console.pages.requests import checked_form, chosen, link_of, of_each
 from xabridge.console.view import View, address
 
 if TYPE_CHECKING:

@@ -2,10 +2,9 @@
 and benchmarks of the transaction manager; nothing of it is durable."""
 
 from xabridge.testing.reference.decider import DecidingStore, ReferenceDecider, ReferenceDeciderFactory
-from xabridge.testing.reference.resource import ReferenceFactory, ReferenceResource
+from xabridge.testing.reference.driver import ReferenceFactory, ReferenceResource, ReferenceSession
 from xabridge.testing.reference.script import Fate, Script, Step
 from xabridge.testing.reference.server import KeyLocked
-from xabridge.testing.reference.session import ReferenceSession
 from xabridge.testing.reference.store import ReferenceStore
 
 __all__ = [

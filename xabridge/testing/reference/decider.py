@@ -11,10 +11,8 @@ from xa.deciding_resource import DecisionRecord
 from xa.driver import DecidingDriver
 from xa.flags import TMUSEASYNC
 from xa.switch import DecidingSwitch
-from xabridge.testing.reference.branch import Association
-from xabridge.testing.reference.driver import ReferenceDriver
-from xabridge.testing.reference.resource import ReferenceResource
-from xabridge.testing.reference.server import OK
+from xabridge.testing.reference.driver import ReferenceDriver, ReferenceResource
+from xabridge.testing.reference.server import OK, Association
 from xabridge.testing.reference.store import ReferenceStore
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from xa.deciding_resource import Owner
     from xa.resource_manager import Registrar
     from xa.xid import Xid
-    from xabridge.testing.reference.branch import Branch
+    from xabridge.testing.reference.server import Branch
 
 
 class DecidingStore(ReferenceStore):

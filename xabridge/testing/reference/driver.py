@@ -7,8 +7,9 @@ lost or late.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 from weakref import ref
 
 from xa.association import DYNAMIC, STATIC
@@ -16,21 +17,54 @@ from xa.codes import MEANING, Code
 from xa.driver import Driver
 from xa.errors import EXCEPTIONS, xa_error
 from xa.flags import TMREGISTER, TMUSEASYNC
+from xa.switch import Switch
 from xa.threads_of_control import thread_of_control
-from xabridge.testing.reference.branch import BRANCH_NONE, Association, Branch
 from xabridge.testing.reference.script import Fate
-from xabridge.testing.reference.server import LOST, OK
-from xabridge.testing.reference.session import ReferenceSession
+from xabridge.testing.reference.server import BRANCH_NONE, LOST, OK, Association, Branch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from xa.diagnosis import Diagnosis
     from xa.driver import Pending, SessionContext
     from xa.errors import XaError
     from xa.holdings import InDoubtBranch
+    from xa.resource_manager import Registrar
     from xa.xid import Xid
-    from xabridge.testing.reference.branch import Control
+    from xabridge.testing.reference.server import Control
     from xabridge.testing.reference.store import ReferenceStore
+
+
+class ReferenceSession:
+    """A dictionary of committed values, written under the thread's branch. There is no commit here.
+
+    Each operation belongs to the branch that the thread is associated with when it is called: XAER_PROTO when there
+    is none, XA_RB* when the branch is rollback-only, XAER_RMFAIL when the connection was lost, KeyLocked when
+    another branch has written the key. A resource manager that registers dynamically registers itself instead, and
+    outside any global transaction an operation is committed at once.
+    """
+
+    __slots__ = ("_context", "_driver")
+
+    def __init__(self, driver: ReferenceDriver, context: SessionContext[Association]) -> None:
+        self._driver = driver
+        self._context = context
+
+    def read(self, key: str) -> Any:
+        """The value that this branch wrote, else the committed one, else None."""
+        return self._driver.work(self._context, lambda store, branch: store.read(key, branch))
+
+    def write(self, key: str, value: Any) -> None:
+        """Writes; visible to others after commit only, and locked until then."""
+        self._driver.work(self._context, lambda store, branch: store.write(key, value, branch))
+
+    def append(self, key: str, item: Any) -> None:
+        """Writes the tuple at `key` with `item` behind it."""
+        self._driver.work(
+            self._context,
+            lambda store, branch: store.write(key, (*(store.read(key, branch) or ()), item), branch),
+        )
+
 
 T = TypeVar("T")
 
@@ -379,3 +413,32 @@ class ReferenceDriver(Driver[Association]):
         if branch is None:
             return xa_error(code, f"{verb}: {MEANING[code]}")
         return xa_error(code, f"{verb}: {MEANING[code]}; the branch is now {branch.state.value}", branch.xid)
+
+
+class ReferenceResource(Switch[Association]):
+    """One client of `store`. `flags` are the switch's: any of TMREGISTER, TMNOMIGRATE, TMUSEASYNC. The open string is
+    the store's `url`."""
+
+    _driver_class: ClassVar[type[ReferenceDriver]] = ReferenceDriver
+
+    def __init__(self, store: ReferenceStore, registrar: Registrar | None = None, flags: int = TMUSEASYNC) -> None:
+        self._store = store
+        self._reference = self._driver_class(store, flags)
+        super().__init__(self._reference, registrar)
+
+    def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
+        return self.page("in_doubt", self._reference.reports, rmid, flags, count)
+
+    def diagnose(self, open_string: str) -> Diagnosis:
+        return self._store.diagnosis(open_string)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceFactory:
+    """An `xa.ResourceFactory`: makes clients of one store."""
+
+    store: ReferenceStore
+    flags: int = TMUSEASYNC
+
+    def __call__(self, registrar: Registrar) -> ReferenceResource:
+        return ReferenceResource(self.store, registrar, self.flags)

@@ -26,7 +26,7 @@ from xa.diagnosis import Check, Diagnosis, Health
 from xa.errors import ResourceUnavailable, XaError, xa_error
 from xa.flags import TMASYNC, TMUSEASYNC
 from xa.threads_of_control import ThreadOfControl, entered, thread_of_control
-from xabridge.testing.reference.resource import ReferenceResource
+from xabridge.testing.reference.driver import ReferenceResource
 from xabridge.testing.reference.server import KeyLocked
 
 if TYPE_CHECKING:

@@ -8,20 +8,61 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from xa.codes import ROLLBACK_CODES, Code
 from xa.machine import RESULT_OF, IllegalTransition, Result, advance
 from xa.tables import BRANCH, BranchState, BranchVerb
-from xabridge.testing.reference.branch import Association, Branch
 from xabridge.testing.reference.script import Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from weakref import ref
 
+    from xa.association import Dialect
+    from xa.threads_of_control import ThreadOfControl
     from xa.xid import Xid
-    from xabridge.testing.reference.branch import Control
     from xabridge.testing.reference.driver import Flight, ReferenceDriver
+
+
+Control: TypeAlias = "ref[ThreadOfControl]"
+"""A thread of control, which is not kept alive; to be compared by identity."""
+
+BRANCH_NONE: Final = BranchState.S0
+
+
+class Branch:
+    """One branch; one that is in S0 is not, or no longer, the store's.
+
+    `reason` is the rollback code of a branch that can only be rolled back, `outcome` the XA_HEUR* of a completed
+    one, `since` when it was prepared or completed, by the store's clock."""
+
+    __slots__ = ("associations", "outcome", "reason", "since", "state", "writes", "xid")
+
+    def __init__(self, xid: Xid) -> None:
+        self.xid = xid
+        self.state = BRANCH_NONE
+        self.associations: list[Association] = []
+        self.writes: dict[str, Any] | None = None
+        self.reason: Code | None = None
+        self.outcome: Code | None = None
+        self.since = 0.0
+
+
+class Association:
+    """How one thread of control of one client stands to one branch. One that has ended is in the state `none`, and is
+    `lost` where its thread or connection was lost; the client notices when it uses it next."""
+
+    __slots__ = ("branch", "client", "control", "dialect", "lost", "state")
+
+    def __init__(self, client: ReferenceDriver, control: Control, branch: Branch, dialect: Dialect) -> None:
+        self.client = client
+        self.control = control
+        self.branch = branch
+        self.dialect = dialect
+        self.state = dialect.none
+        self.lost = False
+
 
 # Members that stand in the way of every branch, under names that cost nothing to look up.
 OK, RDONLY, NOTA, LOST = Code.XA_OK, Code.XA_RDONLY, Code.XAER_NOTA, Code.XAER_RMFAIL

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from xa.switch import Switch
     from xa.xid import Xid
-    from xabridge.testing.reference.branch import Association, Branch
+    from xabridge.testing.reference.server import Association, Branch
 
 
 class ReferenceStore(Server):

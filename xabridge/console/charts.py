@@ -1,20 +1,27 @@
-"""Timeline: the bars of a transaction, a lane for each resource, and in words for who can't see them.
+"""Charts over time, as data for an SVG.
 
-The first lane is the whole transaction by its phases; the others show what each resource was asked, and the node's log.
-All transactions of a page have one scale, so that a longer bar is a longer time.
+- `timeline` has the bars of a transaction, a lane for each resource, and in words for who can't see them. The first
+  lane is the whole transaction by its phases; the others show what each resource was asked, and the node's log. All
+  transactions of a page have one scale, so that a longer bar is a longer time.
+- `sparkline` is the path of a line, with gaps where nothing is known.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isnan
 from typing import TYPE_CHECKING, Final
 
 from tm.telemetry.node_page import PHASES as PHASE_OF
 from xa.printable import escaped
+from xabridge.console.history import known
 from xabridge.text import took
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from xabridge.console.nodes import Completed, Step
+
 
 WIDTH: Final = 1000
 LANE: Final = 16
@@ -77,3 +84,43 @@ def _bar(after_s: float, took_s: float, lane: int, looks: str, scale: float, tol
     x = min(after_s * scale, WIDTH - LEAST)
     width = min(max(took_s * scale, LEAST), WIDTH - x)
     return Bar(round(x, 1), (LANE + GAP) * lane, round(width, 1), looks, told)
+
+
+SPARK_WIDTH: Final = 240
+SPARK_HEIGHT: Final = 48
+_PAD: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sparkline:
+    """`line` and `area` are the data of paths; `most` is the value at the upper edge."""
+
+    line: str
+    area: str
+    most: float
+
+
+def sparkline(values: Sequence[float], most: float | None = None) -> Sparkline:
+    """The line of these values, the oldest at the left. `most`: the scale, if several lines share one."""
+    top = max([*known(values), most or 0.0, 1e-9])
+    step = SPARK_WIDTH / max(len(values) - 1, 1)
+    line, area = [], []
+    run: list[tuple[float, float]] = []
+
+    def close() -> None:
+        if len(run) == 1:  # a dot, so that the first value shows
+            x, y = run[0]
+            run.insert(0, (max(x - step, 0), y))
+        if run:
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
+            line.append(f"M{points.replace(' ', 'L')}")
+            area.append(f"M{run[0][0]:.1f},{SPARK_HEIGHT}L{points.replace(' ', 'L')}L{run[-1][0]:.1f},{SPARK_HEIGHT}Z")
+        run.clear()
+
+    for number, value in enumerate(values):
+        if isnan(value):
+            close()
+        else:
+            run.append((number * step, SPARK_HEIGHT - _PAD - (SPARK_HEIGHT - 2 * _PAD) * value / top))
+    close()
+    return Sparkline("".join(line), "".join(area), top)

@@ -7,21 +7,21 @@ from typing import Final
 from tm import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBack, TransactionError
 
 RETRY_AFTER: Final = {"Retry-After": "1"}
-ANSWERS: Final[tuple[tuple[type[TransactionError], int, str, dict[str, str]], ...]] = (
+RESPONSES: Final[tuple[tuple[type[TransactionError], int, str, dict[str, str]], ...]] = (
     (RolledBack, 503, "nothing has happened; it is safe to try again", RETRY_AFTER),
     (ManagerUnusable, 503, "nothing has happened; try again later", RETRY_AFTER),
     (OutcomeUnknown, 500, "it is not known yet whether it has happened; don't try again", {}),
     (HeuristicOutcomeError, 500, "it has happened in part; somebody has to look at it; don't try again", {}),
 )
 """What the caller is told: the status, the words, and headers."""
-ANSWERED: Final = tuple(kind for kind, *_ in ANSWERS)
+HANDLED: Final = tuple(kind for kind, *_ in RESPONSES)
 DECIDED: Final = (202, "it is decided, and will be finished")
 """The same for an unknown outcome whose decision is durable."""
 
 
-def answer_for(error: Exception) -> tuple[int, str, dict[str, str]]:
-    """The status, the words and the headers for an error that is one of `ANSWERED`."""
-    kind = next(row for row in ANSWERS if isinstance(error, row[0]))
+def response_for(error: Exception) -> tuple[int, str, dict[str, str]]:
+    """The status, the words and the headers for an error that is one of `HANDLED`."""
+    kind = next(row for row in RESPONSES if isinstance(error, row[0]))
     _, status, told, headers = kind
     outcome = error.outcome if isinstance(error, TransactionError) else None
     if isinstance(error, OutcomeUnknown) and outcome is not None and outcome.decided:

@@ -1,16 +1,19 @@
 """What `xabridge broker` changes: messages move, are copied, retried and purged; queues come, go, pause and go on;
-connections are closed, and branches dropped.
+connections are closed, and branches dropped; users get passwords and permissions.
 
 Where something is lost the command asks before it does it. `--dry-run` only says what would be done.
 """
 
 from __future__ import annotations
 
+import getpass
+import json
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.conditions import Condition
+from dtx.broker.access.credentials import CredentialsError, user_name, verifier_of
 from dtx.protocol.conditions import Refusal, RefusedError
 from xa import Code
 from xa.printable import escaped
@@ -100,6 +103,33 @@ def change_as_named(operation: str) -> Callable[[ManagementClient, Namespace], E
         return change(management, arguments, operation, kind.said(**about), asks=kind.loses, **about)
 
     return run
+
+
+def set_password(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker set-password USER`. The broker gets a verifier, and never the password."""
+    what = f"set the password of {arguments.user}"
+    if arguments.dry_run:
+        may(arguments, what, asks=False)
+        return Exit.DONE
+    typed = sys.stdin.isatty()
+    password = getpass.getpass(f"password of {arguments.user}: ") if typed else sys.stdin.readline().rstrip("\n")
+    try:
+        name = user_name(arguments.user)
+        verifier = verifier_of(name, password)
+    except CredentialsError as error:
+        sys.stderr.write(f"xabridge broker set-password: {error}\n")
+        return Exit.USAGE
+    return change(management, arguments, "set-user", what, user=name, verifier=str(verifier))
+
+
+def permit(management: ManagementClient, arguments: Namespace) -> Exit:
+    """`xabridge broker permit USER …`."""
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in ("consume", "produce", "create", "coordinate")}
+    given |= {name: getattr(arguments, name) for name in ("view", "manage", "read_payload")}
+    rule = {name: value for name, value in given.items() if value and value != "none"}
+    told = json.dumps(rule, ensure_ascii=False)
+    what = f"let {arguments.user} do this and nothing else: {told}"
+    return change(management, arguments, "set-permissions", what, user=arguments.user, rule=told)
 
 
 def change(
