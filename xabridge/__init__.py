@@ -128,62 +128,19 @@ __all__ = [
     "take_part",
 ]
 
-_HOME: Final = {
-    "Action": ("tm", "Action"),
-    "App": ("xabridge.app", "App"),
-    "Broker": ("rm_amqp", "Session"),
-    "Code": ("xa", "Code"),
-    "Codec": ("xabridge.app", "Codec"),
-    "CommitReturn": ("tm", "CommitReturn"),
-    "Configuration": ("tm", "Configuration"),
-    "ConfigurationError": ("tm", "ConfigurationError"),
-    "Consumer": ("tm", "Consumer"),
-    "ConsumerSettings": ("tm", "ConsumerSettings"),
-    "ConsumerState": ("tm", "ConsumerState"),
-    "Counts": ("tm", "Counts"),
-    "Database": ("rm_db", "BranchConnection"),
-    "DeclaredConsumer": ("xabridge.app", "DeclaredConsumer"),
-    "Depends": ("xabridge.app", "Depends"),
-    "Finding": ("tm", "Finding"),
-    "GlobalState": ("tm", "GlobalState"),
-    "Health": ("tm", "Health"),
-    "HealthServer": ("tm", "HealthServer"),
-    "HeuristicCommitted": ("tm", "HeuristicCommitted"),
-    "HeuristicHazard": ("tm", "HeuristicHazard"),
-    "HeuristicMixed": ("tm", "HeuristicMixed"),
-    "HeuristicOutcomeError": ("tm", "HeuristicOutcomeError"),
-    "HeuristicRolledBack": ("tm", "HeuristicRolledBack"),
-    "ManagerUnusable": ("tm", "ManagerUnusable"),
-    "MariaDatabase": ("rm_db", "MariaBranchConnection"),
-    "Message": ("rm_amqp", "Message"),
-    "NoMessage": ("rm_amqp", "NoMessage"),
-    "Outcome": ("tm", "Outcome"),
-    "OutcomeUnknown": ("tm", "OutcomeUnknown"),
-    "PostgresDatabase": ("rm_db", "PostgresBranchConnection"),
-    "Propagation": ("tm", "Propagation"),
-    "ProtocolMisuse": ("tm", "ProtocolMisuse"),
-    "Reason": ("tm", "Reason"),
-    "Report": ("tm", "Report"),
-    "ResourceConfig": ("tm", "ResourceConfig"),
-    "RolledBack": ("tm", "RolledBack"),
-    "Transaction": ("tm", "Transaction"),
-    "TransactionControl": ("tm", "TransactionControl"),
-    "TransactionError": ("tm", "TransactionError"),
-    "TransactionManager": ("tm", "TransactionManager"),
-    "TransactionState": ("tm", "TransactionState"),
-    "Tx": ("xabridge.app", "Tx"),
-    "TxCode": ("tm", "TxCode"),
-    "TxInfo": ("tm", "TxInfo"),
-    "TxInterface": ("tm", "TxInterface"),
-    "Verdict": ("tm", "Verdict"),
-    "Xid": ("xa", "Xid"),
-    "configuration_from": ("tm", "configuration_from"),
-    "opentelemetry": ("tm.telemetry", "opentelemetry"),
-    "shard_address": ("xabridge.shards", "shard_address"),
-    "shard_of": ("xabridge.shards", "shard_of"),
-    "take_part": ("rm_db", "take_part"),
+_HOME: Final = dict.fromkeys(__all__, "tm") | {
+    **dict.fromkeys(("App", "Codec", "DeclaredConsumer", "Depends", "Tx"), "xabridge.app"),
+    **dict.fromkeys(("Code", "Xid"), "xa"),
+    **dict.fromkeys(("Message", "NoMessage"), "rm_amqp"),
+    **dict.fromkeys(("shard_address", "shard_of"), "xabridge.shards"),
+    "Broker": "rm_amqp:Session",
+    "Database": "rm_db:BranchConnection",
+    "MariaDatabase": "rm_db:MariaBranchConnection",
+    "PostgresDatabase": "rm_db:PostgresBranchConnection",
+    "opentelemetry": "tm.telemetry",
+    "take_part": "rm_db",
 }
-"""Name → the package that has it, and its name there."""
+"""Name → the package that has it, and behind a colon its name there, if that is another one."""
 
 
 if not TYPE_CHECKING:  # a type checker would take it for the answer to any name
@@ -191,8 +148,8 @@ if not TYPE_CHECKING:  # a type checker would take it for the answer to any name
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        package, its_name = _HOME[name]
-        found = globals()[name] = getattr(import_module(package), its_name)
+        package, _, its_name = _HOME[name].partition(":")
+        found = globals()[name] = getattr(import_module(package), its_name or name)
         return found
 
 

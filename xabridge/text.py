@@ -13,7 +13,7 @@ from xa import FORMAT_ID, Gtrid, Xid
 from xa.printable import escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from xa.holdings import Holding, Relation
 
@@ -171,6 +171,11 @@ def paragraph(text: str, first: str = "", others: str = "  ") -> list[str]:
     return textwrap.wrap(
         text, NARROW, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
     )
+
+
+def unreachable_lines(unreachable: Mapping[str, str]) -> list[str]:
+    """A line about each that could not be reached, and why."""
+    return [f"{escaped(name)} could not be reached: {escaped(why)}" for name, why in unreachable.items()]
 
 
 def columns(text: str) -> int:

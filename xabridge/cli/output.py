@@ -70,6 +70,13 @@ def write_json(value: object, *, lines: bool = False) -> None:
     sys.stdout.flush()
 
 
+def asks_for_yes(what: str) -> bool:
+    """Asks at the terminal whether to do what can't be undone; the answer."""
+    sys.stderr.write(f"{what}? This can't be undone. Type yes: ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip() == "yes"
+
+
 @contextmanager
 def guarded_output() -> Iterator[None]:
     """While it lasts, stdout raises OutputLost. At its end everything is written, or the reason told on stderr."""

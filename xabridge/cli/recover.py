@@ -23,7 +23,7 @@ from xabridge.operations.progress import Progress
 from xabridge.operations.recovery_pass import expected, one_pass, report_lines, troubles
 from xabridge.operations.survey import IN_DOUBT, survey
 from xabridge.operations.survey_json import report_value, survey_value
-from xabridge.text import duration, paragraph
+from xabridge.text import duration, paragraph, unreachable_lines
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -187,8 +187,8 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     else:
         for line in report_lines(report, None if arguments.all else MOST):
             print(line)
-        for name, why in report.unreachable.items():
-            print(*paragraph(f"{escaped(name)} could not be reached: {escaped(why)}"), sep="\n")
+        for line in unreachable_lines(report.unreachable):
+            print(*paragraph(line), sep="\n")
     return exit_code(report)
 
 

@@ -1,32 +1,30 @@
-"""`recover commit`, `rollback` and `forget`: plans are explained and confirmed, then carried out."""
+"""`recover commit`, `rollback`, `forget` and `end`: plans are explained and confirmed, then carried out."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tm.log import LogError
 from xa import XaError
 from xa.printable import escaped
-from xabridge.cli.output import write_json
+from xabridge.cli.output import asks_for_yes, write_json
 from xabridge.exit_codes import Exit
 from xabridge.operations.branch_completion import Changed, Hand, Plan, explained, needs_the_log, plan, refusal
 from xabridge.operations.decision_end import Result, carry_out, explained_end, planned_end, result_lines, result_value
 from xabridge.operations.recovery_pass import troubles
 from xabridge.operations.survey import BranchView, NotFound, Survey, TransactionView, find, only_on, survey
-from xabridge.text import listed, paragraph, several, transaction_name
+from xabridge.text import listed, paragraph, several
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from xabridge.operations.branch_completion import Done
     from xabridge.operations.decision_end import Ending
     from xabridge.operations.place import Site
     from xabridge.operations.progress import Progress
-
-_YES: Final = "yes"
 
 
 def act(site: Site, arguments: Namespace, progress: Progress) -> Exit:
@@ -35,18 +33,17 @@ def act(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     try:
         plans = list(_plans(found, arguments))
     except NotFound as error:
-        for line in (str(error), *troubles(found)):
-            print(line, file=sys.stderr)
-        return Exit.FAILED if found.complete else Exit.INCOMPLETE
-    _explain(plans)
+        return _not_found(error, found)
+    for planned in plans:
+        _explain(explained(planned))
     refused = refusal(plans, heuristic=arguments.heuristic, anyway="pass --heuristic")
     if refused is not None:
         return _nothing_done(arguments, plans, refused)
     if arguments.dry_run:
-        _tell(arguments, plans, [], "dry run: nothing was done")
+        _tell(arguments, _value(plans, [], "dry run: nothing was done"))
         return Exit.DONE
     asked = f"{arguments.act.value} {several(sum(len(planned.steps) for planned in plans), 'branch')}"
-    if not arguments.yes and not confirmed(asked):
+    if not arguments.yes and not _confirmed(asked):
         return _nothing_done(arguments, plans, "not confirmed")
     needs_log = any(needs_the_log(planned) for planned in plans)
     with site.holding_the_log() if needs_log else nullcontext() as log:
@@ -67,24 +64,6 @@ def _plans(found: Survey, arguments: Namespace) -> Iterator[Plan]:
         yield planned
 
 
-def _explain(plans: list[Plan]) -> None:
-    for planned in plans:
-        first, *rest = explained(planned)
-        print(*paragraph(first), sep="\n", file=sys.stderr)
-        for step in rest:
-            print(*paragraph(step, "  - ", "    "), sep="\n", file=sys.stderr)
-
-
-def confirmed(what: str) -> bool:
-    """Whether the user at the terminal confirms `what`."""
-    if not sys.stdin.isatty():
-        print("not a terminal: pass --yes", file=sys.stderr)
-        return False
-    sys.stderr.write(f"{what}? This can't be undone. Type {_YES}: ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip() == _YES
-
-
 def _carry_out(hand: Hand, plans: list[Plan], arguments: Namespace, progress: Progress) -> Exit:
     results: list[Done] = []
     trouble = None
@@ -99,25 +78,15 @@ def _carry_out(hand: Hand, plans: list[Plan], arguments: Namespace, progress: Pr
                 trouble = f"{planned.view.name}: nothing was done: {error.message}"
                 break
             done(planned.view.name)
-    _tell(arguments, plans, results, trouble)
+    _tell(arguments, _value(plans, results, trouble), [result.line for result in results])
     if trouble is not None or not all(result.ok for result in results):
         return Exit.FAILED
     return Exit.DONE
 
 
 def _nothing_done(arguments: Namespace, plans: list[Plan], why: str) -> Exit:
-    _tell(arguments, plans, [], f"nothing was done: {why}")
+    _tell(arguments, _value(plans, [], f"nothing was done: {why}"))
     return Exit.REFUSED
-
-
-def _tell(arguments: Namespace, plans: list[Plan], results: list[Done], trouble: str | None) -> None:
-    if arguments.json:
-        write_json(_value(plans, results, trouble))
-        return
-    for result in results:
-        print(f"{transaction_name(result.branch.xid)} on {escaped(result.branch.resource)}: {escaped(result.said)}")
-    if trouble is not None:
-        print(*paragraph(escaped(trouble)), sep="\n", file=sys.stderr)
 
 
 def _value(plans: list[Plan], results: list[Done], trouble: str | None) -> dict[str, Any]:
@@ -157,41 +126,54 @@ def end(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     try:
         view, _ = find(arguments.xid, found.transactions)
     except NotFound as error:
-        for line in (str(error), *troubles(found)):
-            print(line, file=sys.stderr)
-        return Exit.FAILED if found.complete else Exit.INCOMPLETE
+        return _not_found(error, found)
     ending = planned_end(view, seen, found, frozenset(arguments.gone))
-    _explain_end(ending)
+    _explain(explained_end(ending))
     if ending.refused is not None:
         return _not_ended(arguments, ending, ending.refused)
     if arguments.dry_run:
-        _tell_end(arguments, ending, Result(trouble="dry run: nothing was done"))
+        _tell(arguments, result_value(ending, Result(trouble="dry run: nothing was done")))
         return Exit.DONE
     without = listed([escaped(name) for name in sorted(ending.gone)])
-    if not arguments.yes and not confirmed(f"end {view.name} without {without}"):
+    if not arguments.yes and not _confirmed(f"end {view.name} without {without}"):
         return _not_ended(arguments, ending, "not confirmed")
     result = carry_out(site, ending, progress)
-    _tell_end(arguments, ending, result)
+    _tell(arguments, result_value(ending, result), result_lines(ending, result))
     return Exit.DONE if result.ended else Exit.FAILED
 
 
-def _explain_end(ending: Ending) -> None:
-    first, *steps = explained_end(ending)
+def _not_ended(arguments: Namespace, ending: Ending, why: str) -> Exit:
+    _tell(arguments, result_value(ending, Result(trouble=f"nothing was done: {why}")))
+    return Exit.REFUSED
+
+
+# --- what both say ----------------------------------------------------------------------------------------------------
+def _not_found(error: NotFound, found: Survey) -> Exit:
+    print(str(error), *troubles(found), sep="\n", file=sys.stderr)
+    return Exit.FAILED if found.complete else Exit.INCOMPLETE
+
+
+def _explain(paragraphs: list[str]) -> None:
+    first, *steps = paragraphs
     print(*paragraph(first), sep="\n", file=sys.stderr)
     for step in steps:
         print(*paragraph(step, "  - ", "    "), sep="\n", file=sys.stderr)
 
 
-def _not_ended(arguments: Namespace, ending: Ending, why: str) -> Exit:
-    _tell_end(arguments, ending, Result(trouble=f"nothing was done: {why}"))
-    return Exit.REFUSED
+def _confirmed(what: str) -> bool:
+    """Whether the user at the terminal confirms `what`."""
+    if not sys.stdin.isatty():
+        print("not a terminal: pass --yes", file=sys.stderr)
+        return False
+    return asks_for_yes(what)
 
 
-def _tell_end(arguments: Namespace, ending: Ending, result: Result) -> None:
+def _tell(arguments: Namespace, value: dict[str, Any], lines: Iterable[str] = ()) -> None:
+    """The results, and what went wrong; `value` is all of it for JSON."""
     if arguments.json:
-        write_json(result_value(ending, result))
+        write_json(value)
         return
-    for line in result_lines(ending, result):
+    for line in lines:
         print(line)
-    if result.trouble is not None:
-        print(*paragraph(escaped(result.trouble)), sep="\n", file=sys.stderr)
+    if value["trouble"] is not None:
+        print(*paragraph(escaped(value["trouble"])), sep="\n", file=sys.stderr)

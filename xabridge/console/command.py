@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tm.resources import ConfigurationError
+from xabridge.exit_codes import Exit
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from xabridge.console.settings import ConsoleSettings
 
 SUMMARY: Final = "show queues, dead letters and transactions in doubt in a browser"
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 2
 DEFAULT: Final = "xabridge.toml"
 MISSING: Final = "it needs the extra `console`: pip install 'xabridge[console]'"
 
@@ -51,13 +50,13 @@ def run(arguments: Namespace) -> int:
         server = Server(settings, configuration)
     except ConfigurationError as error:
         sys.stderr.write(f"xabridge console: {error}\n")
-        return EXIT_USAGE
+        return Exit.USAGE
     except ModuleNotFoundError as error:
         sys.stderr.write(f"xabridge console: {MISSING} ({error})\n")
-        return EXIT_USAGE
+        return Exit.USAGE
     except OSError as error:
         sys.stderr.write(f"xabridge console: {arguments.listen or 'listen'}: {error.strerror or error}\n")
-        return EXIT_FAILED
+        return Exit.FAILED
     sys.stdout.write(f"xabridge console: {server.address}\n")
     sys.stdout.flush()
     server.run()

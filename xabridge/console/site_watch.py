@@ -9,6 +9,7 @@ everybody's branches, may finish transactions.
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from xabridge.operations.service import NotDone, NotTold, OperatorService
 from xabridge.operations.survey import Survey, TransactionView, survey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tm.config import Configuration
     from xabridge.operations.service import Choice, Said, Wanted
@@ -58,21 +59,13 @@ class SiteWatch:
 
     async def choose(self, wanted: Wanted) -> Choice:
         """What it would do now. Refused: there is nothing to do it with."""
-        try:
+        with _troubles():
             return await self._acting().choose(wanted)
-        except NotDone as error:
-            raise Refused(str(error)) from None
-        except NotTold as error:
-            raise Trouble(str(error)) from None
 
     async def carry_out(self, wanted: Wanted, told: tuple[str, ...], *, heuristic: bool) -> tuple[Said, ...]:
         """Does what was shown as `told`. Refused: nothing was done."""
-        try:
+        with _troubles():
             return await self._acting().carry_out(wanted, told, heuristic=heuristic)
-        except NotDone as error:
-            raise Refused(str(error)) from None
-        except NotTold as error:
-            raise Trouble(str(error)) from None
 
     def close(self) -> None:
         """Closes the resource managers."""
@@ -91,6 +84,17 @@ class SiteWatch:
         if self._operations is None:
             raise Refused("this console has no node of its own: use `xabridge recover` where the node runs")
         return self._operations
+
+
+@contextmanager
+def _troubles() -> Iterator[None]:
+    """Raises Refused where nothing was done, Trouble where it is not known."""
+    try:
+        yield
+    except NotDone as error:
+        raise Refused(str(error)) from None
+    except NotTold as error:
+        raise Trouble(str(error)) from None
 
 
 def _with(seen: Seen, branches: Mapping[str, Sequence[Mapping[str, Any]]]) -> Seen:

@@ -28,7 +28,7 @@ from xa import Code, XaError
 from xa.coroutines import drive
 from xa.printable import escaped
 from xabridge.operations.survey import IN_DOUBT, BranchView, Known, State, TransactionView
-from xabridge.text import listed
+from xabridge.text import listed, transaction_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,6 +123,11 @@ class Done:
     branch: BranchView
     ok: bool
     said: str
+
+    @property
+    def line(self) -> str:
+        """It in words."""
+        return f"{transaction_name(self.branch.xid)} on {escaped(self.branch.resource)}: {escaped(self.said)}"
 
 
 class Changed(Exception):

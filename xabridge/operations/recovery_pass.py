@@ -23,6 +23,7 @@ from xabridge.text import (
     several,
     shortened,
     transaction_name,
+    unreachable_lines,
 )
 
 if TYPE_CHECKING:
@@ -169,9 +170,7 @@ def _absent(view: TransactionView) -> tuple[str, ...]:
 
 def troubles(survey: Survey) -> list[str]:
     """The resource managers and logs that were not reached, a paragraph each."""
-    lines = []
-    for name, why in survey.unreachable.items():
-        lines += paragraph(f"{escaped(name)} could not be reached: {escaped(why)}")
+    lines = [line for said in unreachable_lines(survey.unreachable) for line in paragraph(said)]
     if survey.log_trouble is not None:
         lines += paragraph(f"the decisions could not be read: {escaped(survey.log_trouble)}")
     return lines

@@ -27,7 +27,7 @@ from xabridge.operations.branch_completion import HELD, Act, Changed, Hand, expl
 from xabridge.operations.progress import silent
 from xabridge.operations.recovery_pass import expected, one_pass, report_lines
 from xabridge.operations.survey import NotFound, find, only_on, survey
-from xabridge.text import transaction_name
+from xabridge.text import unreachable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,18 +200,12 @@ class OperatorService:
         hold = self.place.has_the_log or needs_the_log(planned)
         with self.place.holding_the_log() if hold else nullcontext() as log:
             done = Hand(self.place, log).carry_out(planned)
-        return tuple(
-            Said(one.ok, f"{transaction_name(one.branch.xid)} on {escaped(one.branch.resource)}: {escaped(one.said)}")
-            for one in done
-        )
+        return tuple(Said(one.ok, one.line) for one in done)
 
     def _passed(self) -> list[Said]:
         with self.place.holding_the_log() as log:
             report = one_pass(self.place, log, silent())
-        away = [
-            Said(False, f"{escaped(name)} could not be reached: {escaped(why)}")
-            for name, why in report.unreachable.items()
-        ]
+        away = [Said(False, line) for line in unreachable_lines(report.unreachable)]
         return [*(Said(True, line) for line in report_lines(report, TOLD)), *away]
 
 

@@ -21,7 +21,7 @@ from xabridge.pipeline.core.ledger.status import PipelineStatus, look
 from xabridge.pipeline.core.process_ids import is_alive
 from xabridge.pipeline.core.xids import epoch_of
 from xabridge.pipeline.settings import settings_from
-from xabridge.text import age, gtrid_name, listed, paragraph, several, table_row, took, whole_number
+from xabridge.text import age, gtrid_name, listed, paragraph, several, table_row, took, unreachable_lines, whole_number
 
 if TYPE_CHECKING:
     import argparse
@@ -183,8 +183,8 @@ def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
         yield from paragraph(f"a batch took {averaged(found)}: {', '.join(each)}")
     for sentence in (*skipped(found, last), *summary(found)):
         yield from paragraph(sentence)
-    for name, why in found.unreachable.items():
-        yield from paragraph(f"{escaped(name)} could not be reached: {escaped(why)}")
+    for line in unreachable_lines(found.unreachable):
+        yield from paragraph(line)
 
 
 def _epoch(epoch: EpochStatus, branches: dict[str, list[Xid]], now_s: float) -> Iterator[str]:

@@ -17,7 +17,7 @@ from dtx.broker.access.credentials import CredentialsError, user_name, verifier_
 from dtx.protocol.conditions import Refusal, RefusedError
 from xa import Code
 from xa.printable import escaped
-from xabridge.cli.output import write_json
+from xabridge.cli.output import asks_for_yes, write_json
 from xabridge.exit_codes import Exit
 from xabridge.operations.broker_changes import KINDS, of_messages
 from xabridge.text import several
@@ -159,9 +159,7 @@ def may(arguments: Namespace, what: str, *, asks: bool) -> bool:
     if not sys.stdin.isatty():
         sys.stderr.write(f"xabridge broker: {escaped(what)}: not a terminal: pass --yes; nothing was done\n")
         return False
-    sys.stderr.write(f"{escaped(what)}? This can't be undone. Type yes: ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip() == "yes":
+    if asks_for_yes(escaped(what)):
         return True
     sys.stderr.write("nothing was done\n")
     return False
