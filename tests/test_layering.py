@@ -27,6 +27,7 @@ VIOLATIONS = {
     "no-amqp": ("tm.planted", "dtx.protocol"),
     "no-broker": ("rm_amqp.planted", "dtx.broker"),
     "dtx": ("dtx.protocol.planted", "dtx.store"),
+    "tm": ("tm.recovery.planted", "tm.manager"),
     "pyspark": ("tm.planted", "pyspark"),
     "core": ("xabridge.pipeline.core.planted", "pyarrow"),
     "proton-once": ("rm_amqp.planted", "proton"),

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
         RolledBack,
         TransactionError,
     )
-    from tm.manager import TransactionManager
     from tm.outcome import Outcome, Reason, Verdict
     from tm.propagation import Propagation
     from tm.recovery import Action, Finding, Report
     from tm.resources import ConfigurationError, ResourceConfig
     from tm.transaction import Transaction
+    from tm.transaction_manager import TransactionManager
     from tm.two_phase.states import GlobalState
     from tm.tx import TxInterface
     from tm.tx.codes import CommitReturn, TransactionControl, TransactionState, TxCode, TxInfo
@@ -104,7 +104,7 @@ _HOME: Final = {
     "Transaction": "tm.transaction",
     "TransactionControl": "tm.tx.codes",
     "TransactionError": "tm.errors",
-    "TransactionManager": "tm.manager",
+    "TransactionManager": "tm.transaction_manager",
     "TransactionState": "tm.tx.codes",
     "TxCode": "tm.tx.codes",
     "TxInfo": "tm.tx.codes",

@@ -1,70 +1,58 @@
-"""TransactionManager: begins transactions, drives their completion, recovers what was left in doubt.
+"""Manager: begins transactions, drives their completion, recovers what was left in doubt.
 
 It opens its decision log and its resources and runs one recovery pass. Then it starts two threads: one recovers again
 and again, one rolls back what takes too long. A manager starts even if a resource can't be reached.
+
+Applications make a `TransactionManager` (`tm.transaction_manager`), which adds what is declared over a manager:
+consumers, transactional functions, telemetry and pages. Those parts know a `Manager` only.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import os
 import threading
 import time
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from tm.concurrency.deferred_signals import interruptible
 from tm.concurrency.reaper import Reaper
 from tm.concurrency.uninterrupted import UninterruptedCalls
 from tm.concurrency.with_block import WithBlock
-from tm.config import Configuration, configuration_from
-from tm.consumer import Consumer
 from tm.errors import ManagerUnusable, ProtocolMisuse, TransactionError
 from tm.log import LogError
 from tm.log.factory import open_log
-from tm.operations import operations_of
 from tm.options import SECONDS, misfit
 from tm.outcome import named
-from tm.propagation import Propagation, transactional
 from tm.recovery.lease import Lease, since_boot
 from tm.recovery.ownership import ownership_of
 from tm.recovery.service import RecoveryService
 from tm.resources import ConfigurationError, Resource, ResourceConfig
+from tm.resources.blocking import BlockingPorts
 from tm.resources.registrar import DynamicRegistrar
-from tm.telemetry import opentelemetry
-from tm.telemetry.pages import Pages, exposition
-from tm.transaction import Transaction
-from tm.two_phase.blocking import BlockingPorts
 from tm.two_phase.executor import Executor
 from tm.two_phase.states import FINAL
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.fork import belongs_to_this_process
 from xa.gtrid import incarnation_prefix
-from xa.secrets import hide, not_set
-from xa.telemetry.address import host_and_port
-from xa.telemetry.endpoint import TOKEN_OCTETS, Acts, AddressTaken, EndpointThread, Private
-from xa.telemetry.exposition import Exposition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
     from types import TracebackType
     from typing import Self
 
     from typing_extensions import TypeVar as DefaultTypeVar
 
-    from tm.consumer.settings import ConsumerOptions
     from tm.log import DecisionLog
-    from tm.operations import Operations
+    from tm.recording import Received, Recording
     from tm.recovery import Report
     from tm.recovery.ownership import Ownership
-    from tm.telemetry.received import Received
-    from tm.telemetry.recorder import Telemetry
-    from tm.telemetry.recording import Recording
+    from tm.transaction import Transaction
     from tm.two_phase.ports import Ports
+    from xa.telemetry.exposition import Exposition, NoExporter
 
 logger = logging.getLogger("xabridge.tm")
 
@@ -76,7 +64,6 @@ LEFT_S: Final = 0.5
 """How long a consumer may leave the answers to a commit; then the reaper waits for them."""
 _T = TypeVar("_T")
 
-F = TypeVar("F", bound="Callable[..., Any]")
 if TYPE_CHECKING:
     Tx = DefaultTypeVar("Tx", bound=Transaction, default=Transaction)
     Tx_co = DefaultTypeVar("Tx_co", bound=Transaction, default=Transaction, covariant=True)
@@ -84,212 +71,96 @@ else:
     Tx_co = TypeVar("Tx_co", covariant=True)
 
 
-class TransactionManager(Generic[Tx_co]):
-    """A transaction manager of one node. Safe to use from many threads and tasks.
+class ManagedConsumer(Protocol):
+    """The interface of a consumer that its manager uses."""
 
-    `resources` maps names to open strings (URLs) or ResourceConfigs. `log` is a URL ("file:///folder",
-    "sqlite:///file", "postgresql://…") or an open DecisionLog; it is left out when a resource decides.
-    `decider` names the resource that decides, where more than one could. `telemetry` is what
-    `tm.telemetry.opentelemetry()` makes. `transaction` is a subclass of Transaction that has the types of the
-    resources; `begin` gives one of it. `http` ("127.0.0.1:9464") says where `/live`, `/ready` and `/metrics` are
-    answered, for as long as the manager is open. With `http_token` there is `/node`, too, for whoever sends it: live
-    transactions, timelines of the last ones, consumers, and what is in doubt. Whoever sends `http_act_token` can finish
-    by hand there what is in doubt, as with `xabridge recover`.
-    """
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Finishes what runs, for so long at most, and begins nothing; whether everything was finished."""
+        ...
 
-    @overload
-    def __init__(
-        self: TransactionManager[Transaction],
-        node: str,
-        log: str | DecisionLog | None = None,
-        resources: Mapping[str, str | ResourceConfig] | None = None,
-        *,
-        timeout_s: float = 60.0,
-        decider: str | None = None,
-        recovery_interval_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        background: bool = True,
-        telemetry: Telemetry | None = None,
-        http: str | None = None,
-        http_token: str | None = None,
-        http_act_token: str | None = None,
-    ) -> None: ...
 
-    @overload
-    def __init__(
-        self,
-        node: str,
-        log: str | DecisionLog | None = None,
-        resources: Mapping[str, str | ResourceConfig] | None = None,
-        *,
-        transaction: type[Tx_co],
-        timeout_s: float = 60.0,
-        decider: str | None = None,
-        recovery_interval_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        background: bool = True,
-        telemetry: Telemetry | None = None,
-        http: str | None = None,
-        http_token: str | None = None,
-        http_act_token: str | None = None,
-    ) -> None: ...
+class Manager(Generic[Tx_co]):
+    """A transaction manager of one node. Safe to use from many threads and tasks. Its parameters are those of
+    `TransactionManager`; `recording` makes its telemetry. It is complete when it is made, and works from `_open` on."""
+
+    exposition: Exposition | NoExporter | None = None
+    """The metrics that its pages show, or why they show none."""
 
     def __init__(
         self,
         node: str,
-        log: str | DecisionLog | None = None,
-        resources: Mapping[str, str | ResourceConfig] | None = None,
+        log: str | DecisionLog | None,
+        resources: Mapping[str, str | ResourceConfig],
         *,
-        transaction: type[Transaction] = Transaction,
-        timeout_s: float = 60.0,
-        decider: str | None = None,
-        recovery_interval_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        background: bool = True,
-        telemetry: Telemetry | None = None,
-        http: str | None = None,
-        http_token: str | None = None,
-        http_act_token: str | None = None,
+        transaction: type[Transaction],
+        timeout_s: float,
+        decider: str | None,
+        recovery_interval_s: float,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+        recording: Callable[[], Recording | None],
     ) -> None:
         self.node = _configured(check_node, node)
         _check_seconds(timeout_s=timeout_s, recovery_interval_s=recovery_interval_s)
-        self._endpoint: EndpointThread | None = None
-        self.exposition = exposition() if http is not None else None
-        """The metrics that `http` shows, or why it shows none."""
-        self._recorder, self._private, self._operations = self._make_recorder(
-            telemetry, _checked_tokens(http, http_token, http_act_token), clock
-        )
+        self._recorder = recorder = recording()
         self.timeout_s = timeout_s
+        self._recovery_interval_s = recovery_interval_s
         self._clock = clock
         self._live: dict[bytes, Transaction] = {}
         self._current: ContextVar[Transaction | None] = ContextVar(f"xabridge_transaction_{node}")
-        self._registrar = DynamicRegistrar(self)
-        self._resources = self._configure(resources or {}, clock)
+        self._resources: dict[str, Resource] = {}
+        self._registrar = DynamicRegistrar(self._resources, self.current_or_none)
+        self._configure(resources, clock)
         self._transaction = self._check_annotated(transaction)
         self._decider = self._choose_decider(decider, log)
         self._log = _opened(log, node)
         self._closed = False
-        self._consumers: WeakSet[Consumer] = WeakSet()
+        self._consumers: WeakSet[ManagedConsumer] = WeakSet()
         self._unusable: str | None = None
         self._sequence = itertools.count(1)
         self._lease = self._make_lease(clock)
-        ports: Ports = BlockingPorts(self._resources, self._log, sleep, self._lease)
+        ports: Ports = BlockingPorts(self._resources, self._log, sleep, self._holds)
         self._prefix: bytes | None = None
         self._recovery = RecoveryService(
-            self._resources, self._log, ports, self._live, self._ownership, self._recorder, clock=clock
+            self._resources,
+            self._log,
+            ports,
+            self._live,
+            self._ownership,
+            recorder.recovered if recorder is not None else None,
+            clock=clock,
         )
-        if self._recorder is not None:
-            self._recorder.watches(self)
-            ports = self._recorder.ports(ports)
-        self.executor = Executor(self._live, ports, self._recovery, self._recorder)
+        if recorder is not None:
+            ports = recorder.ports(ports)
+        self.executor = Executor(self._live, ports, self._recovery.unfinished.add, self._recovery.wake, recorder)
         self._reaper = Reaper(self._live, clock)
         self._uninterrupted = UninterruptedCalls(self._break_off)
         belongs_to_this_process(self)
-        try:
-            if http is not None:
-                self._endpoint = self._listen(http)
-            for resource in self._resources.values():
-                try:
-                    resource.reopen()
-                except XaError as error:
-                    logger.warning("%s could not be opened: %s", resource.name, error)
-            self._recovery.run_once()
-        except BaseException:
-            self.close()
-            raise
-        if self._endpoint is not None:
-            self._endpoint.start()
-        if background:
-            self._recovery.start(recovery_interval_s)
-            self._reaper.start()
-            if self._lease is not None:
-                self._lease.keep()
 
-    @overload
-    @classmethod
-    def from_config(cls, path: str | Path | Configuration = "xabridge.toml") -> TransactionManager[Transaction]: ...
+    def _open(self) -> None:
+        """Opens the resources, as far as they can be reached, and recovers."""
+        for resource in self._resources.values():
+            try:
+                resource.reopen()
+            except XaError as error:
+                logger.warning("%s could not be opened: %s", resource.name, error)
+        self._recovery.run_once()
 
-    @overload
-    @classmethod
-    def from_config(
-        cls, path: str | Path | Configuration = "xabridge.toml", *, transaction: type[Tx]
-    ) -> TransactionManager[Tx]: ...
-
-    @classmethod
-    def from_config(
-        cls,
-        path: str | Path | Configuration = "xabridge.toml",
-        *,
-        transaction: type[Transaction] = Transaction,
-    ) -> TransactionManager[Any]:
-        """A manager as the configuration file says; ConfigurationError names the file and the key, and says what to do.
-        A Configuration is what was read from such a file. `transaction` as in the constructor."""
-        configuration = path if isinstance(path, Configuration) else configuration_from(path)
-        try:
-            return cls(
-                configuration.node,
-                configuration.log,
-                configuration.resources,
-                transaction=transaction,
-                timeout_s=configuration.timeout_s,
-                decider=configuration.decider,
-                recovery_interval_s=configuration.recovery_interval_s,
-                telemetry=opentelemetry() if configuration.telemetry else None,
-                http=configuration.http,
-                http_token=_token_in("http_token_env", configuration.http_token_env),
-                http_act_token=_token_in("http_act_token_env", configuration.http_act_token_env),
-            )
-        except ConfigurationError as error:
-            raise error if path is configuration else ConfigurationError(f"{path}: {error}") from error
+    def _start(self) -> None:
+        """Starts the threads."""
+        self._recovery.start(self._recovery_interval_s)
+        self._reaper.start()
+        if self._lease is not None:
+            self._lease.keep()
 
     # --- configuration --------------------------------------------------------------------------------------
 
-    def _listen(self, http: str) -> EndpointThread:
-        pages = Pages(self, lambda: self.consumers, self.exposition)
-        try:
-            return EndpointThread(pages.by_path, *host_and_port(http), private=self._private)
-        except (ValueError, AddressTaken) as error:
-            raise ConfigurationError(str(error)) from error
-
-    def _make_recorder(
-        self, telemetry: Telemetry | None, tokens: tuple[str | None, str | None], clock: Callable[[], float]
-    ) -> tuple[Recording | None, Private | None, Operations | None]:
-        """The recorder, where there is telemetry; it is shown to Prometheus, too, where that is configured. And the
-        pages for whoever has the tokens, for which timelines are kept."""
-        if isinstance(self.exposition, Exposition):
-            if telemetry is None:
-                telemetry = opentelemetry(self.exposition.provider)
-            else:
-                telemetry.show(self.exposition.provider)
-        recorder = telemetry.recorder(self.node) if telemetry is not None else None
-        token, act_token = tokens
-        if token is None:
-            return recorder, None, None
-        from tm.telemetry.node_page import node_page  # noqa: PLC0415 — only where somebody can ask for it
-        from tm.telemetry.timelines import Timelines  # noqa: PLC0415 — as above
-
-        timelines = Timelines(recorder)
-        pages = {"/node": node_page(self, timelines, clock)}
-        operations = operations_of(self, acting=act_token is not None)
-        if operations is None:
-            if act_token is not None:
-                raise ConfigurationError("http_act_token: what it is for is not installed: pip install xabridge again")
-            return timelines, Private(token, pages), None
-        acts = None if act_token is None else Acts(act_token, operations.acts)
-        return timelines, Private(token, {**pages, **operations.pages}, acts), operations
-
-    def _configure(
-        self, resources: Mapping[str, str | ResourceConfig], clock: Callable[[], float]
-    ) -> dict[str, Resource]:
-        configured = {}
+    def _configure(self, resources: Mapping[str, str | ResourceConfig], clock: Callable[[], float]) -> None:
+        measured = self._recorder.resource if self._recorder is not None else None
         for rmid, (name, config) in enumerate(resources.items(), start=1):
             if isinstance(config, str):
                 config = ResourceConfig(config)  # noqa: PLW2901 — the short form of the same
-            configured[name] = Resource(name, rmid, config, self._registrar, clock, self._recorder)
-        return configured
+            self._resources[name] = Resource(name, rmid, config, self._registrar, clock, measured)
 
     def _check_annotated(self, transaction: type[Transaction]) -> type[Transaction]:
         for name in transaction.annotated:
@@ -323,6 +194,10 @@ class TransactionManager(Generic[Tx_co]):
             return None
         decider = self._resources[self._decider]
         return Lease(self.node, decider, lambda: next(self._sequence), since_boot if clock is time.monotonic else clock)
+
+    def _holds(self, sequence: int) -> bool:
+        """For the ports of a commit: whether the lease has been held since the transaction of this number began."""
+        return self._lease is not None and self._lease.held(sequence)
 
     def _ownership(self) -> Ownership:
         own = b"" if self._lease is None else self._lease.owner.incarnation
@@ -364,11 +239,6 @@ class TransactionManager(Generic[Tx_co]):
     def live(self) -> tuple[Transaction, ...]:
         """The transactions that are under way."""
         return tuple(self._live.values())
-
-    @property
-    def consumers(self) -> tuple[Consumer, ...]:
-        """The consumers that were made for it, as far as somebody holds them."""
-        return tuple(self._consumers)
 
     @property
     def log(self) -> DecisionLog | None:
@@ -536,46 +406,7 @@ class TransactionManager(Generic[Tx_co]):
             switch_control(transaction.outer_control)
             self._leave_span(transaction)
 
-    @overload
-    def transactional(self, function: F) -> F: ...
-
-    @overload
-    def transactional(
-        self,
-        function: None = None,
-        *,
-        propagation: Propagation = Propagation.REQUIRED,
-        rollback_on: tuple[type[BaseException], ...] = (BaseException,),
-        timeout_s: float | None = None,
-        retries: int = 0,
-    ) -> Callable[[F], F]: ...
-
-    def transactional(
-        self,
-        function: Callable[..., Any] | None = None,
-        *,
-        propagation: Propagation = Propagation.REQUIRED,
-        rollback_on: tuple[type[BaseException], ...] = (BaseException,),
-        timeout_s: float | None = None,
-        retries: int = 0,
-    ) -> Any:
-        """Decorates a function or coroutine function to run in a transaction; see `tm.propagation.decorator`."""
-        return transactional(
-            self,
-            function,
-            propagation=propagation,
-            rollback_on=rollback_on,
-            timeout_s=timeout_s,
-            retries=retries,
-        )
-
-    def consumer(
-        self, queue: str, **settings: Unpack[ConsumerOptions]
-    ) -> Callable[[Callable[[Any, Tx_co], object]], Consumer]:
-        """Decorates a handler(message, transaction) to run over a queue: see `tm.consumer`."""
-        return lambda handler: Consumer(self, queue, handler, **settings)
-
-    def has_consumer(self, consumer: Consumer) -> None:
+    def has_consumer(self, consumer: ManagedConsumer) -> None:
         """For a consumer: it is to be stopped before the manager is closed."""
         self._consumers.add(consumer)
 
@@ -675,8 +506,10 @@ class TransactionManager(Generic[Tx_co]):
         idle = threading.Event()
         while self._live and time.monotonic() < deadline:
             idle.wait(0.01)
-        if self._operations is not None:
-            self._operations.close()
+        self._close_parts()
+
+    def _close_parts(self) -> None:
+        """Closes everything that transactions have used."""
         self.executor.stop()
         self._recovery.stop()
         for transaction in list(self._live.values()):
@@ -685,9 +518,6 @@ class TransactionManager(Generic[Tx_co]):
                 transaction,
                 transaction.status.value,
             )
-        self._close_resources()
-
-    def _close_resources(self) -> None:
         if self._lease is not None:
             self._lease.end()
         for resource in self._resources.values():
@@ -697,10 +527,6 @@ class TransactionManager(Generic[Tx_co]):
             self._log.close()
         if self._recorder is not None:
             self._recorder.close()
-        if self._endpoint is not None:
-            self._endpoint.close()
-        if isinstance(self.exposition, Exposition):
-            self.exposition.close()
 
     def __enter__(self) -> Self:
         return self
@@ -719,17 +545,6 @@ def _configured(check: Callable[..., _T], *arguments: Any) -> _T:
         raise ConfigurationError(str(error)) from error
 
 
-def _token_in(key: str, variable: str | None) -> str | None:
-    """The token in an environment variable."""
-    if variable is None:
-        return None
-    token = os.environ.get(variable)
-    if not token:
-        raise ConfigurationError(f"{key}: {not_set(variable)}")
-    hide(token)
-    return token
-
-
 def _opened(log: str | DecisionLog | None, node: str) -> DecisionLog | None:
     opened: DecisionLog | None = _configured(open_log, log, node) if isinstance(log, str) else log
     if opened is not None and opened.node != node:
@@ -742,18 +557,3 @@ def _check_seconds(**told: float) -> None:
     for setting, seconds in told.items():
         if not SECONDS.fits(seconds):
             raise ConfigurationError(misfit(setting, SECONDS, seconds))
-
-
-def _checked_tokens(http: str | None, token: str | None, act_token: str | None) -> tuple[str | None, str | None]:
-    if token is not None and http is None:
-        raise ConfigurationError(
-            'http_token: it is for a page of http, which is not configured: http = "127.0.0.1:9464"'
-        )
-    for name, one in (("http_token", token), ("http_act_token", act_token)):
-        if one is not None and not (len(one) >= TOKEN_OCTETS and one.isascii() and one.isprintable()):
-            raise ConfigurationError(f"{name}: expected at least {TOKEN_OCTETS} printable ASCII characters")
-    if act_token is not None and token is None:
-        raise ConfigurationError("http_act_token: who acts has to see first: http_token is not configured")
-    if act_token is not None and act_token == token:
-        raise ConfigurationError("http_act_token: it is the same as http_token, so that whoever may look may act")
-    return token, act_token

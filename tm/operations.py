@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tm.manager import TransactionManager
+    from tm.manager import Manager
     from xa.telemetry.endpoint import Act, Page
 
 GROUP: Final = "xabridge.operations"
@@ -36,7 +36,7 @@ class Operations(Protocol):
         ...
 
 
-def operations_of(manager: TransactionManager, *, acting: bool) -> Operations | None:
+def operations_of(manager: Manager, *, acting: bool) -> Operations | None:
     """The operations that are installed; `acting`: something may be finished by hand. None: nothing is installed."""
     for entry in entry_points(group=GROUP, name="node"):
         make = cast("Callable[..., Operations]", entry.load())

@@ -11,7 +11,6 @@ from xa.codes import MEANING
 
 if TYPE_CHECKING:
     from tm.log import Branch, Heuristic
-    from tm.two_phase.ports import Answer
 
 
 class Verdict(Enum):
@@ -32,7 +31,7 @@ class Reason:
     `where` names the resource; without both it was the log or the manager itself."""
 
     branch: Branch | None
-    said: Answer | BaseException | str
+    said: Code | BaseException | str
     where: str = ""
 
     @property

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from tm.concurrency.uninterrupted import UninterruptedCalls
     from tm.resources import Resource
     from tm.resources.enlistment import DelistHow, Enlistment
-    from tm.telemetry.recorder import Entered
     from tm.two_phase.commit import TwoPhaseCommit
     from tm.two_phase.executor import Executor, Steps
     from xa.tables import AssociationState
@@ -174,7 +173,7 @@ class Transaction:
         self.deadline = began_at + timeout_s
         self.outcome: Outcome | None = None
         self.outer: Transaction | None = None
-        self.entered_span: Entered | None = None
+        self.entered_span: Any = None
         """The span of this transaction while it is current, where there is telemetry."""
         self.outer_control: ThreadOfControl | None = None
         self.suspended = False

@@ -27,14 +27,14 @@ from tm.resources.transient_errors import is_transient
 from tm.two_phase.states import FINAL
 
 if TYPE_CHECKING:
-    from tm.manager import TransactionManager, Tx
+    from tm.manager import Manager, Tx
     from tm.transaction import Transaction
 
 LAST: Final = "~~xabridge"
 """Zope's package sorts data managers by name; nothing that people write comes behind this."""
 
 
-def join(manager: TransactionManager[Tx], zope_manager: Any = None, *, timeout_s: float | None = None) -> Tx:
+def join(manager: Manager[Tx], zope_manager: Any = None, *, timeout_s: float | None = None) -> Tx:
     """Begins a transaction of `manager` as part of the current transaction of `zope_manager` (`transaction.manager`
     where it is not given), or returns the one that is part of it already. It ends with Zope's, which commits it and
     rolls it back; a savepoint of Zope's from before, rolled back, ends it too, and the next `join` begins another."""
@@ -76,7 +76,7 @@ def _takes_part(place: Any) -> bool:
 class DataManager:
     """`transaction.interfaces.IDataManager` over one transaction of ours."""
 
-    def __init__(self, zope_manager: Any, manager: TransactionManager, joined: Transaction) -> None:
+    def __init__(self, zope_manager: Any, manager: Manager, joined: Transaction) -> None:
         self.transaction_manager = zope_manager
         self.joined = joined
         self._manager = manager

@@ -32,8 +32,7 @@ from xabridge.operations.survey import survey
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tm.manager import TransactionManager
-    from tm.transaction import Transaction
+    from tm.manager import Manager
     from xa.telemetry.endpoint import Act, Page
 
 LOG: Final = logging.getLogger("xabridge.node")
@@ -55,7 +54,7 @@ class NodePages:
 
     def __init__(
         self,
-        manager: TransactionManager[Transaction],
+        manager: Manager,
         *,
         acting: bool,
         clock: Callable[[], float] = time.monotonic,

@@ -308,7 +308,7 @@ class WorldPorts:
         return True
 
     async def _send_all(self, verb: Verb, branches: tuple[Branch, ...], asked: int, leave: str = "") -> list[Any]:
-        """Overlaps as `tm.two_phase.blocking` does: whoever is told to collect first does, and then asks again."""
+        """Overlaps as `tm.resources.blocking` does: whoever is told to collect first does, and then asks again."""
         routine = _ROUTINE[verb]
         answers: list[Any] = []
         for branch in branches:

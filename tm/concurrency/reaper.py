@@ -1,28 +1,39 @@
 """Reaper: one thread that rolls back the transactions that take longer than their timeout.
 
-It never touches a transaction that is prepared or being committed: `Transaction.expire` checks that.
+It never touches a transaction that is prepared or being committed: the transaction's `expire` checks that.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from tm.transaction import Transaction
 
 logger = logging.getLogger("xabridge.tm")
 
 INTERVAL_S: Final = 0.25
 
 
+class ExpiringTransaction(Protocol):
+    """The interface of a transaction that the reaper uses."""
+
+    @property
+    def deadline(self) -> float:
+        """When it has taken too long."""
+        ...
+
+    def expire(self, now: float) -> bool:
+        """Rolls back if the deadline has passed and nothing is prepared. Whether nothing is left to do."""
+        ...
+
+
 class Reaper:
     """Looks at the live transactions every `INTERVAL_S`."""
 
-    def __init__(self, live: Mapping[bytes, Transaction], clock: Callable[[], float]) -> None:
+    def __init__(self, live: Mapping[bytes, ExpiringTransaction], clock: Callable[[], float]) -> None:
         self._live = live
         self._clock = clock
         self._stopping = threading.Event()

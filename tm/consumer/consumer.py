@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tm.consumer.pools import WorkerPool
     from tm.consumer.settings import ConsumerOptions
-    from tm.manager import TransactionManager
+    from tm.manager import Manager
 
 logger = logging.getLogger("xabridge.tm.consumer")
 
@@ -47,7 +47,7 @@ class Consumer:
 
     def __init__(
         self,
-        manager: TransactionManager,
+        manager: Manager,
         queue: str,
         handler: Callable[..., Any] | Handler,
         /,
@@ -85,7 +85,7 @@ class Consumer:
         return self._state
 
     @property
-    def manager(self) -> TransactionManager:
+    def manager(self) -> Manager:
         """The manager whose transactions its messages are handled in."""
         return self.job.manager
 

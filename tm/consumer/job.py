@@ -27,7 +27,7 @@ from tm.consumer.history import (
     retries_of,
 )
 from tm.consumer.statistics import DEAD_LETTERED, RETURNED, outcome_of
-from tm.telemetry.received import Received
+from tm.recording import Received
 from tm.throttle import WarningThrottle
 from xa.telemetry.log_lines import about
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tm.consumer.handler import Handler
     from tm.consumer.settings import ConsumerSettings
     from tm.consumer.statistics import Statistics
-    from tm.manager import TransactionManager
+    from tm.manager import Manager
     from tm.transaction import Transaction
 
 logger = logging.getLogger("xabridge.tm.consumer")
@@ -94,7 +94,7 @@ class Job:
 
     def __init__(
         self,
-        manager: TransactionManager,
+        manager: Manager,
         settings: ConsumerSettings,
         handler: Handler,
         statistics: Statistics,

@@ -13,7 +13,7 @@ from tm.errors import HeuristicOutcomeError, OutcomeUnknown
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tm.telemetry.recording import Recording
+    from tm.recording import Recording
     from tm.transaction import Transaction
 
 

@@ -12,7 +12,7 @@ from tm.outcome import Verdict
 from tm.two_phase.states import GlobalState
 
 if TYPE_CHECKING:
-    from tm.manager import TransactionManager
+    from tm.manager import Manager
     from tm.transaction import Transaction
 
 
@@ -53,7 +53,7 @@ RETRY_PAUSE_MOST_S: Final = 1.0
 class TransactionalCall:
     """One call of a transactional function: what it met, what it began, and how it ends."""
 
-    def __init__(self, manager: TransactionManager, name: str, settings: Settings) -> None:
+    def __init__(self, manager: Manager, name: str, settings: Settings) -> None:
         self._manager = manager
         self._settings = settings
         met = manager.current_or_none()

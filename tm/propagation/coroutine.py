@@ -15,11 +15,11 @@ from tm.resources.transient_errors import is_transient
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tm.manager import TransactionManager
+    from tm.manager import Manager
     from tm.propagation.call import Settings
 
 
-def wrap_coroutine(manager: TransactionManager, function: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
+def wrap_coroutine(manager: Manager, function: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
     """The coroutine function, decorated."""
 
     @functools.wraps(function)

@@ -29,12 +29,12 @@ from tm.propagation.function import wrap_function
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tm.manager import TransactionManager
+    from tm.manager import Manager
     from tm.propagation.call import Propagation
 
 
 def transactional(
-    manager: TransactionManager,
+    manager: Manager,
     function: Callable[..., Any] | None,
     *,
     propagation: Propagation,

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tm.recovery.recovery_pass import Gone
     from tm.recovery.report import Report
     from tm.resources import Resource
-    from tm.telemetry.recording import Recording
     from tm.two_phase.ports import Ports
     from xa import Xid
 
@@ -48,7 +47,7 @@ _NOTHING: Final[Gone] = MappingProxyType({})
 
 class RecoveryService:
     """Recovers for one manager, whose transactions under way are `live`. Passes exclude each other in this process;
-    `progress` is told of their steps."""
+    `progress` is told of their steps, and `recovered` is called with the report of each and when it began."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class RecoveryService:
         ports: Ports,
         live: Collection[bytes],
         ownership: Callable[[], Ownership],
-        recorder: Recording | None = None,
+        recovered: Callable[[Report, float], None] | None = None,
         progress: PassProgress | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,7 +64,7 @@ class RecoveryService:
         self._log = log
         self._live = live
         self._ownership = ownership
-        self._recorder = recorder
+        self._recovered = recovered
         self._messages = RecoveryMessages(clock)
         self._ports = BlockingRecoveryPorts(resources, log, ports, live, ownership, self._messages, progress)
         self._control = ThreadOfControl()
@@ -143,8 +142,8 @@ class RecoveryService:
         known = {finding.branch for finding in found}
         report.findings = [finding for finding in left if finding.branch not in known] + found
         self.last_report = report
-        if self._recorder is not None:
-            self._recorder.recovered(report, began)
+        if self._recovered is not None:
+            self._recovered(report, began)
         self._messages.passed(report)
         return report
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tm.log import Heuristic, LogError
@@ -31,26 +30,12 @@ if TYPE_CHECKING:
     from tm.log import Branch, DecisionLog
     from tm.recovery.ports import RecoveryPorts
     from tm.resources import Resource
-    from xa import ThreadOfControl
+    from tm.two_phase.executor import UnfinishedTransaction
 
 logger = logging.getLogger("xabridge.tm.recovery")
 
 MOST: Final = 10_000
 MOST_OUTSTANDING: Final = 10_000
-
-
-@dataclass(slots=True)
-class UnfinishedTransaction:
-    """One of them: `branches` are to be rolled back in the thread of control `control`. `touched` are its branches
-    under the names of every resource that worked in them: their operations may have to be collected, and their
-    associations ended. `undecided`: a decision may have been taken, in `decider` or, without one, in the log."""
-
-    gtrid: bytes
-    control: ThreadOfControl
-    branches: tuple[Branch, ...]
-    touched: tuple[Branch, ...]
-    decider: str | None
-    undecided: bool
 
 
 class UnfinishedTransactions:

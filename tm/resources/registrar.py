@@ -7,7 +7,7 @@ states that are kept here are those of work outside any transaction.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakKeyDictionary
 
 from tm.errors import TransactionError
@@ -16,19 +16,30 @@ from xa.machine import IllegalTransition, advance
 from xa.tables import REGISTRATION, AssociationState, RegistrationState, RegistrationVerb
 
 if TYPE_CHECKING:
-    from tm.manager import TransactionManager
+    from collections.abc import Callable, Mapping
+
     from tm.resources import Resource
+    from tm.resources.enlistment import Enlistment
     from xa import ThreadOfControl, Xid
 
 _REFUSED: Final = (AxCode.TMER_PROTO, NULL_XID)
 _INVALID: Final = (AxCode.TMER_INVAL, NULL_XID)
 
 
-class DynamicRegistrar:
-    """`xa.Registrar` for the resource managers of one transaction manager."""
+class RegisteringTransaction(Protocol):
+    """The interface of a transaction that the registrar uses."""
 
-    def __init__(self, manager: TransactionManager) -> None:
-        self._manager = manager
+    def registered(self, resource: Resource) -> tuple[Enlistment, AssociationState | None]:
+        """As `Enlistments.registered`; TransactionError: its state does not allow it."""
+        ...
+
+
+class DynamicRegistrar:
+    """`xa.Registrar` for the `resources` of one transaction manager; `current` is the calling context's transaction."""
+
+    def __init__(self, resources: Mapping[str, Resource], current: Callable[[], RegisteringTransaction | None]) -> None:
+        self._resources = resources
+        self._current = current
         self._outside: WeakKeyDictionary[ThreadOfControl, dict[int, RegistrationState]] = WeakKeyDictionary()
 
     def ax_reg(self, rmid: int, flags: int = TMNOFLAGS) -> tuple[AxCode, Xid]:
@@ -37,7 +48,7 @@ class DynamicRegistrar:
             return _INVALID
         if not resource.dynamic:
             return _REFUSED
-        transaction = self._manager.current_or_none()
+        transaction = self._current()
         states = self._outside.setdefault(thread_of_control(), {})
         outside = states.get(rmid, RegistrationState.D0)
         if transaction is None:
@@ -72,7 +83,7 @@ class DynamicRegistrar:
         return RegistrationState.D3 in self._outside.get(thread_of_control(), {}).values()
 
     def _resource(self, rmid: int) -> Resource | None:
-        for resource in self._manager.resources.values():
+        for resource in self._resources.values():
             if resource.rmid == rmid:
                 return resource
         return None

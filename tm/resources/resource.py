@@ -30,7 +30,6 @@ from xa.secrets import masked
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tm.telemetry.recording import Recording
     from xa import (
         BreakingOff,
         DecidingResource,
@@ -174,7 +173,8 @@ def starts_at_once(manager: ResourceManager) -> TypeGuard[StartingAtOnce]:
 
 
 class Resource:
-    """One configured resource manager, under its name and rmid."""
+    """One configured resource manager, under its name and rmid. `measured` makes of a resource manager, with its name
+    and kind, one whose verbs are measured."""
 
     __slots__ = (
         "_backoff_s",
@@ -205,7 +205,7 @@ class Resource:
         config: ResourceConfig,
         registrar: Registrar,
         clock: Callable[[], float] = time.monotonic,
-        recorder: Recording | None = None,
+        measured: Callable[[str, ResourceManager, str], ResourceManager] | None = None,
     ) -> None:
         bqual = name.encode()
         if not 1 <= len(bqual) <= MAX_NAME:
@@ -220,8 +220,8 @@ class Resource:
         """The kind of the server, as telemetry calls it."""
         self.bqual = bqual
         self.rm = find_factory(name, config)(registrar)
-        if recorder is not None:
-            self.rm = recorder.resource(name, self.rm, self.system)
+        if measured is not None:
+            self.rm = measured(name, self.rm, self.system)
         self.routines: dict[Verb, Callable[[Xid, int, int], Code | Handle]] = {
             verb: getattr(self.rm, routine) for verb, routine in _ROUTINE.items()
         }

@@ -25,7 +25,7 @@ from xa.telemetry.endpoint import JSON, Answer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tm.manager import TransactionManager
+    from tm.telemetry.gauges import ObservedManager
     from tm.telemetry.timelines import Step, Timeline, Timelines
     from tm.transaction import Transaction
     from xa.telemetry.endpoint import Page
@@ -42,7 +42,7 @@ PHASES: Final = {
 }
 
 
-def node_page(manager: TransactionManager, timelines: Timelines, clock: Callable[[], float]) -> Page:
+def node_page(manager: ObservedManager, timelines: Timelines, clock: Callable[[], float]) -> Page:
     """The page. `clock` is the one of the manager's transactions."""
 
     async def page() -> Answer:
@@ -63,7 +63,7 @@ def phases(steps: Sequence[Step], took_s: float) -> dict[str, float]:
     return {"work": work, **{phase: last - first for phase, (first, last) in spans.items()}}
 
 
-def _told(manager: TransactionManager, timelines: Timelines, now: float) -> dict[str, Any]:
+def _told(manager: ObservedManager, timelines: Timelines, now: float) -> dict[str, Any]:
     live = manager.live
     working = sorted((one for one in live if not one.waits), key=lambda one: one.began_at)
     report = manager.last_report
@@ -106,7 +106,7 @@ def _completed(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _consumers(manager: TransactionManager, timelines: Timelines) -> list[dict[str, Any]]:
+def _consumers(manager: ObservedManager, timelines: Timelines) -> list[dict[str, Any]]:
     found = []
     for consumer in sorted(manager.consumers, key=lambda one: one.settings.queue):
         health = consumer.health()

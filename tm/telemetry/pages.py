@@ -17,8 +17,8 @@ from xa.telemetry.exposition import Exposition, MetricsPage, NoExporter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from tm.consumer import Consumer
-    from tm.manager import TransactionManager
+    from tm.consumer.consumer import Consumer
+    from tm.manager import Manager
     from xa.telemetry.endpoint import Page
 
 
@@ -27,7 +27,7 @@ class Pages:
 
     def __init__(
         self,
-        manager: TransactionManager,
+        manager: Manager,
         consumers: Callable[[], Iterable[Consumer]],
         exposition: Exposition | NoExporter | None,
     ) -> None:

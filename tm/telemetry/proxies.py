@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from tm.log import Branch, Decision, Heuristic, LogError
-    from tm.telemetry.recording import Recording
+    from tm.recording import Recording
     from tm.two_phase.ports import Answer, Asked, Ports
     from xa import Completion, DecidingResource, DecisionRecord, Owner, ResourceManager, Xid
 

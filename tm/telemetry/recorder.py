@@ -46,11 +46,10 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider
     from opentelemetry.trace import Span, TracerProvider
 
-    from tm.manager import TransactionManager
     from tm.outcome import Outcome
+    from tm.recording import Received
     from tm.recovery import Report
-    from tm.telemetry.gauges import Point
-    from tm.telemetry.received import Received
+    from tm.telemetry.gauges import ObservedManager, Point
     from tm.two_phase.ports import Ports
     from xa import ResourceManager, Xid
     from xa.telemetry.metric import Metric
@@ -171,7 +170,7 @@ class Recorder:
         self._undone: frozenset[bytes] = frozenset()
         self._doubtful: dict[bytes, float] = {}
         """Since when a transaction is known to be in doubt, as far as somebody has asked."""
-        self._manager: Callable[[], TransactionManager | None] = lambda: None
+        self._manager: Callable[[], ObservedManager | None] = lambda: None
         for verdict in Verdict:  # a counter that begins with its first event shows no increase to whoever counts these
             self._record[table.COMPLETED](0, {**self._node, table.OUTCOME: verdict.name.lower()})
 
@@ -199,7 +198,7 @@ class Recorder:
         """`ports` with their phases and forces measured."""
         return MeasuredPorts(ports, self)
 
-    def watches(self, manager: TransactionManager) -> None:
+    def watches(self, manager: ObservedManager) -> None:
         """The gauges are those of `manager` from now on."""
         self._manager = ref(manager)
 

@@ -23,11 +23,9 @@ from tm.telemetry.proxies import RAISED, MeasuredPorts, observed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from tm.manager import TransactionManager
     from tm.outcome import Outcome
+    from tm.recording import Received, Recording
     from tm.recovery import Report
-    from tm.telemetry.received import Received
-    from tm.telemetry.recording import Recording
     from tm.two_phase.ports import Ports
     from xa import Code, ResourceManager, Xid
 
@@ -69,7 +67,7 @@ class Timeline:
 
 
 class Timelines:
-    """The `tm.telemetry.recording.Recording` of a node's page. `also` is told the same."""
+    """The `tm.recording.Recording` of a node's page. `also` is told the same."""
 
     def __init__(
         self,
@@ -130,10 +128,6 @@ class Timelines:
 
     def ports(self, ports: Ports) -> Ports:
         return MeasuredPorts(ports, self)
-
-    def watches(self, manager: TransactionManager) -> None:
-        if self._also is not None:
-            self._also.watches(manager)
 
     def close(self) -> None:
         if self._also is not None:

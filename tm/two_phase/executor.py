@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from tm.log import LogStopped
 from tm.outcome import Outcome, Reason, Verdict, named
-from tm.recovery.unfinished import UnfinishedTransaction
 from tm.two_phase.states import GlobalState
 from xa import switch_control
 from xa.telemetry.log_lines import about
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractContextManager
 
-    from tm.recovery.service import RecoveryService
-    from tm.telemetry.recording import Recording
-    from tm.transaction import Transaction
+    from tm.log import Branch
     from tm.two_phase.commit import TwoPhaseCommit
     from tm.two_phase.ports import Ports
+    from xa import ThreadOfControl
 
     Steps: TypeAlias = tuple[TwoPhaseCommit, Coroutine[None, None, Outcome]]
     """A commit, and its coroutine `commit` or `rollback`."""
@@ -41,27 +40,100 @@ BACKLOG: Final = 256
 itself, and thereby slower: what waits stays bounded, and nobody waits for anybody."""
 
 
+class LiveTransaction(Protocol):
+    """The interface of a transaction that the executor uses."""
+
+    @property
+    def gtrid(self) -> bytes:
+        """Its gtrid."""
+        ...
+
+    @property
+    def control(self) -> ThreadOfControl:
+        """The thread of control in which its branches were made."""
+        ...
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for work and has none, so that its rollback is not worth a message."""
+        ...
+
+    def leave_answers(self, steps: Steps) -> None:
+        """The decision is durable, and every branch was told; somebody calls `Executor.finish` for the answers."""
+        ...
+
+    def take_left_answers(self) -> Steps | None:
+        """What `leave_answers` was given; None where that was taken already."""
+        ...
+
+    def goes_on(self) -> None:
+        """The decision is durable, and the rest is done in the background."""
+        ...
+
+    def completed(self, outcome: Outcome, state: GlobalState) -> None:
+        """Commit or rollback is over."""
+        ...
+
+
+class LiveTransactions(Protocol):
+    """The transactions of a manager that have not ended, by gtrid."""
+
+    def pop(self, gtrid: bytes, default: None, /) -> object:
+        """Drops one that has ended."""
+        ...
+
+
+class CompletionRecording(Protocol):
+    """The interface of telemetry that the executor uses; see `tm.recording`."""
+
+    def began(self, gtrid: bytes) -> None:
+        """A transaction has begun."""
+        ...
+
+    def completed(self, outcome: Outcome) -> None:
+        """A transaction has come to its outcome."""
+        ...
+
+
+@dataclass(slots=True)
+class UnfinishedTransaction:
+    """A transaction whose completion has left branches that no scan may find. `branches` are to be rolled back in the
+    thread of control `control`. `touched` are its branches under the names of every resource that worked in them: their
+    operations may have to be collected, and their associations ended. `undecided`: a decision may have been taken, in
+    `decider` or, without one, in the log."""
+
+    gtrid: bytes
+    control: ThreadOfControl
+    branches: tuple[Branch, ...]
+    touched: tuple[Branch, ...]
+    decider: str | None
+    undecided: bool
+
+
 class Executor:
-    """For the transactions of one manager; `live` are those that have not ended. Their commits work through `ports`."""
+    """For the transactions of one manager; `live` are those that have not ended. Their commits work through `ports`.
+    Recovery is given what a completion has left (`leave`), and asked for a pass soon (`wake`)."""
 
     def __init__(
         self,
-        live: dict[bytes, Transaction],
+        live: LiveTransactions,
         ports: Ports,
-        recovery: RecoveryService,
-        recorder: Recording | None,
+        leave: Callable[[UnfinishedTransaction], None],
+        wake: Callable[[], None],
+        recording: CompletionRecording | None,
     ) -> None:
         self.ports = ports
         self._live = live
-        self._recovery = recovery
-        self._recorder = recorder
+        self._leave_to_recovery = leave
+        self._wake_recovery = wake
+        self._recording = recording
         self._background = ThreadPoolExecutor(WORKERS, thread_name_prefix="xabridge-completion")
         self._room = threading.BoundedSemaphore(BACKLOG)
         self.log_stopped = False
         """Whether the log told nothing any more; to be set back by who has asked it again."""
 
     def run(
-        self, transaction: Transaction, guard: AbstractContextManager[None], begin: Callable[[], Steps | None]
+        self, transaction: LiveTransaction, guard: AbstractContextManager[None], begin: Callable[[], Steps | None]
     ) -> bool:
         """Runs what `begin` returns, which is the coroutine of the transaction's `commit` or `rollback` (None: there is
         nothing to do), all of it under the guard. The transaction is live until its end.
@@ -90,7 +162,7 @@ class Executor:
                 raise
         return decided
 
-    def finish(self, transaction: Transaction, guard: AbstractContextManager[None]) -> None:
+    def finish(self, transaction: LiveTransaction, guard: AbstractContextManager[None]) -> None:
         """Waits for the answers that the commit of the transaction has left, if nobody else has."""
         with guard:
             left = transaction.take_left_answers()
@@ -106,7 +178,7 @@ class Executor:
                 raise
 
     def _handed_over(
-        self, transaction: Transaction, commit: TwoPhaseCommit, steps: Coroutine[None, None, Outcome]
+        self, transaction: LiveTransaction, commit: TwoPhaseCommit, steps: Coroutine[None, None, Outcome]
     ) -> bool:
         """Whether a thread of ours goes on with the steps."""
         if not self._room.acquire(blocking=False):
@@ -119,7 +191,9 @@ class Executor:
             return False
         return True
 
-    def _go_on(self, transaction: Transaction, commit: TwoPhaseCommit, steps: Coroutine[None, None, Outcome]) -> None:
+    def _go_on(
+        self, transaction: LiveTransaction, commit: TwoPhaseCommit, steps: Coroutine[None, None, Outcome]
+    ) -> None:
         switch_control(transaction.control)
         try:
             steps.send(None)
@@ -136,7 +210,7 @@ class Executor:
         """Waits for what is done in the background; nothing more is begun there."""
         self._background.shutdown(wait=True)
 
-    def _completed(self, transaction: Transaction, commit: TwoPhaseCommit, outcome: Outcome) -> None:
+    def _completed(self, transaction: LiveTransaction, commit: TwoPhaseCommit, outcome: Outcome) -> None:
         idle = transaction.waits and outcome.verdict is Verdict.ROLLED_BACK and not (outcome.reasons or outcome.pending)
         try:
             if outcome.verdict is not _COMMITTED:
@@ -151,9 +225,9 @@ class Executor:
         if not idle:
             self._record(transaction, outcome)
         if outcome.pending:
-            self._recovery.wake()
+            self._wake_recovery()
 
-    def _broken_off(self, transaction: Transaction, commit: TwoPhaseCommit, error: BaseException) -> None:
+    def _broken_off(self, transaction: LiveTransaction, commit: TwoPhaseCommit, error: BaseException) -> None:
         """A completion was interrupted: recovery finishes it, with what this process knows of it."""
         outcome = _interrupted(commit, error)
         try:
@@ -162,17 +236,19 @@ class Executor:
             transaction.completed(outcome, GlobalState.IN_DOUBT)
         finally:
             self._live.pop(transaction.gtrid, None)
-            self._recovery.wake()
+            self._wake_recovery()
         self._record(transaction, outcome)
 
-    def _record(self, transaction: Transaction, outcome: Outcome) -> None:
-        if self._recorder is None:
+    def _record(self, transaction: LiveTransaction, outcome: Outcome) -> None:
+        if self._recording is None:
             return
         if transaction.waits:
-            self._recorder.began(transaction.gtrid)
-        self._recorder.completed(outcome)
+            self._recording.began(transaction.gtrid)
+        self._recording.completed(outcome)
 
-    def _leave(self, transaction: Transaction, commit: TwoPhaseCommit, outcome: Outcome, *, interrupted: bool) -> None:
+    def _leave(
+        self, transaction: LiveTransaction, commit: TwoPhaseCommit, outcome: Outcome, *, interrupted: bool
+    ) -> None:
         """Remembers the branches that no scan may find, for recovery to roll them back."""
         branches = outcome.pending
         if outcome.decided is None:
@@ -181,7 +257,7 @@ class Executor:
             branches = ()  # they are prepared, and decided: the scan finds them
         if not branches and not outcome.pending and not interrupted:
             return
-        self._recovery.unfinished.add(
+        self._leave_to_recovery(
             UnfinishedTransaction(
                 transaction.gtrid,
                 transaction.control,
@@ -192,7 +268,7 @@ class Executor:
             )
         )
 
-    def _tell(self, transaction: Transaction, outcome: Outcome) -> None:
+    def _tell(self, transaction: LiveTransaction, outcome: Outcome) -> None:
         because = "; ".join(map(str, outcome.reasons)) or "asked for"
         level = logging.INFO if outcome.verdict is Verdict.ROLLED_BACK else logging.ERROR
         extra = about(transaction=transaction)

@@ -1,6 +1,6 @@
 """Ports: what the two-phase commit asks of the world, and what the world answers.
 
-The algorithm (`tm.two_phase.commit`) does no I/O. It awaits the methods of a `Ports`. `tm.two_phase.blocking` carries
+The algorithm (`tm.two_phase.commit`) does no I/O. It awaits the methods of a `Ports`. `tm.resources.blocking` carries
 them out on resource managers and the decision log; the simulation carries them out on models, and crashes in front of
 any.
 

@@ -40,7 +40,7 @@ from xa import FORMAT_ID, NULL_XID, Code, XaError, Xid
 from xa.machine import advance
 
 if TYPE_CHECKING:
-    from tm.manager import TransactionManager
+    from tm.manager import Manager
     from tm.resources import Resource
     from tm.transaction import Transaction
 
@@ -71,7 +71,7 @@ _WITHOUT_BEGIN: Final = {
 class TxInterface:
     """The TX interface of `manager`, for every thread of control."""
 
-    def __init__(self, manager: TransactionManager) -> None:
+    def __init__(self, manager: Manager) -> None:
         self._manager = manager
         self._threads: ContextVar[_Thread] = ContextVar(f"xabridge_tx_{manager.node}", default=_NEW)
 

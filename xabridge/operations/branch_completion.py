@@ -21,7 +21,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from tm.log import Branch, Heuristic
-from tm.two_phase.blocking import BlockingPorts
+from tm.resources.blocking import BlockingPorts
 from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, XaError

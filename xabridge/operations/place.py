@@ -20,7 +20,7 @@ from tm.log.factory import look_at_log, open_log
 from tm.recovery.ownership import ownership_of
 from tm.recovery.service import RecoveryService
 from tm.resources import ConfigurationError, Resource, ResourceConfig
-from tm.two_phase.blocking import BlockingPorts
+from tm.resources.blocking import BlockingPorts
 from xa import NULL_XID, AxCode, ThreadOfControl, entered
 from xabridge.operations.scan import Scanned, Scanner, Seen
 
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
     from tm.config import Configuration
     from tm.log import DecisionLog
-    from tm.manager import TransactionManager
+    from tm.manager import Manager
     from tm.recovery.blocking import PassProgress
-    from tm.transaction import Transaction
     from xa import Xid
     from xabridge.operations.progress import Progress
 
@@ -189,7 +188,7 @@ def _checked(check: Callable[[str, str], T], url: str, node: str) -> T:
 class RunningNode:
     """The `Place` of `manager`."""
 
-    def __init__(self, manager: TransactionManager[Transaction], progress: Progress) -> None:
+    def __init__(self, manager: Manager, progress: Progress) -> None:
         self._manager = manager
         self._scanner = Scanner(manager.node, manager.resources, progress, now=False)
 

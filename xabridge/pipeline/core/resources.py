@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 import rm_amqp
 import rm_delta
 from tm.resources import ConfigurationError, Resource, ResourceConfig
-from tm.two_phase.blocking import BlockingPorts
+from tm.resources.blocking import BlockingPorts
 from xa import NULL_XID, TMENDRSCAN, TMSTARTRSCAN, AxCode, Code, XaError, Xid
 from xa.coroutines import drive
 from xa.open_string import shown

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import rm_amqp
 from tm.log import DecisionRefused, LogError
 from tm.log.sql.gtrids import TakenOver
-from tm.two_phase.blocking import BlockingPorts
+from tm.resources.blocking import BlockingPorts
 from tm.two_phase.return_codes import Verb
 from xa import XaError, log_prefix
 from xabridge.pipeline.core.driver.queue_list import QueueList

@@ -1,21 +1,27 @@
-"""Recording: the contract of whatever a manager tells about its transactions, consumers and recovery passes.
+"""Recording: the contract of telemetry, which a manager tells about its transactions, consumers and recovery passes.
 
 `tm.telemetry.recorder` makes metrics and spans of it, `tm.telemetry.timelines` the page of a node.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from tm.manager import TransactionManager
     from tm.outcome import Outcome
     from tm.recovery import Report
-    from tm.telemetry.received import Received
     from tm.two_phase.ports import Ports
     from xa import Code, ResourceManager, Xid
+
+
+class Received(NamedTuple):
+    """The messages that a consumer has received in a transaction, from a broker of this kind."""
+
+    system: str
+    queue: str
+    messages: Sequence[Any]
 
 
 class Recording(Protocol):
@@ -31,10 +37,6 @@ class Recording(Protocol):
 
     def ports(self, ports: Ports) -> Ports:
         """`ports` with their phases and forces measured."""
-        ...
-
-    def watches(self, manager: TransactionManager) -> None:
-        """What is asked of a manager is asked of `manager` from now on."""
         ...
 
     def close(self) -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tm.log import Branch, Decision, DecisionLog, Heuristic
-    from tm.recovery.lease import Lease
     from tm.resources import Resource
     from tm.two_phase.ports import Answer
 
@@ -38,19 +37,20 @@ _OVERLAPPED: Final = frozenset({Verb.PREPARE, Verb.COMMIT, Verb.COMMIT_AGAIN, Ve
 class BlockingPorts:
     """`tm.two_phase.ports.Ports` that block: awaiting one never suspends. For any thread."""
 
-    __slots__ = ("_lease", "_log", "_resources", "_sleep")
+    __slots__ = ("_holds", "_log", "_resources", "_sleep")
 
     def __init__(
         self,
         resources: Mapping[str, Resource],
         log: DecisionLog | None,
         sleep: Callable[[float], None] = time.sleep,
-        lease: Lease | None = None,
+        holds: Callable[[int], bool] = lambda _: False,
     ) -> None:
+        """`holds`: whether the lease at the decider has been held since the transaction of this number began."""
         self._resources = resources
         self._log = log
         self._sleep = sleep
-        self._lease = lease
+        self._holds = holds
 
     # --- branches -------------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class BlockingPorts:
 
     async def is_held(self, gtrid: bytes, decider: str | None) -> bool:
         if decider is not None:
-            return self._lease is not None and self._lease.held(Gtrid.decode(gtrid).sequence)
+            return self._holds(Gtrid.decode(gtrid).sequence)
         return self._log is not None and self._log.held()
 
 
