@@ -23,6 +23,7 @@ from tm.concurrency.reaper import Reaper
 from tm.concurrency.uninterrupted import UninterruptedCalls
 from tm.concurrency.with_block import WithBlock
 from tm.errors import ManagerUnusable, ProtocolMisuse, TransactionError
+from tm.global_transaction import GlobalTransaction
 from tm.log import LogError
 from tm.log.factory import open_log
 from tm.options import SECONDS, misfit
@@ -33,6 +34,7 @@ from tm.recovery.service import RecoveryService
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.resources.blocking import BlockingPorts
 from tm.resources.registrar import DynamicRegistrar
+from tm.transaction import live_of
 from tm.two_phase.executor import Executor
 from tm.two_phase.states import FINAL
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
@@ -79,6 +81,18 @@ class ManagedConsumer(Protocol):
         ...
 
 
+class _Entered:
+    """The transaction of a context, and what the context had before it."""
+
+    __slots__ = ("live", "outer", "outer_control", "span", "transaction")
+    live: GlobalTransaction
+    transaction: Transaction
+    outer: _Entered | None
+    outer_control: ThreadOfControl | None
+    span: Any
+    """What the recorder needs to leave the transaction's span; None: there is none."""
+
+
 class Manager(Generic[Tx_co]):
     """A transaction manager of one node. Safe to use from many threads and tasks. Its parameters are those of
     `TransactionManager`; `recording` makes its telemetry. It is complete when it is made, and works from `_open` on."""
@@ -106,10 +120,10 @@ class Manager(Generic[Tx_co]):
         self.timeout_s = timeout_s
         self._recovery_interval_s = recovery_interval_s
         self._clock = clock
-        self._live: dict[bytes, Transaction] = {}
-        self._current: ContextVar[Transaction | None] = ContextVar(f"xabridge_transaction_{node}")
+        self._live: dict[bytes, GlobalTransaction] = {}
+        self._current: ContextVar[_Entered | None] = ContextVar(f"xabridge_transaction_{node}")
         self._resources: dict[str, Resource] = {}
-        self._registrar = DynamicRegistrar(self._resources, self.current_or_none)
+        self._registrar = DynamicRegistrar(self._resources, self._current_live)
         self._configure(resources, clock)
         self._transaction = self._check_annotated(transaction)
         self._decider = self._choose_decider(decider, log)
@@ -236,7 +250,7 @@ class Manager(Generic[Tx_co]):
         return len(self._live)
 
     @property
-    def live(self) -> tuple[Transaction, ...]:
+    def live(self) -> tuple[GlobalTransaction, ...]:
         """The transactions that are under way."""
         return tuple(self._live.values())
 
@@ -264,48 +278,53 @@ class Manager(Generic[Tx_co]):
         if self._unusable is not None or self.executor.log_stopped:
             self.check_usable()
         outer = self._current.get(None)
-        while outer is not None and not outer.suspended:
-            if not outer.is_over and not outer.end_if_left():
+        while outer is not None and not outer.live.suspended:
+            if not outer.live.is_over and not outer.live.end_if_left():
                 raise ProtocolMisuse(
-                    f"transaction {outer} is active in this context: complete or suspend it before you begin another"
+                    f"transaction {outer.live} is active in this context: complete or suspend it before you begin "
+                    "another"
                 )
-            self.detach(outer)  # it was completed in another context, or its end was interrupted
+            self.detach(outer.live)  # it was completed in another context, or its end was interrupted
             outer = self._current.get(None)
         if timeout_s is None:
             timeout_s = self.timeout_s
         elif not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise ProtocolMisuse(misfit("timeout_s", SECONDS, timeout_s))
+
         prefix = self._prefix or self._uninterrupted.run("begin", self._begin_prefix)
         gtrid = prefix + next(self._sequence).to_bytes(8, "big")
-        transaction = cast("Tx_co", self._transaction(self, gtrid, self._clock(), timeout_s, self._decider))
-        transaction.outer = outer
-        transaction.waits = waits
-        if interruptible():
-            transaction.entered_by(WithBlock())
+        block = WithBlock() if interruptible() else None
+        live = GlobalTransaction(self, gtrid, self._clock(), timeout_s, self._decider, waits=waits, block=block)
+        transaction = cast("Tx_co", self._transaction(live))
+        entered = _Entered()
+        entered.live, entered.transaction = live, transaction
+        entered.outer, entered.outer_control, entered.span = outer, None, None
         try:
-            self._live[gtrid] = transaction
+            self._live[gtrid] = live
             if self._recorder is not None and not waits:
                 self._recorder.began(gtrid)
-                transaction.entered_span = self._recorder.enter(gtrid)
-            transaction.outer_control = switch_control(transaction.control)
-            self._current.set(transaction)
+                entered.span = self._recorder.enter(gtrid)
+            entered.outer_control = switch_control(live.control)
+            self._current.set(entered)
         except BaseException:  # interrupted: nobody has it
             self._live.pop(gtrid, None)
-            self._leave_span(transaction)
-            if transaction.outer_control is not None:
-                switch_control(transaction.outer_control)
-            if self._current.get(None) is transaction:
+            self._leave_span(entered)
+            if entered.outer_control is not None:
+                switch_control(entered.outer_control)
+            if self._current.get(None) is entered:
                 self._current.set(outer)
             raise
         return transaction
 
     def has_work(self, transaction: Transaction, received: Received | None = None) -> None:
-        """A transaction that waited for work has some now, and is one as any other from here on. `received`: messages
-        of a consumer."""
-        transaction.waits = False
+        """The current transaction, which waited for work, has some now, and is one as any other from here on.
+        `received`: messages of a consumer."""
+        live_of(transaction).waits = False
         if self._recorder is not None:
             self._recorder.began(transaction.gtrid, received)
-            transaction.entered_span = self._recorder.enter(transaction.gtrid)
+            entered = self._current.get(None)
+            if entered is not None and entered.transaction is transaction:
+                entered.span = self._recorder.enter(transaction.gtrid)
 
     def check_usable(self) -> None:
         """Raises ManagerUnusable if nothing can be decided any more. After a failure of the log, the log is asked again
@@ -361,10 +380,14 @@ class Manager(Generic[Tx_co]):
 
     def current_or_none(self) -> Tx_co | None:
         """The calling context's transaction, if it has one that is neither suspended nor completed."""
-        transaction = self._current.get(None)
-        if transaction is None or transaction.suspended or transaction.is_over:
+        entered = self._current.get(None)
+        if entered is None or entered.live.suspended or entered.live.is_over:
             return None
-        return cast("Tx_co", transaction)
+        return cast("Tx_co", entered.transaction)
+
+    def _current_live(self) -> GlobalTransaction | None:
+        transaction = self.current_or_none()
+        return None if transaction is None else live_of(transaction)
 
     def __getitem__(self, name: str) -> Any:
         """The native interface of the resource `name` in the calling context's transaction."""
@@ -373,8 +396,9 @@ class Manager(Generic[Tx_co]):
     def suspend(self) -> Tx_co:
         """Suspends the associations of the current transaction, and takes it off the calling context."""
         transaction = self.get_transaction()
-        transaction.suspend_associations()
-        self.detach(transaction)
+        live = live_of(transaction)
+        live.manager.uninterrupted.run(live, live.suspend)
+        self.detach(live)
         return transaction
 
     def resume(self, transaction: Transaction) -> None:
@@ -383,28 +407,31 @@ class Manager(Generic[Tx_co]):
         current = self.current_or_none()
         if current is not None:
             raise ProtocolMisuse(f"transaction {current} is active in this context: suspend it first")
+        live = live_of(transaction)
         try:
-            transaction.resume_associations()
+            live.manager.uninterrupted.run(live, live.resume)
         finally:
-            if not transaction.suspended:
+            if not live.suspended:
                 outer = self._current.get(None)
-                transaction.outer = None if outer is transaction or outer is None or outer.status in FINAL else outer
-                self._current.set(transaction)
-                transaction.outer_control = switch_control(transaction.control)
+                entered = _Entered()
+                entered.live, entered.transaction, entered.span = live, transaction, None
+                entered.outer = None if outer is None or outer.live is live or outer.live.status in FINAL else outer
+                self._current.set(entered)
+                entered.outer_control = switch_control(live.control)
                 if self._recorder is not None:
-                    transaction.entered_span = self._recorder.enter(transaction.gtrid)
+                    entered.span = self._recorder.enter(live.gtrid)
 
-    def _leave_span(self, transaction: Transaction) -> None:
-        entered, transaction.entered_span = transaction.entered_span, None
-        if entered is not None and self._recorder is not None:
-            self._recorder.leave(entered)
+    def _leave_span(self, entered: _Entered) -> None:
+        if entered.span is not None and self._recorder is not None:
+            self._recorder.leave(entered.span)
 
-    def detach(self, transaction: Transaction) -> None:
+    def detach(self, transaction: GlobalTransaction) -> None:
         """For the transaction: it is completed or suspended, and no longer the calling context's."""
-        if self._current.get(None) is transaction:
-            self._current.set(transaction.outer)
-            switch_control(transaction.outer_control)
-            self._leave_span(transaction)
+        entered = self._current.get(None)
+        if entered is not None and entered.live is transaction:
+            self._current.set(entered.outer)
+            switch_control(entered.outer_control)
+            self._leave_span(entered)
 
     def has_consumer(self, consumer: ManagedConsumer) -> None:
         """For a consumer: it is to be stopped before the manager is closed."""

@@ -26,8 +26,8 @@ from tm.consumer.job import DeadLetter, Job, Later
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import Statistics
 from tm.consumer.worker import Worker
+from tm.global_transaction import Lent
 from tm.outcome import Reason
-from tm.transaction import Lent
 from tm.two_phase.states import GlobalState
 from xa import Code, XaError, xa_error
 from xa.coroutines import suspension
@@ -149,6 +149,11 @@ class Transaction:
 
     def __getitem__(self, _: str) -> Session:
         return self.session
+
+    @property
+    def _live(self) -> Transaction:
+        """What a consumer works with behind the handler's transaction: here it is the same."""
+        return self
 
     def __str__(self) -> str:
         return "transaction"

@@ -14,6 +14,7 @@ import pytest
 
 from tests.tm.wrapped import Gate, Wrapped
 from tm import GlobalState, ProtocolMisuse, RolledBack, Verdict
+from tm.transaction import live_of
 from xa import TMNOWAIT, Code, thread_of_control, xa_error
 from xabridge.testing.reference import Fate
 
@@ -321,10 +322,10 @@ async def test_the_loop_runs_while_the_reaper_is_inside(shop: Shop) -> None:
     shop.wrap["a"] = AtOnce
 
     async with shop.tm.begin() as tx:
-        assert await asyncio.to_thread(tx._guard.enter_as_reaper)
+        assert await asyncio.to_thread(live_of(tx).guard.enter_as_reaper)
         enlisting = asyncio.ensure_future(tx.aenlist("a"))
         await asyncio.sleep(0)
         assert not enlisting.done()
-        await asyncio.to_thread(tx._guard.__exit__)
+        await asyncio.to_thread(live_of(tx).guard.__exit__)
         (await enlisting).write("k", 1)
     assert shop.values()["a"] == 1

@@ -19,8 +19,10 @@ from tests.tm.two_resources import TwoResources
 from tests.tm.wrapped import hooked
 from tm import Transaction, TransactionError
 from tm.concurrency.reaper import Reaper
+from tm.global_transaction import GlobalTransaction
 from tm.log import Branch, Decision
 from tm.recovery import unfinished
+from tm.transaction import live_of
 from tm.tx import TxInterface
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xabridge.testing.reference import (
@@ -95,7 +97,7 @@ def interrupted(when: str, verb: str) -> None:
     raise Interrupted(when, verb)
 
 
-class BrokenTransaction(Transaction):
+class BrokenTransaction(GlobalTransaction):
     """Can't be rolled back."""
 
     __slots__ = ()
@@ -141,8 +143,8 @@ def log_stopped(both: TwoResources) -> None:
 def expired(both: TwoResources) -> None:
     transaction = both.manager.begin()
     both.write()
-    transaction.expire(both.clock.now + 1e6)
-    both.manager.detach(transaction)
+    live_of(transaction).expire(both.clock.now + 1e6)
+    both.manager.detach(live_of(transaction))
 
 
 def reaper_in_trouble(both: TwoResources) -> None:
@@ -163,7 +165,7 @@ def alive_at_shutdown(both: TwoResources) -> None:
     transaction = both.manager.begin()
     both.write()
     both.manager.close(timeout_s=0)
-    both.manager.detach(transaction)
+    both.manager.detach(live_of(transaction))
 
 
 def interrupted_in_the_background(_: TwoResources) -> None:

@@ -25,6 +25,7 @@ from tm import (
     RolledBack,
     Verdict,
 )
+from tm.transaction import live_of
 from xa import TMASYNC, Code, XaError, thread_of_control, xa_error
 from xa.tables import BranchState
 from xabridge.testing.reference import Fate
@@ -68,7 +69,7 @@ def test_a_transaction_is_freed_with_its_last_reference(shop: Shop, where: Any) 
     def work() -> None:
         with shop.tm.begin() as tx:
             shop.write(tx)
-        control = weakref.ref(tx.control)
+        control = weakref.ref(live_of(tx).control)
         del tx
         assert control() is None
 
@@ -588,8 +589,8 @@ def commit_and_leave(shop: Shop, key: str = "k") -> Transaction:
     """A transaction whose block has ended, and has left the answer of `a`."""
     with shop.tm.begin() as tx:
         shop.write(tx, key=key)
-        tx.leaves = "a"
-    assert tx.is_left
+        live_of(tx).leaves = "a"
+    assert live_of(tx).is_left
     assert tx.status.value == "committing"
     assert shop.tm.current_or_none() is None
     return tx
@@ -605,7 +606,7 @@ def test_answers_that_are_left_are_waited_for_by_finish(shop: Shop, *, decider: 
     with pytest.raises(ProtocolMisuse, match="committing: too late"):
         tx.rollback()
     for _ in range(2):
-        tx.finish()
+        live_of(tx).finish()
         assert outcome_of(tx).verdict is Verdict.COMMITTED
     assert tx.status is GlobalState.COMMITTED
     shop.assert_ended(1)
@@ -628,15 +629,15 @@ def test_nothing_is_left_where_somebody_would_have_to_wait(shop: Shop, why: str)
     told: list[Outcome] = []
     with shop.tm.begin() as tx:
         shop.write(tx)
-        tx.leaves = "a"
         if why == "committed in the block":
             tx.commit()
             assert tx.status is GlobalState.COMMITTED
-        elif why == "something is called after it":
+        live_of(tx).leaves = "a"
+        if why == "something is called after it":
             tx.register_synchronization(before=lambda: tx.register_synchronization(after=told.append))
-    assert tx.is_left == (why == "b takes no more")
+    assert live_of(tx).is_left == (why == "b takes no more")
     assert [outcome.verdict for outcome in told] == [Verdict.COMMITTED] * (why == "something is called after it")
-    tx.finish()
+    live_of(tx).finish()
     assert tx.status is GlobalState.COMMITTED
     shop.assert_ended(1)
 
@@ -649,7 +650,7 @@ def test_the_reaper_waits_for_what_nobody_else_waits_for(shop: Shop) -> None:
     shop.tm._reaper.reap()
     assert tx.status is GlobalState.COMMITTED
     shop.assert_nothing_left()
-    tx.finish()
+    live_of(tx).finish()
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -660,7 +661,7 @@ def test_what_was_left_is_waited_for_or_recovered_whatever_ends_it(shop: Shop, e
     tx = commit_and_leave(shop)
     if end == "finished":
         with pytest.raises(OutcomeUnknown) if lost else nullcontext():
-            tx.finish()
+            live_of(tx).finish()
         shop["a"].script.clear()
         shop.tm.recover()
     elif end == "closed":

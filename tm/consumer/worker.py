@@ -26,8 +26,9 @@ from tm.consumer.job import COUNTED, Attempt
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
 from tm.errors import ProtocolMisuse, TransactionError
+from tm.global_transaction import Lent
 from tm.outcome import Verdict
-from tm.transaction import Lent
+from tm.transaction import live_of
 from tm.two_phase.states import GlobalState
 from xa import Code, XaError
 
@@ -129,9 +130,9 @@ class ThreadCalls:
             raise HandlerCancelled(_CANCELLED) from error
 
     async def within(self, transaction: Transaction, work: Coroutine[Any, Any, None]) -> None:
-        transaction.leaves = self._leaves
         with transaction:
             await work
+            live_of(transaction).leaves = self._leaves
 
     async def commit(self, transaction: Transaction) -> None:
         transaction.commit()
@@ -292,7 +293,7 @@ class Worker:
             self._excuse(messages)
         try:
             await self._calls.within(transaction, self._in_order(work))
-            if transaction.is_left:
+            if live_of(transaction).is_left:
                 took_s = self._job.statistics.clock() - began
                 self._unanswered = Unanswered(transaction, wanted, messages, self._unfit, took_s)
                 self._job.statistics.ended(self._number)
@@ -320,7 +321,7 @@ class Worker:
         transaction, wanted, messages, unfit, took_s = unanswered
         error: Exception | None = None
         try:
-            transaction.finish()
+            live_of(transaction).finish()
         except Exception as raised:  # noqa: BLE001 — it may be anything that a resource manager of anybody's raises
             error = raised
         self._job.done(wanted, messages, unfit, transaction, error, took_s)
@@ -366,7 +367,8 @@ class Worker:
         """Calls the handler. The transaction is the handler's to work in, and not to complete, because the consumption
         of every message is part of it. ProtocolMisuse: the handler has tried to, or has left it for another one."""
         transaction = self._transaction
-        transaction.lent = Lent.TO_HANDLER
+        live = live_of(transaction)
+        live.lent = Lent.TO_HANDLER
         process = os.getpid()
         try:
             for number, argument in enumerate(arguments):
@@ -377,13 +379,13 @@ class Worker:
                 self._check_lent(transaction)
         except BaseException as error:
             _end_in_fork(process, error)
-            transaction.lent = Lent.FAILED  # what the handler has left running can't commit it now
+            live.lent = Lent.FAILED  # what the handler has left running can't commit it now
             await self._restore(transaction)
             raise
-        transaction.lent = None
+        live.lent = None
 
     def _check_lent(self, transaction: Transaction) -> None:
-        if transaction.lent is not Lent.TO_HANDLER:
+        if live_of(transaction).lent is not Lent.TO_HANDLER:
             raise ProtocolMisuse(
                 f"the handler has tried to complete {transaction}, which is the consumer's; raise instead"
             )
@@ -400,7 +402,7 @@ class Worker:
         while (stray := manager.current_or_none()) is not None and stray is not transaction:
             with suppress(TransactionError):  # it is told by the log messages
                 await self._calls.rollback(stray)
-            manager.detach(stray)
+            manager.detach(live_of(stray))
 
     # --- what a rollback counts -----------------------------------------------------------------------------------
 

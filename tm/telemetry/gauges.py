@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from tm.consumer.consumer import Consumer
     from tm.consumer.statistics import Health
+    from tm.global_transaction import GlobalTransaction
     from tm.log import DecisionLog
     from tm.recovery import Report
     from tm.resources import Resource
@@ -38,7 +39,7 @@ class ObservedManager(Protocol):
         ...
 
     @property
-    def live(self) -> tuple[Transaction, ...]:
+    def live(self) -> tuple[GlobalTransaction, ...]:
         """The transactions that are under way."""
         ...
 

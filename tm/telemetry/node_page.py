@@ -25,9 +25,9 @@ from xa.telemetry.endpoint import JSON, Answer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tm.global_transaction import GlobalTransaction
     from tm.telemetry.gauges import ObservedManager
     from tm.telemetry.timelines import Step, Timeline, Timelines
-    from tm.transaction import Transaction
     from xa.telemetry.endpoint import Page
 
 LIVE: Final = 500
@@ -81,7 +81,7 @@ def _told(manager: ObservedManager, timelines: Timelines, now: float) -> dict[st
     }
 
 
-def _live(transaction: Transaction, timelines: Timelines, now: float) -> dict[str, Any]:
+def _live(transaction: GlobalTransaction, timelines: Timelines, now: float) -> dict[str, Any]:
     return {
         "name": str(transaction),
         "age_s": max(now - transaction.began_at, 0.0),

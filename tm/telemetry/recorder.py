@@ -35,6 +35,7 @@ from tm.telemetry.message_spans import (
     is_for_messages,
 )
 from tm.telemetry.proxies import RAISED, MeasuredPorts, observed
+from tm.transaction import live_of
 from tm.two_phase.return_codes import MEANING, Meaning, Verb
 from xa import Code
 from xa.telemetry.metric import QUEUE
@@ -192,7 +193,7 @@ class Recorder:
     def _is_waiting(self) -> bool:
         manager = self._manager()
         transaction = manager.current_or_none() if manager is not None else None
-        return transaction is not None and transaction.waits
+        return transaction is not None and live_of(transaction).waits
 
     def ports(self, ports: Ports) -> Ports:
         """`ports` with their phases and forces measured."""

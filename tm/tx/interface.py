@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tm.errors import ManagerUnusable, ProtocolMisuse, TransactionError
+from tm.transaction import live_of
 from tm.tx.codes import (
     MAX_TIMEOUT_S,
     NO_BEGIN,
@@ -264,7 +265,7 @@ class TxInterface:
         outcome = transaction.outcome
         if outcome is None and not decided:
             return TxCode.TX_PROTOCOL_ERROR  # another thread is in it
-        self._manager.detach(transaction)
+        self._manager.detach(live_of(transaction))
         if outcome is None:
             return TxCode.TX_OK  # the decision is durable; the branches are committed in the background
         return outcome_code(verb, outcome, when_return)

@@ -29,6 +29,7 @@ from tm import (
 from tm.telemetry import METRICS, opentelemetry
 from tm.telemetry.metrics import NODE
 from tm.telemetry.recorder import Recorder
+from tm.transaction import live_of
 from xa import TMREGISTER, TMUSEASYNC, Code
 from xabridge.testing.ports import free_port
 from xabridge.testing.reference import Fate
@@ -326,10 +327,10 @@ def test_a_branch_that_registers_itself(exported: Exported) -> None:
 def test_a_timeout_ends_its_spans(both: TwoResources, exported: Exported) -> None:
     transaction = both.manager.begin()
     both.write()
-    transaction.expire(both.clock.now + 1e6)
+    live_of(transaction).expire(both.clock.now + 1e6)
     assert [attributes(span)["xabridge.outcome"] for span in exported.spans("transaction")] == ["rolled_back"]
     assert [attributes(span)["xabridge.outcome"] for span in exported.spans("branch")] == ["rolled_back"] * 2
-    both.manager.detach(transaction)
+    both.manager.detach(live_of(transaction))
 
 
 def test_nothing_is_kept_of_what_is_over(both: TwoResources) -> None:

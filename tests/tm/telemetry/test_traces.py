@@ -74,6 +74,23 @@ def test_a_transaction_is_the_current_span(exported: Exported) -> None:
     assert not trace.get_current_span().get_span_context().is_valid
 
 
+def test_a_transaction_of_a_task_is_its_current_span_no_longer_than_it_lasts(exported: Exported) -> None:
+    """Although it is completed in a thread."""
+
+    async def work() -> None:
+        for _ in range(2):
+            async with both.manager.begin() as tx:
+                assert trace.get_current_span() is not request
+                (await tx.aenlist("one")).write("key", "value")
+            assert trace.get_current_span() is request
+
+    tracer = exported.tracers.get_tracer("application")
+    with TwoResources(telemetry=exported.telemetry) as both, tracer.start_as_current_span("request") as request:
+        asyncio.run(work())
+    first, second = exported.spans("transaction")
+    assert parent(first) == parent(second) == ids(named(exported, "request")[0])
+
+
 def test_a_message_carries_the_trace(exported: Exported, manager: TransactionManager[Any]) -> None:
     with manager.begin() as tx:
         sender = current()

@@ -17,6 +17,7 @@ from tests.tm.two_resources import TwoResources
 from tests.tm.wrapped import Gate
 from tm.outcome import Verdict
 from tm.resources.states import ResourceState
+from tm.transaction import live_of
 from tm.two_phase.states import GlobalState
 from tm.tx import TxInterface
 from tm.tx.codes import (
@@ -247,16 +248,16 @@ def test_a_timeout(both: TwoResources, tx: TxInterface, end: Callable[[TxInterfa
     assert tx.tx_set_transaction_timeout(0) is OK  # for the next one
     both.write()
     transaction = both.manager.get_transaction()
-    assert not transaction.expire(both.clock.now + 4.9)
+    assert not live_of(transaction).expire(both.clock.now + 4.9)
     assert info_of(tx).transaction_state is TransactionState.TX_ACTIVE
-    assert transaction.expire(both.clock.now + 5)
+    assert live_of(transaction).expire(both.clock.now + 5)
     assert info_of(tx).transaction_state is TransactionState.TX_TIMEOUT_ROLLBACK_ONLY
     assert state_of(tx) is TxState.S3
     assert end(tx) is code
     assert both.one.data == both.two.data == {}
     assert tx.tx_begin() is OK
     assert both.manager.get_transaction() is not transaction
-    assert not both.manager.get_transaction().expire(1e12)
+    assert not live_of(both.manager.get_transaction()).expire(1e12)
 
 
 @pytest.mark.parametrize(("end", "code"), [(TxInterface.tx_commit, OK), (TxInterface.tx_rollback, TxCode.TX_COMMITTED)])

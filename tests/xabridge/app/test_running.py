@@ -27,13 +27,14 @@ pytestmark = pytest.mark.slow
 PATIENCE_S = 60.0
 SHOP = """
 import os, time
+from tm.transaction import live_of
 from xabridge import App, Message, Tx
 
 app = App()
 
 @app.consumer("orders", idle_s=0.1, retry_first_s=0.05, max_deliveries=20)
 def handle(number: int, tx: Tx) -> None:
-    tx["other"].send("done", Message({"number": number, "process": os.getpid(), "node": tx._manager.node}))
+    tx["other"].send("done", Message({"number": number, "process": os.getpid(), "node": live_of(tx).manager.node}))
     tx.send("counted", number)
     if number == 13 and not os.path.exists("hangs"):
         with open("hangs.new", "w") as file:
