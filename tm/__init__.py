@@ -12,7 +12,7 @@ from xa.lazy_names import names_at_first_use
 
 if TYPE_CHECKING:
     from tm.config import Configuration, configuration_from
-    from tm.consumer import Consumer, ConsumerSettings, ConsumerState, Counts, Health, HealthServer
+    from tm.consumer import Consumer, ConsumerSettings, ConsumerState, Counts, Health
     from tm.errors import (
         HeuristicCommitted,
         HeuristicHazard,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tm.propagation import Propagation
     from tm.recovery import Action, Finding, Report
     from tm.resources import ConfigurationError, ResourceConfig
+    from tm.telemetry.pages import HealthServer
     from tm.transaction import Transaction
     from tm.transaction_manager import TransactionManager
     from tm.two_phase.states import GlobalState
@@ -86,7 +87,7 @@ _HOME: Final = {
     "Finding": "tm.recovery",
     "GlobalState": "tm.two_phase.states",
     "Health": "tm.consumer",
-    "HealthServer": "tm.consumer",
+    "HealthServer": "tm.telemetry.pages",
     "HeuristicCommitted": "tm.errors",
     "HeuristicHazard": "tm.errors",
     "HeuristicMixed": "tm.errors",

@@ -14,9 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tm.outcome import Verdict, named
-from xa import Code
+from xa import BranchRolledBack, Code
+from xa.sql.errors import IN_THE_WAY, kind_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tm.outcome import Outcome, Reason
 
 
@@ -123,3 +126,19 @@ def _unknown(outcome: Outcome, what: str, because: str) -> str:
         f"the outcome of {what} is not known: {because}. It was committed in one phase, so that only this "
         "resource knows: look at its data before you try again."
     )
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same work may succeed in a new transaction, as `error`, or what it was made from, says. A manager
+    says so with RolledBack. A database says it already when a statement fails: a serialization failure, a deadlock, a
+    lock that could not be acquired in time (`xa.sql.errors`)."""
+    return any(isinstance(one, RolledBack | BranchRolledBack) or kind_of(one) in IN_THE_WAY for one in _chain(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: list[BaseException] = []
+    following: object = error
+    while isinstance(following, BaseException) and following not in seen:
+        seen.append(following)
+        yield following
+        following = getattr(following, "orig", None) or following.__cause__

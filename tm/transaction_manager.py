@@ -1,17 +1,20 @@
 """TransactionManager: a `Manager` with what applications declare over it: consumers and transactional functions, and
 what operators see of it: telemetry, pages over HTTP, and operations by hand.
+
+Those operations are a part that is installed beside it, as the entry point `node` of the group `xabridge.operations`: a
+function of the manager that returns `Operations`.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, Unpack, cast, overload
 
 from tm.config import Configuration, configuration_from
 from tm.consumer import Consumer
 from tm.manager import Manager, Tx_co
-from tm.operations import operations_of
 from tm.propagation import Propagation, transactional
 from tm.resources import ConfigurationError
 from tm.telemetry import opentelemetry
@@ -31,12 +34,31 @@ if TYPE_CHECKING:
     from tm.consumer.settings import ConsumerOptions
     from tm.log import DecisionLog
     from tm.manager import Tx
-    from tm.operations import Operations
     from tm.recording import Recording
     from tm.resources import ResourceConfig
     from tm.telemetry.recorder import Recorder, Telemetry
+    from xa.telemetry.endpoint import Act, Page
 
+OPERATIONS: Final = "xabridge.operations"
 F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class Operations(Protocol):
+    """What an operator sees and finishes by hand in a manager that runs, for whoever has its tokens."""
+
+    @property
+    def pages(self) -> Mapping[str, Page]:
+        """What can be looked at, by path."""
+        ...
+
+    @property
+    def acts(self) -> Mapping[str, Act]:
+        """What can be posted to, by path."""
+        ...
+
+    def close(self) -> None:
+        """Takes no more, and waits for what is under way."""
+        ...
 
 
 class TransactionManager(Manager[Tx_co]):
@@ -206,7 +228,7 @@ class TransactionManager(Manager[Tx_co]):
         timelines = Timelines(self._observer)
         pages = {"/node": node_page(self, timelines, clock)}
         acts = None
-        self._operations = operations_of(self, acting=act_token is not None)
+        self._operations = _operations_of(self, acting=act_token is not None)
         if self._operations is not None:
             pages.update(self._operations.pages)
             acts = None if act_token is None else Acts(act_token, self._operations.acts)
@@ -269,6 +291,14 @@ class TransactionManager(Manager[Tx_co]):
     def consumers(self) -> tuple[Consumer, ...]:
         """The consumers that were made for it, as far as somebody holds them."""
         return cast("tuple[Consumer, ...]", tuple(self._consumers))  # only a Consumer registers itself
+
+
+def _operations_of(manager: Manager, *, acting: bool) -> Operations | None:
+    """The operations that are installed; `acting`: something may be finished by hand. None: nothing is installed."""
+    for entry in entry_points(group=OPERATIONS, name="node"):
+        make = cast("Callable[..., Operations]", entry.load())
+        return make(manager, acting=acting)
+    return None
 
 
 def _token_in(key: str, variable: str | None) -> str | None:

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tm.errors import OutcomeUnknown, ProtocolMisuse
-from tm.resources.transient_errors import is_transient
+from tm.errors import OutcomeUnknown, ProtocolMisuse, is_transient
 from tm.two_phase.states import FINAL
 
 if TYPE_CHECKING:

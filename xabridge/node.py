@@ -50,7 +50,7 @@ _MANY: Final = 50
 
 
 class NodePages:
-    """The `tm.operations.Operations` of a manager."""
+    """The `tm.transaction_manager.Operations` of a manager."""
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
 """Consumers: handlers that run over a queue, in a transaction per message or per batch. See `tm.consumer.consumer`."""
 
 from tm.consumer.consumer import Consumer
-from tm.consumer.health import HealthServer
 from tm.consumer.settings import ConsumerSettings
 from tm.consumer.states import ConsumerState
 from tm.consumer.statistics import Counts, Health
 
-__all__ = ["Consumer", "ConsumerSettings", "ConsumerState", "Counts", "Health", "HealthServer"]
+__all__ = ["Consumer", "ConsumerSettings", "ConsumerState", "Counts", "Health"]

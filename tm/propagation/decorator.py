@@ -12,7 +12,7 @@
 An exception in `rollback_on` rolls the transaction back: the one begun here at once, the caller's by marking it
 rollback-only. Any other exception lets it commit and is raised behind the commit. `retries` runs the function again, in
 a new transaction, after RolledBack, and after an error of a statement that was in the way of another transaction
-(`tm.resources.transient_errors`): only where it was begun here, since only then is nothing left of the try before.
+(`tm.errors.is_transient`): only where it was begun here, since only then is nothing left of the try before.
 """
 
 from __future__ import annotations

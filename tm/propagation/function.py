@@ -10,8 +10,8 @@ import functools
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
+from tm.errors import is_transient
 from tm.propagation.call import TransactionalCall, is_rolled_back, pause_s
-from tm.resources.transient_errors import is_transient
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from tm.log import Decision
 from tm.log.decision_record import decode_branches
 from tm.outcome import named
+from tm.recovery.lease import is_gone
 from tm.recovery.ports import Decisions
-from tm.recovery.process import is_gone
 from xa import TMENDRSCAN, TMNOFLAGS, TMSTARTRSCAN, Code, XaError, Xid, xa_error
 from xa.gtrid import log_prefix
 

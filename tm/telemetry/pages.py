@@ -1,4 +1,5 @@
-"""The pages of a process that uses a manager: `/live`, `/ready` and `/metrics`, of the manager and its consumers.
+"""The pages of a process that uses a manager: `/live`, `/ready` and `/metrics`, of the manager and its consumers, and
+HealthServer, which answers those of one consumer for the probe of a container.
 
 They are answered in a thread of their own. The process is live as long as no consumer has failed, and none has only
 handlers that take longer than their transactions may. It is ready if recovery has run, every resource could be reached,
@@ -8,14 +9,17 @@ the log takes decisions, and every consumer that was started can receive and is 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from tm.consumer.states import ConsumerState
-from xa.telemetry.endpoint import JSON, Answer, told
+from xa.telemetry.endpoint import JSON, Answer, EndpointThread, told
 from xa.telemetry.exposition import Exposition, MetricsPage, NoExporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from types import TracebackType
+    from typing import Self
 
     from tm.consumer.consumer import Consumer
     from tm.manager import Manager
@@ -62,6 +66,39 @@ class Pages:
         if self._shown is not None:
             return await self._shown()
         return told(404, 'the manager has no http = "HOST:PORT" of its own, which has its metrics')
+
+
+class HealthServer:
+    """A consumer's health over HTTP, while it is entered; `port` 0 is any that is free.
+
+    GET /        200 where the consumer is well, 503 where it is not; the body is JSON: state, workers, busy, counts
+                 and trouble
+    GET /live, /ready and /metrics as `Pages` says, of this consumer
+    """
+
+    def __init__(self, consumer: Consumer, host: str = "127.0.0.1", port: int = 8080) -> None:
+        async def health() -> Answer:
+            found = consumer.health()
+            body = json.dumps({**asdict(found), "ok": found.ok, "state": found.state.value}).encode()
+            return Answer(200 if found.ok else 503, body, JSON)
+
+        manager = consumer.manager
+        pages = Pages(manager, lambda: (consumer,), manager.exposition)
+        self._server = EndpointThread({"/": health, **pages.by_path}, host, port)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._server.port
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.close()
 
 
 def _lifeless(consumer: Consumer) -> str:

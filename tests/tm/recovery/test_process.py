@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tm.recovery.process import is_gone, this_process
+from tm.recovery.lease import is_gone, this_process
 
 CHILD = (
-    "import sys; from tm.recovery.process import this_process; print(this_process(), flush=True); sys.stdin.readline()"
+    "import sys; from tm.recovery.lease import this_process; print(this_process(), flush=True); sys.stdin.readline()"
 )
 
 
