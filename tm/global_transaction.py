@@ -66,13 +66,11 @@ class Lent(Enum):
 class TransactionHost(Protocol):
     """The interface of the manager that a transaction uses."""
 
+    executor: Executor
+    uninterrupted: UninterruptedCalls
+
     def resource(self, name: str) -> Resource:
         """The resource `name`; ProtocolMisuse when none is configured under it."""
-        ...
-
-    @property
-    def executor(self) -> Executor:
-        """The executor of commits and rollbacks."""
         ...
 
     def detach(self, transaction: GlobalTransaction) -> None:
@@ -81,11 +79,6 @@ class TransactionHost(Protocol):
 
     def answers_due(self) -> float:
         """The time until which answers that a commit has left may be left."""
-        ...
-
-    @property
-    def uninterrupted(self) -> UninterruptedCalls:
-        """The runner for code that no signal handler may interrupt."""
         ...
 
 

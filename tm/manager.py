@@ -148,7 +148,8 @@ class Manager(Generic[Tx_co]):
             ports = recorder.ports(ports)
         self.executor = Executor(self._live, ports, self._recovery.unfinished.add, self._recovery.wake, recorder)
         self._reaper = Reaper(self._live, clock)
-        self._uninterrupted = UninterruptedCalls(self._break_off)
+        self.uninterrupted = UninterruptedCalls(self._break_off)
+        """The runner for code that no signal handler may interrupt."""
         belongs_to_this_process(self)
 
     def _open(self) -> None:
@@ -291,7 +292,7 @@ class Manager(Generic[Tx_co]):
         elif not isinstance(timeout_s, int | float) or not timeout_s > 0:
             raise ProtocolMisuse(misfit("timeout_s", SECONDS, timeout_s))
 
-        prefix = self._prefix or self._uninterrupted.run("begin", self._begin_prefix)
+        prefix = self._prefix or self.uninterrupted.run("begin", self._begin_prefix)
         gtrid = prefix + next(self._sequence).to_bytes(8, "big")
         block = WithBlock() if interruptible() else None
         live = GlobalTransaction(self, gtrid, self._clock(), timeout_s, self._decider, waits=waits, block=block)
@@ -333,7 +334,7 @@ class Manager(Generic[Tx_co]):
             raise ManagerUnusable(self._unusable)
         try:
             if self._log is not None:
-                self._uninterrupted.run("begin", self._log.decisions)
+                self.uninterrupted.run("begin", self._log.decisions)
         except LogError as error:
             raise ManagerUnusable(
                 f"the decision log can't decide any more: {error}. Remove the cause, then restart this process; "
@@ -443,18 +444,13 @@ class Manager(Generic[Tx_co]):
         return self._recorder
 
     @property
-    def uninterrupted(self) -> UninterruptedCalls:
-        """The runner for code that no signal handler may interrupt."""
-        return self._uninterrupted
-
-    @property
     def recovery(self) -> RecoveryService:
         """What makes the recovery passes."""
         return self._recovery
 
     def wait_for_completions(self) -> None:
         """Waits for the end of the rollbacks that go on in the background, of blocks in generators that were closed."""
-        self._uninterrupted.wait()
+        self.uninterrupted.wait()
 
     def _break_off(self) -> None:
         """Breaks the connections of every resource, because a caller does not want to wait for them any longer."""
@@ -472,7 +468,7 @@ class Manager(Generic[Tx_co]):
         """Runs one recovery pass now, over every resource manager, whether its back-off has passed or not. Transactions
         whose `with` block an interruption has left before `__exit__` could begin are rolled back first."""
         self.check_unforked()
-        return self._uninterrupted.run("recovery", self._recover)
+        return self.uninterrupted.run("recovery", self._recover)
 
     def _recover(self) -> Report:
         for transaction in tuple(self._live.values()):
@@ -483,7 +479,7 @@ class Manager(Generic[Tx_co]):
         """Has the resource `name` forget a branch that it completed on its own, and drops the note of it."""
         self.check_unforked()
         resource = self.resource(name)
-        self._uninterrupted.run("recovery", lambda: self._recovery.forget(resource, xid))
+        self.uninterrupted.run("recovery", lambda: self._recovery.forget(resource, xid))
 
     def end_decision(self, gtrid: bytes, gone: Iterable[str] = ()) -> Report:
         """For an operator: ends the decision of a transaction that names resources which are not configured any more,
@@ -494,14 +490,14 @@ class Manager(Generic[Tx_co]):
         configured, or another branch can't be finished now; the message says which, with the xids.
         """
         self.check_unforked()
-        return self._uninterrupted.run(named(gtrid), lambda: self._recovery.end_decision(gtrid, frozenset(gone)))
+        return self.uninterrupted.run(named(gtrid), lambda: self._recovery.end_decision(gtrid, frozenset(gone)))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stops taking transactions, waits for those under way (`timeout_s` at most), then closes resources and
         log. What is left in doubt is finished by the next start. In a fork of the process that opened it, nothing is
         closed: all of it is the parent's."""
         if not self._closed:
-            self._uninterrupted.run("close", lambda: self._close(timeout_s))
+            self.uninterrupted.run("close", lambda: self._close(timeout_s))
 
     def forked(self) -> None:
         """This process is a child of the one that opened this manager. A lease, an incarnation and the connections are

@@ -19,7 +19,7 @@ from tm.propagation import Propagation, transactional
 from tm.resources import ConfigurationError
 from tm.telemetry import opentelemetry
 from tm.telemetry.node_page import node_page
-from tm.telemetry.pages import Pages, exposition
+from tm.telemetry.pages import ObservedManager, Pages, exposition
 from tm.telemetry.timelines import Timelines
 from tm.transaction import Transaction
 from xa.secrets import hide, not_set
@@ -151,7 +151,7 @@ class TransactionManager(Manager[Tx_co]):
             recording=lambda: self._make_recording(telemetry, tokens, clock),
         )
         if self._observer is not None:
-            self._observer.watches(self)
+            self._observer.watches(self._observed())
         try:
             if http is not None:
                 self._endpoint = self._listen(http)
@@ -203,8 +203,11 @@ class TransactionManager(Manager[Tx_co]):
 
     # --- telemetry and pages --------------------------------------------------------------------------------
 
+    def _observed(self) -> ObservedManager:
+        return ObservedManager(self, lambda: self.consumers)
+
     def _listen(self, http: str) -> EndpointThread:
-        pages = Pages(self, lambda: self.consumers, self.exposition)
+        pages = Pages(self._observed(), self.exposition)
         try:
             return EndpointThread(pages.by_path, *host_and_port(http), private=self._private)
         except (ValueError, AddressTaken) as error:
@@ -226,7 +229,7 @@ class TransactionManager(Manager[Tx_co]):
             return self._observer
 
         timelines = Timelines(self._observer)
-        pages = {"/node": node_page(self, timelines, clock)}
+        pages = {"/node": node_page(self._observed(), timelines, clock)}
         acts = None
         self._operations = _operations_of(self, acting=act_token is not None)
         if self._operations is not None:

@@ -20,10 +20,8 @@ INTERVAL_S: Final = 0.25
 class ExpiringTransaction(Protocol):
     """The interface of a transaction that the reaper uses."""
 
-    @property
-    def deadline(self) -> float:
-        """When it has taken too long."""
-        ...
+    deadline: float
+    """When it has taken too long."""
 
     def expire(self, now: float) -> bool:
         """Rolls back if the deadline has passed and nothing is prepared. Whether nothing is left to do."""

@@ -23,10 +23,11 @@ from tm.outcome import named
 from xa.telemetry.endpoint import JSON, Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from tm.consumer.consumer import Consumer
     from tm.global_transaction import GlobalTransaction
-    from tm.telemetry.gauges import ObservedManager
+    from tm.telemetry.pages import ObservedManager
     from tm.telemetry.timelines import Step, Timeline, Timelines
     from xa.telemetry.endpoint import Page
 
@@ -42,11 +43,11 @@ PHASES: Final = {
 }
 
 
-def node_page(manager: ObservedManager, timelines: Timelines, clock: Callable[[], float]) -> Page:
+def node_page(observed: ObservedManager, timelines: Timelines, clock: Callable[[], float]) -> Page:
     """The page. `clock` is the one of the manager's transactions."""
 
     async def page() -> Answer:
-        return Answer(200, json.dumps(_told(manager, timelines, clock())).encode() + b"\n", JSON)
+        return Answer(200, json.dumps(_told(observed, timelines, clock())).encode() + b"\n", JSON)
 
     return page
 
@@ -63,7 +64,8 @@ def phases(steps: Sequence[Step], took_s: float) -> dict[str, float]:
     return {"work": work, **{phase: last - first for phase, (first, last) in spans.items()}}
 
 
-def _told(manager: ObservedManager, timelines: Timelines, now: float) -> dict[str, Any]:
+def _told(observed: ObservedManager, timelines: Timelines, now: float) -> dict[str, Any]:
+    manager = observed.manager
     live = manager.live
     working = sorted((one for one in live if not one.waits), key=lambda one: one.began_at)
     report = manager.last_report
@@ -77,7 +79,7 @@ def _told(manager: ObservedManager, timelines: Timelines, now: float) -> dict[st
         "live": [_live(one, timelines, now) for one in working[:LIVE]],
         "last": [_completed(one) for one in timelines.last],
         "slowest": [_completed(one) for one in timelines.slowest],
-        "consumers": _consumers(manager, timelines),
+        "consumers": _consumers(observed.consumers(), timelines),
     }
 
 
@@ -106,9 +108,9 @@ def _completed(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _consumers(manager: ObservedManager, timelines: Timelines) -> list[dict[str, Any]]:
+def _consumers(consumers: Iterable[Consumer], timelines: Timelines) -> list[dict[str, Any]]:
     found = []
-    for consumer in sorted(manager.consumers, key=lambda one: one.settings.queue):
+    for consumer in sorted(consumers, key=lambda one: one.settings.queue):
         health = consumer.health()
         found.append(
             {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tm.consumer.states import ConsumerState
 from xa.telemetry.endpoint import JSON, Answer, EndpointThread, told
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
     from xa.telemetry.endpoint import Page
 
 
-class Pages:
-    """The pages of one manager, or those of one of its consumers where `consumers` gives only that."""
+class ObservedManager(NamedTuple):
+    """What pages and gauges are about: a manager and its consumers, or one of these."""
 
-    def __init__(
-        self,
-        manager: Manager,
-        consumers: Callable[[], Iterable[Consumer]],
-        exposition: Exposition | NoExporter | None,
-    ) -> None:
-        self._manager = manager
-        self._consumers = consumers
+    manager: Manager
+    consumers: Callable[[], Iterable[Consumer]]
+
+
+class Pages:
+    """The pages of one manager, or those of one of its consumers."""
+
+    def __init__(self, observed: ObservedManager, exposition: Exposition | NoExporter | None) -> None:
+        self._manager, self._consumers = observed
         self._shown = MetricsPage(exposition) if exposition is not None else None
 
     @property
@@ -83,7 +84,7 @@ class HealthServer:
             return Answer(200 if found.ok else 503, body, JSON)
 
         manager = consumer.manager
-        pages = Pages(manager, lambda: (consumer,), manager.exposition)
+        pages = Pages(ObservedManager(manager, lambda: (consumer,)), manager.exposition)
         self._server = EndpointThread({"/": health, **pages.by_path}, host, port)
 
     @property

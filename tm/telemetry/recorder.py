@@ -16,7 +16,7 @@ from functools import partial
 from importlib.metadata import version
 from time import perf_counter, time_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 from opentelemetry import context, metrics, trace
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from tm.outcome import Outcome
     from tm.recording import Received
     from tm.recovery import Report
-    from tm.telemetry.gauges import ObservedManager, Point
+    from tm.telemetry.gauges import Point
+    from tm.telemetry.pages import ObservedManager
     from tm.two_phase.ports import Ports
     from xa import ResourceManager, Xid
     from xa.telemetry.metric import Metric
@@ -171,7 +172,7 @@ class Recorder:
         self._undone: frozenset[bytes] = frozenset()
         self._doubtful: dict[bytes, float] = {}
         """Since when a transaction is known to be in doubt, as far as somebody has asked."""
-        self._manager: Callable[[], ObservedManager | None] = lambda: None
+        self._observed: ObservedManager | None = None
         for verdict in Verdict:  # a counter that begins with its first event shows no increase to whoever counts these
             self._record[table.COMPLETED](0, {**self._node, table.OUTCOME: verdict.name.lower()})
 
@@ -191,17 +192,16 @@ class Recorder:
         return TracedSession(session, spans)
 
     def _is_waiting(self) -> bool:
-        manager = self._manager()
-        transaction = manager.current_or_none() if manager is not None else None
+        transaction = self._observed.manager.current_or_none() if self._observed is not None else None
         return transaction is not None and live_of(transaction).waits
 
     def ports(self, ports: Ports) -> Ports:
         """`ports` with their phases and forces measured."""
         return MeasuredPorts(ports, self)
 
-    def watches(self, manager: ObservedManager) -> None:
-        """The gauges are those of `manager` from now on."""
-        self._manager = ref(manager)
+    def watches(self, observed: ObservedManager) -> None:
+        """The gauges are those of this manager from now on."""
+        self._observed = observed
 
     def points(self, metric: Metric) -> Iterable[Point]:
         """The points of a gauge."""
@@ -209,8 +209,7 @@ class Recorder:
             return [(self.in_doubt(), {})]
         if metric is table.IN_DOUBT_AGE:
             return [(self.in_doubt_s(), {})]
-        manager = self._manager()
-        return [] if manager is None else list(POINTS[metric](manager))
+        return [] if self._observed is None else list(POINTS[metric](self._observed))
 
     def close(self) -> None:
         """Nothing is observed of this manager any more."""

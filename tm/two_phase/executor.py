@@ -43,20 +43,11 @@ itself, and thereby slower: what waits stays bounded, and nobody waits for anybo
 class LiveTransaction(Protocol):
     """The interface of a transaction that the executor uses."""
 
-    @property
-    def gtrid(self) -> bytes:
-        """Its gtrid."""
-        ...
-
-    @property
-    def control(self) -> ThreadOfControl:
-        """The thread of control in which its branches were made."""
-        ...
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for work and has none, so that its rollback is not worth a message."""
-        ...
+    gtrid: bytes
+    control: ThreadOfControl
+    """The thread of control in which its branches were made."""
+    waits: bool
+    """Whether it waits for work and has none, so that its rollback is not worth a message."""
 
     def leave_answers(self, steps: Steps) -> None:
         """The decision is durable, and every branch was told; somebody calls `Executor.finish` for the answers."""
