@@ -16,7 +16,7 @@ import pytest
 from tests.cases import each
 from tests.tm.wrapped import Wrapped
 from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager, configuration_from
-from tm.resources.resource import GROUP, find_factory
+from tm.resources.resource import GROUP, _installed, find_factory
 from xabridge.testing.reference import DecidingStore, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
@@ -176,6 +176,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr("tm.resources.resource.entry_points", entry_points)
     yield
+    _installed.cache_clear()  # other tests of this process would find what was registered here
     STORE.committed.clear()
     DECIDER.committed.clear()
 
