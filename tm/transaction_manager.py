@@ -79,52 +79,13 @@ class TransactionManager(Manager[Tx_co]):
     _private: Private | None = None
     _operations: Operations | None = None
 
-    @overload
-    def __init__(
-        self: TransactionManager[Transaction],
-        node: str,
-        log: str | DecisionLog | None = None,
-        resources: Mapping[str, str | ResourceConfig] | None = None,
-        *,
-        timeout_s: float = 60.0,
-        decider: str | None = None,
-        recovery_interval_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        background: bool = True,
-        telemetry: Telemetry | None = None,
-        http: str | None = None,
-        http_token: str | None = None,
-        http_act_token: str | None = None,
-    ) -> None: ...
-
-    @overload
     def __init__(
         self,
         node: str,
         log: str | DecisionLog | None = None,
         resources: Mapping[str, str | ResourceConfig] | None = None,
         *,
-        transaction: type[Tx_co],
-        timeout_s: float = 60.0,
-        decider: str | None = None,
-        recovery_interval_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        background: bool = True,
-        telemetry: Telemetry | None = None,
-        http: str | None = None,
-        http_token: str | None = None,
-        http_act_token: str | None = None,
-    ) -> None: ...
-
-    def __init__(
-        self,
-        node: str,
-        log: str | DecisionLog | None = None,
-        resources: Mapping[str, str | ResourceConfig] | None = None,
-        *,
-        transaction: type[Transaction] = Transaction,
+        transaction: type[Tx_co] = Transaction,  # type: ignore[assignment]  # what Tx_co is by default
         timeout_s: float = 60.0,
         decider: str | None = None,
         recovery_interval_s: float = 10.0,
@@ -164,28 +125,19 @@ class TransactionManager(Manager[Tx_co]):
         if background:
             self._start()
 
-    @overload
-    @classmethod
-    def from_config(cls, path: str | Path | Configuration = "xabridge.toml") -> TransactionManager[Transaction]: ...
-
-    @overload
-    @classmethod
-    def from_config(
-        cls, path: str | Path | Configuration = "xabridge.toml", *, transaction: type[Tx]
-    ) -> TransactionManager[Tx]: ...
-
     @classmethod
     def from_config(
         cls,
         path: str | Path | Configuration = "xabridge.toml",
         *,
-        transaction: type[Transaction] = Transaction,
-    ) -> TransactionManager[Any]:
+        transaction: type[Tx] = Transaction,  # type: ignore[assignment]  # as in the constructor
+    ) -> TransactionManager[Tx]:
         """A manager as the configuration file says; ConfigurationError names the file and the key, and says what to do.
         A Configuration is what was read from such a file. `transaction` as in the constructor."""
+        made: type[TransactionManager[Any]] = cls
         configuration = path if isinstance(path, Configuration) else configuration_from(path)
         try:
-            return cls(
+            return made(
                 configuration.node,
                 configuration.log,
                 configuration.resources,

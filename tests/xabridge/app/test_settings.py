@@ -146,7 +146,7 @@ def test_a_decorator_without_its_brackets_or_its_function_is_told() -> None:
 def test_the_times_of_a_manager_are_told(tmp_path: Path) -> None:
     for name in ("timeout_s", "recovery_interval_s"):
         with pytest.raises(ConfigurationError, match=rf"{name} is '5': {SECONDS}; did you mean {name}=5\?"):
-            TransactionManager("n", f"file://{tmp_path}/log", {}, **{name: "5"})  # type: ignore[call-overload]
+            TransactionManager("n", f"file://{tmp_path}/log", {}, **{name: "5"})  # type: ignore[arg-type]
     app = App(NOWHERE)
     with TestApp(app), pytest.raises(ProtocolMisuse, match=r"timeout_s is '5': .*did you mean timeout_s=5"):
         app.begin("5")  # type: ignore[arg-type]
