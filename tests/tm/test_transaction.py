@@ -584,7 +584,7 @@ def test_logged_after_the_background_has_ended_tells_the_branches_itself_and_a_r
     shop.assert_ended(1)
 
 
-# --- commit(leaves=…) ---------------------------------------------------------------------------------------------
+# --- answers are left --------------------------------------------------------------------------------------------
 def commit_and_leave(shop: Shop, key: str = "k") -> Transaction:
     """A transaction whose block has ended, and has left the answer of `a`."""
     with shop.tm.begin() as tx:
