@@ -41,6 +41,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
     scale = 20 if quick else 1
     messages, in_doubt = 100_000 // scale, 10_000 // scale
     FOLDER.mkdir(exist_ok=True)
+
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         broker = BrokerProcess(Path(folder))
         broker.start()

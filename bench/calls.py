@@ -89,6 +89,7 @@ class Profile:
         package = _package_of(frame)
         if package is None:
             return
+
         code = frame.f_code
         self.packages[package] += 1
         self._modules.add(code.co_filename)

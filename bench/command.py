@@ -100,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not SEEDED.issuperset(names) and any(value is not None for value in told):
         print(f"python -m bench: --rounds, --seed and --part are for {', '.join(sorted(SEEDED))}", file=sys.stderr)
         return EXIT_USAGE
+
     results = {}
     for name in names:
         try:
@@ -115,6 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.out is not None:
             arguments.out.mkdir(parents=True, exist_ok=True)
             (arguments.out / f"{name}.json").write_text(json.dumps(results[name], indent=1) + "\n")
+
     if arguments.json:
         print(json.dumps(results[names[0]] if len(names) == 1 else results))
     else:

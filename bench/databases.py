@@ -72,6 +72,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
             print(f"  round {number + 1}: {shown}", file=sys.stderr)
             with psycopg.connect(url, autocommit=True) as connection:
                 _check(connection)
+
     return {name: round(statistics.median(values), 1) for name, values in rates.items()} | {
         f"{ratio}_{clients}": _median_ratio(rates[f"{ours}_per_s_{clients}"], rates[f"{raw}_per_s_{clients}"])
         for ratio, (ours, raw) in _RATIOS.items()

@@ -67,6 +67,7 @@ def document() -> str:
 def _section(module: str, name: str, origin: str) -> str:
     machine: Machine[Any, Any] = getattr(import_module(module), name)
     about = inspect.cleandoc(machine.states.__doc__ or "").replace("\n", " ")
+
     return "\n".join(
         [
             f"## {machine.name[0].upper()}{machine.name[1:]}",

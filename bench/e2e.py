@@ -147,6 +147,7 @@ class Bench:
         if kind != "floor":
             orders = orders or int((self._seconds + 2 * WARM_S) * (FASTEST_IN_BATCHES if batch > 1 else FASTEST))
             queue = self.fill(orders, broker)
+
         job = Job(
             "floor" if kind == "floor" else "consume",
             f"{broker}{'&' if '?' in broker else '/?'}{OPTIONS[batch]}" if other is None else broker,
@@ -178,6 +179,7 @@ class Bench:
                     used[word] = (cpu_s(broker), cpu_s(postgres))
                 else:
                     told = word
+
         if process.returncode:
             raise RuntimeError(f"the client failed: {job}")
         measured: dict[str, Any] = json.loads(told)

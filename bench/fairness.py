@@ -201,6 +201,7 @@ def storm(address: tuple[str, int], connections: int, begun: Event, stop: Event,
             peer.sendall(plain("honest" if tried % 2 else f"nobody-{tried}", "wrong"))
             leaves[peer] = time.monotonic() + LEAVE_S
             tried += 1
+
         begun.set()
         now = time.monotonic()
         for peer in [peer for peer, until in leaves.items() if until < now]:

@@ -71,6 +71,7 @@ def retire(client: Client, load: Load) -> Waits:
         flown = min(PREFETCH, load.count)
         client.flow(receiver, flown)
         declared = client.declare(control)
+
         for _ in range(load.count // PER_TRANSACTION):
             txn_id = yield from client.declared(declared)
             yield lambda: len(client.messages) >= PER_TRANSACTION
@@ -175,6 +176,7 @@ def run(kind: str, loads: list[Load]) -> float:
     started = time.perf_counter()
     failures = [results.get() for _ in shares]
     seconds = time.perf_counter() - started
+
     for process in processes:
         process.join()
     for failure in failures:

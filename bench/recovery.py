@@ -44,6 +44,7 @@ def _pass_s(folder: Path, branches: int) -> float:
             _prepare(each.rm, each.rmid, branch.xid)
         if sequence % 2:
             log.decide(Decision(gtrid, prepared))
+
     began = time.perf_counter()
     report = manager.recover()
     seconds = time.perf_counter() - began

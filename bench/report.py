@@ -104,6 +104,7 @@ def picture(drawn: Sequence[Bar]) -> str:
             f'<rect x="{LEFT}" y="{y}" width="{width:.0f}" height="{ROW - 6}" fill="{colour}"/>',
             f'<text x="{LEFT + width + 6:.0f}" y="{y + 13}" fill="#222">{escape(told)}</text>',
         ]
+
     lines += [
         f'<line x1="{goal}" y1="26" x2="{goal}" y2="{height - 26}" stroke="#444" stroke-dasharray="3 3"/>',
         "</svg>",
@@ -127,6 +128,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
         "",
         "![what was measured, beside what was wanted](benchmarks.svg)",
     ]
+
     for name, figures in results.items():
         told = {key: value for key, value in figures.items() if key not in {"benchmark", "machine"}}
         lines += ["", f"## {name}", "", "```text", meaning(name), "```", "", "| figure | measured |", "|---|---|"]

@@ -70,6 +70,7 @@ def _forced(folder: Path, seconds: float, rounds: int) -> dict[str, Any]:
         raw.append((before + raw_forces_per_s(folder / "raw", seconds / 2)) / 2)
         shown = ", ".join(f"{threads}: {rates[threads][-1]:,.0f}/s" for threads in THREADS)
         print(f"  round {number + 1}: raw {raw[-1]:,.0f}/s; threads {shown}", file=sys.stderr)
+
     manager.close()
     return {
         "raw_fdatasync_per_s": round(statistics.median(raw), 1),
@@ -182,6 +183,7 @@ def _flat(folder: Path, count: int) -> dict[str, Any]:
             transact(manager)
         log_octets = sum(entry.stat().st_size for entry in place.iterdir())
         sizes.append((log_octets, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+
     manager.close()
     (log_first, memory_first), (log_last, memory_last) = sizes
     return {

@@ -64,6 +64,7 @@ def colliding_numbers(count: int) -> tuple[int, ...]:
     for number in range(count // 2):
         row[place] = number
         place = (place * 5 + 1) & mask
+
     keys, bits = list(row), size.bit_length() + 14
     random = Random(count)  # noqa: S311 — any will do, always the same
     chosen: dict[int, None] = {}

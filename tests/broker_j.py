@@ -66,6 +66,7 @@ class BrokerJ(JavaProcess):
         self._lib = lib
         self._configuration = folder / "broker.json"
         text = (SOURCES / "broker.json").read_text(encoding="utf-8")
+
         for name, value in {
             "CERTIFICATES": CERTIFICATES,
             "NAMED_PORT": self.named_port,

@@ -98,12 +98,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if left_out:
             left_out[0].config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if not item.get_closest_marker("long")]
+
     compiled = compilation.is_compiled()
     for item in items:
         if compiled and item.get_closest_marker("pure"):
             item.add_marker(
                 pytest.mark.skip(reason="compiled modules have no frames, and nothing in them can be replaced")
             )
+
         named = getattr(getattr(item, "callspec", None), "id", "")
         if (
             "postgres_server" in getattr(item, "fixturenames", ())

@@ -37,6 +37,7 @@ def java_program(source: Path, lib: Path) -> list[str]:
                 done = subprocess.run(tool, capture_output=True, text=True, check=False)
                 assert done.returncode == 0, done.stdout + done.stderr
             Path(f"{program}.new").rename(program)
+
     archive = _archive(program)
     option = f"-XX:SharedArchiveFile={archive}" if archive.exists() else RECORDS
     return [*JAVA, option, *QUIET, "-cp", f"{program}:{lib}/*", "Broker"]

@@ -86,6 +86,7 @@ class LyingServer(FalseServer):
             self.keep(server)
         answers = threading.Thread(target=self._answer, args=(client, server), daemon=True)
         answers.start()
+
         with suppress(OSError):
             while octets := client.recv(_CHUNK):
                 if self._planned is not None and self._when in octets:

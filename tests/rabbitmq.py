@@ -91,6 +91,7 @@ class RabbitMQ:
             self._process = subprocess.Popen(
                 [PROGRAM], env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
+
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -68,6 +68,7 @@ def postgres(*, logged_in: bool) -> Callable[[RepeatingServer, socket.socket], N
         settings = {"server_version": "16.0", "client_encoding": "UTF8", "standard_conforming_strings": "on"}
         told = b"".join(postgres_message(b"S", f"{key}\0{value}\0".encode()) for key, value in settings.items())
         client.sendall(postgres_message(b"R", bytes(4)) + told + postgres_message(b"K", bytes(8)) + ready)
+
         while (kind := server.hear(client, 1)) != b"X":
             _rest(server, client)
             if kind in b"QS":

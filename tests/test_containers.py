@@ -142,6 +142,7 @@ def test_the_broker_is_configured_for_who_comes() -> None:
     for action in (Action.CONSUME, Action.PRODUCE, Action.CREATE):
         assert all(config.permissions.may(identity, action, queue) for queue in (ORDERS, INVOICES))
     assert config.permissions.may_coordinate(identity, user)
+
     for service in ("worker", "generator"):
         url = configuration_from(here(service, str(command(service).config)), ENVIRONMENT).resources["broker"]
         assert isinstance(url, ResourceConfig)
@@ -214,6 +215,7 @@ def test_the_image_has_every_package_and_what_it_needs_to_build() -> None:
     wheel = re.findall(r"^packages = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
     assert set(copied) == {*re.findall(r'"(\w+)"', wheel), "docs", "tools"}
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+
     for path in [
         *copied,
         "containers/requirements.lock",
@@ -256,6 +258,7 @@ def handle_orders(postgres: Postgres, folder: Path, launch: Launch, data: Callab
             if service != "generator":
                 assert process.stdout is not None
                 assert process.stdout.readline(), f"{service} did not start"
+
         said, _ = running["generator"].communicate(timeout=200)
         assert running["generator"].returncode == 0, said
         assert "every order once as a row and once as an invoice" in said
@@ -264,6 +267,7 @@ def handle_orders(postgres: Postgres, folder: Path, launch: Launch, data: Callab
             assert main(told) == 0
             with urllib.request.urlopen(f"http://127.0.0.1:{probe}/metrics", timeout=30) as response:
                 assert b"xabridge_" in response.read()
+
         if stops:
             running["worker"].terminate()
             assert running["worker"].wait(60) == 0

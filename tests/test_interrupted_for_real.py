@@ -69,6 +69,7 @@ def transact(manager: TransactionManager, number: int, *, interrupt_s: tuple[flo
         pass
     except KeyboardInterrupt:
         interrupted = True
+
     while True:
         try:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -127,6 +128,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> Resou
         url = mariadb.create_database("mariadb")
         mariadb.admin(f"use {make_url(url).database}", f"{create} engine = innodb")
         return ResourceConfig(url)
+
     postgres: Postgres = request.getfixturevalue("postgres")
     url = postgres.create_database()
     with psycopg.connect(url) as connection:
@@ -149,6 +151,7 @@ def at_random(request: pytest.FixtureRequest, tmp_path: Path, seed: int, ledger:
             interrupt_s = generator.uniform(1e-5, LONGEST_S), generator.choice([0.0, 2e-4, 1e-3])
             fails = generator.random() < 0.3
             interrupted += transact(manager, number, interrupt_s=interrupt_s, fails=fails)
+
         assert interrupted
         manager.wait_for_completions()
         manager.recover()

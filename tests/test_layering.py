@@ -63,6 +63,7 @@ def test_each_violation_is_caught_by_its_contract(tmp_path: Path) -> None:
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
+
     for number, (module, imported) in enumerate(VIOLATIONS.values()):
         plant(tmp_path, numbered(number, module), imported)
     plant(tmp_path, "xa.detour", "dtx.protocol")

@@ -254,6 +254,7 @@ class Behind:
             "recover": client.in_doubt,
             "decide": lambda: rm.decide(xid, RMID, RECORD),
         }
+
         try:
             answer = calls[verb]()
         except XaError as error:
@@ -267,6 +268,7 @@ class Behind:
             patiently(client.reopen)
             wanted = "commit" if verb == "commit" else "rollback"
             until = time.monotonic() + PATIENCE_S
+
             while (ended := client.retrying(wanted, xid)) in LOST and time.monotonic() < until:
                 pass
             assert ended in {Code.XA_OK, Code.XAER_NOTA} | ROLLBACK_CODES, ended
@@ -410,6 +412,7 @@ def test_a_statement_of_the_application_ends_with_its_transaction(
                     keys, first = [*keys, 'mode = "decider"'], ""
                 config = tmp_path / f"{lie.value}-{decides}.toml"
                 config.write_text("\n".join([f'node = "n-{lie.value}"', first, *keys]))
+
                 with closing(TransactionManager.from_config(config)) as manager:
                     with manager.begin() as tx:
                         tx["shop"].execute(sa.text("SELECT 1"))

@@ -229,6 +229,7 @@ def open_resource(scheme: str, url: str) -> None:
     except ConfigurationError as error:
         check_raised(error)
         factory = None
+
     entry = installed("xabridge.resource_managers").select(name=scheme)
     if factory is None and entry:  # what an application may do itself, without a configuration
         [factory] = [one.load() for one in entry]
@@ -395,6 +396,7 @@ def test_the_tokens_of_a_node_are_not_shown(tmp_path: Path, monkeypatch: pytest.
         encoding="utf-8",
     )
     holds_nothing(configuration_from(path))
+
     with TransactionManager.from_config(path) as manager:
         holds_nothing(manager)
         for page in ("metrics", "ready", "live", "node", "node/in-doubt"):
@@ -455,12 +457,14 @@ def test_a_server_that_repeats_the_password_in_its_errors_shows_none(
                 ):
                     tx.enlist("shop")
                 check_raised(caught.value)
+
             for command in (
                 ["doctor", "--json"], ["doctor", "--verbose"], ["recover", "list", "--json"], ["recover", "run"],
                 ["outbox", "create"], ["outbox", "relay", "--once"], ["check"], ["pipeline", "status", "p"],
             ):  # fmt: skip
                 with contextlib.suppress(SystemExit):
                     main([*command, "--config", str(config)])
+
             if kind == "postgresql":
                 config.write_text(f'node = "n"\nlog = "{of_log}"\n[resources]\n')
                 main(["recover", "list", "--config", str(config)])
@@ -605,6 +609,7 @@ def run_command(command: str, form: Form, scheme: str, tmp_path: Path, monkeypat
     for word in ("CONFIG", "LOGS"):
         if any(word in template for template in templates):
             words[word] = str(configured(tmp_path, form, scheme, logs=word == "LOGS"))
+
     for template in templates:
         said = [
             re.sub("CONFIG|LOGS|URL", lambda word: words[word[0]], one.replace("FOLDER", str(tmp_path)))

@@ -273,6 +273,7 @@ def test_every_command_helps_and_a_first_transaction_commits(
         assert all(re.search(one, done.stdout) for one in told), done.stdout
     done = run(tmp_path, bare / "python", "-c", HELPS, *COMMANDS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
     for words, status in ((["doctor"], 1), (["recover", "list"], 2)):
         done = run(tmp_path, xabridge, *words)
         assert done.returncode == status
@@ -311,6 +312,7 @@ def test_what_needs_a_driver_says_which_extra_has_it(with_extras: Callable[..., 
         assert "install xabridge[mariadb]" in said
         assert "install its package again" not in said
         assert "Traceback" not in said
+
     assert run(tmp_path, commands / "xabridge", "outbox", "create").returncode == 0
     done = run(tmp_path, commands / "xabridge", "outbox", "relay", "--once")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
@@ -375,6 +377,7 @@ def test_type_checkers_know_our_types_in_a_program_of_a_user(
         if os.environ.get("CI"):
             pytest.fail("pyright needs node, and CI has to have it")
         pytest.skip("pyright needs node, which is not installed")
+
     python = str(with_extras() / "python")
     flags = {
         "mypy": ("--strict", "--no-incremental", "--python-executable", python),

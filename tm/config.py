@@ -102,6 +102,7 @@ class _Reader:
         for key in table:
             if key not in _KEYS | _OTHERS:
                 raise self._unknown(key, key, _KEYS | _OTHERS)
+
         node = self._text(table, "node")
         if node is None:
             raise self._wrong("node", 'missing; give this node an id that stays the same: node = "orders-1"')
@@ -110,6 +111,7 @@ class _Reader:
             check_node(node)
         except ValueError as error:
             raise self._wrong("node", str(error)) from error
+
         resources = table.get("resources", {})
         if not isinstance(resources, dict):
             raise self._wrong("resources", 'expected a table: [resources], then name = "url"')

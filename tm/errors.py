@@ -85,6 +85,7 @@ def error_of(outcome: Outcome) -> TransactionError | None:
     what = f"transaction {named(outcome.gtrid)}"
     because = _because(outcome)
     error: TransactionError
+
     match outcome.verdict:
         case Verdict.COMMITTED:
             return None

@@ -316,6 +316,7 @@ class GlobalTransaction:
             return False
         if not self.guard.enter_as_reaper():
             return False  # in use: its own thread is completing it, or the reaper comes again
+
         try:
             if self._left is not None:
                 self.manager.executor.finish(self, nullcontext())

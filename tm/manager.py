@@ -132,6 +132,7 @@ class Manager(Generic[Tx_co]):
         self._consumers: WeakSet[ManagedConsumer] = WeakSet()
         self._unusable: str | None = None
         self._sequence = itertools.count(1)
+
         self._lease = self._make_lease(clock)
         ports: Ports = BlockingPorts(self._resources, self._log, sleep, self._holds)
         self._prefix: bytes | None = None
@@ -408,6 +409,7 @@ class Manager(Generic[Tx_co]):
         current = self.current_or_none()
         if current is not None:
             raise ProtocolMisuse(f"transaction {current} is active in this context: suspend it first")
+
         live = live_of(transaction)
         try:
             live.manager.uninterrupted.run(live, live.resume)
@@ -541,6 +543,7 @@ class Manager(Generic[Tx_co]):
                 transaction,
                 transaction.status.value,
             )
+
         if self._lease is not None:
             self._lease.end()
         for resource in self._resources.values():

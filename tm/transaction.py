@@ -218,6 +218,7 @@ class Transaction:
         stops_at_decision = wait == "logged"
         manager = live.manager
         signals = manager.uninterrupted.signals(live)
+
         try:
             signals.begin()
             live.calls_after = True

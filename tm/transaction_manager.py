@@ -113,6 +113,7 @@ class TransactionManager(Manager[Tx_co]):
         )
         if self._observer is not None:
             self._observer.watches(self._observed())
+
         try:
             if http is not None:
                 self._endpoint = self._listen(http)
@@ -120,6 +121,7 @@ class TransactionManager(Manager[Tx_co]):
         except BaseException:
             self.close()
             raise
+
         if self._endpoint is not None:
             self._endpoint.start()
         if background:
@@ -136,6 +138,7 @@ class TransactionManager(Manager[Tx_co]):
         A Configuration is what was read from such a file. `transaction` as in the constructor."""
         made: type[TransactionManager[Any]] = cls
         configuration = path if isinstance(path, Configuration) else configuration_from(path)
+
         try:
             return made(
                 configuration.node,

@@ -121,6 +121,7 @@ def _build(folder: Path, into: Path) -> list[Path]:
             headers = [path for path in extension.depends if path.endswith(".h")]
             for path in (source, *headers):
                 digest.update(Path(path).read_bytes())
+
             (target,) = self.compiler.object_filenames([source], output_dir=self.build_temp)
             stamp = Path(target + ".sha256")
             if not (Path(target).exists() and stamp.exists() and stamp.read_text() == digest.hexdigest()):

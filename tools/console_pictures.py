@@ -60,6 +60,7 @@ def take(page: Page, base: str, folder: Path) -> None:
     page.wait_for_timeout(3000)
     page.screenshot(path=folder / "overview.png")
     page.goto(f"{base}pipelines")
+
     page.get_by_role("heading", name="Batches").wait_for()
     page.set_viewport_size({"width": 1100, "height": 760})
     page.wait_for_timeout(1000)

@@ -152,6 +152,7 @@ class NodePages:
         if wanted.doing != RECOVER:
             about |= {"transaction": wanted.name, "on": list(wanted.on), "gone": list(wanted.gone)}
         _audit(who, "asked", about, told=list(ticket.told))
+
         try:
             self._in_doubt_answer = None
             said = await self.operations.carry_out(wanted, ticket.told, heuristic=heuristic)

@@ -56,6 +56,7 @@ def measure(
                 consumers = ConsumerCampaign(consumers_stage)
                 _until_broken_off(lambda: consumers.storms(seed, rounds))
                 figures["consumers"] = consumers.figures()
+
         if part in {None, "orders"}:
             with Stage(Path(folder)) as stage:
                 campaign = Campaign(stage)

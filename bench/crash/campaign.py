@@ -106,11 +106,13 @@ class Campaign:
         for action in fault.meanwhile:
             if action.startswith("stop "):
                 stage.killed_at_step(action.split()[1])
+
         if fault.afterwards or worker.running:
             if not fault.afterwards:
                 stage.revive()
             if not stage.hear_of(told + 1, PATIENCE_S):
                 raise Stuck(f"{setup}: {fault}: nothing was told of the transaction\n{worker.errors()}")
+
         for action in fault.afterwards:
             self._act(action)
         stage.revive()
@@ -145,6 +147,7 @@ class Campaign:
             if dice.random() < 0.7:
                 wake.wait(dice.uniform(0.0, 0.3))
                 self._repair(orders, invoices)
+
         self._repair(orders, invoices, wholly=True)
         self._drain(orders, f"{name}: {setup}")
         audit = self._audit(setup, orders, invoices, placed, f"{name}: {setup}: {gusts}")
@@ -205,6 +208,7 @@ class Campaign:
                 worker.launch()
             else:
                 worker.tell("rest")
+
         for worker in stage.workers:
             worker.wait("ready" if worker in fresh else "rested")
         deadline = time.monotonic() + HELD_S + 1

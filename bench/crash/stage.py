@@ -58,6 +58,7 @@ class Stage:
         """Rounds on this stage, of whatever campaign: each has queues, and orders, of its own."""
         self.numbers = itertools.count(1)
         self.told: dict[str, str] = {}
+
         self.workers: list[Child] = []
         self._nursery = Nursery()
         self._shop: Database = "postgresql"
@@ -82,6 +83,7 @@ class Stage:
             for broker in self.brokers.values():
                 stack.callback(broker.kill)
                 broker.launch()
+
             self.postgres.start()
             self._databases = {"postgresql": self.postgres.create_database("shop")}
             self._shop_ports = {"postgresql": self.postgres.port}
@@ -90,6 +92,7 @@ class Stage:
                 self.mariadb.start()
                 self._databases["mariadb"] = self.mariadb.create_database("mariadb")
                 self._shop_ports["mariadb"] = self.mariadb.port
+
             for broker in self.brokers.values():
                 broker.wait("ready")
             stack.callback(self._end_workers)
@@ -132,6 +135,7 @@ class Stage:
     def _station(self, setup: Setup, number: int, failing: int) -> dict[str, Any]:
         node = f"{setup.mode}-{setup.database}-{number}"
         urls = {name: f"amqp://{HOST}:{self._proxies[name].port}/{OPTIONS}" for name in self._ports}
+
         return {
             "node": node,
             "log": "" if setup.mode == "decider" else str(self._folder / f"log-{setup.database}-{number}"),
@@ -167,6 +171,7 @@ class Stage:
         """Carries out one action of a fault; where it is a worker's, on worker `number`."""
         verb, what, *rest = action.split(maxsplit=2)
         worker = self.workers[number]
+
         if verb == "kill":
             self._kill(what, worker)
         elif verb == "cut":

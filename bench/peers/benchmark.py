@@ -168,10 +168,12 @@ def measure(*, quick: bool) -> dict[str, Any]:
         for _ in range(warming):
             contest.round("warming up", ("narayana",))
             in_java.warm(MANY)
+
         collected = []
         for number in range(rounds):
             collected.append(contest.round(f"round {number + 1}", tuple(NAMES), number))
             _empty(embedded.broker, folder / "broker")
+
     figures = figures_of(collected)
     print(table(figures), file=sys.stderr)
     return {**figures, "artemis_journal": artemis.journal, "artemis_timeout_ns": int(artemis.nanoseconds)}

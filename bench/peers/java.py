@@ -47,6 +47,7 @@ def build(folder: Path) -> list[str]:
         raise PeerMissing(
             f"{', '.join(missing)} not found: the peers in Java need Maven and a JDK of version 17 or newer"
         )
+
     stamp, wanted = folder / STAMP, _fingerprint()
     if not stamp.is_file() or stamp.read_text() != wanted:
         shutil.rmtree(folder, ignore_errors=True)

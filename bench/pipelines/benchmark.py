@@ -70,6 +70,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         bench.close()
         branches = bench.branches((2, 20) if quick else (2, 50, 100), rounds)
         workers = {count: bench.on_cluster(count) for count in (1, 2)}
+
     return {
         "messages": messages,
         "rows_per_batch": per_batch,
@@ -200,6 +201,7 @@ class _Bench:
         messages, rows, name = messages or self._messages, rows or self._rows, f"{kind}-{next(self._numbers)}"
         for broker in range(brokers) if kind != "spark" else ():
             self._servers.post(name, itertools.islice(_bodies(messages), broker, None, brokers), broker)
+
         second = f"127.0.0.1:{self._servers.ports[1]}" if brokers == 2 else ""
         job = Job(
             kind, name, f"{name}-copied", rows, partitions, self._servers.address, self._servers.database, self._log,

@@ -41,6 +41,7 @@ def measure_branches(servers: PipelineServers, log: str, tasks: Sequence[int], r
     finally:
         writer.close()
         resources.close()
+
     told: dict[str, Any] = {}
     for count in tasks:
         of_count = [one for one in found if one.branches == 2 * count]

@@ -77,6 +77,7 @@ def options_of(job: Job) -> tuple[str, dict[str, str], str, dict[str, str]]:
             sink["address"] = f"broker:{job.target}, second:{job.target}"
             sink |= {"shards": "2", "shard_key": "number"}
         return "amqp", {**shared, **source, "maxRowsPerBatch": str(job.rows)}, "xa", sink
+
     if job.kind in ("lean", "proton"):
         plain = {"client": job.kind, "broker": job.broker}
         sink = {**plain, "database": job.database, "table": TABLE, "address": job.target}

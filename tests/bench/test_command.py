@@ -72,6 +72,7 @@ def test_the_crash_campaign_has_as_many_rounds_as_asked_for() -> None:
     assert "seed 5, storm 0" in result.stderr
     assert figures["orders"] >= 300
     assert figures["violations"] == []
+
     bank = figures["bank"]
     assert "seed 5, bank 0" in result.stderr
     assert bank["rounds"] == 1

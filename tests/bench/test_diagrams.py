@@ -63,6 +63,7 @@ def test_every_entry_and_every_refusal_is_shown() -> None:
             for state, verb, result, target, source in machine.transitions()
         }
         assert expected <= entries
+
         assert len(entries) == len(expected) + 2  # with the head of the table and its rule
         refusals = {(state, *row[1:]) for row in rows if len(row) == 3 for state in row[0].split(", ")}
         assert {(state.name, verb.value, code.name) for (state, verb), code in machine.refusals.items()} <= refusals

@@ -69,6 +69,7 @@ def work(tm: TransactionManager, fuse: Fuse, *, recovers: bool) -> None:
         recover(tm)
         tm.close()
         return
+
     told: Counter[str] = Counter()
     for _ in range(MOST_TRIES):
         body, what = move(tm, fuse)

@@ -58,6 +58,7 @@ def one_of_each(plan: Sequence[tuple[Setup, Sequence[Fault]]]) -> list[tuple[Set
                 where.insert(0, (setup, fault))
             elif setup not in dict(where):
                 where.append((setup, fault))
+
     for number, where in enumerate(having.values()):
         setup, fault = where[0] if where[0] in caught else where[number % len(where)]
         chosen[setup].append(fault)

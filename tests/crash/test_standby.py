@@ -174,6 +174,7 @@ def test_two_brokers_on_one_store_lose_and_split_nothing(
             for fault in (killed, paused, cut_off):
                 fault(active, other)
                 active, other = other, active
+
         assert len(rows(shop)) < ORDERS * ROUNDS, "there was nothing to do any more when the last fault came"
         hurry.set()
         until(lambda: rows(shop) == list(range(ORDERS * ROUNDS)), f"every order is a row: {failures[-3:]}")

@@ -63,6 +63,7 @@ def test_a_sibling_finishes_what_a_stopped_process_has_decided(tmp_path: Path) -
     there = (str(tmp_path / "reference"), secrets.token_bytes(16).hex(), f"sqlite:///{tmp_path}/ledger.db")
     server = ReferenceServer({"shop": store}, there[0], bytes.fromhex(there[1]))
     process = ForkedProcess("tests.crash.test_stopped", *there)
+
     try:
         assert process.stdout.readline() == "decided\n"
         with manager(*there) as sibling:

@@ -86,6 +86,7 @@ class Together:
         listeners = [threading.Thread(target=hear, args=[process, self.told]) for process in processes]
         for listener in listeners:
             listener.start()
+
         try:
             if self._restart is not None:
                 processes[dies].wait(PATIENCE_S)

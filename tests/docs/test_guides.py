@@ -128,6 +128,7 @@ def test_the_blocks_run_in_a_process(page: str, postgres: Postgres, tmp_path: Pa
                 script.append(surroundings.code(block))
             else:
                 surroundings.execute(block)
+
         settings = tmp_path / "spark-defaults.conf"
         settings.write_text("".join(f"{name} {value}\n" for name, value in BRIEF.items()))
         command, variables = [sys.executable, "-c", "\n".join(script)], os.environ | {"SPARK_CONF_DIR": str(tmp_path)}
@@ -165,6 +166,7 @@ def test_shell_lines_are_commands_of_ours(page: Path) -> None:
 def _check_command(words: list[str], block: Block) -> None:
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]
+
     match words:
         case []:
             return

@@ -103,6 +103,7 @@ def near(octets: bytes, chance: random.Random) -> bytes:
         at = chance.randrange(len(made) + 1)
         end = at + chance.choice((0, 0, 1, 1, 2, 8))
         kind = chance.randrange(5)
+
         if kind == 0:
             made[at:end] = chance.randbytes(chance.randrange(3))
         elif kind == 1:

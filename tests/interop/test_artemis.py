@@ -112,6 +112,7 @@ def test_a_place_that_was_founded_at_one_moment_outlives_the_broker(artemis: Art
     for _ in range(TRIES * FOUNDERS):
         name, said = heard.get(timeout=PATIENCE_S)
         before[name].add(said)
+
     for process in processes:
         process.join()
     artemis.kill()
@@ -212,6 +213,7 @@ def test_an_outbox_is_emptied_in_the_order_of_its_keys(artemis: Artemis, tmp_pat
             with pytest.raises(BrokerAway):
                 relay.run_once()
             artemis.start()
+
     relay.close()
     store.close()
     broker = ResourceConfig(f"amqp://{artemis.address}", "decider")

@@ -58,6 +58,7 @@ def test_a_short_bank(harness: BrokerJHarness) -> None:
         for _ in range(20):
             if site.manager.recover().clean:
                 break
+
     done = sorted(site.store.data, key=int)
     assert len(done) >= 6
     assert sorted(site.answers(), key=lambda body: int(str(body))) == done

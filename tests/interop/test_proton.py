@@ -152,6 +152,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
     )
     process = BrokerProcess(folder, "--config", str(config))
     process.start()
+
     try:
         yield process
         assert process.stop() == 0

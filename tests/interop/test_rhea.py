@@ -77,6 +77,7 @@ def test_a_user_with_a_password_over_tls(rhea: Path, tmp_path: Path) -> None:
     )
     broker = BrokerProcess(tmp_path, "--config", str(config))
     broker.start()
+
     try:
         login = {"transport": "tls", "ca": f"{CERTIFICATES}/ca.pem", "username": "shop", "servername": "localhost"}
         login["password"] = OPEN_SESAME

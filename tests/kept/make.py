@@ -63,12 +63,14 @@ def leave(folder: Path, database: str) -> Sequence[Path]:
         flags = ("--listen", "127.0.0.1:0", "--store", database) if name == "depot" else ()
         brokers.append(BrokerProcess(folder / name, *flags))
         brokers[-1].start()
+
     url, warehouse, depot = (f"amqp://127.0.0.1:{broker.port}" for broker in brokers)
     fill(folder, url)
     os.environ[DATABASE] = database
     for kind in KINDS:
         other = depot if kind == "postgres" else warehouse
         killed([sys.executable, "-m", "tests.kept.processes", kind, str(folder), url, other])
+
     for ledger, queue in ((f"sqlite:///{folder}/ledger.db", "orders"), (database, "orders-for-postgres")):
         killed([sys.executable, "-m", "tests.kept.pipeline", ledger, url, queue])
     for broker in brokers:

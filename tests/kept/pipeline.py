@@ -50,6 +50,7 @@ def batch(settings: Settings, queue: str, driver: str, run: str, end: Offset | N
             if found:
                 task.send(AddressTarget("broker", "alerts"), Messages(found))
             reports.append(task.prepare())
+
     try:
         result = writer.commit(plan, Batch("q", 0), reports)
         reader.logged(END)  # as Spark has it: the messages that were read are finished

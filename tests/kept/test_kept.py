@@ -82,6 +82,7 @@ def test_a_look_changes_nothing_and_finds_what_is_in_doubt(kept: Path) -> None:
     assert len(image.branches) >= 2 * len(KINDS) - 2  # where the broker decides, it has no branches
     held = {(one.queue, one.sends, one.count) for branch in image.branches for one in branch.holds}
     assert {("orders-file", False, 1), ("invoices-file", True, 1), ("orders-sql", False, 1)} <= held
+
     config = kept / "xabridge.toml"
     config.write_text(
         f'node = "kept-file"\nlog = "file://{kept}/log"\n'

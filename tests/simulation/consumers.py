@@ -316,6 +316,7 @@ class Run:
         elif world.unfit.intersection(transaction.rows):
             world.failed_alone.update(transaction.rows if len(transaction.said) == 1 else ())
             refusals.append(Code.XA_RBINTEGRITY if min(world.unfit) % 2 else Code.XA_RBOTHER)
+
         if refusals:
             world.roll_back(transaction)
             transaction.end(Verdict.ROLLED_BACK, *refusals)
@@ -376,6 +377,7 @@ class World:
         bad = [number for number in numbers if dice.random() < share]
         self.poison = {number for number in bad if dice.random() < 0.7}
         self.unfit = {number for number in bad if number not in self.poison and dice.random() < 0.7}
+
         self.committing = set(bad) - self.poison - self.unfit
         with_ids = dice.random() < 0.5
         self.queue = [
@@ -432,6 +434,7 @@ class World:
                 self.queue.remove(entry)
             elif said.outcome == "rejected":
                 self._die(entry, "rejected by the consumer")
+
         for entry, what in transaction.posts:
             if isinstance(what, Later):
                 due = self.now + what.delay_ms / 1000
@@ -482,6 +485,7 @@ class World:
             self.trace.append(f"{self.now:.3f} {name} is away until {self.down[name]:.3f}")
             if name == "broker":
                 self._restart_broker()
+
         if self.losses < KILLS and dice.random() < self.kill_share:
             self.losses += 1
             process = dice.choice(self.processes)
@@ -531,6 +535,7 @@ class World:
                 for process in tuple(self.processes):
                     if process.is_stopping and all(run.is_over for run in process.runs):
                         self._replace(process)
+
                 runs = [run for process in self.processes for run in process.runs if not run.is_over]
                 ready = [run for run in runs if run.wake <= self.now]
                 if not ready:
@@ -559,6 +564,7 @@ class World:
                 if handled != 1 or dead:
                     found.append(f"message {number} was handled {handled} times, and is a dead letter for {dead}")
                 continue
+
             if handled or len(dead) != 1:
                 found.append(f"bad message {number} was handled {handled} times, and is a dead letter for {dead}")
             elif "poison" in dead[0] and not dead[0].endswith(f"poison {number}") and self.has_own_content:

@@ -238,6 +238,7 @@ class Process:
             free = broker.free(slot)
             if not free:
                 return  # somebody holds it, who does the same
+
             token = free[broker.choose(len(free))]
             if token.founder != founding.founder:
                 if token.used:
@@ -292,10 +293,12 @@ class World:
         ways = len(ready) + under_way + len(dying) + len(locked) + bool(self.broker_crashes and self.processes)
         if not ways:
             return False
+
         if self.stays and self._last in ready and self.choose(self.stays):
             way = ready.index(self._last)
         else:
             way = self.choose(ways)
+
         if way < len(ready):
             process = self._last = ready[way]
             try:
@@ -402,6 +405,7 @@ def every_schedule(world_of: Callable[[Choose], World], most: int) -> int:
         else:
             if len(world.results) != 1:
                 raise Contradiction("nobody knows which founding counts")
+
         if len(seen) > most:
             raise Contradiction(f"more than {most} states")
     return len(seen)

@@ -111,6 +111,7 @@ class SimulatedLog:
         if not self._stopped and self._disk.taken != self._taken:
             raise DecisionRefused("another process took the node")
         self._check()
+
         fault, self.fault = self.fault, None
         match fault:
             case "full":

@@ -113,6 +113,7 @@ async def _takes_what_it_gets(ports: Ports, own: Founding) -> Founding:
         if not used and locks:
             await ports.elect(min(locks), frozenset(locks))
             used = [min(locks)]
+
         await ports.release()
         if used:
             return used[0]

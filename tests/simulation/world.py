@@ -153,6 +153,7 @@ class Process:
         for name, store in world.stores.items():
             kind = ReferenceDecider if isinstance(store, DecidingStore) else ReferenceResource
             self.clients[name] = kind(store)  # type: ignore[arg-type]  # a decider's store for a decider
+
         self.live: set[bytes] = set()
         self.lost: dict[str, set[ThreadOfControl]] = {name: set() for name in self.clients}
         self.fresh = set(self.clients)
@@ -421,6 +422,7 @@ class World:
         if self.decider_mode:
             self.stores["decider"] = DecidingStore("decider", decider_id=DECIDER_ID)
             self.stores["decider"].clock = self.clock
+
         for store in self.stores.values():
             store.room = self.random.choice(ROOMS)
         self.disks = {node: Disk(log_id) for node, log_id in zip(self.nodes, LOG_IDS, strict=False)}
@@ -521,6 +523,7 @@ class World:
             store.heal()
             if store.in_flight:
                 self._deliver(store)
+
         if self.random.random() < self.fault_rate * 0.1:
             faults = ("full", "refused", "failed, durable", "failed, lost")
             self.random.choice(self.processes).log.fault = self.random.choice(faults)
@@ -559,6 +562,7 @@ class World:
         store = self.random.choice(list(self.stores.values()))
         kind = self.random.random()
         self.disturbances += 1
+
         if kind < 0.3:
             self.trace.append(f"{store.name} partitioned")
             store.partition()
@@ -618,6 +622,7 @@ class World:
             store.script.clear()
             store.heal()
             self._deliver(store)
+
         for process in tuple(self.processes):
             self._kill(process)
         self.now += LEASE_STEPS + 1
@@ -640,6 +645,7 @@ class World:
             if process.renew_at < self.now + 4:
                 return  # nothing can begin now
             process.holds = True
+
         log_id = DECIDER_ID if self.decider_mode else process.log.log_id
         gtrid = Gtrid(process.node, log_id, process.incarnation, next(process.sequence)).encode()
         names = self.random.sample(list(self.stores), self.random.randint(1, len(self.stores)))
@@ -659,6 +665,7 @@ class World:
             if self.random.random() < 0.85 and not ports.write(branch):
                 failed = True
                 break
+
         decider = next((branch for branch in branches if branch.resource == "decider"), None)
         others = [branch for branch in branches if branch is not decider]
         late = self.random.random() < 0.5
@@ -690,6 +697,7 @@ class World:
         crucial = routine in ("commit", "decide")
         if self.random.random() >= self.fault_rate * (2 if crucial else 1):
             return
+
         store = self.stores[branch.resource]
         store.script.clear()
         if self.random.random() < 0.5:
@@ -760,6 +768,7 @@ class World:
             found += [f"{name}: {named(xid.gtrid)} given up, and prepared still" for xid in prepared if xid in noted]
             if isinstance(store, DecidingStore):
                 found += [f"{name}: decision of {named(gtrid)} never ended" for gtrid in store.decided]
+
         for node, disk in self.disks.items():
             open_decisions = set(disk.decisions) - disk.lazily_ended
             found += [f"{node}: decision of {named(gtrid)} never ended" for gtrid in open_decisions]
@@ -785,6 +794,7 @@ class World:
         untold = outcome is None or outcome.verdict is Verdict.UNKNOWN
         if noted or gtrid in self.reported or (gtrid in self.forgotten and untold):
             return []
+
         if self._is_lost(gtrid):  # what is in doubt there is left alone
             for name in names:
                 if any(xid.gtrid == gtrid for xid in self.stores[name].in_doubt):

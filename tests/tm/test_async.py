@@ -61,6 +61,7 @@ def test_a_block_commits_or_rolls_back_and_says_why(shop: Shop, end: str) -> Non
                 (await tx.aenlist("b")).write("k", 1)
                 if end == "raises":
                     raise ValueError("no")
+
                 if end == "refused":
                     shop["b"].script.plan("prepare", Code.XA_RBDEADLOCK)
                 if end == "left suspended":

@@ -66,6 +66,7 @@ def test_a_forked_child_refuses_and_its_parent_goes_on(shop: Shop) -> None:
                 said[what] = f"{type(error).__name__}: {error}"
         os.write(writes, json.dumps([said, called]).encode())
         os._exit(0)
+
     os.waitpid(child, 0)
     said, called_back = json.loads(os.read(reads, 1 << 16))
     assert {what: words for what, words in said.items() if "a fork of the one" not in words} == {
@@ -173,6 +174,7 @@ def forked(folder: Path, log: str | None, shop: str, mode: str) -> None:
             assert statement == "refused"
             assert across == "not committed"
             assert consumer.startswith("this process is a fork"), consumer
+
         with engine.connect() as connection:
             rows = set(connection.execute(text("SELECT number FROM orders")).scalars())
         engine.dispose()

@@ -74,6 +74,7 @@ class SignalledRun(Run):
         try:
             if begins:
                 self.interruptions.__enter__()
+
             with tm.begin() as tx:
                 self.tx = tx
                 self.shop.write(tx)

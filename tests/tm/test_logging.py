@@ -70,6 +70,7 @@ def formats() -> dict[str, str]:
     for path in sorted(root.rglob("*.py")):
         if path.parent.name in {"log", "consumer"}:
             continue
+
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (
                 isinstance(node, ast.Call)

@@ -100,6 +100,7 @@ def test_the_back_off_doubles_up_to_its_bound_and_begins_anew_after_a_success(sh
         with pytest.raises(ResourceUnavailable):
             resource.reopen()
         waits.append(resource._retry_at - shop.clock.now)
+
     assert waits[:3] == pytest.approx([0.1, 0.2, 0.4], abs=0.01) or waits[0] < waits[1] < waits[2]
     assert waits[-1] == waits[-2] == 5.0
     shop["b"].heal()
@@ -327,6 +328,7 @@ def test_a_full_log_rolls_back_and_can_be_used_when_there_is_room(shop: Shop) ->
             refused += 1
             if refused == 3:
                 break
+
     assert refused == 3
     assert all("no space" in message for message in told)
     assert tx.status is GlobalState.ROLLED_BACK

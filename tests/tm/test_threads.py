@@ -62,6 +62,7 @@ def told(shop: Shop, random: Random, key: str) -> str:
             if random.random() < 0.1:
                 shop.tm.suspend()
                 shop.tm.resume(tx)
+
             if random.random() < 0.1:
                 tx.set_rollback_only()
             if random.random() < 0.1:
@@ -95,6 +96,7 @@ def test_a_crowd(tmp_path: Path, flags: int, threads: int, each: int, *, decider
     with ThreadPoolExecutor(threads) as crowd:
         for done in [crowd.submit(worked, shop, SEED, number, each) for number in range(threads)]:
             heard |= done.result(300)
+
     tm.executor.stop()
     for store in shop.stores.values():
         store.script.clear()
@@ -102,6 +104,7 @@ def test_a_crowd(tmp_path: Path, flags: int, threads: int, each: int, *, decider
     for _ in range(3):
         report = tm.recover()
     assert report.clean, report
+
     for key, outcome in heard.items():
         values = set(shop.values(key).values())
         assert len(values) == 1, f"seed {SEED}: {key} was told {outcome}, {shop.values(key)}"

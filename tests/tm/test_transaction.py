@@ -98,6 +98,7 @@ def test_a_commit_in_the_block(shop: Shop, names: str) -> None:
         with shop.tm.begin() as second:
             shop.write(second, 2, key="second")
         raise ValueError("late")
+
     assert shop.values() == {"a": 1 if "a" in names else None, "b": 1 if "b" in names else None}
     shop.assert_ended(2, "second")
     assert shop.tm.current_or_none() is None
@@ -260,6 +261,7 @@ def test_two_instances_of_one_resource_share_a_branch(shop: Shop, *, alone: bool
         shop["a"].script.plan("prepare", Code.XA_RBOTHER)  # nobody is asked to prepare
     if lost:
         shop["a"].script.plan("commit", None, Fate.REPLY_LOST if alone else Fate.REQUEST_LOST, times=3)
+
     with pytest.raises(OutcomeUnknown) if lost else nullcontext(), tm.begin() as tx:
         tx["a"].write("k", 1)
         assert tx["again"].read("k") == 1
@@ -394,6 +396,7 @@ def test_suspended_and_resumed_it_goes_on(shop: Shop) -> None:
     for wrong in (lambda: tx.enlist("a"), tx.commit):
         with pytest.raises(ProtocolMisuse, match="is suspended: resume it"):
             wrong()
+
     with shop.tm.begin() as other:
         other["a"].write("j", 2)
         with pytest.raises(ProtocolMisuse, match="suspend it first"):
@@ -464,6 +467,7 @@ def test_a_second_thread_is_refused_while_one_is_inside_and_harms_nothing(shop: 
     shop.wrap["a"] = gate.wrap
     tx = shop.tm.begin()
     shop.write(tx)
+
     with ThreadPoolExecutor(1) as executor:
         committing = executor.submit(tx.commit)
         assert gate.reached.wait(30)
@@ -505,6 +509,7 @@ def test_logged_is_told_at_the_decision_and_the_branches_behind_it(shop: Shop) -
         assert [decision.gtrid for decision in shop.log.decisions()] == [tx.gtrid]
         with pytest.raises(ProtocolMisuse, match="committing: too late"):
             tx.rollback()
+
     assert shop.tm.recover().findings == [], "it is live: recovery leaves it to its own completion"
     assert shop.values() == {"a": None, "b": None}
     gate.opened.set()
@@ -667,6 +672,7 @@ def test_what_was_left_is_waited_for_or_recovered_whatever_ends_it(shop: Shop, e
     elif end == "closed":
         shop.tm.close()
         shop["a"].script.clear()
+
     if end != "killed":
         assert tx.status is (GlobalState.IN_DOUBT if lost else GlobalState.COMMITTED)
     if end == "killed" or (end == "closed" and lost):

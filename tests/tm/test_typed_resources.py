@@ -124,6 +124,7 @@ def test_type_checkers_know_the_resources(checker: str, tmp_path: Path) -> None:
     for good, bad in WRONG:
         assert good in wrong
         wrong = wrong.replace(good, bad)
+
     (tmp_path / "right.py").write_text(right, encoding="utf-8")
     (tmp_path / "wrong.py").write_text(wrong, encoding="utf-8")
     command = [sys.executable, "-m", checker, *options[checker], "right.py", "wrong.py"]

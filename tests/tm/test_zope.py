@@ -236,6 +236,7 @@ def test_a_session_of_zope_sqlalchemy_in_one_phase_is_refused_before_anybody_vot
     zope_sqlalchemy.register(session, transaction_manager=zope)
     tx = join(shop.tm, zope)
     tx["a"].write("k", 1)
+
     if writes:
         session.add(Item(id=1))
         with pytest.raises(ProtocolMisuse, match=r"zope\.sqlalchemy.*take_part"):

@@ -154,6 +154,7 @@ async def finish_in_thread(work: Callable[[], T]) -> T:
         future = loop.run_in_executor(None, copy_context().run, waited.carry_out, work)
     except RuntimeError:  # the loop's threads are shut down already
         return work()
+
     waited.left = False
     cancelled: asyncio.CancelledError | None = None
     while not future.done():

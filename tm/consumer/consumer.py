@@ -62,6 +62,7 @@ class Consumer:
         self._statistics = Statistics(queue, manager.recorder, system=system)
         self.job = Job(manager, self.settings, handler, self._statistics)
         """What its workers share."""
+
         self._lock = threading.Lock()
         self._state = ConsumerState.NEW
         self._pool: WorkerPool | None = None

@@ -153,6 +153,7 @@ class Job:
         for came_to, many in ((DEAD_LETTERED, len(unfit)), (outcome, len(messages) - len(unfit))):
             if many:
                 self.statistics.done(transaction, came_to, many, took_s)
+
         put_away = {id(message) for message in unfit}
         for message in messages if wanted != RETURNED else ():
             if wanted == DEAD_LETTERED or id(message) in put_away:
@@ -255,6 +256,7 @@ class Job:
                 self.failures.note_vain(message)
         elif wanted != RETURNED:
             self._note(messages, error, attempt)
+
         place = place_of(error)
         trace = logger.isEnabledFor(logging.DEBUG) or (bool(place) and self.failures.is_new(f"{type(error)} {place}"))
         names = ", ".join(name_of(message) for message in messages[:FEW])
@@ -272,6 +274,7 @@ class Job:
         if (fault.is_excused or not alone) and not attempt.is_told:
             for message in messages:
                 self.failures.excuse(message)
+
         guilty = messages[0] if alone else attempt.guilty
         if fault is Fault.MESSAGE and guilty is not None:
             final = alone and is_final(error, self.settings)
@@ -302,6 +305,7 @@ class Job:
             "deliveries": self.history(message).deliveries,
             "last-ms": last_ms if last_ms is not None else self.failures.now_ms(),
         }
+
         first_ms = first_failure_ms(message, self.settings.queue) or (failure.first_ms if failure is not None else None)
         if first_ms is not None:
             annotations["first-ms"] = first_ms

@@ -261,6 +261,7 @@ class Worker:
             self._finish()
             job.failed_to_receive(self._number, error)
             return error
+
         self._transaction = transaction
         job.received(self._number, transaction, messages)
         return messages
@@ -291,6 +292,7 @@ class Worker:
         self._attempt = COUNTED
         if wanted != HANDLED:  # no attempt: no handler is called
             self._excuse(messages)
+
         try:
             await self._calls.within(transaction, self._in_order(work))
             if live_of(transaction).is_left:
@@ -343,6 +345,7 @@ class Worker:
         alone, job = len(messages) == 1, self._job
         is_told = not alone and self._excuse(messages)
         self._attempt = Attempt(is_told)
+
         try:
             arguments, self._unfit = job.calls(messages)
             await self._put_away(self._unfit)
@@ -370,6 +373,7 @@ class Worker:
         live = live_of(transaction)
         live.lent = Lent.TO_HANDLER
         process = os.getpid()
+
         try:
             for number, argument in enumerate(arguments):
                 if len(arguments) == len(messages):

@@ -82,6 +82,7 @@ def _write(destination: Path, header: Header, openings: int, records: bytes, ent
     made = Header(mark, header.generation, size, header.log_id, openings, header.node)
     files = PosixFiles(destination)
     lock = files.lock()
+
     try:
         file = files.create(MAKING)
         try:

@@ -44,6 +44,7 @@ def decode_branches(record: bytes) -> tuple[Branch, ...]:
     version, count = _HEAD.unpack_from(body)
     if version != VERSION:
         raise ValueError(f"the decision record has version {version}, known is {VERSION}")
+
     branches = []
     at = _HEAD.size
     for _ in range(count):

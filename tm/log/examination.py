@@ -34,6 +34,7 @@ def examine_folder(folder: Path) -> Iterator[Check]:
     if not place.is_dir():
         yield Check(Health.FAIL, "folder", f"{place} is not there", f"make it: mkdir -p {place}")
         return
+
     try:
         forced_s = _force(place)
     except OSError as error:

@@ -69,6 +69,7 @@ def read_newest(files: Files, look: Callable[[Contents, LogState], T]) -> T:
         generations = generations_in(files)
         if not generations:
             raise LogMissing(f"{files}: there is no decision log here")
+
         state = LogState()
         try:
             looked = look(read_current(files, generations[-1], state), state)

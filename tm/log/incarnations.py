@@ -94,6 +94,7 @@ class Incarnations:
                 f"it was made at opening {incarnation}, and this log knows openings up to {self.counted}: an old copy, "
                 "which can't know what was decided since"
             )
+
         standing = self.noted.get(incarnation, Standing.UNKNOWN)
         if standing is Standing.UNKNOWN:
             return (

@@ -84,6 +84,7 @@ class Journal:
         self.state = LogState()
         self.incarnation = entropy(INCARNATION_SIZE)
         self._file: File | None = None
+
         with disk_errors(files, "opened"):
             self._lock = files.lock()
             try:
@@ -131,6 +132,7 @@ class Journal:
         names = self._files.names()
         if MAKING in names:
             self._files.remove(MAKING)
+
         generations = segment_generations(names)
         if generations:
             self._reopen(generations)
@@ -201,6 +203,7 @@ class Journal:
             self._files.identity(name),
         )
         frame = encode_frame(header.mark, HEADER_SIZE, state)
+
         try:
             file.write_forced(0, encode_header(header) + frame)
             self._files.rename(name, segment_name(header.generation))
@@ -291,6 +294,7 @@ def read_current(files: Files, generation: int, state: LogState) -> Contents:
         contents = read_segment(octets)
         if contents.header.generation != generation:
             raise SegmentDamaged(0, f"its header is that of generation {contents.header.generation}")  # noqa: TRY301
+
         for payload in contents.payloads:
             for record in decode(payload):
                 state.apply(record)

@@ -192,6 +192,7 @@ def _record(octets: bytes, at: int) -> tuple[Record, int]:
     kind = octets[at]
     if kind == DECISION:
         return _decision(octets, at + 1)
+
     if kind == END:
         gtrid, at = _short(octets, at + 1)
         return End(gtrid), at

@@ -43,6 +43,7 @@ async def _retried(call: TransactionalCall, work: Callable[[], Any], retries: in
     for attempt in range(retries + 1):
         transaction = call.begin()
         kept: BaseException | None = None
+
         try:
             async with transaction:
                 try:

@@ -44,6 +44,7 @@ def _retried(call: TransactionalCall, work: Callable[[], Any], retries: int) -> 
     for attempt in range(retries + 1):
         transaction = call.begin()
         kept: BaseException | None = None
+
         try:
             with transaction:
                 try:

@@ -94,6 +94,7 @@ class BlockingRecoveryPorts:
         if self._log is not None:
             logged = {decision.gtrid: decision for decision in self._log.decisions()}
             noted = {heuristic.branch.xid: heuristic for heuristic in self._log.heuristics()}
+
         by_decider = {}
         for resource in self._resources.values():
             if resource.decides:
@@ -122,6 +123,7 @@ class BlockingRecoveryPorts:
                 resource.reopen()
             if resource.decides:
                 return ()
+
             xids: dict[Xid, None] = {}
             flags = TMSTARTRSCAN
             while True:

@@ -84,6 +84,7 @@ class Ownership:
         if read.log_id == self.log_id:
             why = None if decided else self.incarnations.why_not(read.incarnation)
             return _OURS if why is None else Whose(Claim.ELSEWHERE, f"{why} (log {log})")
+
         decider = self.deciders.get(read.log_id)
         if decider is None:
             return Whose(Claim.ELSEWHERE, f"its decision lives in log {log}, which is not open here")

@@ -165,6 +165,7 @@ async def _judge(
     ours = Gtrid.of(branch.xid)
     if ours is None:
         return  # another product's transaction manager made it
+
     decision = now.find(gtrid)
     whose = ownership.whose(gtrid, at_work, decided=decision is not None)
     if whose.claim is Claim.UNKNOWN:
@@ -185,6 +186,7 @@ async def _judge(
     if ours.log_id == ownership.log_id:
         rollbacks.append((branch, "no decision in the log: presumed rolled back"))
         return
+
     decider = ownership.deciders[ours.log_id]
     if gtrid not in settled:
         settled[gtrid] = await ports.settle(decider, gtrid)
@@ -211,6 +213,7 @@ async def _report(
     for (branch, reason), answer in zip(asked, answers, strict=True):
         meaning = MEANING[verb][code_of(answer)]
         why = reason
+
         if verb is Verb.ROLLBACK and code_of(answer) is Code.XAER_NOTA:
             action, why = Action.GONE, "finished since the scan: this pass does not know its outcome"
         elif meaning is Meaning.DONE:

@@ -114,6 +114,7 @@ class RecoveryService:
             if self._stopping:
                 return
             began = time.thread_time()
+
             try:
                 again = self.run_once().is_worth_repeating
             except LogError as error:
@@ -167,6 +168,7 @@ class RecoveryService:
                 raise ProtocolMisuse(
                     f"{what}: {name} {why}; `gone` may only name resources of the decision that are not configured"
                 )
+
         if not names:
             raise ProtocolMisuse(f"{what}: every resource of its decision is configured, recovery ends it")
         missing = [branch for branch in lost if branch.resource not in gone]
@@ -189,10 +191,12 @@ class RecoveryService:
                 f"{what} can't be ended as long as a branch of it may be left elsewhere ({'; '.join(left)}): "
                 "try again when that is over"
             )
+
         with self._one_at_a_time, entered(self._control):
             noted = _has_ended(gtrid, decisions, self._ports.decisions())
         if not noted:  # a pass leaves that to the next one, which would not know what is gone
             raise OutcomeUnknown(f"{what} is carried out, but its END record could not be written: try again")
+
         for branch in lost:
             logger.warning(
                 "%s (xid %s) on %s: ended by hand without that resource, which the operator has declared gone",

@@ -83,11 +83,13 @@ class UnfinishedTransactions:
             if decided:
                 return True
             transaction.undecided = False
+
         if not transaction.branches:
             return True
         if transaction.touched:
             await self._ports.ask(Verb.END, transaction.touched, TMFAIL)  # what fails here shows at the rollback
             transaction.touched = ()
+
         answers = await self._ports.ask(Verb.ROLLBACK, transaction.branches)
         left = []
         for branch, answer in zip(transaction.branches, answers, strict=True):

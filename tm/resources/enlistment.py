@@ -122,6 +122,7 @@ class Enlistments:
                 resource.reopen()
             except XaError as error:
                 raise RollbackOnly(Reason(None, error.message, resource.name)) from error
+
         if resource.dynamic:
             return _session(resource, None)
         name = resource.name
@@ -135,6 +136,7 @@ class Enlistments:
         elif enlistment.state is _T2:
             verb, flags = _RESUME, TMRESUME
         self._by_name[name] = enlistment  # from here on the branch may exist, whatever is answered
+
         try:
             resource.rm.start(enlistment.branch.xid, resource.rmid, flags)
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
@@ -157,6 +159,7 @@ class Enlistments:
             raise WouldWait
         branch = enlistment.branch
         self._by_name[resource.name] = enlistment  # as in `enlist`
+
         try:
             resource.rm.start(branch.xid, resource.rmid, TMNOWAIT)
         except TryAgain:  # another thread was faster: there is no branch
@@ -269,6 +272,7 @@ class Enlistments:
                 branches.append(enlistment.branch)
             if enlistment.state is not _T0:
                 associations.append(enlistment.branch)
+
         return TwoPhaseCommit(
             ports,
             self._gtrid,

@@ -59,6 +59,7 @@ class DynamicRegistrar:
             return AxCode.TM_OK, NULL_XID
         if outside is not RegistrationState.D0:
             return _REFUSED
+
         try:
             enlistment, was = transaction.registered(resource)
         except (TransactionError, IllegalTransition):

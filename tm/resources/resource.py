@@ -94,6 +94,7 @@ def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
         raise ConfigurationError(f'resources.{name}.mode: {config.mode!r} is neither "two-phase" nor "decider"')
     if config.factory is not None:
         return config.factory
+
     try:
         scheme = OpenString.parse(config.url).scheme
     except ValueError as error:
@@ -107,6 +108,7 @@ def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
             found = _registered(name, _ANY_DECIDER, lambda find: find(scheme.removeprefix(_DECIDER)))
         except LookupError as error:
             why = f"; {error}"
+
     if found is None:
         known = ", ".join(sorted(entry.name for entry in _installed())) or "none"
         if config.mode != "decider" and _can_decide(name, scheme):
@@ -213,6 +215,7 @@ class Resource:
             raise ConfigurationError(
                 f"resources.{key}: a name has 1 to {MAX_NAME} octets, this has {len(bqual)}: choose another"
             )
+
         self.name = name
         self.rmid = rmid
         self.url = config.url
@@ -232,6 +235,7 @@ class Resource:
             raise ConfigurationError(
                 f'resources.{name}.mode: {self.rm.name} can\'t be the one that decides: use mode = "two-phase"'
             )
+
         self.overlaps = bool(self.rm.flags & TMUSEASYNC)
         self.dynamic = bool(self.rm.flags & TMREGISTER)
         self.identity: str | None = None
@@ -278,6 +282,7 @@ class Resource:
                 self._retry_at = ended + max(self._backoff_s, ended - began)
                 self._backoff_s = min(self._backoff_s * 2, BACKOFF_LAST_S)
                 raise error from raised
+
             self._lost.discard(control)
             self._move(ResourceVerb.OPENED)
             self._backoff_s = BACKOFF_FIRST_S

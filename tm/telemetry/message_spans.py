@@ -148,6 +148,7 @@ class MessageSpans:
                 span = self.start(RECEIVE, address, SpanKind.CLIENT, links, message=alone, began_ns=began_ns)
                 if batch:
                     span.set_attribute(BATCH, len(messages))
+
                 if failure is not None:
                     span.record_exception(failure)
                     span.set_status(Status(StatusCode.ERROR, f"{type(failure).__name__}: {failure}"))

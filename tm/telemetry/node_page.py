@@ -68,6 +68,7 @@ def _told(observed: ObservedManager, timelines: Timelines, now: float) -> dict[s
     manager = observed.manager
     live = manager.live
     working = sorted((one for one in live if not one.waits), key=lambda one: one.began_at)
+
     report = manager.last_report
     return {
         "node": manager.node,

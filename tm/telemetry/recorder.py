@@ -167,6 +167,7 @@ class Recorder:
         self._asked: dict[tuple[str, str], dict[str, str]] = {}
         self._spans: dict[str, MessageSpans] = {}
         """By the kind of the broker."""
+
         self._traces: dict[bytes, _Trace] = {}
         self._left: dict[bytes, tuple[float, frozenset[str]]] = {}
         self._undone: frozenset[bytes] = frozenset()
@@ -242,6 +243,7 @@ class Recorder:
     def _process_span(self, received: Received) -> Span:
         system, queue, messages = received
         sent = carried_spans(messages)
+
         attributes: dict[str, Any] = {
             **self._node,
             table.SYSTEM: system,
@@ -266,6 +268,7 @@ class Recorder:
         if outcome.pending:
             resources = frozenset(branch.resource for branch in outcome.pending)
             self._left[outcome.gtrid] = perf_counter(), resources
+
         found = self._traces.pop(outcome.gtrid, None)
         if found is None:
             return
@@ -306,6 +309,7 @@ class Recorder:
             self._record[table.VERB_FAILURES](1, {**attributes, table.CODE: said})
         if xid is None:
             return
+
         found = self._traces.get(xid.gtrid)
         if found is None or not found.span.is_recording():
             return  # recovery asks, or the transaction is over, or nobody looks at its spans

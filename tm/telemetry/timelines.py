@@ -158,6 +158,7 @@ class Timelines:
         found.verdict = outcome.verdict
         if outcome.verdict is not Verdict.COMMITTED:  # as text: an exception would keep its frames
             found.reasons = tuple(str(reason)[:REASON] for reason in outcome.reasons[:REASONS])
+
         with self._lock:
             self._count += 1
             self._last.append(found)

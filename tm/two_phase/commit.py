@@ -144,6 +144,7 @@ class TwoPhaseCommit:
             answers = await self._ports.ask(verb, associations, TMSUCCESS)
             if answers != [_OK] * len(associations) and self._refusals(verb, associations, answers):
                 return await self._refuse(self.everybody())
+
         if self.decider is None and len(yes) == 1:
             return await self._one_phase(yes[0])
         answers = await self._ports.ask(_PREPARE, yes) if yes else []
@@ -151,6 +152,7 @@ class TwoPhaseCommit:
             yes, left = self._votes(answers)
             if self.reasons:
                 return await self._refuse(left + self._decider())
+
         if self.decider is not None:
             return await self._decide_there(self.decider, yes)
         if not yes:
@@ -251,6 +253,7 @@ class TwoPhaseCommit:
             return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
         if meaning is not Meaning.LATER:
             return await self._alone_on_its_own(branch, meaning)
+
         decision = Decision(self.gtrid, (branch,))
         refused = await self._ports.force(decision)
         if refused is not None:
@@ -287,6 +290,7 @@ class TwoPhaseCommit:
             await self._decided()
             answers = await (self._tell(yes) if self.leaves else self._ports.ask(_COMMIT, yes))
             return await self._commit_all(decision, decider.resource, _COMMIT, answers)
+
         self.reasons.append(Reason(decider, answer))
         if meaning is Meaning.LATER:
             self.pending = list(yes)
@@ -327,6 +331,7 @@ class TwoPhaseCommit:
                     answered.append((branch, meaning))
             if not later:
                 break
+
             if pause_s is None:
                 self.pending = later
             else:

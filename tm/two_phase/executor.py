@@ -138,6 +138,7 @@ class Executor:
             begun = begin()
             if begun is None:
                 return False
+
             commit, steps = begun
             try:
                 steps.send(None)  # returns where the steps stop at their decision; StopIteration: they are at their end
@@ -248,6 +249,7 @@ class Executor:
             branches = ()  # they are prepared, and decided: the scan finds them
         if not branches and not outcome.pending and not interrupted:
             return
+
         self._leave_to_recovery(
             UnfinishedTransaction(
                 transaction.gtrid,

@@ -189,6 +189,7 @@ class TxInterface:
         if manager.at_work_outside():
             logger.warning("tx_begin: a resource manager is at work outside any transaction in this thread of control")
             return TxCode.TX_OUTSIDE
+
         try:
             transaction = manager.begin(thread.timeout_s or math.inf)
         except ManagerUnusable as error:
@@ -218,6 +219,7 @@ class TxInterface:
             opened += 1
             if resource.dynamic:
                 continue
+
             try:
                 transaction.enlist(resource.name)
             except TransactionError as error:
@@ -238,6 +240,7 @@ class TxInterface:
         if code is TxCode.TX_FAIL:
             self._move(thread, TxVerb.FAIL)
             return code
+
         if thread.state in CHAINED:
             following = self._begin(thread)
             if isinstance(following, TxCode):
@@ -252,6 +255,7 @@ class TxInterface:
         decided = False
         if transaction.suspended:
             return TxCode.TX_PROTOCOL_ERROR
+
         if transaction.outcome is None:
             try:
                 if verb is TxVerb.ROLLBACK:

@@ -155,6 +155,7 @@ class App:
         """What `schedule` has declared."""
         self._surroundings = Surroundings()
         self._lifespans: list[Callable[[], Any]] = []
+
         self._types: dict[type[Transaction], None] = {}
         self._lock = threading.Lock()
         self._manager: TransactionManager[Any] | None = None
@@ -532,6 +533,7 @@ def find_app(told: str) -> App:
     module, separator, name = told.partition(":")
     if not module or not separator or not name:
         raise ConfigurationError(f"{told}: expected module:name, as shop:app")
+
     try:
         spec = find_spec(module)
     except ModuleNotFoundError as error:

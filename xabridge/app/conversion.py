@@ -146,6 +146,7 @@ def _simple(wanted: Any) -> Reader | None:
         return _checked((float, int), "a number", float)
     if wanted is bytes:
         return _bytes
+
     if wanted in _SIMPLE:
         return _checked(*_SIMPLE[wanted])
     if wanted in _FROM_TEXT:

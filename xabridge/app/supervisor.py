@@ -65,6 +65,7 @@ class _Process:
         code = self.running.poll()
         if code is None:
             return None
+
         self._gone()
         self._ends = 1 if now - self._began > GOOD_S else self._ends + 1
         wait_s = min(FIRST_S * 2.0 ** min(self._ends - 1, 10), MOST_S)
@@ -143,6 +144,7 @@ class Supervisor:
                     if self._watched is None:
                         return Exit.USAGE
                     process.try_no_more()
+
                 if self._watched is not None and time.monotonic() - looked > FILES_S:
                     looked = time.monotonic()
                     self._reload_if_changed(self._watched)

@@ -67,6 +67,7 @@ class Signature:
             name, needed = parameter.name, parameter.default is parameter.empty
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise ConfigurationError(f"{self.name}: {parameter}: only parameters with names can get something")
+
             if name in hints:
                 self._add(name, hints[name], needed=needed)
             elif needed:

@@ -96,6 +96,7 @@ def run(arguments: Namespace) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"xabridge check: {escaped(str(error))}\n")
         return Exit.USAGE
+
     failed = any(examined.check.health is Health.FAIL for examined in found)
     if arguments.json:
         write_json({"fits": not failed, "checks": [value_of(examined) for examined in found]})
@@ -120,6 +121,7 @@ def _examine(configuration: Configuration, urls: Mapping[str, str], progress: Pr
             raise ConfigurationError(f"--store {name}: there is no such resource in the configuration")
         if isinstance(wanted, ResourceConfig) and wanted.mode == "decider":
             raise ConfigurationError(f"--store {name}: it decides, so it has to run to be asked")
+
     images: dict[str, StoreImage] = {}
     with Site(replace(configuration, resources=others), progress) as site:
         if configuration.log is not None:
@@ -166,6 +168,7 @@ def _with_stores(seen: Seen, images: Mapping[str, StoreImage], configuration: Co
 
 def _scanned(image: StoreImage) -> Scanned:
     now_s = time.time()
+
     return Scanned(
         tuple(
             InDoubtBranch(
@@ -209,6 +212,7 @@ def _ages(log: Moment | None, moments: Mapping[str, Moment]) -> Iterator[Examine
     for name, at in moments.items():
         if log is None:
             continue
+
         if at.latest_s + APART_S < log.earliest_s:
             found = f"older than the log, by {age(log.earliest_s - at.latest_s)} at least"
             mend = (
@@ -273,6 +277,7 @@ def _transaction(view: TransactionView, older: set[str]) -> Examined:
         return _told(Health.OK, what)
     if view.decision is Known.ENDED:
         return _told(Health.WARN, f"{name}: {view.why}", f"look at it: xabridge recover show {name}")
+
     mend = (
         "restore the log that has its decision, start the node whose it is, or decide by hand, the same on every "
         f"resource: xabridge recover show {name}"
@@ -301,6 +306,7 @@ def _carried_out(seen: Seen, found: Survey, older: set[str]) -> Iterator[Examine
     gone = [decision for decision in seen.log.decisions if decision.gtrid not in shown]
     if not gone:
         return
+
     lacking = sorted(older & {branch.resource for decision in gone for branch in decision.branches})
     what = f"{several(len(gone), 'decision')} of which no branch is found"
     if lacking:

@@ -74,6 +74,7 @@ def _examine(path: str, progress: Progress) -> Iterator[Examined]:
         mend = "correct the file, or install the package of the resource manager, then run doctor again"
         yield Examined("config", Check(Health.FAIL, "configuration", f"{path}: {error}", mend))
         return
+
     with site:
         yield _configured(path, configuration, site)
         yield from examine_log(configuration, [name for name, held in site.resources.items() if held.decides])

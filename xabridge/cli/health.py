@@ -67,6 +67,7 @@ def run(arguments: Namespace) -> Exit:
     finally:
         if connection is not None:
             connection.close()
+
     for line in body.splitlines():
         print(printable(line, MOST))
     return Exit.DONE if response.status == 200 else Exit.FAILED

@@ -44,6 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "destination", metavar="FOLDER", type=Path,
         help="the new folder, or the new file of a log in SQLite; it must not exist",
     )  # fmt: skip
+
     backing_up.add_argument(
         "--config", default="xabridge.toml", metavar="FILE", help="the configuration (default xabridge.toml)"
     )
@@ -98,6 +99,7 @@ def _tell(made: BackUp, arguments: Namespace) -> None:
             }
         )
         return
+
     print(f"{destination}: log {made.log_id.hex()} of {made.node}, {several(made.decisions, 'decision')} in it")
     if cut:
         print(*paragraph(f"it presumes nothing about what incarnation {', '.join(cut)} does from now on"), sep="\n")

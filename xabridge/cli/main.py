@@ -101,6 +101,7 @@ def make_parser(wanted: str | None = None, *, whole: bool = False) -> argparse.A
         if name != wanted and not whole:
             subparsers.add_parser(name, help=summary_of(found[name]).replace("%", "%%"))
             continue
+
         try:
             command = cast("Command", found[name].load())
         except Exception as error:  # noqa: BLE001 — a plugin of anybody's, and it costs nobody else anything

@@ -92,6 +92,7 @@ def run(arguments: Namespace) -> int:
         store = OutboxStore.at(config.database, Tables(schema=config.schema))
     except (ConfigurationError, XaError) as error:
         return _told(error, Exit.USAGE)
+
     try:
         done: Exit = arguments.run_action(store, arguments)
     except (ConfigurationError, ValueError) as error:
@@ -207,6 +208,7 @@ def _show(store: OutboxStore, arguments: Namespace) -> Exit:
             }
         )
         return Exit.DONE
+
     for name, value in _value(row).items():
         if value is not None:
             print(f"{name:<12} {escaped(str(value))}")

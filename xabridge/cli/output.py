@@ -86,6 +86,7 @@ def guarded_output() -> Iterator[None]:
     for one in (stream, sys.stderr):
         if isinstance(one, io.TextIOWrapper):
             one.reconfigure(errors="replace")  # a name that the terminal can't show keeps nothing from being shown
+
     sys.stdout = guarded = _Output(stream)  # it has what a stream has
     try:
         try:

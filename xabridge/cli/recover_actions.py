@@ -34,6 +34,7 @@ def act(site: Site, arguments: Namespace, progress: Progress) -> Exit:
         plans = list(_plans(found, arguments))
     except NotFound as error:
         return _not_found(error, found)
+
     for planned in plans:
         _explain(explained(planned))
     refused = refusal(plans, heuristic=arguments.heuristic, anyway="pass --heuristic")
@@ -78,6 +79,7 @@ def _carry_out(hand: Hand, plans: list[Plan], arguments: Namespace, progress: Pr
                 trouble = f"{planned.view.name}: nothing was done: {error.message}"
                 break
             done(planned.view.name)
+
     _tell(arguments, _value(plans, results, trouble), [result.line for result in results])
     if trouble is not None or not all(result.ok for result in results):
         return Exit.FAILED
@@ -127,6 +129,7 @@ def end(site: Site, arguments: Namespace, progress: Progress) -> Exit:
         view, _ = find(arguments.xid, found.transactions)
     except NotFound as error:
         return _not_found(error, found)
+
     ending = planned_end(view, seen, found, frozenset(arguments.gone))
     _explain(explained_end(ending))
     if ending.refused is not None:

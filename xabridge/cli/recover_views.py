@@ -83,6 +83,7 @@ def show_transactions(site: Site, arguments: Namespace, progress: Progress) -> E
             views[find(name, found.transactions)[0]] = None
         except NotFound as error:
             missing.append(str(error))
+
     if arguments.json:
         write_json(survey_value(found, tuple(views)))
     else:
@@ -111,6 +112,7 @@ def watch_transactions(site: Site, arguments: Namespace, progress: Progress) -> 
             else:
                 for line in _changes(before, now):
                     print(f"{_clock()} {line}", flush=True)
+
             before = now
             time.sleep(max(arguments.interval, LEAST_PAUSE_S))
     except KeyboardInterrupt:

@@ -105,6 +105,7 @@ def _narrow(transactions: Iterable[TransactionView]) -> Iterator[str]:
         if len(name) > _NARROW_WIDTHS[0]:
             yield shortened(name)
             name = ""
+
         for branch in view.branches:
             yield table_row(
                 (name, age(branch.age_s), state_of(branch), view.decision.value, escaped(branch.resource)),
@@ -171,6 +172,7 @@ def details(view: TransactionView, survey: Survey) -> list[str]:
             facts.append(("made by", view.origin.transaction))
     else:
         facts.append(("made by", f"another transaction manager (format id {view.format_id})"))
+
     facts.append(("decision", f"{view.decision.value}: {view.why}"))
     for branch in view.branches:
         facts += _branch_facts(branch)

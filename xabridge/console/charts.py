@@ -64,6 +64,7 @@ def timeline(one: Completed, longest_s: float) -> TimelinePicture:
             0.0 if name == "work" else min((s.after_s for s in one.steps if PHASE_OF.get(s.verb) == name), default=0.0)
         )
         bars.append(_bar(after, seconds, 0, name, scale, f"{name} {took(seconds)}"))
+
     lanes = tuple(dict.fromkeys(step.resource for step in one.steps))[:LANES]
     for step in one.steps:
         if step.resource in lanes:

@@ -62,6 +62,7 @@ class Console:
         self.pipelines = PipelineWatch(settings.pipelines, clock)
         self.stopping = asyncio.Event()
         self.signing_in = asyncio.Semaphore(SIGNING_IN)
+
         self.waiting: Counter[str] = Counter()
         """Sign-ins that wait, by the address that they come from."""
         self.jobs: set[asyncio.Task[None]] = set()

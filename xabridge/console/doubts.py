@@ -51,6 +51,7 @@ def together(own: Survey, nodes: Mapping[str, InDoubt], silent: Mapping[str, str
             key = (view.format_id, view.gtrid)
             if key not in best or rank > best[key][0]:
                 best[key] = (rank, view, place)
+
     views = [view for _, view, _ in best.values()]
     views.sort(key=lambda view: (-max(branch.age_s or 0.0 for branch in view.branches), view.name))
     unreachable = dict(own.unreachable)

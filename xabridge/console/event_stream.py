@@ -52,6 +52,7 @@ def events(console: Console, request: Request, key: str | None, part: Callable[[
                 elif silent >= STILL_THERE:
                     silent = 0
                     yield ": still there\n\n"
+
                 if await request.is_disconnected():
                     return
                 await _pause(console.stopping)

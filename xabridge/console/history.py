@@ -107,6 +107,7 @@ class History:
                 seen.add(one["name"])
                 rings = self._rings.setdefault(one["name"], _Rings())
                 rings.note(now, one["depth"], one["rate-in"], one["rate-out"])
+
         self._rings.setdefault("", _Rings()).note(now, depth, rate_in, rate_out)
         for gone in self._rings.keys() - seen:
             del self._rings[gone]

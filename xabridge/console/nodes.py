@@ -257,6 +257,7 @@ class NodeLink:
             except (_Lost, ValueError, KeyError, TypeError, AttributeError) as trouble:
                 sent, came, why = True, "", str(trouble)
                 until = min(until, time.monotonic() + LOST_S)
+
             sent = True
             if came == "done":
                 return said
@@ -286,6 +287,7 @@ class NodeLink:
             if connected:
                 raise _Lost(_told(error)) from None
             raise Away(f"nothing was done: {self.name} can't be reached: {_told(error)}") from None
+
         if response.status == 401:
             raise Refused(f"nothing was done: {self.name} has another token for acting", right=True)
         if response.status == 404:
@@ -296,6 +298,7 @@ class NodeLink:
             raise Refused(self._read(answer, _why))
         if response.status != 200:
             raise _Lost(f"status {response.status}")
+
         try:
             told = json.loads(answer)
         except (ValueError, RecursionError):

@@ -74,6 +74,7 @@ class PipelineWatch:
                 self._asking = asyncio.create_task(self._ask())
             if latest is None or not isinstance(latest[1], Trouble):  # what failed last is told at once
                 await asyncio.wait({self._asking}, timeout=PATIENCE_S)
+
         at, found = self._latest or (0.0, None)
         if isinstance(found, Trouble):
             raise found

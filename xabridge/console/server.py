@@ -47,6 +47,7 @@ class Server:
                 load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), settings.certificate, settings.key or None)
             except OSError as error:
                 raise ConfigurationError(f"certificate or key can't be used: {error}") from error
+
         self.console = Console(settings, configuration)
         self._socket = bound if bound is not None else listen_at(settings)
         self._loop: asyncio.AbstractEventLoop | None = None

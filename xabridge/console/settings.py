@@ -134,6 +134,7 @@ def console_settings(
     section = table.get("console", {})
     if not isinstance(section, dict):
         raise ConfigurationError("console: expected a table")
+
     told = {**section, **{name: value for name, value in flags.items() if value is not None}}
     brokers, nodes = told.pop("brokers", None), told.pop("nodes", {})
     for name, value in told.items():
@@ -144,6 +145,7 @@ def console_settings(
         found = tuple(_broker(name, url, environment) for name, url in brokers.items())
     else:
         raise ConfigurationError('console.brokers: expected a table with at least one broker: name = "amqp://…"')
+
     if not isinstance(nodes, dict):
         raise ConfigurationError("console.nodes: expected a table")
     told["nodes"] = tuple(_node(name, node, environment) for name, node in nodes.items())
@@ -162,6 +164,7 @@ def _check(name: str, value: object) -> None:
     expected = _PLAIN.get(name)
     if expected is None:
         raise ConfigurationError(f"{where}: unknown; known are {', '.join(sorted([*_PLAIN, *_TABLES]))}")
+
     if name == "hosts":
         good = isinstance(value, list) and all(isinstance(one, str) for one in value)
         words = "a list of names"
@@ -236,6 +239,7 @@ def _node(name: str, told: object, environment: Mapping[str, str]) -> WatchedNod
             f'{where}: expected {{ url = "http://host:9464", token_env = "NODE_TOKEN" }}, and act_token_env = "…" for '
             "a node through which the console may act"
         )
+
     url = told["url"]
     try:
         parts = urlsplit(url)

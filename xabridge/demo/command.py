@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         return EXIT_USAGE
     display = Display(live=sys.stdout.isatty() and not arguments.plain and not arguments.json, quiet=arguments.json)
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # stopped or interrupted: nothing is left running
+
     try:
         with ExitStack() as stack:
             folder = stack.enter_context(scratch(arguments.folder))
@@ -98,6 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         return EXIT_USAGE
     finally:
         display.close()
+
     if arguments.json:
         print(json.dumps(result))
     return 0 if result["exact"] else EXIT_WRONG
@@ -140,6 +142,7 @@ class Demo:
         display.preparing("starting the broker and PostgreSQL")
         self._embedded = EmbeddedServers(folder, prepared_transactions=arguments.mode == "two-phase")
         stack.callback(self._embedded.close)
+
         self._embedded.open()
         self._shop = self._embedded.shop(arguments.mode)
         self._front = stack.enter_context(
@@ -188,6 +191,7 @@ class Demo:
         self._worker.stop()
         seconds = time.monotonic() - began
         self._tell_events()
+
         proof = Audit(self._shop, self._front).prove(self._placed(), self._gauge.look().in_doubt)
         self._show(figures)
         self._display.keep()
@@ -217,6 +221,7 @@ class Demo:
             if kills and figures.whole and figures.rows >= moments[0]:
                 moments.pop(0)
                 kills.pop(0)()
+
             if figures != last:
                 moved, last = time.monotonic(), figures
             done = figures.whole and not figures.waiting and not figures.in_doubt and figures.rows >= self._orders
@@ -273,6 +278,7 @@ class Demo:
                 f"{proof.in_doubt} in doubt"
             )
             say(f"  what the worker said: {self._worker.errors_at}")
+
         faults = ", ".join(self._faults)
         told = f"{len(self._faults)} × kill -9 ({faults})" if faults else "none"
         say(f"  faults: {told}")

@@ -78,6 +78,7 @@ class DjangoOrm:
             raise ImproperlyConfigured("DjangoOrm: the App runs already; declare it before, beside the App")
         if issubclass(app.transaction, OrmTx):
             raise ImproperlyConfigured("DjangoOrm: the App has one already; name all databases in that one")
+
         self.app = app
         self.databases = {alias: resource for alias, resource in databases.items() if resource is not None}
         self._apart = databases.keys() - self.databases.keys()
@@ -528,6 +529,7 @@ def _check_same_place(branch: Any, place: str) -> None:
         told = own.connection.execute(_PLACE).fetchone()
     finally:
         own.close()
+
     found = branch.connection.execute(_PLACE).fetchone()
     if told[:2] != found[:2]:
         settings = branch.settings_dict

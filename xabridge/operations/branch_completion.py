@@ -185,6 +185,7 @@ def _forgetting(view: TransactionView, branch: BranchView) -> Step:
     where = escaped(branch.resource)
     if branch.state is not State.HEURISTIC and branch.noted is None:
         return Step(branch, Consent.REFUSED, f"{where} has it prepared, not completed: commit it, or roll it back")
+
     outcome = branch.outcome or branch.noted or Code.XA_HEURHAZ
     consent = _consent(Act.FORGET, view)
     if consent is Consent.AT_WORK:
@@ -265,6 +266,7 @@ class Hand:
         branch = Branch(view.resource, view.xid)
         if act is Act.FORGET:
             return self._forget(view)
+
         log = self._log if planned.view.decision is not Known.UNKNOWN else None
         against = _CONSENT[act, planned.view.decision] is not Consent.PLAIN
         if against and log is not None:

@@ -100,6 +100,7 @@ def of_queue(operation: str, queue: Mapping[str, Any]) -> list[str]:
         ]
     if operation == "resume-queue":
         return [said, f"{depth} go to {consumers} again."]
+
     told = [said]
     if queue["depth"] or queue["consumers"]:
         told.append(f"It has {depth} and {consumers}. The broker refuses this, unless the box below is ticked.")

@@ -161,6 +161,7 @@ def _untold(ending: Ending, result: Result) -> Iterator[Branch]:
 def result_value(ending: Ending, result: Result) -> dict[str, Any]:
     view = ending.view
     found = {branch.xid: branch.resource for branch in view.in_doubt}
+
     return {
         "act": "end",
         "plan": [

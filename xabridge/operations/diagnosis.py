@@ -65,6 +65,7 @@ def _log_checks(configuration: Configuration, deciders: Sequence[str]) -> Iterat
             mend = 'set the place of the decisions: log = "file:///var/lib/xabridge/log"'
             yield Check(Health.FAIL, "place", "no log is configured, and no resource decides", mend)
         return
+
     try:
         folder = folder_of(url)
     except ValueError as error:
@@ -87,6 +88,7 @@ def content_of(url: str, node: str, missing: Health = Health.OK) -> Check:
         return Check(Health.FAIL, "content", str(error), "restore the folder from an undamaged copy")
     except (LogError, ValueError, OSError) as error:
         return Check(Health.FAIL, "content", masked(str(error)), "give this user read access; its URL is log")
+
     found = f"log {image.log_id.hex()}, opened {several(image.openings, 'time')}"
     if image.node != node:
         mend = f"it is that of node {image.node}: use that node id, or give {node} a folder of its own"

@@ -84,6 +84,7 @@ def report_lines(report: Report, most: int | None = None) -> Iterator[str]:
         if gtrid_name(gtrid) not in by_name and gtrid not in report.not_configured
     ]
     yield from _told_of(told, most)
+
     for number, (gtrid, names) in enumerate(report.not_configured.items()):
         if number == most:
             yield f"… and {len(report.not_configured) - number} more with resources that are not configured (--all)"

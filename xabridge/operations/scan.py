@@ -127,6 +127,7 @@ class Scanner:
         reached = [resource for resource in asked if resource.decides and resource.name not in unreachable]
         at_work = {resource.name: at_work_in(resource, self._node) for resource in reached}
         log = read_log()
+
         for resource in reached:
             told = _decided(resource, self._node)
             if isinstance(told, str):
@@ -134,6 +135,7 @@ class Scanner:
             else:
                 decided[resource.name] = told
                 scanned[resource.name] = Scanned((), tells=True)
+
         deciders = {self._resources[name].decider.decider_id: name for name in decided}
         deciding = tuple(resource.name for resource in asked if resource.decides)
         return Seen(

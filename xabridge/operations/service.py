@@ -196,6 +196,7 @@ class OperatorService:
             result = decision_end.carry_out(self.place, planned, silent())
             lines = tuple(Said(True, line) for line in decision_end.result_lines(planned, result, TOLD))
             return lines if result.trouble is None else (*lines, Said(False, escaped(result.trouble)))
+
         assert planned is not None  # noqa: S101 — there is none for a pass only
         hold = self.place.has_the_log or needs_the_log(planned)
         with self.place.holding_the_log() if hold else nullcontext() as log:

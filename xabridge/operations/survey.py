@@ -196,6 +196,7 @@ class _Surveyor:
             for branch in scanned.branches:
                 key = (branch.xid.format_id, branch.xid.gtrid)
                 found.setdefault(key, []).append(self._view(resource, branch, tells=scanned.tells))
+
         found = {key: self._each_once(key, branches) for key, branches in found.items()}
         for branch_view in self._noted_only({branch.xid for branches in found.values() for branch in branches}):
             found.setdefault((branch_view.xid.format_id, branch_view.xid.gtrid), []).append(branch_view)
@@ -231,6 +232,7 @@ class _Surveyor:
         format_id, gtrid = key
         if Gtrid.of(Xid(format_id, gtrid)) is None:
             return branches  # other transaction managers may give branches on several servers the same xid
+
         named = {
             branch.xid: branch.resource
             for decision in self._decisions()
@@ -276,6 +278,7 @@ class _Surveyor:
         if ours is None:
             why = f"another transaction manager's (format id {format_id}): its log is not here"
             return TransactionView(format_id, gtrid, Known.UNKNOWN, why, rows)
+
         whose = self._ownership.whose(gtrid, self._seen.at_work, decided=gtrid in self._logged)
         origin = next((branch.origin for branch in rows if branch.origin is not None), None)
         at_work = whose.claim is Claim.AT_WORK
@@ -284,6 +287,7 @@ class _Surveyor:
             return TransactionView(format_id, gtrid, Known.UNKNOWN, why, rows)
         if not whose.is_ours and not at_work:
             return TransactionView(format_id, gtrid, Known.UNKNOWN, self._explained(ours, whose.why), rows)
+
         in_log = self._image is not None and ours.log_id == self._image.log_id
         decider = None if in_log else self._ownership.deciders[ours.log_id]
         where = "the log" if decider is None else decider
@@ -322,6 +326,7 @@ def advice(view: TransactionView) -> str:
     where = listed([branch.resource for branch in view.in_doubt])
     if any(branch.state is State.HEURISTIC for branch in view.branches):
         return f"compare what was completed on its own with the data, then: xabridge recover forget {view.name}"
+
     gone = {branch.resource: None for branch in view.in_doubt if not branch.configured}
     if gone:
         names = listed([escaped(name) for name in gone])

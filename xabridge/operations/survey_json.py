@@ -194,6 +194,7 @@ def _encode_branch(branch: BranchView) -> dict[str, Any]:
 
 def _decode_branch(value: dict[str, Any]) -> BranchView:
     origin = value["origin"]
+
     return BranchView(
         str(value["resource"]),
         Xid.parse(str(value["xid"])),

@@ -59,6 +59,7 @@ class OutboxConfig:
             if value is not None and not isinstance(value, str):
                 raise ConfigurationError(f"{path}: outbox.{key}: expected text, not {value!r}")
             texts[key] = _url(path, key, value, configuration.resources, environment)
+
         try:
             relay = RelaySettings(**{key: _number(key, table[key]) for key in _NUMBERS if key in table})
         except (TypeError, ValueError) as error:

@@ -136,6 +136,7 @@ class Outbox:
                 f"the message's id is {message_id!r}: in an outbox it is a text of 1 to {MAX_NAME} characters, because "
                 "brokers differ in what else they take. Use str(…), or leave it out"
             )
+
         octets = encoded(replace(message, id=message_id, durable=True))
         return {
             "lane": crc32((key if key is not None else message_id).encode()) % LANES,

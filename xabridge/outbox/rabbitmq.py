@@ -110,6 +110,7 @@ class RabbitSettings:
         heartbeat = options.get("heartbeat", str(HEARTBEAT_S))
         if not heartbeat.isdecimal():
             raise ValueError(f"{found.scheme}://…: heartbeat={heartbeat!r}: expected whole seconds, 0 for none")
+
         return cls(
             f"{f'[{host}]' if ':' in host else host or 'localhost'}:{port}",
             found.user or "guest",
@@ -160,6 +161,7 @@ class RabbitPublisher:
             heartbeat=settings.heartbeat_s,
             client_properties={"connection_name": "xabridge outbox relay"},
         )
+
         try:
             connection.connect()
         except (*_LOST, exceptions.AMQPError, ssl.SSLError) as error:
@@ -202,11 +204,13 @@ class RabbitPublisher:
             connection = self._opened(deadline)
             self._open_channel(connection)
             wave = self._wave = _Wave(ready, self._published + 1)
+
             for one in ready:
                 self._published += 1
                 self._channel.basic_publish(
                     one.message, exchange=one.place.exchange, routing_key=one.place.routing_key, mandatory=True
                 )
+
             while wave.is_open:
                 left_s = deadline - self._clock()
                 if left_s <= 0:
@@ -380,6 +384,7 @@ def properties(message: Message) -> Any:
         if not 0 <= message.creation_time < _MAX_LONG:
             raise Unsendable("the message's creation_time is before 1970, which AMQP 0-9-1 does not have")
         found["timestamp"] = int(message.creation_time)
+
     if message.properties:
         found["application_headers"] = {
             _header_name(name): _header(name, value) for name, value in message.properties.items()
@@ -429,6 +434,7 @@ def _header(name: str, value: Any) -> Any:
             return datetime.fromtimestamp(int(value) // 1000, UTC)
         except (ValueError, OverflowError, OSError):  # the client takes datetimes, which have years of four digits
             raise Unsendable(f"the property {name!r} is a time outside of the years 1 to 9999") from None
+
     if isinstance(value, int):
         if not -_MAX_LONG <= value < _MAX_LONG:
             raise Unsendable(f"the property {name!r} is a number of more than 64 bits")

@@ -187,6 +187,7 @@ class Relay:
         if not self._is_open:
             self.store.open()
             self._is_open = True
+
         self._publisher.open()  # before rows are locked
         self._publisher.keep_alive()
         settings = self.settings

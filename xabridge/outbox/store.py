@@ -158,6 +158,7 @@ class OutboxStore:
         with self._transaction() as connection:
             lanes = self._lease(connection, now, holder, lease_s)
             taken = self._take(connection, lanes, now, batch) if lanes else []
+
         carried = Carried()
         try:
             if taken:
@@ -253,6 +254,7 @@ class OutboxStore:
                 break
             numbers.append(number)
             octets += size
+
         if not numbers:
             return []
         columns = outbox.c
@@ -276,6 +278,7 @@ class OutboxStore:
             refusal = sent.refused.get(row.id)
             if refusal is None:
                 continue
+
             attempts = row.attempts + 1
             over = refusal.final or attempts >= max_attempts
             set_aside += over

@@ -129,6 +129,7 @@ class Tables:
             except DBAPIError as error:  # somebody else makes it, or we may not
                 if error.connection_invalidated:
                     raise
+
                 if left == 0:
                     raise TablesError(
                         f"the tables of the outbox can't be made or used: {error.orig}. Ask an administrator to make "

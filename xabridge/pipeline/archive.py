@@ -55,6 +55,7 @@ def write_packages(
     for each in chosen.values():
         files |= _files(each)
     part = path.with_name(f"{path.name}.part")
+
     with ExitStack() as stack:
         target = stack.enter_context(part.open("wb"))
         if path.name.endswith(".tar"):
@@ -100,6 +101,7 @@ def _files(each: Distribution) -> Iterator[tuple[str, Path | bytes]]:
             f"{name} has no list of its files, because it was not installed by pip. Make the archive in a virtual "
             "environment of its own, or leave it out (--without)"
         )
+
     kept: set[str] = set()
     record = ""
     for file in each.files:
@@ -118,6 +120,7 @@ def _files(each: Distribution) -> Iterator[tuple[str, Path | bytes]]:
             record = where
         else:
             yield where, path
+
     if record:
         lines = csv.reader(io.StringIO(each.read_text("RECORD") or ""))
         rows = sorted(line for line in lines if line and line[0] in kept)
@@ -153,6 +156,7 @@ def write_modules(path: Path, modules: Sequence[Path]) -> list[str]:
                     files[Path(module.name, file.relative_to(module)).as_posix()] = file
         else:
             raise PipelineError(f"{module} is neither a module (a file .py) nor a package (a folder with __init__.py)")
+
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in sorted(files.items()):
             info = zipfile.ZipInfo(name)  # of 1980

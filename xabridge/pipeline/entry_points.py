@@ -101,6 +101,7 @@ def infer_schema(options: Mapping[str, str], sample: int = SAMPLE) -> str:
     for body in bodies:
         with suppress(ValueError):
             read.append(read_body(body))
+
     if not read:
         raise PipelineError(f"{given.source}: of {len(bodies)} messages that wait, none has a JSON object as its body")
     if len(read) < len(bodies):

@@ -70,6 +70,7 @@ def _type(values: Sequence[Any], where: str) -> str:
         raise ValueError(f"{where} is {' and '.join(kinds)}, which no type of Spark holds")
     if not some:
         return "string"
+
     match kinds[0]:
         case "an object":
             inner = _fields(some, f"{where}.")

@@ -55,6 +55,7 @@ def _type(schema: Any, where: str) -> str:
     names = _names(schema)
     if len(names) != 1:
         raise ValueError(f"{where} needs one type, and has {' and '.join(names) or 'none'}")
+
     (name,) = names
     if name == "object":
         return _object(schema, where)

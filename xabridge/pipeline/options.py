@@ -154,6 +154,7 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
     body_schema = _body_schema(given)
     if body not in ("binary", "text"):
         raise given.wrong("body", f"{body!r} is neither binary nor text")
+
     rows = given.number("maxRowsPerBatch", ROWS_PER_BATCH)
     least, delay_s = _minimum(given, rows)
     by_queue = given.one_of("order", ("none", "queue")) == "queue"
@@ -162,6 +163,7 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
     skips = given.one_of("on_missing", ("wait", "skip")) == "skip"
     if skips and len(shards) == 1:
         raise given.wrong("on_missing", "skip needs several brokers, and there is nothing to read but at one")
+
     source = Source(
         shards,
         given.number("partitions", PARTITIONS, MAX_PARTITIONS),
@@ -196,6 +198,7 @@ def _shards(given: _Given, settings: Settings) -> tuple[Shard, ...]:
             f"no queue is read there, because what is before the : of {queues[0]!r} is taken for its broker. Omit "
             f"resource, or write the broker before a name that has a colon itself: {named[0]}:{queues[0]}",
         )
+
     found: dict[str, dict[str, None]] = {}
     for queue in queues:
         resource, colon, what = queue.partition(":")
@@ -205,6 +208,7 @@ def _shards(given: _Given, settings: Settings) -> tuple[Shard, ...]:
             brokers = [_placed(given, settings, "queue", queue, BROKERS)[0]]
         else:
             brokers, what = everywhere or [_chosen(given, settings, "resource", "", BROKERS)], queue
+
         for broker in brokers:
             _check_length(given, settings, "queue", broker, what)
             if what in found.setdefault(broker, {}):
@@ -339,6 +343,7 @@ def _tables(given: _Given, settings: Settings) -> Routing[TableRows]:
         what = f'{table!r} is not a table name; write revenue, public.revenue or "Sales"."Revenue"'
         several = "" if given.text("table_column") else ". For several tables set table_column too"
         raise given.wrong("table", what + (several if "," in table else ""))
+
     routing = _routed(given, "table", texts, named)
     given.check_tables({name.lower() for name, _ in routing.places})
     of_each = [tuple(name for name, at in routing.places if at == place) for place in range(len(named))]
@@ -407,6 +412,7 @@ def _sharded(given: _Given, settings: Settings) -> AddressTarget:
         raise given.wrong("shards", "needs the option shard_key, which names the column with the key")
     if not shards:
         raise given.wrong("shard_key", "needs the option shards, which says how many there are")
+
     for name in given.present("address_column", "address_default"):
         raise given.wrong(name, "contradicts shards, by which a message goes to one of the addresses: omit one of them")
     names = given.names("address")

@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (PipelineError, OSError) as error:
         sys.stderr.write(f"xabridge pipeline package: {escaped(str(error))}\n")
         return Exit.USAGE if isinstance(error, PipelineError) else Exit.FAILED
+
     print(f"{several(len(packed), 'package')} for {tag()}: {escaped(str(packages))}")
     print()
     options = [f"--archives {shlex.quote(f'{packages}#{FOLDER}')}"]

@@ -68,6 +68,7 @@ def _configured(config: str | None) -> tuple[str | None, dict[str, str], dict[st
         configuration = configuration_from(path, environment=None)
     except ConfigurationError as error:
         raise PipelineError(str(error)) from error
+
     table = tomllib.loads(path.read_text(encoding="utf-8")).get("pipeline", {})
     log = table.get("log") if isinstance(table, dict) else None
     if log is None and configuration.log is not None and DATABASE.match(configuration.log):

@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (PipelineError, LogError) as error:
         sys.stderr.write(f"xabridge pipeline status: {escaped(str(error))}\n")
         return Exit.USAGE if isinstance(error, PipelineError) else Exit.FAILED
+
     if arguments.json:
         objects = [as_json(one, arguments.last) for one in found]
         print(json.dumps(objects[0] if arguments.name else objects))
@@ -105,6 +106,7 @@ def orphans(found: PipelineStatus) -> dict[bytes, dict[str, list[Xid]]]:
 def as_json(found: PipelineStatus, last: int) -> dict[str, Any]:
     """One pipeline."""
     prepared, given_up = prepared_branches(found), orphans(found)
+
     return {
         "pipeline": found.pipeline,
         "log_id": found.log_id.hex(),
@@ -175,12 +177,14 @@ def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
         if gtrid not in shown:
             number = str(epoch_of(gtrid))
             yield from _cells(number, gtrid, "orphan" if gtrid in given_up else "older", "", told(branches))
+
     yield ""
     yield from _batches(found, last)
     phases = mean_phases(found)
     if phases:
         each = [f"{phase} {took(seconds)}" for phase, seconds in phases.items()]
         yield from paragraph(f"a batch took {averaged(found)}: {', '.join(each)}")
+
     for sentence in (*skipped(found, last), *summary(found)):
         yield from paragraph(sentence)
     for line in unreachable_lines(found.unreachable):
@@ -200,6 +204,7 @@ def _batches(found: PipelineStatus, last: int) -> Iterator[str]:
     for lag in found.lags:
         waited.setdefault(lag.gtrid, []).append(lag)
     yield table_row(_DID, _DID_WIDTHS, range(8))
+
     for one in found.results[:last]:
         lags = waited.get(one.gtrid, [])
         oldest = max((lag.oldest_s for lag in lags if lag.oldest_s is not None), default=None)

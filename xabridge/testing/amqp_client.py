@@ -122,6 +122,7 @@ class Client:
             _encoded(OPEN, f"client-{uuid4()}", None, Uint(MAX_FRAME)),  # or it would steal links
             _encoded(BEGIN, None, Uint(0), Uint(WINDOW), Uint(WINDOW)),
         ]
+
         self._kept = b""
         self._links: dict[str, Link] = {}
         self._theirs: dict[int, Link] = {}
@@ -160,6 +161,7 @@ class Client:
         decoded, end = decode_from(octets, start, stop)
         if type(decoded) is not list:
             raise ConnectionError(f"the broker sent a performative ({code:#x}) that is no list: {decoded!r}")
+
         fields: list[Any] = decoded
         if code == DISPOSITION:
             self._disposition(*fields)

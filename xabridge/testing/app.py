@@ -276,6 +276,7 @@ class TestApp:
                 f"{' and '.join(decides)}: one database can be SQLite, which decides; give the others: "
                 f'TestApp(app, resources={{"{decides[1]}": "postgresql://…"}})'
             )
+
         resources = {
             name: ResourceConfig(config.url, config.mode, failing(name, find_factory(name, config), self._faults))
             for name, config in replaced.items()

@@ -40,6 +40,7 @@ class BrokerProcess:
                 env=marked_environment(),
                 process_group=0,  # Ctrl+C is for us: we stop it
             )
+
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         restored = re.search(r"([0-9]+) branches in doubt", line)
         self.restored = int(restored[1]) if restored else 0

@@ -52,6 +52,7 @@ class MariaDB:
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
         self.port = free_port()
+
         made = subprocess.run(  # noqa: S603 — the system's own program
             [
                 _program("mariadb-install-db") or "",
@@ -81,6 +82,7 @@ class MariaDB:
         """Starts it, unless it runs; returns when it answers."""
         if self._process is not None:
             return
+
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 — the system's own program
                 [
@@ -100,6 +102,7 @@ class MariaDB:
                 stderr=log,
                 env=marked_environment(),
             )
+
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._listens():
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -68,6 +68,7 @@ class EmbeddedPostgres:
         if self._user and not _reachable(self._folder):
             self._folder = Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
             self._folder.chmod(0o755)
+
         self._bin = binaries or self._binaries(_install())
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0

@@ -143,6 +143,7 @@ def compare(transfers: Iterable[Transfer], books: Books, told: Mapping[str, str]
         audit.done += bool(receipts[number])
         for kind, why in _wrong(transfer, to_do[number], entries[number], credits_[number], receipts[number]):
             audit.note(kind, [number], why)
+
     attempts = {entry.attempt for entry in books.entries}
     kept = [gtrid for gtrid, verdict in told.items() if verdict == COMMITTED and gtrid not in attempts]
     audit.note("lost", kept, "told to be committed, without an entry")
@@ -174,6 +175,7 @@ def _wrong(
         yield "lost", "transfers that are neither to be done nor begun"
     elif to_do + len(debits) > 1:
         yield "duplicated", "transfers that are begun more than once, or begun and still to be done"
+
     if len(arrived) + len(on_way) > len(debits):
         yield "duplicated" if debits else "split", "amounts that have arrived, or are on their way, without their debit"
     elif len(arrived) + len(on_way) < len(debits):
@@ -236,6 +238,7 @@ class Auditor:
                 balances |= {(place, number): balance for number, balance in rows}
                 prepared = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
                 in_doubt += [f"{place} {gid}" for (gid,) in connection.execute(prepared).fetchall()]
+
         if count := broker.in_doubt():
             in_doubt.append(f"{count} at the broker")
         decisions = tuple(self._decisions(decides))

@@ -96,10 +96,12 @@ class BankCampaign:
         victim.child.wait("at")
         self.tally.by_fault[fault.fate] += 1
         self._strike(0, fault.fate)
+
         if fault.fate == "stopped" and setup.decider:
             threading.Event().wait(1.2 * LEASE_S)  # who lives is taken for dead
         elif fault.fate == "overdue":
             threading.Event().wait(TIMEOUT_S + 0.5)
+
         others = [process for process in site.processes[1:] if process.child.running]
         if fault.fate == "replaced":
             site.processes[0].child.wait("ready")
@@ -271,6 +273,7 @@ class BankCampaign:
                 process.child.tell("recover")
             for process in site.processes:
                 process.child.wait("recovered")
+
         audit.note("left", (said["left"] for said in rested if said["left"] and not audit.right), "recovery said")
         audit.note("left", (f"{said['decisions']}" for said in rested if said["decisions"]), "decisions in a log")
         self._away = TOTAL - sum(books.balances.values())

@@ -65,6 +65,7 @@ class Site:
             folder / "broker.err",
             self._hear,
         )
+
         self._proxies: dict[str, Proxy] = {}
         self._databases: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -86,6 +87,7 @@ class Site:
             self.broker.launch()
             self.postgres.start()
             self._databases = {name: self.postgres.create_database(name) for name in (*PLACES, LOG)}
+
             self.broker.wait("ready")
             stack.callback(self.dismiss)
             self._proxies = {name: proxies.add(self.postgres.port) for name in self._databases}

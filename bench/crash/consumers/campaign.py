@@ -90,6 +90,7 @@ def setup_of(dice: Random, weather: Weather | None = None) -> ConsumerSetup:
     kinds = dice.choice(
         ((RAISES,), (RAISES,), (RAISES, COMMITS), (RAISES, CANCELS) if style == "asyncio" else (COMMITS,))
     )
+
     drawn = dice.choice(WEATHERS)
     return ConsumerSetup(
         weather=(weather or drawn) if store == "postgresql" else dice.choice(WITHOUT_SERVER),
@@ -330,6 +331,7 @@ class ConsumerCampaign:
             stage.postgres.stop(immediate=True)
             wake.wait(dice.uniform(0.5, 3.0))
             stage.revive()
+
         for _ in range(GUSTS if setup.weather in {"cuts", "kills"} else 0):
             wake.wait(dice.uniform(0.05, 0.4))
             if setup.weather == "cuts":
@@ -375,6 +377,7 @@ class ConsumerCampaign:
             except (ChildGone, Stuck) as error:
                 print(f"  {setup}: {error}", file=sys.stderr)
                 worker.kill()
+
         stage.man(setup)  # type: ignore[arg-type]  # as above; who was killed recovers
         waiting = [body["number"] for body in self._broker.browse(queue)]
         letters = [

@@ -44,6 +44,7 @@ class Place:
         self.staged: dict[tuple[bytes, str], list[str]] = {}
         """Rows by key: of which global transaction, and which attempt."""
         self.fences: set[bytes] = set()
+
         self.queue: list[int] = []
         self.output: list[str] = []
         self.committed: list[Xid] = []

@@ -197,6 +197,7 @@ class World:
         self.tokens: set[str] = set()
         """What batches without data have written, and may have written."""
         self.settled: set[bytes] = set()
+
         self.unfenced: set[bytes] = set()
         """Global transactions whose commit or abort came to its end, and whose fence may be missing all the same."""
         self.dying: list[int] = []
@@ -281,6 +282,7 @@ class World:
                 self._run_to_its_end(old.pop(self.random.randrange(len(old))))
             is_lost = self.checkpoint.given_up or self.checkpoint.query.startswith(ownership.GIVEN_UP)
             self._run_to_its_end(self._new(adopts=True) if is_lost else self.checkpoint)
+
         while self.actors and self.steps < LIMIT:
             self._step()
         for broker in (self.places[name] for name in BROKERS):
@@ -346,6 +348,7 @@ class World:
             if self.dying:
                 self._forget(self.dying.pop(0))
             return
+
         actor = self.random.choice(ready)
         actor.waits = None
         error, actor.error = actor.error, None
@@ -360,6 +363,7 @@ class World:
         if self.faults and self.random.random() < self.deaths:
             self._die(actor.number)
             return
+
         try:
             actor.answer = self._perform(actor, step)
         except (LogError, PipelineError, Failed) as raised:
@@ -385,6 +389,7 @@ class World:
         incarnation = yield from self._bind(driver, checkpoint)
         own = self.mutant.own("p", self.book.log_id, incarnation)
         yield from self._core(recovery.resolve, incarnation, own, BROKERS, None)
+
         while True:
             number = max(checkpoint.offsets, default=-1)
             if number not in checkpoint.done and number >= 0:
@@ -490,6 +495,7 @@ class World:
                 parts.append(part)
                 if self.random.random() < 0.2:  # a stage that runs before the others are planned
                     self._actor("early", self._read(part))
+
         joined: int = yield Do("join", lambda: self.book.join(driver))
         sink = self.mutant.own("p", self.book.log_id, joined)
         planner = self._planner(sink, PLACES)
@@ -515,6 +521,7 @@ class World:
             if all(task.report is not None for task in tasks):
                 shares = [[*map(str, rows), *lines][index::WRITERS] for index in range(WRITERS)]
                 tasks = [self._task(index, None, plan, share) for index, share in enumerate(shares)]
+
         yield from self._job(tasks)
         reports = [task.report[0] for task in tasks if task.report is not None]
         rows = rows or sorted(row for task in tasks if task.report is not None for row in task.report[1])
@@ -531,6 +538,7 @@ class World:
                 self.unfenced.add(gtrid)
             self.settled.add(gtrid)
             raise
+
         self.settled.add(gtrid)
         self.nodata.update(token)
         yield Do("commits", partial(self._done, checkpoint, number, rows))
@@ -562,6 +570,7 @@ class World:
             error = None
             if raises and self.faults and self.random.random() < 0.01:
                 raise Failed("commit was broken off")
+
             try:
                 answer = yield call
             except LogError as raised:
@@ -629,12 +638,14 @@ class World:
         mine = self.mutant.sink_xid(plan.gtrid, index, attempt, b"%d" % attempt)
         staged: tuple[Any, ...] = ()
         branches = tuple(Branch(name, mine) for name in (SINKS[:1] if self.keyed else SINKS))
+
         if self.keyed:
             answer = yield Do("stage", partial(self._stage, plan.gtrid, attempt, rows))
             if isinstance(answer, XaError):
                 yield from self._excused(excusing, plan.gtrid, actor, attempt)
                 raise Failed(answer.message)
             staged = (StagedRows(KEYED, ("id",), f"{attempt}", index, len(rows)),)
+
         verbs: list[Callable[[Place], Any]] = [
             lambda place: place.start(mine, actor),
             lambda place: place.post(mine, actor, rows),
@@ -721,6 +732,7 @@ class World:
     def _executor(self, actor: Actor, broker: Place, call: TaskCall) -> Any:
         number = actor.number
         ask = partial(self._or_gone, broker, number)
+
         match call.name, call.arguments:
             case "start", (xid,):
                 return ask(lambda: broker.start(xid, number))
@@ -785,6 +797,7 @@ class World:
                 if self.random.random() < 0.7 or not self.faults:  # lazy
                     self.book.end(decision.gtrid)
                 return None
+
         return self._written(call)
 
     @staticmethod
@@ -881,6 +894,7 @@ class World:
         for xid, told in self.told.items():
             if self._decision(xid) and told != [told[0]] * len(told):
                 wrong.append(f"{xid} is decided, and told {told}")
+
         wrong += self._miscounted() + self._out_of_order() + self._overtaken()
         suspect = self.poison | self.unreadable
         inputs = Counter({str(number): 1 for number in range(INPUTS) if number not in suspect})

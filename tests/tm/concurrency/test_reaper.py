@@ -69,6 +69,7 @@ def test_an_explicit_end_of_a_reaped_transaction(shop: Shop, how: str, end: str)
         shop.tm.suspend()
     elif how == "marked":
         tx.set_rollback_only()
+
     reap(shop, 10)
     shop.assert_nothing_left()
     if how == "suspended":
@@ -92,6 +93,7 @@ def test_others_are_not_touched_and_not_kept_waiting_by_a_resource_that_fails(sh
     shop.tm.suspend()
     long = shop.tm.begin(100)
     long["a"].write("j", 1)
+
     reap(shop, 10)
     assert first.expired
     assert second.expired

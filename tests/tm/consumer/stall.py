@@ -43,6 +43,7 @@ class Stall:
         self.queue = queue
         self.out = f"{queue}-out"
         self.store = ReferenceStore("shop")
+
         self.manager = TransactionManager(
             "stall-1",
             f"file://{folder / 'log'}",

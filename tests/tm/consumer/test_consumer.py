@@ -76,6 +76,7 @@ def test_an_empty_poll_is_no_transaction(
         assert exported.value("transactions.completed") == 0
         stall.put("a")
         stall.until.count(1)
+
     for name in ("begun", "completed"):
         assert exported.value(f"transactions.{name}") == 2, name
     assert [attributes(span)["xabridge.outcome"] for span in exported.spans("transaction")] == ["committed"] * 2
@@ -352,6 +353,7 @@ def test_health_is_told_over_http_and_names_what_is_wrong(tmp_path: Path) -> Non
     broker = EmbeddedBroker(tmp_path / "other")
     other = Stall(broker, "orders", tmp_path / "other")
     consumer = other.consumer(Work(other), workers=2)
+
     with other.manager, HealthServer(consumer, port=0) as server:
         assert said(server.port)[0] == 503  # not started
         with consumer:
@@ -380,6 +382,7 @@ def test_metrics(stall: Stall, broker: EmbeddedBroker, tmp_path: Path) -> None:
         with metered.consumer(Work(metered, "b"), max_deliveries=2) as consumer:
             until(lambda: consumer.counts.dead_lettered)
         found = exported.points()
+
     exported.close()
     counts = {}
     for has, value in found["messaging.client.consumed.messages"]:
@@ -406,6 +409,7 @@ def test_lines_have_the_transaction_the_message_and_the_queue_in_text_and_as_fie
         assert f"message {message} of {stall.queue}: failed: LookupError: a ({__file__}:" in line
     assert f"message {message} of {stall.queue} was dead-lettered to {stall.queue}.dead after 2 deliveries" in dead
     assert "LookupError: a" in dead
+
     for record in records:
         fields = fields_of(record)
         assert fields["queue"] == stall.queue

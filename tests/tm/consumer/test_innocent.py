@@ -31,6 +31,7 @@ class Shop:
             connection.execute(text("CREATE TABLE stock (left_over integer)"))
             connection.execute(text("INSERT INTO stock VALUES (0)"))
             connection.execute(text("CREATE TABLE orders (number integer)"))
+
         self.engine = engine
         self.managers = [
             TransactionManager(

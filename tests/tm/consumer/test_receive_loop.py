@@ -221,6 +221,7 @@ def test_what_waits_at_the_broker_lets_the_worker_go_on() -> None:
         settings, [new], LookupError("no"), [again], None, [later], None, [put_off_before], None,
         known={3: History(2, is_apart=True)},
     )  # fmt: skip
+
     assert asked == [
         "receive 1",
         "handle 1",

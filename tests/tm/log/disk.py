@@ -91,6 +91,7 @@ class Disk:
                 del names[old]
             if new is not None:
                 names[new] = inode
+
         survivors: dict[int, Inode] = {}
         for name, inode in names.items():
             if id(inode) not in survivors:

@@ -29,6 +29,7 @@ def test_decisions_are_there_when_the_log_is_opened_again(log_url: str, node: st
         log.end(first[1].gtrid)
         assert list(log.decisions()) == [first[0], *first[2:]]
         assert log.decision(first[1].gtrid) is None
+
     log.end(decision(99, node=node).gtrid)
     log.close()
     log = open_log(log_url, node)
@@ -76,6 +77,7 @@ def test_heuristic_outcomes_stay_until_they_are_dropped(log_url: str, node: str)
     log.drop_heuristic(heuristic(3, node=node).branch)
     assert list(log.heuristics()) == [one, other]
     log.close()
+
     log = open_log(log_url, node)
     assert list(log.heuristics()) == [one, other]
     log.drop_heuristic(one.branch)
@@ -98,6 +100,7 @@ def test_a_log_keeps_its_id_and_has_an_incarnation_for_each_opening(log_url: str
         )
         assert log.held()
         log.close()
+
     assert {len(incarnation) for _, _, incarnation in seen} == {8}
     assert len({incarnation for _, _, incarnation in seen}) == 3
     assert {(name, log_id) for name, log_id, _ in seen} == {(node, seen[0][1])}
@@ -128,6 +131,7 @@ def test_a_closed_log_writes_and_tells_nothing(log_url: str, node: str, caplog: 
     log.close()
     with caplog.at_level(logging.CRITICAL):
         log.end(decision(1, node=node).gtrid)
+
     for call in (
         lambda: log.decide(decision(2, node=node)),
         lambda: log.note_heuristic(heuristic(2, node=node)),

@@ -87,6 +87,7 @@ def test_the_lock_does_not_outlive_its_process_and_a_fork_does_not_hold_it(direc
             os._exit(0)
         os.read(hold, 1)
         os._exit(1)
+
     child_id, _, message = os.read(ready, 400).decode().partition(" ")
     try:
         assert message == "this process is a fork of the one that opened the log"

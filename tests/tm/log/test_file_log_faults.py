@@ -113,6 +113,7 @@ class Run:
         for gtrid, made in told.items():
             assert self.asked.get(gtrid) == made, "a decision that nobody took"
             assert gtrid not in self.refused, "a decision that was refused"
+
         outcomes = {outcome.branch: outcome for outcome in log.heuristics()}
         for branch in self.noted.keys() | outcomes.keys():
             if branch not in self.unsure:
@@ -210,6 +211,7 @@ def test_input_output_error(step: int) -> None:
         for call in (lambda: run.decide(decision(99)), run.log.decisions, run.log.heuristics):
             with pytest.raises(LogStopped, match="Input/output error"):
                 call()
+
         run.log.close()
         assert disk.steps == steps
         assert not disk.locked
@@ -339,6 +341,7 @@ def test_any_history(seed: int) -> None:
             run.unsure.clear()  # what was refused has changed nothing
         except PowerCut:
             pass
+
         if run.disk.trouble is not None:
             run.cut_power()
         run.look()
@@ -362,6 +365,7 @@ def test_interruption(step: int, times: int) -> None:
         if run.log is None or run.log._closed:
             run.check(reopened(disk.crashed(random.Random(step))))
             return
+
     assert run.log is not None
     disk.trouble = None
     interrupted = [made for gtrid, made in run.asked.items() if gtrid not in run.promised]

@@ -77,6 +77,7 @@ def test_a_log_of_the_former_version_is_read_with_what_is_in_doubt(former_url: s
     image = look_at_log(former_url, NODE)
     assert image.incarnations == Incarnations(counted=2)
     assert (image.openings, len(image.decisions), len(image.heuristics)) == (2, 2, 1)
+
     for _ in range(2):
         log = open_log(former_url, NODE)
         assert openings(log) == [1, 2]
@@ -192,6 +193,7 @@ def test_a_copy_of_a_database_presumes_nothing_about_what_was_open(tmp_path: Pat
     if not first._database.place():
         pytest.skip("the file system of the temporary folder has no identities of files")
     first.decide(decision(2))
+
     copy = SqlLog(f"sqlite:///{tmp_path}/copy.db", NODE, take_over=True)
     assert copy.incarnations.why_not(first.incarnation) is not None
     assert list(copy.decisions()) == [decision(1)]
@@ -220,6 +222,7 @@ def test_a_backup_beside_a_manager_at_work(tmp_path: Path, caplog: pytest.LogCap
     assert image.incarnations.cut == (log.incarnation,)
     assert image.decisions == (decision(1),)
     caplog.clear()
+
     for warned in (True, False):
         copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
         assert copy.log_id == log.log_id
@@ -231,6 +234,7 @@ def test_a_backup_beside_a_manager_at_work(tmp_path: Path, caplog: pytest.LogCap
             assert bool(told) == warned, "once"
         copy.close()
         caplog.clear()
+
     copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
     copy.trust(log.incarnation)
     assert not copy.incarnations.cut
@@ -260,6 +264,7 @@ def test_a_backup_of_a_log_of_a_former_version(tmp_path: Path, *, closed: bool) 
         frame = encode_frame(contents.header.mark, contents.end, b"")
         octets[contents.end : contents.end + len(frame)] = frame
         (folder / name).write_bytes(octets)
+
     back_up(folder, tmp_path / "copy")
     copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
     assert openings(copy) == [1, 2]

@@ -33,6 +33,7 @@ def test_what_was_decided_is_there_after_kill_9(log_url: str, node: str, tmp_pat
     decided: set[int] = set()
     ended: set[int] = set()
     rounds, most = (ROUNDS, 2000) if log_url.startswith("file:") else (ROUNDS // 2, 150)
+
     for turn in range(rounds):
         facts = run_until_killed(log_url, node, turn << 32, rng.randrange(1, most), rng.randrange(1 << 30))
         decided.update(number for fact, number in facts if fact == "decided")

@@ -129,6 +129,7 @@ def test_who_was_superseded_can_do_nothing_any_more(database_url: str, node: str
     ):
         with pytest.raises(TakenOver, match=taken):
             call()
+
     with pytest.raises(LogStopped, match=taken):
         old.decisions()
     assert new.entry(gtrid(2, node=node)) is not None
@@ -205,6 +206,7 @@ def test_the_statements_do_what_the_table_says(database_url: str, node: str, ver
             log.decide(made)
             if state is GtridState.DONE:
                 log._gtrids.end([made.gtrid])
+
     log.close()
     log = SqlLog(database_url, node)
     for sequence, (state, verb) in cases:
@@ -221,6 +223,7 @@ def test_the_statements_do_what_the_table_says(database_url: str, node: str, ver
             calls[verb]()
         except DecisionRefused:
             assert not legal, (state, verb)
+
         entry = log.entry(made.gtrid)
         after = entry.state if entry is not None else GtridState.UNKNOWN
         expected = {source: to for source, moved, _, to, _ in GTRID.transitions() if moved is verb}
@@ -306,6 +309,7 @@ def test_garbage_goes_in_batches_and_only_what_is_garbage(database_url: str, nod
     log.abort(gtrid(30, node=node))
     log.begin(gtrid(31, node=node))
     clock.now += 100
+
     assert log.purge(older_than_s=101) == 0
     assert log.purge(below=gtrid(3, node=node)) == 3
     assert log.purge(older_than_s=99, count=5) == 5

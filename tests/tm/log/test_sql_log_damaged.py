@@ -76,10 +76,12 @@ def test_a_changed_row_is_an_error_of_the_log(
         assert "Traceback" not in "".join(capsys.readouterr())
         if column == "lease_until" and value not in {None, 0, -1, 1.5}:
             continue  # which is waited for
+
         try:
             log = open_log(url, "orders-1")
         except LogError:
             continue
+
         try:
             decided = {one.gtrid for one in log.decisions()}
             log.heuristics()

@@ -298,6 +298,7 @@ def test_a_decision_is_not_ended_while_a_branch_may_be_left(trouble: str, gone: 
         scanned["renamed"] = LOST
     elif trouble == "another one":
         decision = Decision(gtrid(), (A, B, branch("c", gtrid())))
+
     one = Pass(**scanned).logged(decision)
     one.gone = {gtrid(): gone}
     if trouble == "renamed pending":
@@ -411,6 +412,7 @@ def test_every_answer_to_what_recovery_asks(verb: Verb, code: Code) -> None:
         expected = Action.HEURISTIC
         asked.append(one.asked[4])
         assert asked[-1].startswith("note a XA_HEUR")
+
     assert actions(report) == {"a": expected}
     assert report.clean == (expected not in {Action.PENDING, Action.HEURISTIC})
     over = verb is Verb.COMMIT_AGAIN and expected is not Action.PENDING

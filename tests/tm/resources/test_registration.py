@@ -86,6 +86,7 @@ def test_work_outside_any_transaction_is_its_own(dynamic: Shop) -> None:
     tx["a"].write("k", 4)
     dynamic.tm.suspend()
     session.write("j", 2)
+
     with pytest.raises(KeyLocked):
         session.write("k", 2)
     dynamic.tm.resume(tx)

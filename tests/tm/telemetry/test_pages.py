@@ -61,6 +61,7 @@ def test_the_metrics_are_those_of_the_table() -> None:
             labels = {*known[sample.name].labels, prometheus_label("xabridge.node")}
             assert set(sample.labels) - {"le"} == labels, sample.name
             found.add(sample.name)
+
     assert {
         "xabridge_transactions_completed_total",
         "xabridge_transactions_active",
@@ -118,6 +119,7 @@ def test_pools_and_the_log_are_shown(tmp_path: Path) -> None:
         f'shop = {{ url = "{resources["shop"]}", mode = "decider" }}\n',
         encoding="utf-8",
     )
+
     with TransactionManager.from_config(config):
         text = asked(port, "metrics")[2].decode()
     assert 'db_client_connection_max{db_client_connection_pool_name="shop",xabridge_node="n-1"} 3.0' in text
@@ -148,6 +150,7 @@ def test_the_page_of_the_node_has_live_and_completed_transactions() -> None:
             both.write("other")
             raise LookupError("the work has failed")
         both.manager.consumer("orders", resource="one")(lambda _message, _tx: None)
+
         with both.manager.begin() as third:
             both.manager["one"].write("third", "value")
             both.clock.now += 7
@@ -156,6 +159,7 @@ def test_the_page_of_the_node_has_live_and_completed_transactions() -> None:
             assert (live["name"], live["age_s"], live["resources"]) == (str(third), 7.0, ["one"])
             assert live["steps"][0][:2] == ["one", "start"]
         _, told = said(port, "node", f"Bearer {TOKEN}")
+
     assert told["node"] == "node-1"
     assert told["live"] == []
     one_phase, rolled_back, committed = told["last"]
@@ -187,6 +191,7 @@ def test_the_configuration_names_the_variable_of_the_token(tmp_path: Path, monke
     with TransactionManager.from_config(file):
         assert said(port, "node", f"Bearer {TOKEN}")[1]["node"] == "n-1"
     file.write_text(f'http = "{port}"\n{text}http_act_token_env = "NODE_ACT_TOKEN"\n', encoding="utf-8")
+
     with pytest.raises(ConfigurationError, match="http_act_token_env: the environment variable NODE_ACT_TOKEN is not"):
         TransactionManager.from_config(file)
     monkeypatch.setenv("NODE_ACT_TOKEN", TOKEN)

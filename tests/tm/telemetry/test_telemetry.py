@@ -124,6 +124,7 @@ def test_every_point_has_the_attributes_of_the_table(exported: Exported) -> None
             transact(both)
         both.manager.recover()
         points = exported.points()
+
     elsewhere = ("xabridge.consumer.", "messaging.", "db.", "xabridge.log.size", "xabridge.log.decisions")
     ours = [metric for metric in METRICS if not metric.name.startswith(elsewhere)]
     assert set(points) == {metric.name for metric in ours}
@@ -258,6 +259,7 @@ def test_spans_of_a_commit(both: TwoResources, exported: Exported) -> None:
     assert span.status.status_code is StatusCode.UNSET
     branches = exported.spans("branch")
     assert [attributes(branch)["xabridge.resource"] for branch in branches] == ["one", "two"]
+
     for branch in branches:
         assert branch.parent is not None
         assert branch.context is not None

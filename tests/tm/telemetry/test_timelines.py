@@ -22,6 +22,7 @@ def test_the_last_and_the_slowest_of_an_hour_are_kept_and_no_more() -> None:
     clock = Clock()
     timelines = Timelines(clock=clock)
     ran(timelines, clock, 0, 9.0)
+
     for number in range(1, 1000):
         ran(timelines, clock, number, 0.001 * (number % 100), steps=STEPS + 5 if number == 999 else 1)
     assert [int.from_bytes(one.gtrid, "big") for one in timelines.last] == list(range(999, 999 - LAST, -1))

@@ -67,6 +67,7 @@ def test_a_transaction_is_the_current_span(exported: Exported) -> None:
         with pytest.raises(RolledBack), both.manager.begin() as tx:
             tx.set_rollback_only()
         assert trace.get_current_span() is request
+
     first, second, _ = exported.spans("transaction")
     assert ids(first) == inside
     assert parent(named(exported, "work")[0]) == inside
@@ -99,12 +100,14 @@ def test_a_message_carries_the_trace(exported: Exported, manager: TransactionMan
         given = Message("b", properties={"traceparent": GIVEN})
         tx["broker"].send("q", given)
         tx["broker"].send_batch("q", [Message("c"), Message("d"), given])
+
     with manager.begin() as tx:
         receiver = current()
         first, second = tx["broker"].receive("q", 5), tx["broker"].receive("q", 5)
         rest = tx["broker"].receive_batch("q", 5, 5)
         with pytest.raises(NoMessage):
             tx["broker"].receive("q", 0)
+
     assert first.properties == {"kind": 1, "traceparent": first.properties["traceparent"]}
     assert [one.properties for one in (second, rest[2])] == [{"traceparent": GIVEN}] * 2
     alone, again, batch = named(exported, "send q")
@@ -283,6 +286,7 @@ def test_a_trace_goes_on_in_another_process(
         ("commit shop", True),
     }
     assert spans["send next"][2] == database[1]
+
     with manager.begin() as tx:
         assert carried(tx["broker"].receive("next", 5)) == spans["send next"][:2]
     (receive,) = named(exported, "receive next")

@@ -164,6 +164,7 @@ def test_three_votes(codes: tuple[Code, ...], decider: str) -> None:
     stage = Stage("abc" + decider, {(Verb.PREPARE, name): code for name, code in votes.items()})
     stage.commit()
     yes = " ".join(name for name in votes if votes[name] is OK)
+
     asked = [f"end: a b c {decider}".strip(), "prepare: a b c"]
     if set(votes.values()) - {OK, RDONLY}:
         left = [name for name in votes if votes[name] not in (RDONLY, RB[0])] + [*decider]
@@ -226,6 +227,7 @@ def test_the_only_branch(names: str, script: Script, code: Code) -> None:
     who = names[-1]
     stage = Stage(names, {**script, (Verb.COMMIT_ONE_PHASE, who): code})
     stage.commit()
+
     asked = ["end: " + " ".join(names), *(["prepare: a"] if len(names) > 1 else []), f"commit, one phase: {who}"]
     if code in {OK, RDONLY}:
         committed(stage, asked)
@@ -404,6 +406,7 @@ def test_what_a_rollback_hears(names: str, who: str, code: Code) -> None:
     outcome = stage.rollback()
     everybody = " ".join(names)
     asked = [f"end: {everybody}", f"rollback: {everybody}"]
+
     if code in ROLLS_BACK:
         rolled_back(stage, asked)
         assert not outcome.pending

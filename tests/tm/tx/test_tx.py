@@ -249,6 +249,7 @@ def test_a_timeout(both: TwoResources, tx: TxInterface, end: Callable[[TxInterfa
     both.write()
     transaction = both.manager.get_transaction()
     assert not live_of(transaction).expire(both.clock.now + 4.9)
+
     assert info_of(tx).transaction_state is TransactionState.TX_ACTIVE
     assert live_of(transaction).expire(both.clock.now + 5)
     assert info_of(tx).transaction_state is TransactionState.TX_TIMEOUT_ROLLBACK_ONLY
@@ -316,6 +317,7 @@ def test_open_needs_one_resource_manager(both: TwoResources, tx: TxInterface) ->
         store.partition()
         held = both.manager.resource(resource)
         held.state, held.suspect = ResourceState.DOWN, True
+
     assert tx.tx_open() is TxCode.TX_ERROR
     assert state_of(tx) is TxState.S0
     both.one.heal()

@@ -72,6 +72,7 @@ def test_the_driver_of_a_pipeline_on_kubernetes() -> None:
     assert ports == {port["port"] for port in parts["Service"]["spec"]["ports"]}
     assert parts["Service"]["spec"]["selector"] == parts["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
     assert pod["serviceAccountName"] == parts["RoleBinding"]["subjects"][0]["name"]
+
     for variable in driver["env"]:
         secret = variable["valueFrom"].get("secretKeyRef")
         if secret:

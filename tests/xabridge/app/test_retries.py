@@ -89,6 +89,7 @@ def test_a_message_that_is_put_off_keeps_its_count_and_its_reason() -> None:
             assert (message.id, message.body, message.delivery_count) == ("o-7", b"7", 0)
             test.advance(3601)
             test.restart()
+
         fails(test, LookupError, match="third")
         test.restart()
         test.deliver("orders")
@@ -111,6 +112,7 @@ def test_a_process_that_dies_while_it_puts_off_or_away_loses_and_doubles_nothing
         test.advance(60)
         test.deliver("orders")
         assert (test.sent("done"), test.waiting("orders")) == ([7], 0)
+
     with TestApp(Raising(batch=5).app) as test:
         test.kill(at)
         fails(test, Killed, 1, "two", 3)
@@ -144,6 +146,7 @@ def take_away(test: TestApp, queue: str = "orders") -> None:
 def test_a_dead_letter_that_is_sent_again_has_all_its_attempts(caplog: pytest.LogCaptureFixture) -> None:
     handler = Raising(retry_waits="broker", max_deliveries=2, retry_for_s=3600.0, retry_jitter=0)
     handler.raises = [LookupError("first"), LookupError("second")]
+
     with TestApp(handler.app) as test:
         fails(test, LookupError, 7)
         test.deliver("orders")

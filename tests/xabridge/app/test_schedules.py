@@ -49,6 +49,7 @@ def test_it_runs_when_it_is_due_and_makes_up_for_missed_times_once() -> None:
         test.run_schedule(announce, NOON)
         test.run_schedule(announce, NOON + timedelta(minutes=4))
         assert test.sent("announced") == []
+
         with pytest.raises(LookupError):
             test.run_schedule(announce, FIVE)
         test.run_schedule(announce, FIVE)
@@ -115,6 +116,7 @@ def test_once_over_several_nodes_that_try_at_the_same_moment(postgres: Postgres,
             for minute in range(0, 60, 5):
                 moment = NOON + timedelta(minutes=minute)
                 together(schedulers, lambda one: one.run_if_due(announce))
+
             with managers[0].begin() as tx:
                 found = [app.codecs.read(message, datetime) for message in tx["broker"].browse("announced")]
                 assert tx["shop"].execute(text("SELECT count(*) FROM xabridge_schedules")).scalar_one() == 1
@@ -203,6 +205,7 @@ def test_times_are_kept_where_sql_is_carried_out(tmp_path: Path) -> None:
         "queue": ResourceConfig(store.url, factory=partial(ReferenceResource, store)),
     }
     _, announce = announcing()
+
     for resources, found in (({**others, "ledger": ledger}, "ledger"), (others, None)):
         with (
             TestBroker() as broker,

@@ -120,6 +120,7 @@ def test_a_heuristic_rollback_is_noted(field: Field, xabridge: Xabridge) -> None
     assert "orders-1·3fa91c·1 on shop: rolled back, and noted as a heuristic outcome" in said.out
     (note,) = read_log(field.log_folder).heuristics
     assert (note.branch.resource, note.code) == ("shop", Code.XA_HEURRB)
+
     for _ in range(2):
         said = xabridge("recover", "run")
         assert said.code == xabridge("recover", "list").code == 3
@@ -159,6 +160,7 @@ def test_what_is_anothers_needs_heuristic(field: Field, xabridge: Xabridge) -> N
     field.prepare("shop", field.gtrid(1, node="orders-2", log_id=OTHER_LOG), "a")
     field.prepare("shop", field.gtrid(2, node="orders-2", log_id=OTHER_LOG), "b")
     field.prepare("shop", b"", "c", xid=foreign)
+
     for act, name in (
         ("commit", "orders-2:3fa91c:1"), ("rollback", "orders-2:3fa91c:2"), ("rollback", str(foreign)),
     ):  # fmt: skip

@@ -171,6 +171,7 @@ def test_it_says_what_it_has_copied(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["broker", "backup", "--store", url, str(copy)]) == 1
     assert "is there already" in capsys.readouterr().err
     assert main(["broker", "backup", "--store", f"sqlite:///{tmp_path}/no.db", str(tmp_path / "x")]) == 1
+
     assert "there is no file" in capsys.readouterr().err
     assert not (tmp_path / "no.db").exists()
     assert main(["broker", "backup", "--store", "postgresql://me:secret@db/broker", str(tmp_path / "x")]) == 1
@@ -192,6 +193,7 @@ def test_a_copy_of_a_log_in_sqlite_presumes_nothing_about_who_was_at_work(tmp_pa
     config.write_text(f'node = "orders-1"\nlog = "{url}"\n')
     assert main(["log", "backup", str(copy), "--config", str(config)]) == 0
     incarnation = log.incarnation
+
     log.close()
     assert not look_at_log(url, "orders-1").incarnations.cut
     image = look_at_log(f"sqlite:///{copy}", "orders-1")
@@ -212,6 +214,7 @@ def backed_up(field: Field, xabridge: Xabridge) -> None:
     for gtrid in (early, late):
         for name in ("broker", "shop"):
             field.prepare(name, gtrid, f"{name}{gtrid[-1]}")
+
     log.decide(Decision(early, tuple(Branch(name, xid_of(early, name)) for name in ("broker", "shop"))))
     said = xabridge("log", "backup", str(field.folder / "copy"))
     assert said.code == 0, said
@@ -261,6 +264,7 @@ def test_what_can_not_be_copied(field: Field, xabridge: Xabridge) -> None:
         "destination": "/field/other", "node": "orders-1", "log": "ab" * 8, "decisions": 0, "heuristics": 0,
         "at_work": [INCARNATION.hex()],
     }  # fmt: skip
+
     log.close()
     said = xabridge("log", "backup", str(field.folder))
     assert (said.code, "is there already" in said.err) == (1, True)
@@ -293,6 +297,7 @@ class Set:
         batch.create_queue(INVOICES, "invoices")
         self.opened.keep(batch)
         log = field.open_log()
+
         for sequence in (DECIDED, UNDECIDED):
             self.prepare(field.gtrid(sequence))
         for sequence in (DECIDED, GONE):

@@ -37,6 +37,7 @@ def test_all_is_well_and_left_as_it_was(field: Field, xabridge: Xabridge) -> Non
     assert field.log_files() == before
     assert not list(field.folder.glob("doctor*"))
     assert {check["health"] for check in found.values()} == {"ok"}, found
+
     assert found.keys() == {
         ("config", "configuration"),
         ("log", "folder"),
@@ -125,6 +126,7 @@ def test_a_log_that_can_not_be_used(field: Field, xabridge: Xabridge) -> None:
             field.config.write_text(good.replace("orders-1", "orders-9"))
         else:
             segment.write_bytes(b"?" + segment.read_bytes()[1:])
+
         check = checks(xabridge)["log", of]
         assert check["health"] == "fail"
         assert told in f"{check['found']}; {check['mend']}"

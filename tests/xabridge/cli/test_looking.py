@@ -82,6 +82,7 @@ def test_the_tables(field: Field, xabridge: Xabridge) -> None:
     assert xabridge("recover", "list", "--wide").out.startswith(WIDE)
     value = json.loads(xabridge("recover", "list", "--json").out)
     assert value["unreachable"].keys() == {"analytics"}
+
     assert value["complete"] is False
     first = value["transactions"][0]
     assert first["name"] == "orders-1·3fa91c·8231"
@@ -99,6 +100,7 @@ def test_a_branch_that_two_resources_of_one_server_list_is_shown_once(field: Fie
     field.prepare("shop", decided)
     field.prepare("shop", undecided)
     field.prepare("shop", b"", xid=Xid(7, b"foreign", b"b"))  # who knows whether that is one branch
+
     views = json.loads(xabridge("recover", "list", "--json").out)["transactions"]
     listed = sorted(
         (view["decision"], branch["resource"], branch["also"]) for view in views for branch in view["branches"]
@@ -259,6 +261,7 @@ def test_show_by_any_of_its_names(field: Field, xabridge: Xabridge) -> None:
     ):  # fmt: skip
         said = xabridge("recover", "show", name)
         assert (said.code, said.out) == (3, SHOWN), name
+
     said = xabridge("recover", "show", "1480671793_b3JkZXJzLTE")
     assert said.code == 1
     assert "this names 2 transactions; choose one by its xid: 1480671793_" in said.err
@@ -312,6 +315,7 @@ def test_usage(field: Field, xabridge: Xabridge, capsys: pytest.CaptureFixture[s
     assert "6 log in use, nothing done" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="2"):
         xabridge("recover", "list", "--older-than", "soon")
+
     for text, command, told in (
         ('node = "two words"\n', "list", "node: node id 'two words'"),
         (
@@ -332,6 +336,7 @@ def test_many_are_summed_up(field: Field, xabridge: Xabridge) -> None:
         field.prepare("broker", field.gtrid(number))
         field.prepare("shop", field.gtrid(number))
         field.now += 1
+
     field.prepare("shop", b"", "e", xid=FOREIGN)
     said = xabridge("recover", "list")
     assert said.code == 3

@@ -201,6 +201,7 @@ def test_the_manual_shows_what_is_printed(field: Field, xabridge: Xabridge) -> N
         command, text = shown[last]
         said = xabridge(*shlex.split(command))
         assert comparable(said.out + said.err) == comparable(text), command
+
     gone = field.gtrid(9000)
     field.decide(gone, "broker", "billing")
     field.prepare("broker", gone)

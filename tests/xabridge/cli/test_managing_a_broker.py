@@ -157,6 +157,7 @@ def test_dead_letters_are_found_read_and_retried(traffic: Traffic, shell: Shell)
     assert (first["from"], first["why"], first["queue"]) == ("orders", "rejected", "orders.dead")
     assert shell.lines("read", "orders.dead", second["id"])[-1] == r"second \x1b[2J"
     assert shell.value("read", "orders.dead", first["id"])["body"] == "first"
+
     assert shell.lines("retry", "orders.dead", "--dry-run") == [
         "would retry 2 messages of orders.dead to where they came from"
     ]
@@ -179,6 +180,7 @@ def test_what_is_lost_is_confirmed(traffic: Traffic, shell: Shell, monkeypatch: 
     assert shell.run("purge", "orders") == (5, "")
     assert depths(shell) == {"orders": 3}
     monkeypatch.setattr("sys.stdin", Typed("yes\n"))
+
     assert shell.run("purge", "orders", "--most", "1") == (0, "1 message done\n")
     assert depths(shell) == {"orders": 2}
     assert shell.run("delete", "orders", "--yes") == (5, "")
@@ -250,11 +252,13 @@ def test_users_and_permissions_are_changed_while_the_broker_runs(
         monkeypatch.setattr("sys.stdin", io.StringIO("word\n"))
         assert shell.lines("set-password", "alice") == ["done: set the password of alice"]
         alice = Shell(f"amqp://alice:word@{broker.address}/?timeout=20", capsys)
+
         for who, why in (("operator:@", "is empty"), ("operator:%07@", "a character that is not allowed")):
             nobody = Shell(f"amqp://{who}{broker.address}/?timeout=20", capsys)
             assert nobody.run("queues")[0] == 5
             assert why in nobody.error
             assert nobody.error.startswith("xabridge broker queues: ")
+
         assert alice.run("queues") == (5, "")
         assert "alice may not view this broker" in alice.error
         assert shell.lines("permit", "alice", "--view", "--consume", "orders*")[0].startswith("done: let alice")
@@ -305,6 +309,7 @@ def test_tables() -> None:
     ):  # fmt: skip
         assert text.amount(number) == shown
         assert len(text.octets(number)) <= 5
+
     numbers = [str(number) for number in range(20)]
     assert views.fitted(numbers, 21) == numbers
     assert views.fitted(numbers, 20) == [*numbers[:18], "and 2 lines more"]

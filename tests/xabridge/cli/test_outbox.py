@@ -77,6 +77,7 @@ def test_status_list_and_clean(operator: Operator, tmp_path: Path) -> None:
     assert (code, said.count("CREATE TABLE")) == (0, 3)
     assert operator.types("create", "--database", fresh)[0] == 0
     assert operator.types("status", "--database", fresh)[0] == 0
+
     with operator.store.engine.begin() as connection:
         Inbox("c", clock=lambda: 0.0).is_new(connection, "old")
         Inbox("c").is_new(connection, "young")
@@ -131,6 +132,7 @@ def test_a_configuration_that_is_wrong(operator: Operator, tmp_path: Path) -> No
         code, said = operator.types("status")
         assert code == 2
         assert told in said
+
     (tmp_path / "xabridge.toml").unlink()
     code, said = operator.types("status")
     assert code == 2

@@ -58,6 +58,7 @@ def test_a_pass(field: Field, xabridge: Xabridge) -> None:
     assert (said.code, said.out) == (3, DRY)
     assert field.log_files() == before
     assert not field.stores["broker"].data
+
     said = xabridge("recover", "run")
     assert (said.code, said.out) == (0, REPORT)
     assert field.stores["broker"].data == {"a": True}
@@ -105,6 +106,7 @@ def test_a_resource_manager_with_another_name_now(field: Field, xabridge: Xabrid
     for sequence in range(1, 301):
         gtrid = field.gtrid(sequence)
         log.decide(Decision(gtrid, (Branch("shop", xid_of(gtrid, "shop")),)))
+
     log.close()
     field.configure(urls=[("laden", field.url("shop"))])
     said = xabridge("recover", "run")
@@ -193,6 +195,7 @@ def test_what_another_process_of_the_node_is_at_work_with_is_left_to_it(deciding
         assert not DECIDER.tombstones
         if its_gtrid(1) not in DECIDER.decided:
             decide(its_gtrid(1))
+
     assert its_gtrid(1) in DECIDER.decided, "whoever is at work ends it"
     DECIDER.hold(AT_WORK, 0)
     assert xabridge("recover", "run").out == "orders-1·3fa91c·1    committed on shop\n"
@@ -218,6 +221,7 @@ def test_by_hand_what_another_process_is_at_work_with_is_left_to_it(
         assert "another process of this node is working on it" in said.words
         assert its_gtrid(1) in DECIDER.decided
         return
+
     said = xabridge("recover", act, NAME, "--yes")
     assert (said.code, said.out) == (5, "")
     assert "as recovery would" not in said.words

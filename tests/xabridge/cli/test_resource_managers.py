@@ -90,6 +90,7 @@ def test_what_is_held_and_by_whom(shop: Shop) -> None:
     branches = {branch["resource"]: branch for branch in transaction["branches"]}
     (rows,) = branches["shop"]["holds"]
     assert (rows["place"], rows["unit"], rows["count"]) == ("public.orders", "row", None)
+
     assert rows["note"] == "RowExclusiveLock"
     assert [held["place"] for held in branches["stock"]["holds"]] == ["public.odd table\n", "public.orders"]
     assert branches["stock"]["holds"][0]["unit"] == "table"
@@ -110,6 +111,7 @@ def test_doctor(shop: Shop) -> None:
     assert prepared["found"] == "max_prepared_transactions is 100, 1 in use"
     assert found["clock", "clock"]["health"] == "ok"
     assert found["node", "node id"]["health"] == "fail", "another log has the same node id"
+
     assert code == 1
     url = shop.urls["shop"]
     text = shop.config.read_text().replace(url, url.rpartition("/")[0] + "/nowhere")
@@ -134,6 +136,7 @@ def test_doctor_of_a_server_without_prepared_transactions(
         assert shop.run("recover", "list")[0] == 4
         code, out = shop.run("doctor")
         assert code == 1
+
         assert "fail  shop       max_prepared_transactions is 0\n" in out
         assert 'or use mode = "decider"' in " ".join(out.split())
         text = shop.config.read_text().replace(f'"{server.url}"', f'{{ url = "{server.url}", mode = "decider" }}')

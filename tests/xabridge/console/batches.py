@@ -47,6 +47,7 @@ class Pipeline:
         if away:
             resources.append((away, f"amqp://127.0.0.1:{free_port()}/?connect_timeout=1&timeout=1"))
             self._shards.append(Shard(away, (queue,)))
+
         self.watched = WatchedPipelines(f"sqlite:///{folder / 'pipelines.db'}", tuple(resources))
         self.resources = Resources()
         self.driver = driver_id()
@@ -82,6 +83,7 @@ class Pipeline:
             with SinkTask(plan, Attempt(partition.index, partition.index), resources=self.resources) as task:
                 task.send(AddressTarget("main", "alerts"), Messages(self._rows(partition)))
                 reports.append(task.prepare())
+
         if decided:
             self._number += 1
             writer.commit(plan, Batch(self._query, self._number), reports)

@@ -113,6 +113,7 @@ def node() -> Iterator[WatchedNode]:
         for number in range(2):
             with both.manager.begin():
                 both.write(f"key {number}")
+
         with contextlib.suppress(LookupError), both.manager.begin():
             both.write("none")
             raise LookupError

@@ -104,6 +104,7 @@ def test_a_transaction_is_shown_as_its_node_knows_it(
     assert "Nothing in doubt" in text_of(visitor.get("/transactions"))
     undecided(field)
     clock.now += 60  # it tells the same for a few seconds
+
     said = text_of(until(visitor, "/transactions", NAME))
     assert f"(as {AT} tells)" in said
     assert f"Recovery pass at {AT}…" in said
@@ -130,6 +131,7 @@ def test_it_is_finished_through_the_node(
     said = text_of(visitor.post("/transactions/act", fields))
     assert "to do it anyway, tick the box" in said
     assert not field.stores["shop"].data
+
     said, fields = chosen(visitor, "rollback")
     said = text_of(visitor.post("/transactions/act", fields))
     assert f"{NAME} on broker: rolled back" in said
@@ -160,6 +162,7 @@ def test_a_decision_is_ended_without_what_is_gone(field: Field, running: Running
     )
     said, fields = chosen(visitor, "end")
     assert "End the decision of orders-1·3fa91c·1" in said
+
     assert "makes one recovery pass first" in said
     assert f"ends the decision without {gone}: if that has the branch prepared" in said
     assert fields["gone"] == gone
@@ -186,6 +189,7 @@ def test_who_may_not_does_not(field: Field, running: Running, see: Callable[...,
     assert "only looks" in looks.get(act, status=403)
     other = see(watched(asker.port, act_token="another token, which is wrong"))  # noqa: S106 — as it says
     assert "has another token for acting" in other.get(act, status=403)
+
     visitor = see(watched(asker.port))
     fields = {"act": "rollback", "name": NAME, "at": AT, "ticket": "x", "told": ""}
     assert "no node of this name" in visitor.post("/transactions/act", {**fields, "at": "x"}, status=404)
@@ -283,11 +287,13 @@ def test_a_node_that_is_killed_while_it_acts_is_looked_at_again(
         assert "Not known" in said
         assert f"it is unknown whether this was done by {AT}" in said
         assert process.wait(30) == -signal.SIGKILL
+
     assert audit(caplog, "xabridge.console.audit")[-1]["what"] == "unknown"
     (noted,) = read_log(field.log_folder).heuristics
     assert (noted.branch.xid, noted.code) == (xid_of(gtrid, "shop"), Code.XA_HEURCOM), "before it was done"
     assert bool(field.stores["shop"].data) == (when == "after")
     configured(field, port, field.url("shop"))
+
     with child(field, port):
         until(visitor, f"/transactions/one?name={quote(NAME)}", "noted in the log as XA_HEURCOM")
         again = visitor.post("/transactions/act", {**fields, "heuristic": "yes"})

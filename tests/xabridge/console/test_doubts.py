@@ -98,6 +98,7 @@ def test_nothing_else_is_taken_for_one() -> None:
         (["branches", 0, "outcome"], "XA_PERHAPS"),
     ]
     everywhere = [(["transactions", 0, *path], value) for path, value in wrong]
+
     for (*path, key), value in (*everywhere, (["unreachable"], None), (["configured"], "many")):
         told: Any = json.loads(json.dumps(survey_json.encode_survey(SURVEY)))
         place = told

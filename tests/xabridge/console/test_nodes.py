@@ -43,6 +43,7 @@ def test_the_page_shows_consumers_and_timelines(broker: EmbeddedBroker, visit: C
         visitor.sign_in("viewer")
         page = visitor.get("/nodes")
         said = text_of(page)
+
     assert "orders-1 node node-1" in said
     assert "Consumers 2" in said
     assert "Under way 1" in said
@@ -121,6 +122,7 @@ def test_a_node_that_does_not_answer_costs_nothing_and_is_asked_again(
             assert link.page.asking is not None
             await link.page.asking
             assert (await link.look()).node == "node-1"
+
         clock.now += 100
         link.page.asking = asyncio.create_task(asyncio.sleep(60))
         monkeypatch.setattr(nodes, "PATIENCE_S", 0.01)
@@ -159,6 +161,7 @@ def test_bars_stay_in_the_picture_and_are_told_in_words() -> None:
     )
     one = Completed("t", 0.0, 1.0, "committed", (), {"work": 0.5, "prepare": 0.25, "other": 1.0}, steps, 0)
     drawn = timeline(one, 2.0)
+
     assert [took(seconds) for seconds in (4e-6, 0.004, 0.4, 119.0, 300.0)] == [
         "4 µs",
         "4.0 ms",

@@ -94,6 +94,7 @@ def test_every_page_shows_what_is_there(onlooker: Visitor) -> None:
         ("/transactions", "This console has no node of its own"),
     ):
         assert shown in text_of(onlooker.get(path)), path
+
     for path, status, told in (
         ("/nothing", 404, "There is no such page"),
         ("/b/none/queue?name=orders", 404, "There is no broker of this name"),
@@ -202,6 +203,7 @@ def test_a_broker_that_comes_back_is_used_again(filled: EmbeddedBroker, operator
     break_down(filled)
     clock.now += 1
     operator.get("/b/main/queue?name=orders", status=503)
+
     said = text_of(operator.get("/"))
     assert "main is away or refuses" in said
     assert "Is anything failing? not known" in said
@@ -241,6 +243,7 @@ def test_who_may_look_changes_nothing_and_opens_nothing(settled: EmbeddedBroker,
     for operation in ("pause-queue", "delete-queue", "close-connection", "drop-branch", "remove-user"):
         fields = {"queue": "orders", "connection": "1", "xid": "7_YQ==_YQ==", "user": "viewer"}
         assert "may not manage" in onlooker.post(f"/b/main/change/{operation}", fields, status=403)
+
     page = onlooker.post("/b/main/change/purge", {"queue": "orders", "once": "x" * 16})
     assert "may not manage" in page
     assert "Not finished" in page
@@ -439,6 +442,7 @@ def test_a_group_that_is_too_large_to_be_counted_is_changed_as_a_whole(
     preview = operator.get("/b/main/change/move?queue=letters&from=&why=")
     said = text_of(preview)
     assert "move 20 messages of letters" in said
+
     assert "of 100 messages. Those behind are gone through as well" in said
     told = fields_of(preview)
     traffic.post("letters", Message("later"))
@@ -459,6 +463,7 @@ def test_a_form_is_for_what_it_has_shown_and_serves_once(filled: EmbeddedBroker,
     assert "look at what it would do first" in operator.post("/b/main/change/purge", {"queue": "orders"}, status=409)
     told = fields_of(operator.get("/b/main/change/purge?queue=invoices"))
     post(url(filled), "invoices", Message("later"), Message("still later"))
+
     assert "4 messages done of 4" in operator.post("/b/main/change/purge", told)
     assert depths(filled)["invoices"] == 2
     assert operator.latest is not None
@@ -573,6 +578,7 @@ def test_users_and_permissions(filled: EmbeddedBroker, operator: Visitor) -> Non
     rule = {"user": "ada", "consume": "orders\r\ninvoices", "coordinate": "own", "view": "yes"}
     operator.post("/b/main/user/permissions", rule)
     assert "consume orders, invoices; coordinate own; view" in text_of(operator.get("/users"))
+
     with ManagementClient(f"amqp://ada:first@{filled.address}/?timeout=20") as management:
         assert management.ask("rights") == {
             "user": "ada", "manage": False, "read-payload": False, "coordinate-all": False,
@@ -607,6 +613,7 @@ def test_what_a_peer_has_chosen_is_text_everywhere(broker: EmbeddedBroker, opera
         pages.append(f"/b/main/queue?name={quote(name, safe='')}")
         if not name.endswith(".dead"):
             pages.append(f"/b/main/change/purge?queue={quote(name, safe='')}")
+
     found = re.findall(r"/transactions/one\?name=([^\"]+)", operator.get("/transactions"))
     pages += [f"/transactions/one?name={name}" for name in found]
     for path in pages:
@@ -616,6 +623,7 @@ def test_what_a_peer_has_chosen_is_text_everywhere(broker: EmbeddedBroker, opera
         assert "\u202e" not in page
         assert "x" * 3000 not in page
         assert " 49 " not in text_of(page).replace("1 49", "")
+
     for name in depths(broker):
         for number in re.findall(
             r'name="ids" value="(\w+)"', operator.get(f"/b/main/queue?name={quote(name, safe='')}")

@@ -90,6 +90,7 @@ def test_the_page_shows_batches_and_what_waits(
     assert HOSTILE not in page
     assert "&lt;img src=x onerror=alert(1)&gt;" in page
     assert "4 branches in doubt on main" in said
+
     assert "Orphans" not in said
     assert "skipped" not in said.lower()
     assert page.count('class="phases"') == 4
@@ -229,6 +230,7 @@ def test_a_place_that_hangs_is_asked_nothing_else_and_ends_with_the_process() ->
         released.set()
         assert await asyncio.wrap_future(place._asked)
         assert await place.ask(lambda: 2, 5.0) == 2
+
         with pytest.raises(ZeroDivisionError):
             await place.ask(lambda: 1 / 0, 5.0)
         assert place._thread is not None
@@ -249,6 +251,7 @@ def test_a_console_whose_log_hangs_ends(tmp_path: Path, made: Pipeline) -> None:
             f'[resources]\nshop = "postgresql://{place}/shop"\n[pipeline]\nlog = "postgresql://{place}/log"\n'
         )
         words = [sys.executable, "-m", "xabridge.cli", "console", "--listen", f"127.0.0.1:{port}"]
+
         with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None

@@ -155,6 +155,7 @@ def test_the_commands_serve_until_they_are_stopped(tmp_path: Path, command: str)
             line = process.stdout.readline()
             assert line, said
             said += line
+
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/login") as page:
             assert b"Sign in" in page.read()
         process.send_signal(signal.SIGTERM)
@@ -173,6 +174,7 @@ def test_who_asks_for_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) 
             silent = stack.enter_context(socket.create_connection(place, timeout=30))
             silent.sendall(begun)
             begun_by[silent] = begun
+
         for silent, begun in begun_by.items():
             said = b""
             while piece := silent.recv(4096):  # until the console closes it

@@ -108,6 +108,7 @@ def test_the_cookie_is_kept_from_scripts_and_other_sites(
         behind_a_proxy(visitor)
         visitor.sign_in(status=303)
         assert visitor.latest is not None
+
         assert visitor.latest.headers["location"] == "/", "without a scheme that could be the wrong one"
         name = "__Host-xabridge=" if https else "xabridge="
         (cookie,) = [one for one in visitor.latest.headers.get_list("set-cookie") if one.startswith(name)]
@@ -244,6 +245,7 @@ def browser(
     make += ["-addext", f"subjectAltName=DNS:{NAME}", "-out", certificate, "-keyout", key]
     subprocess.run(make, check=True, capture_output=True)
     broker = ("main", f"amqp://{filled.address}/?connect_timeout=5&timeout=20")
+
     with (
         console([broker], hosts=(NAME,), certificate=certificate, key=key) as server,
         httpx2.Client(
@@ -279,6 +281,7 @@ def test_pages_changes_and_what_moves(browser: httpx2.Client, filled: EmbeddedBr
     assert response.status_code == 303
     assert response.headers["location"].startswith("/jobs/"), "without a scheme that could be the wrong one"
     assert response.headers["strict-transport-security"]
+
     with browser.stream("GET", "/live/queues?q=parcels") as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         assert stream.headers["x-accel-buffering"] == "no"

@@ -100,6 +100,7 @@ def test_the_audit_sees_what_is_wrong(stand: Stand) -> None:
         connection.execute(TABLE.delete().where(TABLE.c.number == never.number))
         changed = replace(orders[2], cents=1)  # a row that is no invoice's, for an invoice that has none
         connection.execute(TABLE.update().where(TABLE.c.number == changed.number).values(cents=changed.cents))
+
     engine.dispose()
     with stand.front.begin() as tx:  # one that was handled, and is to be handled again
         tx["broker"].send(ORDERS, orders[3].message())

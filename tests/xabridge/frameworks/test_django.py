@@ -87,6 +87,7 @@ def test_a_request_is_a_transaction(test: TestApp, client: Client) -> None:
     order = Order.objects.get()
     assert order.details == {"by": "hand"}
     assert abs((datetime.now(UTC) - order.placed).total_seconds()) < 600
+
     with pytest.raises(RolledBack, match=r"IntegrityError: duplicate key.*django_shop.py") as refused:
         test.deliver("twice", 2)
     assert isinstance(refused.value.__cause__, IntegrityError), "what is swallowed is told"
@@ -166,6 +167,7 @@ def test_what_django_refuses_in_it(test: TestApp) -> None:
             with pytest.raises(TransactionManagementError, match="forbidden"):
                 refused()
         Order.objects.create(number=1, customer="Ada")
+
     for give_up in (lambda: transaction.set_rollback(True), lambda: connection.close()):  # noqa: PLW0108 — not before
         with pytest.raises(RolledBack, match="Django"), orm.begin():
             Order.objects.create(number=2, customer="Boole")
@@ -218,6 +220,7 @@ def test_a_message_in_a_block_that_is_undone(test: TestApp) -> None:
                 tx.send("orders", ADA)
             raise KeyError("number")
         assert numbers() == []
+
     with pytest.raises(RolledBack, match="send behind the block"), orm.begin() as tx:
         tx.send("orders", ADA)
         savepoint = transaction.savepoint()
@@ -284,6 +287,7 @@ def test_the_options_of_the_connection_hold(test: TestApp, monkeypatch: pytest.M
         "isolation_level": IsolationLevel.SERIALIZABLE,
     }
     monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", options)
+
     with orm.begin() as tx, connection.cursor() as cursor:
         Order.objects.create(**ADA)
         cursor.execute("SHOW statement_timeout")
@@ -343,6 +347,7 @@ def test_another_name_of_the_server_and_another_server(test: TestApp, monkeypatc
         Order.objects.create(**ADA)
     with test.engine("shop").begin() as shop:
         shop.execute(text("CREATE ROLE tenant LOGIN SUPERUSER; CREATE SCHEMA tenant"))
+
     try:
         monkeypatch.setitem(settings, "USER", "tenant")
         with pytest.raises(ImproperlyConfigured, match=r"has the schemas {tenant,public}"), orm.begin():
@@ -373,6 +378,7 @@ def test_a_run_of_tests_does_not_reach_the_broker(
     resources = {"broker": f"amqp://127.0.0.1:{free_port()}", "shop": postgres.create_database()}
     monkeypatch.setattr(app, "configuration", Configuration("shop", f"file://{tmp_path}", resources))
     setup_test_environment()
+
     try:
         with pytest.raises(ImproperlyConfigured, match="TestApp"):
             client.get("/send")

@@ -79,6 +79,7 @@ def test_it_commits_and_rolls_back_as_recover_does(
     status, came = asker.act(told["ticket"])
     assert came["state"] == "done"
     assert [ok for ok, _ in came["said"]] == [True, True]
+
     assert not field.stores["broker"].data
     lines = [json.loads(record.message) for record in caplog.records if record.name == "xabridge.node.audit"]
     assert [(line["who"], line["came"], line["what"], line["transaction"]) for line in lines] == [
@@ -101,6 +102,7 @@ def test_against_the_log_it_needs_consent_and_is_noted_first(field: Field, runni
     status, told = asker.preview("commit", NAME, on=["shop"])
     assert told["needs_heuristic"]
     assert "this splits the transaction" in told["told"][1]
+
     status, came = asker.act(told["ticket"], heuristic=True)
     assert (status, came["state"]) == (200, "done"), came
     assert field.stores["shop"].data == {"key": True}
@@ -122,6 +124,7 @@ def test_a_ticket_serves_once_and_expires(field: Field, running: Running) -> Non
     assert first == recorded, "what came of it is told again"
     assert len(read_log(field.log_folder).heuristics) == 1
     manager.recover()
+
     field.prepare("broker", field.gtrid(2), "again")
     assert asker.act(told["ticket"], heuristic=True) == first
     assert asker.act("x" * 32)[0] == 410
@@ -175,6 +178,7 @@ def test_without_its_token_nothing_can_be_posted(field: Field, running: Running)
         with socket.create_connection(("127.0.0.1", asker.port), timeout=30) as connection:
             connection.sendall(f"POST /node/preview HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode())
             assert connection.recv(100).split(b" ")[1] == status
+
     for told in (b"", b"[]", b"{}", b"[" * 60000, {**wanted, "doing": "purge"}, {**wanted, "on": [1]}):
         assert asker.send("/node/preview", told, token=ACT_TOKEN)[0] == 400, told
     acts: list[dict[str, Any]] = [{}, {"ticket": [], "heuristic": True, "who": "x"}]
@@ -200,6 +204,7 @@ def test_where_a_resource_decides_it_is_settled_first(field: Field, tmp_path: Pa
         "broker": field.url("broker"),
         "shop": ResourceConfig(f"sqlite:///{tmp_path}/shop.db", "decider"),
     }
+
     with TransactionManager(
         "orders-1", None, resources, http=f"127.0.0.1:{port}", http_token=TOKEN, http_act_token=ACT_TOKEN,
         background=False,

@@ -78,6 +78,7 @@ def consume(store: OutboxStore, broker: str, step: Steps) -> None:
             if message is None:
                 store.close()
                 return
+
             with store.engine.begin() as work:
                 if inbox.is_new(work, message.properties["message_id"]):
                     work.execute(text("INSERT INTO billed (number) VALUES (:n)"), {"n": int(message.body)})

@@ -50,6 +50,7 @@ def test_a_relays_turn(name: str, locking: str) -> None:
     store.carry(lambda _: sent, batch=10, max_attempts=3, holder="me", lease_s=1.0)
     lanes, lock, due, rows, noted = engine.statements
     assert locking in lock
+
     assert "EXISTS" in lanes
     assert ("WITH (READPAST)" in due) == (name == "mssql")
     assert rows.startswith("SELECT")

@@ -62,6 +62,7 @@ def test_relays_and_consumers_are_killed_at_every_step(
             break
     else:
         pytest.fail(f"neither came to its end within {MOST_STEPS} steps, XABRIDGE_SEED={seed}")
+
     assert store.figures().waiting == 0
     with store.engine.begin() as connection:
         numbers = list(connection.execute(text("SELECT number FROM billed ORDER BY number")).scalars())

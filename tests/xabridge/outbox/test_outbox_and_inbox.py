@@ -81,6 +81,7 @@ def test_a_branch_in_two_phases_shows_its_messages_when_it_is_committed(postgres
             tx["other"].execute(text("CREATE TABLE t (n integer)"))
             Outbox().put(tx["shop"], "orders", Message("both"))
             assert Inbox("c").is_new(tx["shop"], "m-1")
+
         with pytest.raises(RolledBack), tm.begin() as tx:
             Outbox().put(tx["shop"], "orders", Message("neither"))
             with suppress(Exception):  # swallowed, as applications do
@@ -101,6 +102,7 @@ def test_asyncio(postgres: Postgres) -> None:
             await outbox.put_async(connection, "orders", Message(1))
             assert await inbox.is_new_async(connection, "m-1")
             assert not await inbox.is_new_async(connection, "m-1")
+
         async with AsyncSession(engine) as session, session.begin():
             await outbox.put_all_async(session, "orders", [Message(2), Message(3)])
             assert not await inbox.is_new_async(session, "m-1")
@@ -336,6 +338,7 @@ def test_autocommit_is_refused(url: str, store: OutboxStore) -> None:
         if not url.startswith("sqlite"):
             own = create_engine(store.engine.url, connect_args={"autocommit": True}, poolclass=NullPool)
             made.append(own.connect())
+
         for where in made:
             with pytest.raises(ValueError, match="autocommit"):
                 inbox.is_new(where, "m")
@@ -348,6 +351,7 @@ def test_autocommit_is_refused(url: str, store: OutboxStore) -> None:
             serializable.commit()
         for where in made:
             where.close()
+
     whole.dispose()
     assert store.figures().waiting == 0
     assert not ask(store, inbox, "m")

@@ -77,6 +77,7 @@ def test_a_message_as_rabbitmq_has_it(publisher: RabbitPublisher, channel: Any) 
     assert send(publisher, (name, message)).confirmed == {0}
     (got,) = drained(channel, name)
     assert got.body == b'{"number": 7}'
+
     assert got.properties == {
         "message_id": "m-1",
         "type": "created",

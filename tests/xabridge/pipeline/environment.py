@@ -76,6 +76,7 @@ class Driver:
         folder.mkdir(parents=True, exist_ok=True)
         self._errors = (folder / "driver.err").open("a")
         reading, writing = os.pipe()
+
         spark = {
             "spark.local.dir": str(folder / "local"),
             "spark.sql.warehouse.dir": str(folder / "warehouse"),

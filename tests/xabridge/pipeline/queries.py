@@ -114,6 +114,7 @@ def stream(
             errors.append(str(error))
             if len(errors) > restarts:
                 raise
+
             if isinstance(error, pipeline.PipelineError):
                 time.sleep(1.0)  # a database that was killed takes its time to recover
             continue

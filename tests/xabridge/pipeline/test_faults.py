@@ -185,6 +185,7 @@ def test_queues_of_two_brokers_keep_their_order_on_a_cluster(env: SparkEnvironme
         if hosts:
             faulty = {VARIABLE: str(env.faults), GENERATION: "1", "PYTHONPATH": str(ROOT)}
             settings = stack.enter_context(closing(Cluster(env.folder / "cluster", faulty, hosts))).settings
+
         ports = [env.port, second]
         shards = [[number for number in range(N) if shard_of(number, SHARDS) == shard] for shard in range(SHARDS)]
         for shard, numbers in enumerate(shards):

@@ -215,6 +215,7 @@ def test_a_json_schema_becomes_columns() -> None:
             "lines": {"type": "array", "items": {"type": "object", "properties": {"sku": {"type": "string"}}}},
         },
     }
+
     assert ddl_of(json.dumps(schema)) == (
         "`number` bigint NOT NULL, `note` string, `a``b` double, `amount` decimal(38,2), `at` timestamp, `day` date, "
         "`raw` binary, `tags` map<string,boolean>, `lines` array<struct<`sku` string>>"

@@ -89,6 +89,7 @@ def test_the_column_for_bad_messages() -> None:
     schema = pa.schema([("body", pa.struct([("n", pa.int32())])), ("oops", oops)])
     assert columns["oops"] == "struct<body:binary,reason:string>"
     sorting = Sorting(body=json_reader(schema.field("body").type), keep=True, is_bad=lambda row: row["body"]["n"] == 3)
+
     sent = [b'{"n": 1}', b"no json", b'{"n": "x"}', b'{"n": 3}', None]
     octets = [Message(body, inferred=True).encode() if body else b"no message" for body in sent]
     (chunk,) = decode_messages([("q", one) for one in octets], 10, sorting)

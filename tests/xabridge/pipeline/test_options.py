@@ -151,6 +151,7 @@ def test_a_database_that_decides_prepares_nothing(tmp_path: Path) -> None:
     assert given.settings.resources == (("broker", "amqp://localhost/"),)
     assert given.tables.targets[0].target.resource == "shop"
     assert given.settings.table_url("shop") == "postgresql://y/shop"
+
     (tmp_path / "xabridge.toml").write_text("""
         node = "n"
         [resources]
@@ -277,6 +278,7 @@ def test_the_configuration_names_log_and_resources(tmp_path: Path) -> None:
     assert shop == "postgresql://me:${SHOP_PASSWORD}@y/shop", "looked up where it is opened"
     assert expanded("shop", shop, {"SHOP_PASSWORD": "hush"}) == "postgresql://me:hush@y/shop"
     assert expanded("shop", shop, {"SHOP_PASSWORD": "h@s:h /%"}) == "postgresql://me:h%40s%3Ah%20%2F%25@y/shop"
+
     with pytest.raises(PipelineError, match=r"set it on the driver's host and on every executor's"):
         expanded("shop", shop, {})
     with pytest.raises(PipelineError, match="no resource 'old'"):
@@ -304,6 +306,7 @@ def test_rows_are_shuffled_by_what_orders_them() -> None:
         ({"table": "a, b, c", "table_column": "t", "key.a": "id", "key.b": "line, id"}, ("id",)),
     ):
         assert sink_options({**ONCE, **given}).shuffle == columns
+
     assert sink_options({**BASE, **table, "key": "id"}).shuffle == ()
     for given, told in (
         ({**table, **SHARDED, "key": "id"}, r"no key of \(id\) and \(customer\) is part of all the others"),
@@ -327,6 +330,7 @@ def test_names_in_quotes_have_commas_and_spaces() -> None:
         ('"broker:com,ma"', ("com,ma",)),
     ):
         assert source_options({**BASE, "queue": text}).source.shards == (Shard("broker", queues),)
+
     for text in ("a,", ",a", '"a", ', '""', '"a",,b'):
         refuses(source_options, {"queue": text}, r"missing beside a comma")
     bad = source_options({**BASE, "queue": "q", "bad_address": '"bad "'})

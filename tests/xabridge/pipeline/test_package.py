@@ -88,6 +88,7 @@ def test_the_same_packages_make_the_same_octets_anywhere(tmp_path: Path) -> None
         assert write_packages(path, found=[each]) == [("theirs", "1.0")]
         made.append(path.read_bytes())
         path.rename(tmp_path / "packages.tar.gz")
+
     assert made[0] == made[1]
     with tarfile.open(tmp_path / "packages.tar.gz") as tar:
         assert tar.getnames() == [
@@ -158,6 +159,7 @@ def packed(folder: Path) -> tuple[Path, list[str]]:
     add_needed(folder / "venv", "pipeline")
     (folder / "called").mkdir()
     (folder / "called" / "__init__.py").write_text(CALLED)
+
     (folder / "called" / "checks.py").write_text(CHECKS)
     packing = [str(commands / "xabridge"), "pipeline", "package", "--output", "packages.tar", "called"]
     told = subprocess.run(packing, cwd=folder, capture_output=True, text=True, check=True).stdout
@@ -180,6 +182,7 @@ def test_a_python_that_has_no_xabridge_runs_what_was_packed(tmp_path: Path) -> N
     (folder,) = (option.partition("PYTHONPATH=")[2] for option in options if "PYTHONPATH=" in option)
     spark = map(str, (HOME / "python" / "lib").glob("*.zip"))
     path = ":".join([f"{worker}/packages-modules.zip", folder, *spark])
+
     code = "import called, json, xabridge.pipeline.spark.worker_daemon; print(json.dumps(called.where()))"
     done = subprocess.run(
         [str(BARE / PYTHON), "-c", code], env={"PYTHONPATH": path}, cwd=worker, capture_output=True, text=True,
@@ -214,6 +217,7 @@ def test_a_cluster_whose_python_has_no_xabridge(env: SparkEnvironment, java_home
             cwd=env.folder, capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]
+
     for prefix, file, version, commands_there in json.loads(done.stdout.splitlines()[-1]):
         assert prefix == sys.base_prefix, "the worker's own Python"
         assert str(env.folder / "cluster") in file, "from the archive"

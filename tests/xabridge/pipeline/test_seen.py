@@ -77,6 +77,7 @@ def test_a_query_in_a_session_of_ours_is_seen(env: SparkEnvironment, java_home: 
     told = json.loads(done.stdout.splitlines()[-1])
     loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
     assert told["bound"], "the UI listens"
+
     assert set(told["bound"]) <= loopback
     assert "copying" in told["page"]
     batches = [attributes for name, attributes in told["spans"] if name == "xabridge.pipeline.batch"]

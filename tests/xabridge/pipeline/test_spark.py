@@ -121,6 +121,7 @@ def test_what_is_refused_when_the_query_starts(spark: Driver, env: SparkEnvironm
     for query, sink, source, mode, message in REFUSED:
         with pytest.raises(DriverFailed, match=f"^PipelineError: .*{message}"):  # of start(), not of the query
             env.stream(spark, query, sink, source=source, mode=mode)
+
     with pytest.raises(DriverFailed, match="belongs to pipeline 'test', and the sink to pipeline 'another'"):
         env.stream(spark, "copied_rows", {**ROWS, "pipeline": "another"})
     with pytest.raises(DriverFailed, match=r"maxrowsperbach: unknown \(did you mean maxRowsPerBatch\?\)"):
@@ -213,6 +214,7 @@ def test_a_delta_table_gets_a_column_with_the_same_checkpoint(spark: Driver, env
     spark.call("into_lake", schema=schema, columns=columns, **arguments)
     DeltaTable(lake / "orders").alter.add_columns([Field("at", PrimitiveType("timestamp"))])
     env.send_json('{"id": 3, "kind": "c", "at": "2026-11-21T23:12:07Z"}', '{"id": 4, "kind": "c", "at": "never"}')
+
     spark.call("into_lake", schema=f"{schema}, at timestamp", columns=f"{columns}; body.at", **arguments)
     env.settle()
     rows = sorted((row for row in rows_of(lake / "orders") if row["id"]), key=lambda row: row["id"])
@@ -278,6 +280,7 @@ def test_tables_of_two_databases_and_two_addresses(
     for odd in (0, 1):
         sent = Counter(map(int, env.received(f"out{odd}")))
         problems += difference(f"out{odd}", sent, Counter(n for n in range(N) if n % 2 == odd))
+
     assert not problems + env.left()
     assert mariadb.ask("XA RECOVER") == []
     if decider:

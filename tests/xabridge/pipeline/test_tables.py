@@ -178,6 +178,7 @@ def test_what_does_not_fit_postgresql_is_refused(postgresql: str) -> None:
         (BOTH, ("text_",), r"no unique constraint has exactly .* id; small, text_"),
     ):
         refuses(postgresql, "wide", rows, message, key)
+
     for given, there in (
         ("nowhere", "table shop:nowhere: there is no such table"),
         ("Orders", '"Orders": capitals count, and PostgreSQL reads .* in small letters. Write shop:"Orders"$'),
@@ -224,6 +225,7 @@ def test_each_table_is_checked_with_its_columns_and_key(postgresql: str) -> None
         "address_column": "to",
         "columns.bought": "id,kind",
     }
+
     rows = {"id": "bigint", "why": "string", "kind": "string", "to": "string", "body": "string"}
     bought, returns = layout(sink_options(several), rows).tables.targets
     assert (bought.columns, bought.target.key) == (("id", "kind"), ())
@@ -256,6 +258,7 @@ def test_a_database_that_decides_has_the_log(postgresql: str, postgres: Postgres
     ):
         with pytest.raises(PipelineError, match=message):
             look_up_deciding(table, postgresql, log)
+
     given = {"pipeline": "p", "resource.shop": postgresql, "decider": "shop", "table": "wide"}
     assert layout(sink_options({**given, "log": postgresql}), BOTH).tables.targets[0].columns == ("id", "text_")
     with pytest.raises(PipelineError, match="with a log in sqlite"):
@@ -282,6 +285,7 @@ def test_what_does_not_fit_mariadb_is_refused(maria: str) -> None:
     check(maria, "numbered", {"code": "string", "n": "int"}, ("code",))  # a number that the server gives is no key
     check(maria, "wide", BOTH, ("id",))
     text = of("text_")
+
     wrong: list[tuple[str, dict[str, str], tuple[str, ...], str]] = [
         ("wide", {"id": "bigint", "txt_": "string"}, (), r"no column 'txt_' \(did you mean text_\?\)"),
         ("wide", of("id"), (), "text_ must have a value, and the query gives none"),
@@ -333,6 +337,7 @@ def test_columns_and_a_delta_table(lake: str) -> None:
     }
     check(lake, "orders", fitting)
     check(lake, "orders", {"n": "bigint"})
+
     for columns, told in (
         ({"n": "string"}, "the column n is bigint, and can't hold every string; cast it"),
         ({"n": "bigint", "cents": "decimal(12,3)"}, r"the column cents is decimal\(12,2\), and can't hold every"),

@@ -159,6 +159,7 @@ def test_as_application_properties(spark: str) -> None:
         with pytest.raises(PipelineError, match="has to be a map from string, or a struct, of simple values"):
             layout(sink_options(options), {"body": "binary", "application_properties": f"struct<v:{spark}>"})
         return
+
     for shape in (f"struct<v:{spark},w:string>", f"map<string,{spark}>"):
         layout(sink_options(options), {"body": "binary", "application_properties": shape})
     rows = [{"v": value, "w": "other"} for value in values]

@@ -98,6 +98,7 @@ class Database:
         with self.engine.connect() as connection:
             if not self.is_sqlite:
                 self._check_forces(connection)
+
         engine = self.engine.execution_options(isolation_level="SERIALIZABLE" if self.is_sqlite else "READ COMMITTED")
         with engine.begin() as connection:
             if self.is_sqlite:

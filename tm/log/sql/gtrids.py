@@ -190,6 +190,7 @@ class GtridTable:
         statement = self._database.insert(GTRIDS).from_select(names, source)
         if not sources(verb):
             return statement.on_conflict_do_nothing()
+
         return statement.on_conflict_do_update(
             index_elements=[GTRIDS.c.gtrid],
             set_={name: statement.excluded[name] for name in ("epoch", "state", "record", "changed_at")},
@@ -222,6 +223,7 @@ class GtridTable:
                 _roll_back(connection)
                 raise
             connection.execute(text("COMMIT"))  # the commit point
+
         return changed.rowcount == 1
 
     def _current(self, gtrid: bytes) -> Entry | None:

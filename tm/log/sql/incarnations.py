@@ -59,6 +59,7 @@ class IncarnationTable:
             .where(INCARNATIONS.c.node == self._node, *earlier)
             .values(standing=advance(INCARNATION, Standing.OPEN, verb).value)
         )
+
         newest = (
             select(INCARNATIONS.c.incarnation)
             .where(INCARNATIONS.c.node == self._node)

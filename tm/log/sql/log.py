@@ -85,6 +85,7 @@ class SqlLog:
         self._keep_s = keep_s
         self._sleep = sleep
         self._database = Database(url, clock) if isinstance(url, str) else url
+
         try:
             if isinstance(url, str):
                 self._database.prepare()
@@ -104,6 +105,7 @@ class SqlLog:
         except BaseException:
             self._database.engine.dispose()
             raise
+
         self._log_id = row.log_id
         self._epoch = row.epoch
         self._gtrids = GtridTable(self._database, node, row.epoch)
@@ -414,6 +416,7 @@ def read_sql_log(url: str, node: str) -> LogImage:
         row = read_node(database, node)
         if row is None:
             raise LogMissing(f"{database}: there is no decision log of node {node!r} here")
+
         gtrids = GtridTable(database, node, row.epoch)
         gtrids.check_states()
         decisions = gtrids.decisions()

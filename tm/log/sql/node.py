@@ -87,6 +87,7 @@ def take_node(
             return row
         if row is None or waited_s >= lease_s or (seen is not None and seen.lease_until != row.lease_until):
             raise _locked(database, node, row)
+
         seen = row
         pause_s = min(max(row.lasts_s, 0.0), LONGEST_PAUSE_S)
         sleep(pause_s)

@@ -74,6 +74,7 @@ def change(action: Callable[[], T], what: str, sleep: Callable[[float], None]) -
             break
         if pause_s is not None:
             sleep(pause_s)
+
     if doubt:
         raise LogStopped(
             f"{what}: whether it was written is unknown, the database can't be reached: {_text(last)}"

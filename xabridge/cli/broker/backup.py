@@ -39,6 +39,7 @@ def run(arguments: Namespace) -> Exit:
         return _complain(error, Exit.USAGE)
     except StoreError as error:
         return _complain(error, Exit.FAILED)
+
     if arguments.json:
         write_json(
             {

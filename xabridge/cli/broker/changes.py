@@ -41,6 +41,7 @@ def change_messages(management: ManagementClient, arguments: Namespace) -> Exit:
         if arguments.dry_run:
             return Exit.FAILED if missing else Exit.DONE
         return Exit.REFUSED
+
     answer = management.ask(operation, queue=arguments.queue, ids=",".join(ids), most=arguments.most, **told)
     left: Mapping[str, int] = answer["left"]
     if arguments.json:

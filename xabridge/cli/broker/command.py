@@ -166,6 +166,7 @@ def _add_users(action: _Action) -> None:
         added.add_argument("user", metavar="USER", help="the name; for permissions also * (everybody) or anonymous")
         added.add_argument("--dry-run", action="store_true", help="only say what would be done")
         added.add_argument("--yes", action="store_true", help="do it without asking")
+
         if name == "permit":
             for what in ("consume", "produce", "create"):
                 added.add_argument(

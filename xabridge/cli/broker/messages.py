@@ -92,6 +92,7 @@ def read(management: ManagementClient, arguments: Namespace) -> Exit:
     if arguments.json:
         write_json(json_value(facts))
         return Exit.DONE
+
     for group in ("properties", "application_properties", "annotations"):
         for name, value in facts[group].items():
             print(f"{escaped(str(name))}: {escaped(str(value))}")

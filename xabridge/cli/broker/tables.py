@@ -96,6 +96,7 @@ def messages(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
     if not found:
         return ["no messages"]
     rows, below = [], []
+
     for one in found:
         left = "-" if one["expires"] is None else age(max(one["expires"] - now_ms, 0) / 1000)
         rows.append(
@@ -173,6 +174,7 @@ def connections(found: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
     if not found:
         return ["no connections"]
     rows, below = [], []
+
     for one in found:
         rows.append(
             (

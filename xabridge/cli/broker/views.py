@@ -121,6 +121,7 @@ def shown(
                     start, lines = _CLEAR, fitted(lines, shutil.get_terminal_size().lines)
                 sys.stdout.write(start + "\n".join(lines) + "\n")
                 sys.stdout.flush()
+
             if interval is None:
                 return Exit.DONE
             time.sleep(max(interval, LEAST_PAUSE_S))

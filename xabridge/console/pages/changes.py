@@ -56,6 +56,7 @@ async def preview(_console: Console, request: Request, session: Session) -> View
     rights = await link.rights()
     if not rights.manage:
         raise Refused(f"{rights.user} may not manage this broker", right=True)
+
     told, total, whole = await _told(link, kind, fields)
     about = {name: fields[name] for name in (*kind.about, "ids", "from", "why") if name in fields}
     context = {
@@ -84,6 +85,7 @@ async def _told(link: BrokerLink, kind: Kind, fields: Mapping[str, str]) -> tupl
         if selection.group is not None:
             origin, why = selection.group
             group = (f"from {origin}: " if origin else "") + (why or "without a reason of the broker's")
+
         total = found["available"] + (found["held"] if kind.operation == "copy" else 0)
         if not whole:  # it may be any of them
             total = int((await link.queue(selection.queue))["depth"])
@@ -139,12 +141,14 @@ async def _begun(console: Console, session: Session, link: BrokerLink, kind: Kin
     to = fields.get("to", "")
     if "to" in kind.asks and not to:
         raise Refused("nothing was done: choose the queue that they come to")
+
     told, total, whole = await _told(link, kind, fields)
     shown = fields.get("total", "")
     if shown.isascii() and shown.isdecimal():
         total = min(total, int(shown[:18]))  # not what came since the preview
     if number in session.jobs:
         return session.jobs[number]
+
     arguments = {"to": to} if to else {}
     job = Job(number, link, kind.operation, _selection(fields), arguments, told[0], total, whole=whole)
     while len(session.jobs) >= MOST_JOBS:

@@ -29,6 +29,7 @@ async def connections(_console: Console, request: Request, session: Session) -> 
         if any(wanted in str(one[key]).lower() for key in ("user", "peer", "container", "product", "number"))
     ]
     number, pages = page_of(request, len(rows), PAGE)
+
     context = {
         "title": "Connections",
         "rows": rows[number * PAGE : (number + 1) * PAGE],

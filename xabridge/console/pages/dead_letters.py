@@ -68,6 +68,7 @@ async def groups_of(link: BrokerLink, most: int = 1000, only: str = "") -> Group
     queues.sort(key=lambda one: (-one["depth"], one["name"]))
     groups: list[Group] = []
     looked = 0
+
     for one in queues[:QUEUES]:
         try:
             letters = await link.ask("messages", queue=one["name"], count=LOOKED_AT)
@@ -114,6 +115,7 @@ async def reasons(console: Console, request: Request, session: Session) -> View:
         reason = reason_of(told["octets"])
         counts[reason] += 1
         first.setdefault(reason, []).append(letter["id"])
+
     console.audit(session, "read", broker=link.name, queue=queue, messages=sum(counts.values()))
     read = {
         "broker": link.name,

@@ -59,6 +59,7 @@ async def signed_in(console: Console, request: Request) -> Response:
     if console.waiting[where] >= WAITING or console.waiting.total() >= 4 * WAITING:
         return _form(console, request, 429, back=back, why=BUSY, user=user)
     console.waiting[where] += 1
+
     try:
         async with console.signing_in:
             links, away = await _tried(console, user, password)
@@ -66,6 +67,7 @@ async def signed_in(console: Console, request: Request) -> Response:
         console.waiting[where] -= 1
         if not console.waiting[where]:
             del console.waiting[where]
+
     if links is None:
         status = 503 if away else 401
         return _form(console, request, status, back=back, why=away or WRONG, user=user)

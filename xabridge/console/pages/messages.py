@@ -67,6 +67,7 @@ def content_of(octets: bytes) -> dict[str, Any]:
         made = Message.from_octets(octets)
     except (DecodeError, ValueError) as error:
         return {"trouble": f"This is not a message of AMQP 1.0: {error}", "body": octets.hex()[:MOST], "groups": []}
+
     properties = {name: value for name in PROPERTIES if (value := getattr(made, name, None)) not in {None, "", b""}}
     groups = [
         ("Properties", properties),

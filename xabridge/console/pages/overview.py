@@ -88,6 +88,7 @@ async def overview(console: Console, _request: Request, session: Session) -> Vie
     )
     letters = [(answer.broker, group) for answer in dead for group in (answer.told.groups if answer.told else ())]
     letters.sort(key=lambda one: -one[1].count)
+
     context = {
         "title": "Overview",
         "flows": flows,

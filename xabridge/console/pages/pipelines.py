@@ -110,6 +110,7 @@ async def pipelines(console: Console, _request: Request, session: Session) -> Vi
         raise
     except Trouble as why:
         found, trouble = (), str(why)
+
     context = {
         "title": "Pipelines",
         "configured": console.pipelines.configured,
@@ -199,6 +200,7 @@ async def _lags(console: Console, session: Session, status: PipelineStatus) -> t
                 trouble = "there is no such queue"
             except Trouble as why:
                 trouble = str(why)
+
         for queue in _queues(names, known):
             broker = link.name if link is not None else ""
             found[resource, queue] = Lag(resource, queue, broker, known.get(queue), "" if queue in known else trouble)

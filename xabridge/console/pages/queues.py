@@ -42,6 +42,7 @@ async def queues(console: Console, request: Request, session: Session) -> View:
     ]
     order = _ORDERS.get(by, _ORDERS["name"])
     found.sort(key=lambda one: (order(one[1]), one[1]["name"], one[0]))
+
     number, pages = page_of(request, len(found), PAGE)
     context = {
         "title": "Queues",
@@ -72,6 +73,7 @@ async def queue(console: Console, request: Request, session: Session) -> View:
     told = await link.queue(name)
     rights = await link.rights()
     links = await link.ask("links", address=name, count=100)
+
     messages, after, whole = await _messages(link, request, name)
     context = {
         "title": name,
@@ -95,6 +97,7 @@ async def _messages(link: BrokerLink, request: Request, name: str) -> tuple[list
     if not wanted:
         page = await link.ask("messages", queue=name, after=after, count=PAGE + 1)
         return page[:PAGE], page[PAGE - 1]["position"] if len(page) > PAGE else "", True
+
     found: list[dict[str, Any]] = []
     looked = 0
     while looked < SEARCHED:

@@ -107,6 +107,7 @@ async def transactions(console: Console, request: Request, session: Session) -> 
     doubts = await doubts_for(console, session)
     found = doubts.survey
     number, pages = page_of(request, len(found.transactions), PAGE)
+
     context = {
         "title": "Transactions",
         "found": found,
@@ -141,6 +142,7 @@ async def transaction(console: Console, request: Request, session: Session) -> V
     found = doubts.survey
     view = _view(found, request.query_params.get("name", ""))
     place = doubts.place_of(view)
+
     context = {
         "title": view.name,
         "view": view,
@@ -264,6 +266,7 @@ async def _carried_out(
     if wanted.gone:
         asked["gone"] = list(wanted.gone)
     console.audit(session, "finish", **asked)
+
     try:
         if place == HERE:
             said = await console.site.carry_out(wanted, _lines(fields.get("told", "")), heuristic=heuristic)

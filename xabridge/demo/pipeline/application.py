@@ -83,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if progress is not None and progress.batchId > seen and progress.numInputRows:
             seen = progress.batchId
             _tell("batch", batch=seen, rows=progress.numInputRows, ms=progress.durationMs.get("triggerExecution"))
+
     failure = query.exception()
     if failure is not None:
         print(failure, file=sys.stderr)

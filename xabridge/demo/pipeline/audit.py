@@ -90,12 +90,14 @@ def prove(servers: PipelineServers, placed: Sequence[Order], in_doubt: int) -> P
         revenue = [Revenue(*row) for row in database.execute(_REVENUE)]
     broker = AmqpResource(NoTransaction(), TMREGISTER)
     broker.open(f"amqp://{servers.address}/", RMID)
+
     try:
         session = broker.session(RMID)
         waiting = len(_bodies(session, ORDERS))
         alerts = [int(json.loads(body)["number"]) for body in _bodies(session, ALERTS)]
     finally:
         broker.close("", RMID, TMNOFLAGS)
+
     wanted, large = revenue_of(placed), [order.number for order in placed if order.large]
     return Proof(
         len(placed),

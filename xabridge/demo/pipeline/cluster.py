@@ -76,6 +76,7 @@ class Cluster:
             "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it would take a port of everybody's
             "PYSPARK_PYTHON": sys.executable,
         }
+
         command = [str(_spark_home() / "bin" / "spark-class"), main, "--host", host, *flags]
         with (folder / "log").open("ab") as log:
             self._processes.append(

@@ -87,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _complain(str(error))
     finally:
         display.close()
+
     if arguments.json:
         print(json.dumps(result))
     return 0 if result["exact"] else EXIT_WRONG
@@ -121,6 +122,7 @@ class Demo:
         if arguments.cluster:
             display.preparing("starting Spark's master and workers")
             master = stack.enter_context(Cluster(folder / "cluster")).url
+
         log = self._servers.postgres.create_database("decisions")
         config = folder / "xabridge.toml"
         facts = {"folder": folder, "log": log, "broker": self._servers.address, "database": self._servers.database}
@@ -198,6 +200,7 @@ class Demo:
             say("  if it is large:")
         else:
             say("  NOT EXACT:")
+
         sums = {name: one if one == other else f"{one} ≠ {other}" for name, (one, other) in proof.checksums.items()}
         say(f"  orders  {_pair(proof.orders, proof.rows)} rows  {sums['enriched']}")
         say(f"  revenue {_pair(proof.cents, proof.revenue_cents)} cents  {sums['revenue']}")

@@ -93,6 +93,7 @@ def _posting(client: Client, queue: str, bodies: Iterable[bytes]) -> Waits:
     control, sender = (yield from client.control()), (yield from client.sender(queue))
     left, posted = iter(bodies), 0
     body = next(left, None)
+
     while body is not None:
         txn_id = yield from client.declared(client.declare(control))
         state = posting(txn_id)

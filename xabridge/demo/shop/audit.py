@@ -144,6 +144,7 @@ class Audit:
         rows = self._rows()
         as_row, as_invoice, as_order = Counter(rows), Counter(invoices), Counter(waiting)
         split = sum(min(as_row[order], 1) != min(as_invoice[order], 1) for order in orders)
+
         lost = sum(not as_row[order] and not as_invoice[order] and not as_order[order] for order in orders)
         return Proof(
             len(orders),

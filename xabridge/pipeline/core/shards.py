@@ -124,6 +124,7 @@ def overlap(one: str, other: str) -> bool:
         i, j = waiting.pop()
         if i == len(one) and j == len(other):
             return True
+
         following: list[tuple[int, int]] = []
         if i < len(one) and one[i] == ANY:
             following += [(i + 1, j)] + ([(i, j + 1)] if j < len(other) else [])

@@ -82,11 +82,13 @@ def check_rows(
             raise PipelineError(
                 f"{where}: the column {name} is {known[name].type}, and can't hold every {type_}; cast it"
             )
+
     missing = [column.name for column in table.columns if column.needed and column.name not in rows]
     if missing:
         raise PipelineError(f"{where}: {', '.join(missing)} must have a value, and the query gives none")
     if not target.key:
         return
+
     for name in target.key:
         if name not in rows:
             raise PipelineError(

@@ -87,6 +87,7 @@ class Epoch:
                 f"epoch: batch {self._batch.number} of query {query} is decided, and a micro-batch has one epoch. "
                 "Write all of its rows and messages in one block"
             )
+
         self._batch = replace(self._batch, offsets=offsets_of(self._spark, execution, self._batch.number))
         parts = options_of(self._spark, execution)
         for source in parts.sources:

@@ -70,6 +70,7 @@ def _fitting(value: Any, type_: pa.DataType, where: str) -> Any:
         if not isinstance(value, list):
             raise _wrong(value, type_, where)
         return [_field(one, type_.value_field, f"{where}[{place}]") for place, one in enumerate(value)]
+
     try:
         return _plain(value, type_)
     except (ValueError, ArithmeticError) as error:

@@ -40,6 +40,7 @@ def json_value(value: Any, kind: pa.DataType) -> Any:
         return {field.name: json_value(value[field.name], field.type) for field in kind}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return [json_value(one, kind.value_type) for one in value]
+
     if isinstance(value, bytes):  # as Spark's to_json has it
         return b64encode(value).decode("ascii")
     if isinstance(value, date):  # which datetime is, too

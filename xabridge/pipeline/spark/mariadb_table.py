@@ -140,10 +140,12 @@ def look_up(target: TableTarget, url: str) -> MariaTable:
                 indexes.setdefault(index, []).append((name, part))
     except pymysql.MySQLError as error:
         raise PipelineError(f"{where}: its columns can't be read: {error}") from None
+
     if not engines:
         raise PipelineError(f"{where}: there is no such table in this database{''.join(others)}")
     if engines[0] != "InnoDB":
         raise PipelineError(f"{where}: its engine is {engines[0]}, which can't roll back; it has to be InnoDB")
+
     if target.key:
         _make_staging(target, url)
     whole = [all(part is None for _, part in index) for index in indexes.values()]

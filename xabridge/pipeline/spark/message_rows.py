@@ -89,6 +89,7 @@ def _array(messages: Messages, field: pa.Field) -> pa.Array:
         values = [count or 0 for count in values or [0] * len(messages)]
     if values is None:
         return pa.nulls(len(messages), field.type)
+
     if pa.types.is_map(field.type):
         values = [None if entry is None else list(entry.items()) for entry in values]
     elif pa.types.is_timestamp(field.type):

@@ -99,6 +99,7 @@ def look_up(target: TableTarget, url: str) -> PostgresTable:
             prepared = most.fetchone()
     except psycopg.Error as error:
         raise PipelineError(f"table {target.resource}:{target.table}: its columns can't be read: {error}") from None
+
     if target.key:
         _make_staging(target, url)
     if prepared == (0,):
@@ -130,6 +131,7 @@ def look_up_deciding(target: TableTarget, url: str, log: str) -> PostgresTable:
             table = _described(target, deciding) if same else None
     except psycopg.Error as error:
         raise PipelineError(f"{where}: its columns can't be read: {error}") from None
+
     if table is None:
         raise PipelineError(
             f"resource {target.resource} is to decide, but the log of the pipeline is in another database, or finds "

@@ -134,6 +134,7 @@ class ProgressMetrics:
             self._counters[ORPHANS].add(result.swept, attributes)
             self._histograms[BRANCHES].record(result.branches, attributes)
             took_s |= {"prepare": result.prepare_s, "decide": result.decide_s, "finish": result.finish_s}
+
         for phase, seconds in took_s.items():
             self._histograms[DURATION].record(seconds, {**attributes, PHASE: phase})
         if lags:

@@ -54,6 +54,7 @@ class ProgressSpans:
                 "xabridge.pipeline.orphans": result.swept,
                 "xabridge.pipeline.prepare": result.prepare_s,
             }
+
         batch = self._tracer.start_span(SPAN, attributes=told, start_time=began)
         if not batch.is_recording():
             return
@@ -64,6 +65,7 @@ class ProgressSpans:
                 ended = at + took_ms[phase] * 1_000_000
                 self._phase(batch, phase, at, ended)
                 at = ended
+
         if result is not None:
             decided = _nanoseconds(result.decided_at)
             self._phase(batch, "decide", decided - _nanoseconds(result.decide_s), decided)

@@ -93,6 +93,7 @@ class QueryListener(StreamingQueryListener):
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         ours = False
         execution = execution_of(self._spark, str(event.id))
+
         try:
             parts = options_of(self._spark, execution)
             ours = bool(parts.sources) or parts.sink is not None

@@ -45,6 +45,7 @@ class QueryOptions:
                 f'there. Give the sources and the sink the same option decider, or set mode = "decider" in the '
                 "configuration"
             )
+
         for name, settings in named:
             known = dict(settings.resources)
             for resource in (resource for source in self.sources for resource in source.source.resources):
@@ -54,6 +55,7 @@ class QueryOptions:
                         f"Every part needs it, because before the decision it is asked which messages were taken. "
                         f"Configure it for all parts of the query, under the same name"
                     )
+
         adopted = {settings.adopt for _, settings in named if settings.adopt}
         if len(adopted) > 1:
             raise PipelineError(

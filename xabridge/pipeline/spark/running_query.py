@@ -77,6 +77,7 @@ def options_of(spark: SparkSession, execution: Any) -> QueryOptions:
                 "the query reads the format amqp by spark.read as well, which would be decided apart from the query. "
                 "Read it by spark.readStream"
             )
+
     writes = _name_of(execution.sink()) == SINK
     kind = execution.getClass().getSimpleName()
     if (streams or writes) and kind != _EXECUTION:

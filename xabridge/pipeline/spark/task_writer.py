@@ -89,6 +89,7 @@ def _make_once_table(target: TableTarget, url: str) -> None:
             f"{where} can't be made: {error}. Ask an administrator to create it, and to grant SELECT and INSERT on it: "
             f"{statement}"
         ) from error
+
     if not fits:
         raise PipelineError(
             f"{where} is there, but can't tell values exactly, each of them once. Name another table, or make it anew: "
@@ -136,6 +137,7 @@ def _check_messages(target: AddressTarget, rows: Mapping[str, str], routes: Sequ
         raise PipelineError(
             f"{where}: shard_key has to name a column with the key, of the type {', '.join(KEYS)}; {told}"
         )
+
     for name, type_ in rows.items():
         if name not in COLUMNS:
             if alone and name not in routes and name != target.key:

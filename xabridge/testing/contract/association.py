@@ -102,6 +102,7 @@ class TestAssociation(Contract):
                         verb(third)
                 continue
             client.prepared(key, xid)
+
         assert client.in_doubt() & set(keys) == ({first, second, third} if apart else {first, second})
         client.rollback(second)
         client.commit(first)
@@ -204,6 +205,7 @@ class TestAssociation(Contract):
             else:
                 with refused(*NOT_JOINED, Code.XA_RETRY):
                     client.start(xid, TMJOIN | (0 if client.registers else TMNOWAIT))
+
         assert client.end(xid) is Code.XA_OK
         if joined:
             with refused(Code.XAER_PROTO):  # the other is still at work
@@ -244,6 +246,7 @@ class TestAssociation(Contract):
             assert other.prepare(xid) is Code.XA_OK
             assert client.commit(xid) is Code.XA_OK
             assert {first, second} <= harness.committed()
+
         other.rm.close("", RMID)
         if not harness.capabilities.branches_shared:
             client.commit(xid)
@@ -262,6 +265,7 @@ class TestAssociation(Contract):
             with refused(Code.XAER_DUPID):
                 other.start(xid)
             other.rm.close("", RMID)
+
         client.prepare(xid)
         client.commit(xid)
         assert first in harness.committed()
@@ -282,6 +286,7 @@ class TestAssociation(Contract):
                 with refused(Code.XAER_DUPID, *ROLLBACK_CODES):
                     other.prepare(xid)
                 assert second not in harness.committed()
+
         other.rm.close("", RMID)
         assert xid in client.in_doubt()
         assert client.commit(xid) is Code.XA_OK
@@ -326,6 +331,7 @@ class TestAssociation(Contract):
             client.end(first)
             client.rollback(first)
             return
+
         second = client.begun(keys[1])
         client.end(second, TMSUSPEND)
         client.start(first, TMRESUME)
@@ -375,6 +381,7 @@ class TestAssociation(Contract):
             client.end(xid)
             client.rollback(xid)
             return
+
         if plain(client.rm.end(xid, RMID, TMSUSPEND | TMMIGRATE)) is Code.XA_NOMIGRATE:
             with elsewhere(), refused(Code.XAER_PROTO):
                 client.start(xid, TMRESUME)
@@ -394,6 +401,7 @@ class TestAssociation(Contract):
             client.commit(xid, TMONEPHASE)
             assert {first, second} <= client.harness.committed()
             return
+
         client.end(xid)
         client.commit(xid, TMONEPHASE)
         assert first in client.harness.committed()

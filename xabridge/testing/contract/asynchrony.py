@@ -200,6 +200,7 @@ class TestAsynchrony(Contract):
             with refused(Code.XAER_PROTO):
                 client.in_doubt()
             client.reopen()
+
         if code is Code.XA_OK:
             assert client.retrying("commit", xid) is Code.XA_OK
         elif xid in client.in_doubt():

@@ -95,6 +95,7 @@ class TestCapacity(Contract):
             client.write(key)
             client.end(xid)
             keys[xid] = key
+
         assert keys
         assert set(overlap(client, "prepare", keys).values()) == {Code.XA_OK}
         assert keys.keys() <= client.in_doubt()
@@ -114,6 +115,7 @@ class TestCapacity(Contract):
             except XaMisuse as told:
                 assert told.code is Code.XAER_ASYNC  # noqa: PT017 — one of two right answers
                 break
+
         assert client.commit(committed) is Code.XA_OK
         assert client.retrying("rollback", rolled_back) is Code.XA_OK
         assert not {committed, rolled_back} & client.in_doubt()
@@ -174,6 +176,7 @@ class TestCapacity(Contract):
         if refused_one is not None:
             with refused(Code.XA_RETRY):
                 client.start(refused_one)
+
         first, second, third = keys
         assert client.commit(first) is Code.XA_OK
         assert client.retrying("rollback", second) is Code.XA_OK
@@ -196,6 +199,7 @@ class TestCapacity(Contract):
                     sent.append(client.send("commit", xid))
                 except XaMisuse:
                     break
+
         assert client.commit(last) is Code.XA_OK
         with refused(Code.XAER_PROTO):
             client.rm.close("", RMID)

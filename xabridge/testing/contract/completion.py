@@ -139,6 +139,7 @@ class TestCompletion(Contract):
             for verb in (client.prepare, client.commit, client.rollback, client.forget):
                 with refused(Code.XAER_NOTA):
                     verb(stranger)
+
             with refused(Code.XAER_NOTA):
                 client.commit(stranger, TMONEPHASE)
             for flags in (TMSUCCESS, TMFAIL, TMSUSPEND):
@@ -161,6 +162,7 @@ class TestCompletion(Contract):
         ]
         xids += [Xid(0, unique + b"\0"), Xid(2**31 - 1, unique, b"\0")]
         keys = {xid: new_key() for xid in xids}
+
         for count, xid in enumerate(xids):
             client.prepared(keys[xid], xid)
             assert xid in other.in_doubt()

@@ -122,6 +122,7 @@ class TestDeciding:
                 client.write(key := new_key())
                 client.end(xid)
                 at_work[xid] = key
+
         assert at_work
         for xid in at_work:
             assert client.decide(xid) is Code.XA_OK
@@ -435,6 +436,7 @@ class TestDeciding:
         for name, call in calls.items():
             with case(name), refused(Code.XAER_PROTO):
                 call(RMID)
+
         client.reopen()
         for name, call in calls.items():
             with case(name), refused(Code.XAER_INVAL):

@@ -172,6 +172,7 @@ class TestFailures(Contract):
                 client.commit(prepared)
             with refused(Code.XAER_RMFAIL, Code.XAER_PROTO):
                 client.in_doubt()
+
         fresh = Client(harness, opened=False)
         with pytest.raises(ResourceUnavailable):
             fresh.open()

@@ -35,6 +35,7 @@ class TestHeuristics(Contract):
         client.harness.complete_heuristically(xid, commit=committed)
         assert (key in client.harness.committed()) == (second in client.harness.committed()) == committed
         assert xid in client.in_doubt()
+
         for _ in range(2):
             with pytest.raises(HeuristicOutcome) as raised:
                 getattr(client, verb)(xid)

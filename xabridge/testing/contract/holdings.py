@@ -117,6 +117,7 @@ class TestHoldings(Contract):
         if harness.capabilities.unreachable:
             harness.go_down()
             open_strings.append(harness.open_string)
+
         try:
             for open_string in open_strings:
                 failed = [check for check in rm.diagnose(open_string).checks if check.health is Health.FAIL]

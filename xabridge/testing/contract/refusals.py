@@ -110,6 +110,7 @@ class TestRefusals(Contract):
             if state is S5:
                 client.harness.complete_heuristically(xid, commit=False)
             return xid
+
         xid = client.begun(key)
         if state is S2:
             client.end(xid)
@@ -136,6 +137,7 @@ class TestRefusals(Contract):
                 client.prepare(xid)
         elif state is S5:
             assert client.forget(xid) is Code.XA_OK
+
         assert xid not in client.in_doubt()
         with refused(Code.XAER_NOTA):
             client.rollback(xid)

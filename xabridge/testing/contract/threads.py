@@ -35,6 +35,7 @@ class TestThreads(Contract):
                     client.rollback(xid)
                     dropped.add(key)
                     continue
+
                 kept.add(key)
                 if client.rm.flags & TMUSEASYNC:
                     client.send("prepare", xid)

@@ -280,6 +280,7 @@ class ReferenceDriver(Driver[Association]):
                 )
             else:
                 outcome = effect(branch, None)
+
             if later:
                 reply = Reply(self, ref(thread_of_control()), verb, branch, outcome)
                 self.replies.add(reply)
@@ -315,6 +316,7 @@ class ReferenceDriver(Driver[Association]):
             association = context.register()
         if association is None:
             return self._work_outside(context, operation)
+
         store = self.store
         branch = association.branch
         with store.lock:
@@ -370,6 +372,7 @@ class ReferenceDriver(Driver[Association]):
         fate = step.fate
         if not store.reachable:
             return LOST
+
         carried_out = partial(effect, answer=step.answer)
         if fate is Fate.ARRIVES or (fate is Fate.DELAYED and not later):
             return carried_out()

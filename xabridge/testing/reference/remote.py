@@ -93,6 +93,7 @@ class ReferenceServer:
                     control = process.controls.setdefault(control_id, ThreadOfControl())
                     if name == "start":
                         process.started.add(arguments[0])
+
                 with entered(control):
                     answer = self._answer(process.resource, key[0], name, arguments)
                 if name in _COMPLETES and arguments[0] not in self._stores[key[0]].known:

@@ -139,6 +139,7 @@ class Server:
         known = self.known.setdefault(branch.xid, branch)
         if known is not branch:
             return BRANCH.refusal(known.state, START) or Code.XAER_DUPID
+
         if answer is None:
             branch.state = _AFTER_OK[START][S0]
             code = OK
@@ -187,6 +188,7 @@ class Server:
         branch, dialect = association.branch, association.dialect
         if association.state is dialect.none:
             return LOST if association.lost else Code.XAER_PROTO  # before this request came
+
         if verb is dialect.end_fail:
             moved = END_FAIL
         elif len(branch.associations) > 1 and any(
@@ -307,12 +309,14 @@ class Server:
             return BRANCH.refusal(branch.state, verb) or code
         if code is Code.XA_NOMIGRATE and verb in (START, JOIN):
             raise BRANCH.illegal(branch.state, verb, result)
+
         try:
             target = advance(BRANCH, branch.state, verb, result)
         except IllegalTransition:
             return self._refused(branch, verb, result)
         if code is RDONLY and branch.writes:
             raise ValueError(f"{branch.xid} has pending writes and can't vote XA_RDONLY: mend the script")
+
         if target in _HOLDS_NOTHING:
             self.land(branch, target, code, commits=False)
         else:
@@ -333,6 +337,7 @@ class Server:
         if target is S4:
             self.doom(branch, code if code in ROLLBACK_CODES else Code.XA_RBROLLBACK)
             return
+
         if branch.writes:
             if target is S5 and code in (Code.XA_HEURCOM, Code.XA_HEURMIX):
                 step = 1 if code is Code.XA_HEURCOM else 2

@@ -137,6 +137,7 @@ def test_a_query_that_ends_reads_what_there_was_and_no_more(env: CoreEnvironment
     env.put(LONG)
     stream.prepareForTriggerAvailableNow()
     start, number = stream.initialOffset(), 0
+
     while (end := stream.latestOffset(start, stream.getDefaultReadLimit())) != start:
         if number == 1:
             env.put(["late"] * 50)
@@ -160,6 +161,7 @@ def test_a_limit_is_shared_by_what_waits() -> None:
         shares = shares_of(rows, waiting)
         assert sum(shares) == rows
         assert min(shares) >= 1
+
         if sum(max(count, 1) for count in waiting) >= rows:
             even = rows // len(waiting)
             assert all(share >= min(count, even) for share, count in zip(shares, waiting, strict=True))

@@ -115,6 +115,7 @@ def test_a_batch_is_refused_while_an_earlier_one_can_not_be_finished(
     reader, first, report = _unfinished(env, second)
     second.start()
     env.outage_s = 1.0
+
     with monkeypatch.context() as patched:
         patched.setattr(BlockingBranches, "ask", _without_answer(*report.branches))
         env.put(["2"])

@@ -80,6 +80,7 @@ def test_a_driver_that_dies_before_the_decision_has_its_batch_planned_again(env:
     end_again, decided = env.batch(again, Offset(), 0, driver="driver-2", end=end)
     assert not decided.before
     env.check(ROWS)
+
     for ask in (
         lambda: env.writer().commit(plan, Batch("q", 0), late),
         lambda: env.writer().plan(),
@@ -146,6 +147,7 @@ def test_batches_that_read_nothing_are_decided_once_each(env: CoreEnvironment) -
         before = writer.commit(plan, Batch("q", number), [report]).before
         assert before == ((driver, number) == ("driver-2", 1))
         writer.close()
+
     env.check([*ROWS, "101", "102"])
     reader = env.reader("driver-2")
     reader.logged(end)

@@ -58,6 +58,7 @@ def test_a_driver_that_is_killed_in_the_transaction_of_its_decision(env: CoreEnv
             time.sleep(0.01)
         driver.kill()
         driver.join()
+
     again = env.reader("driver-2")
     _, decided = env.batch(again, Offset(), 0, driver="driver-2", end=end)
     assert not decided.before

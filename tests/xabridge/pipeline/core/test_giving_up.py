@@ -45,6 +45,7 @@ def test_a_name_is_freed_when_nothing_is_unfinished(env: CoreEnvironment) -> Non
     assert sum(_rows_of(env, "orders").values()) > 5
     _given_up(env, "orders")
     assert set(_rows_of(env, "orders").values()) == {0}
+
     with pytest.raises(PipelineError):
         reader.latest(end)
     with pytest.raises(PipelineError, match="belongs to another decision log"):

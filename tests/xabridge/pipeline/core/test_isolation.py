@@ -65,6 +65,7 @@ class _Query:
             else:
                 self.start, self.number = self.end, self.number + 1
             writer.close()
+
         reader.logged(self.start)
         reader.close()
 
@@ -100,6 +101,7 @@ def test_a_poison_row_is_found_and_nothing_else_is_dead_lettered(
         if len(env.queued("orders.dead")) == len(places):
             break
         env.put([f"more {query.number}"] if len(env.queued()) < 3 else [])  # a pipeline goes on
+
     query.run(20)
     good = [row for row in rows if row != "poison"]
     assert [row for row in env.table() if "more" not in row] == good
@@ -171,6 +173,7 @@ def test_bad_messages_are_sent_to_an_address_under_the_same_decision(env: CoreEn
     if again == "broker restarted":
         env.broker.stop()
         env.broker.start()
+
     if again != "no":
         told = [env.rows(part) for part in parts]
     assert sorted(row for rows in told for row in rows) == ["0", "1"]

@@ -96,6 +96,7 @@ def test_a_batch_is_one_version_of_each_table(env: CoreEnvironment, folder: Path
         decided = env.writer().commit(plan, Batch("q", number), reports)
         assert (decided.before, decided.left) == (False, 0)
         start = end
+
     assert reader.latest(start) == start
     check(env, folder, [f"{row}" for row in range(30)], versions=3)
     assert env.prepared() == []
@@ -133,6 +134,7 @@ def test_a_batch_that_is_decided_is_written_once_and_one_that_is_not_is_run_agai
         plan, reports = planned(env, reader, start, end, f"driver-{number}")
         if decided:
             env.decide_and_die(env.writer(f"driver-{number}"), plan, reports)
+
         survivor = f"driver-{number}-b"
         again = env.reader(survivor)
         plan, reports = planned(env, again, start, end, survivor)

@@ -67,6 +67,7 @@ def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str
             drive(fenced.row())
         with pytest.raises(TakenOver):
             drive(fenced.plan(1, 0, b"g", 1, READS[0]))
+
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
         _opener(url).join("driver-1")
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
@@ -163,6 +164,7 @@ def _both(ledger: SqlLedger, book: Book, random: Random) -> tuple[str, tuple[Any
     what = random.choice(sorted({**operations, **of_the_log}))
     if what in of_the_log:
         return what, of_the_log[what]()
+
     name, arguments = what.partition(" ")[0], operations[what]
     real: Any = getattr(ledger, name)
     model: Any = getattr(book, name)
@@ -221,6 +223,7 @@ def test_a_change_waits_for_a_process_that_is_taking_the_pipeline(postgres: Post
         taking.commit()
         with pytest.raises(TakenOver):
             sent.result(20)
+
     other = _opener(url).take("e")
     assert (drive(other.row()).epoch, drive(other.row()).again, drive(other.last_batch("q"))) == (1, 0, None)
     (row,) = drive(other.planned(gtrid)).epochs
@@ -251,6 +254,7 @@ def test_what_is_needed_is_not_purged(url: str) -> None:
         drive(ledger.bind_batch("q", epoch, gtrids[-1]))
         ledger.log.decide(Decision(gtrids[-1], ()))
         ledger.log.end(gtrids[-1])
+
     ledger.log.flush()
     drive(ledger.mark_logged([1, 3]))
     assert ledger.purge(0.0) == 1

@@ -41,6 +41,7 @@ def test_every_column_of_a_message_is_read() -> None:
         annotations={symbol("x-a"): "b"},
     )
     full.delivery_count = 3
+
     columns = _read(_octets(full), _octets(Message("text")))
     assert columns.body == [b"body", "text"]
     assert columns.address == ["orders", "orders"]
@@ -126,6 +127,7 @@ def test_what_is_written_is_what_proton_reads() -> None:
         message = Message()
         message.decode(octets)
         found.append(message)
+
     first, second, third, last = found
     assert all(message.durable for message in found)
     assert (bytes(first.body), second.body, third.body, bytes(last.body)) == (b"a" * 300, "text", None, b"")

@@ -241,6 +241,7 @@ def test_the_second_waits_for_the_outcome_of_the_first(place: OnceDatabase, meet
         else:
             meeting.live.commit(first, None, [report])
         later = waits.result(60)
+
     assert later.rows == (2 if ends == "committed" else 4)
     meeting.later.commit(second, None, [later])
     place.check_once(["0", "1", "2", "3"])
@@ -293,6 +294,7 @@ def test_pipelines_that_write_the_same_values_in_other_orders(
         values = [str(value) for value in chance.sample(range(40), 20)]
         deadline = time.monotonic() + 120
         start.wait(60)
+
         while True:
             assert time.monotonic() < deadline, f"pipeline {number} never ends"
             writer = mine.writer()

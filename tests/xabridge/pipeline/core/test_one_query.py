@@ -239,6 +239,7 @@ def test_a_checkpoint_one_batch_old_takes_no_message(env: CoreEnvironment) -> No
         again.latest(Offset())
     with pytest.raises(EpochGone, match="its messages do not exist any more"):
         again.plan(Offset(), end)
+
     with pytest.raises(EpochGone, match="older than what was decided"):
         again.plan(Offset(), Offset(drive(again._pipeline.ledger.allot())))
     following = again.latest(end)
@@ -284,6 +285,7 @@ def test_a_new_checkpoint_is_refused_unless_it_says_whom_it_follows(env: CoreEnv
     assert env.prepared() == ["src/1/0", "src/1/1"]
     with pytest.raises(PipelineError, match=r'belongs to query q.*option adopt = "q"'):
         env.start(env.source(), query=Query("new", "run", -1))
+
     with pytest.raises(PipelineError, match='option adopt = "q"'):
         env.start(env.source(), query=Query("new", "run", -1, adopt="another"))
     env.put(MORE)
@@ -322,6 +324,7 @@ def test_a_new_checkpoint_that_reads_other_streams_gives_the_pipeline_up(
         with pytest.raises(PipelineError, match=r"given up: .*how far kafka had been read.*as a new pipeline: .* once"):
             env.start(env.source(), query=Query("new", "run", -1, again, ("kafka",)))
         assert env.prepared() == []
+
     with pytest.raises(PipelineError, match=f"belongs to query {GIVEN_UP}") as refused:
         env.start(env.source(), query=Query("q", "run-2", 0, foreign=()))
     (owner,) = set(re.findall(rf"{GIVEN_UP}\d+", str(refused.value)))

@@ -67,6 +67,7 @@ def test_a_broker_that_is_away_for_a_moment_is_waited_for(env: CoreEnvironment) 
     partitions = reader.plan(Offset(), end)
     writer = env.writer()
     plan = writer.plan()
+
     with _away(env):
         rows = [env.rows(partition) for partition in partitions]
     assert sorted(rows[0] + rows[1], key=int) == ROWS

@@ -94,6 +94,7 @@ def test_each_queue_is_one_partition_in_order_and_a_new_one_is_read(
         ("broker", "a#2"): ["2", "5", "8", "11"],
         ("second", "a#1"): ["1", "4", "7", "10"],
     }
+
     env.put(["late"], "a#3", second)  # a queue that did not exist
     assert reader.plan(Offset(), end) == parts, "an epoch is one set of messages"
     env.finish(parts, 0)
@@ -161,6 +162,7 @@ def test_uneven_queues_are_read_in_full_batches_to_the_end(env: CoreEnvironment,
         start = end
         if len(taken) == 1:
             env.put(["later"], "a#0")
+
     assert taken == [20, 20, 20, 20, 10]
     _done(env, *(f"{queue}.{number}" for queue, count in enumerate(counts) for number in range(count)))
     assert env.queued("a#0") == ["later"]
@@ -173,6 +175,7 @@ def test_a_broker_that_is_away_is_waited_for_or_skipped_and_read_when_it_is_back
     env.put(["1"])
     env.put(["2"], broker=second)
     second.stop()
+
     with pytest.raises(PipelineError, match="second can't be read"):
         env.began(ONE, *BOTH)
     reader, end, parts = env.began(ONE, *BOTH, skips=True)
@@ -278,6 +281,7 @@ def test_a_failure_is_searched_in_one_shard(env: CoreEnvironment, second: Embedd
         writer.close()
         if end == start or env.queued("a#1.dead", second):
             break
+
     assert env.queued("a#1.dead", second) == ["poison"]
     assert sizes[:2] == [{"a#0": 2, "a#1": 3}, {"a#0": 1}], "one shard at a time"
     assert env.queued("a#0.dead") == []

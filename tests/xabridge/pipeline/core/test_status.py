@@ -115,6 +115,7 @@ def test_brokers_that_were_skipped_are_told(env: CoreEnvironment, capsys: Captur
     for epoch in whole["epochs"]:
         assert list(epoch["skipped"]) == ["second"]
         assert "refused" in epoch["skipped"]["second"]
+
     assert len(whole["epochs"]) == 3
     status(env, "orders")
     out = capsys.readouterr().out
@@ -283,6 +284,7 @@ def test_status_shows_what_the_last_batches_did_and_what_waited(env: CoreEnviron
     for number in range(2):
         env.put([f"{number}{digit}" for digit in "abc"])
         start, _ = env.batch(reader, start, number)
+
     shown = env.shown()
     assert [(one.epoch, one.batch, one.query) for one in shown.results] == [(2, 1, "q"), (1, 0, "q")]
     newest = shown.results[0]

@@ -40,6 +40,7 @@ def test_a_batch_is_in_the_table_and_at_the_address(env: CoreEnvironment, sink: 
     assert sink.table() == []
     in_postgresql = env.ask("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
     assert bool(in_postgresql) is (sink.kind == "shop"), "who decides prepares nothing"
+
     decided = writer.commit(plan, Batch("q", 0), reports)
     assert (decided.rows, decided.left, decided.before) == (20, 0, False)
     sink.check(ROWS)
@@ -60,6 +61,7 @@ def test_an_abort_gives_everything_back_and_nothing_comes_late(env: CoreEnvironm
     plan = writer.plan()
     reports = env.tasks(plan, partitions, write=sink.write)
     writer.abort(plan, Batch("q", 0), reports)
+
     for late in (
         lambda: writer.commit(plan, Batch("q", 0), reports),
         lambda: env.rows(partitions[0]),
@@ -89,6 +91,7 @@ def test_a_driver_that_is_killed_right_after_its_decision(env: CoreEnvironment, 
     assert sink.table() == (ROWS if sink.kind == "decider" else [])
     assert env.queued("alerts") == []
     killed, env.resources = env.resources, Resources()
+
     again = env.reader("driver-2")
     env.put(["late"])
     replayed = again.plan(Offset(), end)
@@ -163,6 +166,7 @@ def test_a_lock_that_is_somebody_elses_is_waited_for_and_then_refuses_the_batch(
         with pytest.raises(BatchRefused, match="lock"):
             writer.commit(plan, None, [report])
         other.rollback()
+
     if sink.kind == "decider":
         assert not writer.commit(plan, None, [report]).before, "nothing was decided"
         sink.check(["1"])
@@ -193,6 +197,7 @@ def test_a_row_that_can_never_be_written_is_the_messages_fault(env: CoreEnvironm
         env.change(
             "ALTER TABLE orders ALTER body TYPE varchar(20)", "ALTER TABLE totals ALTER product TYPE varchar(20)"
         )
+
     wrong: list[tuple[TableTarget, tuple[str, ...], tuple[Any, ...]]] = [
         (sink.rows, ("body",), ("x" * 21,)),
         (sink.rows, ("body",), (None,)),
@@ -256,6 +261,7 @@ def test_rows_by_key_of_several_tables_are_written_by_a_statement_for_each(env: 
             for index in range(3)
         ]
     )
+
     assert env.ask("SELECT product, total, note FROM totals") == [("tea", 3, "of 2")]
     assert env.ask("SELECT product, total FROM others ORDER BY product") == [("jam", 3), ("tea", 30)]
     assert env.prepared() == []

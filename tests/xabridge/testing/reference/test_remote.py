@@ -54,6 +54,7 @@ def test_what_comes_through(address: str, store: ReferenceStore, tmp_path: Path)
     assert isinstance(handle, Handle)
     assert remote.complete(handle, 1).code is Code.XA_OK
     remote.start(TWO, 1)
+
     with pytest.raises(KeyLocked):
         remote.session(1).write("key", 2)
     (branch,) = remote.in_doubt(1, TMSTARTRSCAN)

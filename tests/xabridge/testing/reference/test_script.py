@@ -110,12 +110,14 @@ def check_code_at_verb(store: ReferenceStore, rm: ReferenceResource, call: str, 
         with pytest.raises(ValueError, match="has pending writes"):
             issue(rm)
         return
+
     if code in EXCEPTIONS:
         with pytest.raises(EXCEPTIONS[code]) as raised:
             issue(rm)
         assert (raised.value.code, raised.value.xid) == (code, X)
     else:
         assert issue(rm) is code
+
     expected = state if code in NO_EFFECT else S0 if result is None else rows[result]
     assert store.branches.get(X, S0) is expected
     committed = {"first", "second"} if code is Code.XA_OK and call in {"commit", "one-phase"} else set()
@@ -263,6 +265,7 @@ def test_a_delayed_request(store: ReferenceStore, rm: ReferenceResource, ends: s
         assert store.drop() == 1
     elif ends == "the connection is cut":
         store.cut(rm)
+
     is_heard = ends in {"somebody waits", "it is delivered"}
     flags = 0 if ends in {"somebody waits", "it is dropped"} else TMNOWAIT
     assert rm.complete(handle, RMID, flags).code is (Code.XA_OK if is_heard else Code.XAER_RMFAIL)
@@ -283,6 +286,7 @@ def test_a_crash_of_the_server_takes_what_was_not_prepared() -> None:
             store.crash()
             assert store.branches == dict.fromkeys(left, state)
             assert set(store.locked_keys) == ({"first", "second"} if state is S3 else set())
+
             with pytest.raises(ResourceUnavailable):
                 rm.recover(RMID, TMSTARTRSCAN)
             with pytest.raises(ResourceUnavailable):
@@ -300,6 +304,7 @@ def test_open_does_not_hide_a_loss(store: ReferenceStore, rm: ReferenceResource)
     session = rm.session(RMID)
     store.cut(rm)
     rm.open(store.url, RMID)
+
     with pytest.raises(ResourceUnavailable):
         rm.end(Y, RMID, TMSUCCESS)
     rm.open(store.url, RMID)

@@ -40,6 +40,7 @@ def append_staged_files(
         call_resource(resource, "start", lambda: rm.start(branch.xid, resource.rmid))
     except XaError as error:
         raise BatchRefused(f"{resource.name}: files can't be appended now: {error}", outage=True) from error
+
     try:
         for one in staged:
             rm.session(resource.rmid).add(one.work.table, one.work.files)

@@ -50,6 +50,7 @@ def bind(
                     f"pipeline {settings.pipeline!r} is read by another query of this driver ({bound.query}). Stop "
                     "that query first, or give this one a pipeline of its own"
                 )
+
         ownership.check(settings.pipeline, query, known)
         ledger = opener.take(driver)
         try:

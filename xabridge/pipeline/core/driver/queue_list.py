@@ -45,6 +45,7 @@ class QueueList:
         if self._client is None:
             self._client = ManagementClient(self._resource.url)
         found: dict[str, int] = {}
+
         try:
             for pattern in patterns:
                 for queue in self._from(self._client, pattern.partition(ANY)[0]):

@@ -77,6 +77,7 @@ class SinkCoordinator:
             pipeline = self._opened(None, takes=not streaming)
             query = self._query(pipeline) if streaming else ""
             planned = drive(pipeline.planner(self._settings.outage_s).plan_sink(query))
+
         self._tell_unfinished(planned.unfinished)
         return SinkPlan(
             self._settings.pipeline,
@@ -118,6 +119,7 @@ class SinkCoordinator:
             rm = resource.rm
             if not isinstance(rm, rm_db.PostgresResource):
                 continue
+
             try:
                 call_resource(resource, "open", lambda: None)
             except XaError as error:
@@ -144,6 +146,7 @@ class SinkCoordinator:
             pipeline = self._opened(plan.incarnation)
             outcome = drive(batch_decision.commit(pipeline.ports, pipeline.own, plan, batch, told, pipeline.names))
             pipeline.ledger.log.flush()
+
         decided = BatchResult(
             outcome.decision.gtrid,
             outcome.before,
@@ -188,6 +191,7 @@ class SinkCoordinator:
             forced - began,
             began + decided.seconds - forced,
         )
+
         try:
             pipeline.ledger.note_result(result)
         except (LogError, TakenOver) as error:

@@ -77,6 +77,7 @@ class SourcePlanner:
             except BaseException:
                 ledger.close()
                 raise
+
         self._pipeline = OpenPipeline(ledger, resources.of(settings.resources), sleep)
         self._planner = self._pipeline.planner(settings.outage_s)
         ledger.ask_lag = self._lag
@@ -129,6 +130,7 @@ class SourcePlanner:
                 drive(self._pipeline.ledger.row())
             return start
         self._delay.begin()
+
         with pipeline_errors():
             epoch, waiting = drive(self._planner.latest(self._reader, start.epoch, self._away.now()))
             self._away.note(waiting.away)
@@ -167,6 +169,7 @@ class SourcePlanner:
         with pipeline_errors():
             planned = drive(self._planner.plan(self._reader, start.epoch, end.epoch, rows, self._away.now()))
             decided = self._decided(again=planned.again)
+
         self._away.note(planned.skipped)
         count = len(planned.parts)
         self._planned_rows += planned.rows
@@ -220,6 +223,7 @@ class SourcePlanner:
     ) -> SourcePartition:
         source = self._source
         xid, shard = planned.parts[index]
+
         return SourcePartition(
             self._settings.pipeline,
             epoch,

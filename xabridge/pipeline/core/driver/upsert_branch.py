@@ -72,6 +72,7 @@ def _prepared(resource: Resource, branch: Branch, staged: Sequence[StagedRows], 
     except database.errors as error:
         outage = database.fault(error).outage
         raise BatchRefused(f"{resource.name}: rows by key can't be written: {error}", outage=outage) from error
+
     try:
         database.upsert(resource, xid.gtrid, staged, pipeline)
         answer = vote(mine, branch)

@@ -189,6 +189,7 @@ class SqlLedger:
             waiting=lag.waiting if lag is not None else None,
             oldest_at=lag.oldest_at if lag is not None else None,
         )
+
         names = (
             "gtrid", "tries", "source", "shards", "sunk", "planned_at", "query", "place", "decided_at", "logged_at",
             "waiting", "oldest_at",
@@ -332,6 +333,7 @@ class SqlLedger:
             unforced = select(func.set_config("synchronous_commit", "off", true())).cte("unforced")
             row = select(*(literal(value, RESULT.c[name].type) for name, value in named.items())).select_from(unforced)
             insert = insert.from_select(list(named), row)
+
         noting = insert.on_conflict_do_update(
             index_elements=[RESULT.c.pipeline, RESULT.c.gtrid], set_={name: insert.excluded[name] for name in values}
         )

@@ -211,6 +211,7 @@ def _status(
     row, node = read_pipeline(database, pipeline), read_node(database, pipeline)
     if row is None or node is None:  # removed meanwhile
         return None
+
     found = {name: None if isinstance(told, str) else told.get(pipeline, ()) for name, told in scanned.items()}
     gtrids = {xid.gtrid for xids in found.values() for xid in xids or ()}
     epochs = _epochs(database, pipeline, last, gtrids)
@@ -258,6 +259,7 @@ def read_lags(database: Database, pipeline: str, last: int, gtrid: bytes | None 
         .order_by(EPOCH.c.epoch.desc())
         .limit(last)
     )
+
     with database.engine.connect() as connection:
         return tuple(
             LagStatus(
@@ -303,6 +305,7 @@ def _epochs(database: Database, pipeline: str, last: int, gtrids: Collection[byt
         if missing:
             some = select(*columns).where(GTRIDS.c.gtrid.in_(missing))
             rows |= {bytes(row.gtrid): row for row in connection.execute(some)}
+
     ordered = sorted(rows.values(), key=lambda row: (row.changed_at, bytes(row.gtrid)), reverse=True)
     kept = [
         row
@@ -335,6 +338,7 @@ def _epoch(row: Any, planned: Sequence[Any]) -> EpochStatus:
     if decided_at is None and row.state == GtridState.COMMITTED.value:
         decided_at = row.changed_at
     branches = decode_decision(row.record).branches if row.record is not None else ()
+
     finished = {word for one in present for word in one.finished.split()}
     left = due(branches, finished, logged=all(one.logged for one in present))
     return EpochStatus(

@@ -112,6 +112,7 @@ async def _commit(
     before = await _decided_before(ports, plan, batch)
     if before is not None:
         return await _discard(ports, own, plan, before, resources)
+
     standing = await ports.ledger.row()
     entry = await ports.log.entry(plan.gtrid)
     planned = await ports.ledger.planned(plan.gtrid)
@@ -123,6 +124,7 @@ async def _commit(
         or not planned.epochs
     ):
         raise _refusal(plan, batch, entry, standing)
+
     await check_one_gtrid(ports, own, plan.query, plan.gtrid)
     reported = [branch for report in reports for branch in report.branches]
     await _finish_earlier(ports, plan, batch, _used(plan, planned, reports), resources)
@@ -171,6 +173,7 @@ async def _finish_earlier(
     needed = sorted(used.intersection(plan.unfinished))
     if not needed:
         return
+
     for resource in needed:
         _check_configured(resource, resources)
     name, waits = _batch_name(plan, batch), False
@@ -227,6 +230,7 @@ async def _decided_before(ports: Ports, plan: SinkPlan, batch: Batch | None) -> 
         gtrid, offsets = bound.gtrid, bound.offsets
         if gtrid != plan.gtrid:  # an earlier attempt at this batch: unless it is decided already, it never will be
             await ports.log.abort(gtrid)
+
     entry = await ports.log.entry(gtrid)
     if entry is None or entry.decision is None or entry.state not in DECIDED:
         return None
@@ -306,6 +310,7 @@ async def _branches_to_decide(
         if isinstance(told, XaError):
             raise BatchRefused(f"can't read the prepared branches of {resource}: {told.message}")
         prepared[resource] = told
+
     strange = [branch for branch in reported if branch.xid.gtrid != plan.gtrid]
     missing = [branch for branch in reported if branch.xid not in prepared[branch.resource]]
     if strange or missing:
@@ -339,6 +344,7 @@ async def _finish(
             plan.epoch,
             names,
         )
+
     await fence(ports, plan.gtrid, resources)
     swept = SweepResult()
     found = await scan(ports, resources, swept)

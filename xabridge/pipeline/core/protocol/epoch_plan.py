@@ -138,6 +138,7 @@ class EpochPlanner:
             if decision is not None:
                 decisions.append((decision, planned))
             epochs |= {one.epoch for one in planned.epochs}
+
         if epochs:
             await self.ports.ledger.mark_logged(tuple(sorted(epochs)))
         for decision, planned in decisions:
@@ -160,6 +161,7 @@ class EpochPlanner:
                 raise PipelineError(f"can't ask {resource} which messages epoch {planned.epoch} took: {told.message}")
             ours = sorted((xid for xid in told if xid.gtrid == gtrid), key=lambda xid: xid.bqual)
             prepared += [Branch(resource, xid) for xid in ours]
+
         decision = Decision(gtrid, tuple(branch for branch in prepared if is_source(branch.xid)))
         refused = await self.ports.log.force(decision)
         if refused is not None:
@@ -217,10 +219,12 @@ class EpochPlanner:
             if shared is not None:
                 raise _not_one_batch(end)
             return ReadPlan(tuple(await self._replayed_parts(reader.source, row, entry.decision)), again=True)
+
         if reader.query and standing.gtrid is not None and standing.again == self.own.incarnation:
             replayed = await self.ports.ledger.planned(standing.gtrid)
             if not replayed.logged:
                 raise _not_one_batch(end)
+
         cleared = await clear(self.ports, self.own, reader.source, shared, self.resources, self.outage_s, away)
         waiting = await self._waiting(reader.source, cleared)
         tries = row.tries + 1 if row is not None else 1
@@ -275,6 +279,7 @@ class EpochPlanner:
                     "hold some, or their broker is away"
                 )
                 following = following.unsuspected(gtrid)
+
         if following.aside:
             logger.warning(
                 "the first %d waiting messages failed alone: the next batch sets them aside", following.aside
@@ -285,6 +290,7 @@ class EpochPlanner:
             )
         elif following.suspects:
             logger.warning("the first waiting message may make batches fail: the next batch reads it alone")
+
         if following.suspects or before.suspects:
             await self.ports.ledger.set_isolation(following)
         return following
@@ -325,6 +331,7 @@ class EpochPlanner:
                 f"epoch {row.epoch} was read from {', '.join(sorted(elsewhere))}, and has to be read from there again "
                 f"before the source is changed to {', '.join(source.resources)}"
             )
+
         for resource in resources:
             told = await retried(self.ports, partial(self.ports.branches.prepared, resource), self.outage_s)
             if isinstance(told, XaError):
@@ -376,6 +383,7 @@ class EpochPlanner:
         if current is not None:
             entry = await self.ports.log.entry(current)
             planned = await self.ports.ledger.planned(current)
+
         active = entry is not None and entry.state is GtridState.ACTIVE
         mine = current is not None and active and self.own.planned(current)
         skipped = planned.skipped if mine else ()
@@ -396,6 +404,7 @@ class EpochPlanner:
             and standing.again == self.own.incarnation
         ):
             return PlannedSink(current, epoch_of(current), decided=True)
+
         await check_one_gtrid(self.ports, self.own, query, None)
         epoch = await self.ports.ledger.allot()
         gtrid = self.own.gtrid(epoch, 1)

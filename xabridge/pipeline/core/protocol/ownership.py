@@ -56,6 +56,7 @@ def check(pipeline: str, query: Query, known: PipelineOwnership) -> None:
             f"query {query.id} has pipeline {known.elsewhere[0]!r}, and its checkpoint names the epochs of that one: "
             f"start it as that pipeline again. Pipeline {pipeline!r} needs a checkpoint of its own"
         )
+
     last = known.decided.get(query.id)
     if last is not None and last.batch > query.planned:
         raise EpochGone(

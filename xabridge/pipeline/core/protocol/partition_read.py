@@ -108,12 +108,14 @@ async def take(
             if started.code is not Code.XAER_DUPID:
                 await port.pause(PAUSE_S)
                 continue
+
         held = await port.hold(xid)
         if not isinstance(held, XaError):
             return None
         last = held
         if held.code is Code.XAER_NOTA and not share:
             raise BatchRefused(f"the messages of {xid} can't be read again, because the branch was finished meanwhile")
+
         if held.code is Code.XAER_PROTO and share:
             answer = await port.adopt(xid)
             if not isinstance(answer, XaError):
@@ -144,6 +146,7 @@ async def _fill(
             octets += sum(map(len, some))
             if len(some) < count:
                 break
+
     judged = await port.judge(taken)
     answer = await port.prepare(xid, judged)
     if isinstance(answer, XaError):

@@ -83,6 +83,7 @@ async def finish_branches(ports: Ports, verb: Verb, branches: Iterable[Branch]) 
                     refused = await ports.log.note(Heuristic(branch, HEURISTIC_CODE[meaning]))
                     if refused is not None:
                         left.append(branch)
+
         if not left or pause_s is None:
             break
         await ports.pause(pause_s)

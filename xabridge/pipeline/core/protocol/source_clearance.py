@@ -75,6 +75,7 @@ async def _clear(
     done = Cleared({name: why for name, why in away.items() if name in source.resources})
     patience_s = 0.0 if source.skips else outage_s
     await _fence(ports, source, keep, patience_s, done)
+
     for pause_s in (*pauses(patience_s), None):
         swept = await resolve(ports, own, [name for name in resources if name not in done.away], keep)
         done.unsure = frozenset(swept.left_at | swept.unreachable.keys())

@@ -86,6 +86,7 @@ async def _waiting(ports: Ports, shard: Shard, *, by_queue: bool) -> list[Shard]
         if isinstance(told, XaError):
             return told
         queues = {**{queue: count > 0 for queue, count in told.items()}, **queues}
+
     names = tuple(sorted(queues)) if patterns else shard.queues
     if by_queue:
         waiting: list[Shard] = []

@@ -131,6 +131,7 @@ def inserts(
             raise BatchRefused(
                 f"{table}: a row has {length} octets, and the server takes {most} (max_allowed_packet)", of_rows=True
             )
+
         if some and (octets + length > SENT or fixed + octets + length > most):
             yield head + ",".join(some) + behind
             some, octets = [], 0

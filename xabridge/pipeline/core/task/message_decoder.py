@@ -115,6 +115,7 @@ def decode_messages(
     numbered = enumerate(messages)
     for _ in islice(numbered, kept.aside):
         pass
+
     while some := list(islice(numbered, chunk)):
         columns = _Columns()
         places = [place for place, (address, octets) in some if _read(place, octets, address, columns, kept)]
@@ -186,6 +187,7 @@ def _read(place: int, octets: bytes, address: str | None, columns: _Columns, sor
             return False
         value = None
         columns.put("bad", (_octets(raw), why))
+
     if sorting.keep:
         columns.raw.append(raw)
     columns.end(value, address if address is not None else columns.told)
@@ -204,6 +206,7 @@ def _sections(octets: bytes, columns: _Columns) -> bytes | str | None:
         else:
             code = octets[at + 2]
             at += 3
+
         if code == DATA:
             start, at = _binary(octets, at)
             parts.append(octets[start:at])
@@ -306,6 +309,7 @@ def _properties(octets: bytes, at: int, columns: _Columns) -> int:
         if kind == 0x40:
             at += 1
             continue
+
         if kind in {0xA1, 0xA3}:
             stop = at + 2 + octets[at + 1]
             value = octets[at + 2 : stop].decode("utf-8")
@@ -315,6 +319,7 @@ def _properties(octets: bytes, at: int, columns: _Columns) -> int:
         field = _FIELDS[place] if place < len(_FIELDS) else None
         if field is not None:
             columns.put(field, _property(field, value))
+
     if at != end or end > len(octets):
         raise DecodeError("the properties don't end where their size says")
     return end

@@ -74,6 +74,7 @@ def _properties(messages: Messages) -> Iterable[bytes]:
         columns.pop()
     if not columns:
         return repeat(b"")
+
     writers = [_text, _text, _text, _text, _text, _text, _symbol, _symbol, _time, _time, _text]
     return (
         _list([write(value) for write, value in zip(writers, values, strict=False)])

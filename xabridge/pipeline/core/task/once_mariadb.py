@@ -96,6 +96,7 @@ def _added(
                     raise refused(once, error) from error
             elif number != _DUPLICATE:
                 raise
+
             left = _missing(connection, table, missing)
             if number == _DUPLICATE and len(left) == len(missing):
                 raise  # by another constraint

@@ -56,6 +56,7 @@ class PostgresOnce:
         given = [sorted(keys)]  # in their order, so that two writers don't deadlock
         cursor.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(round(once.values.lock_timeout_s * 1000)))
         cursor.execute("SAVEPOINT xabridge_once")
+
         try:
             cursor.execute(statement, given)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:

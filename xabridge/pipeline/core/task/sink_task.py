@@ -205,6 +205,7 @@ class SinkTask:
             resource = self._used[branch.resource]
             if scheme_of(resource.url) in SCHEMES:
                 self._kind(branch.resource).prepared(resource, branch.xid)
+
         seconds = time.perf_counter() - began
         attempt, plan = self._attempt, self._plan
         return SinkReport(

@@ -159,6 +159,7 @@ class BlockingPartition:
             octets = [one for _, messages in taken for one in messages]
             self._bad = [bad_message(octets[place], why) for place, why in sorting.bad.items()]
             sorting.bad = {}
+
         judged = partition_read.judge(self._partition.aside, sorting.bad, count, sum(map(len, self.rows)))
         if self._partition.aside:
             told = "the batch reads the others without them" if self.rows else "there are no others"

@@ -139,6 +139,7 @@ class _Upsert:
             sql.SQL("cells[{}]::{}").format(place, sql.SQL(kind)) for place, kind in enumerate(types, 1)
         )
         self._cursor.execute("SAVEPOINT xabridge")
+
         try:
             self._cursor.execute(
                 sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} WHERE {} ORDER BY {} {}").format(

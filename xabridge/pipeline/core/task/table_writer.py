@@ -103,6 +103,7 @@ def csv_rows(text: str) -> list[list[str | None]]:
         if end != ",":
             rows.append(row)
             row = []
+
     if row:  # the text ends behind a comma
         rows.append([*row, None])
     return rows
