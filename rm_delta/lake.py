@@ -51,10 +51,10 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
 from rm_delta.errors import TableRefused, plain
-from rm_delta.forced import force, make_folder, write_file
 from rm_delta.parquet_files import TableFiles, WrittenFile
 from rm_delta.table import LIBRARY, TableDescription, describe, read_table
 from xa import Xid
+from xa.durable_files import force, make_folder, write_file
 from xa.holdings import MAX_HOLDINGS, Holding, InDoubtBranch, Relation
 
 if TYPE_CHECKING:

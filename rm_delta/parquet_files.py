@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from rm_delta.forced import force, make_folder
 from rm_delta.table import arrow_schema, describe, fitted, read_table
+from xa.durable_files import force, make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

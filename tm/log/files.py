@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tm.log.decision import LogError, LogLocked
+from xa.durable_files import FULL_SYNC, force, force_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 BLOCK: Final = 4096
 
 _DSYNC: Final[int] = getattr(os, "RWF_DSYNC", 0)
-_FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
 _GET_GENERATION: Final = 0x80087601
 """FS_IOC_GETVERSION, with the number that it has on `_GENERATIONS`."""
 _GENERATIONS: Final = frozenset({"x86_64", "aarch64", "riscv64", "s390x"})
@@ -137,7 +137,7 @@ class PosixFiles:
                 raise LogError(
                     f"{self._directory}: the log can't be made, because {parent} is not there: mkdir -p {parent}"
                 ) from None
-            _force_directory(self._directory.parent)
+            force(self._directory.parent)
         return PosixLock(self._directory / "lock")
 
     def names(self) -> Sequence[str]:
@@ -166,7 +166,7 @@ class PosixFiles:
         (self._directory / name).unlink()
 
     def force_names(self) -> None:
-        _force_directory(self._directory)
+        force(self._directory)
 
 
 class PosixFile:
@@ -206,7 +206,7 @@ class PosixFile:
         _force_data(self._descriptor)
 
     def force(self) -> None:
-        _force(self._descriptor)
+        force_descriptor(self._descriptor)
 
     def close(self) -> None:
         self._handle.close()
@@ -264,23 +264,8 @@ def _write(descriptor: int, offset: int, view: memoryview) -> None:
         offset, view = offset + written, view[written:]
 
 
-def _force(descriptor: int) -> None:
-    if _FULL_SYNC is not None:
-        fcntl.fcntl(descriptor, _FULL_SYNC)
-    else:
-        os.fsync(descriptor)
-
-
 def _force_data(descriptor: int) -> None:
-    if _FULL_SYNC is not None:
-        fcntl.fcntl(descriptor, _FULL_SYNC)
+    if FULL_SYNC is not None:
+        fcntl.fcntl(descriptor, FULL_SYNC)
     else:
         os.fdatasync(descriptor)
-
-
-def _force_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _force(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,6 +15,8 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from xa.durable_files import force
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -38,9 +40,9 @@ def copy_file(source: Path, destination: Path, finish: Callable[[sqlite3.Connect
         _remove(part)
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         _copy(source, part, finish)
-        _force(part)
+        force(part)
         part.rename(destination)
-        _force(destination.parent)
+        force(destination.parent)
     except (sqlite3.Error, OSError) as error:
         with suppress(OSError):
             _remove(part)
@@ -66,11 +68,3 @@ def _copy(source: Path, part: Path, finish: Callable[[sqlite3.Connection], None]
 def _remove(part: Path) -> None:
     for ending in _BESIDES:
         part.with_name(part.name + ending).unlink(missing_ok=True)
-
-
-def _force(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

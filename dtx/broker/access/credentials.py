@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.sasl.mechanisms import RESERVED
 from dtx.amqp.sasl.scram import ITERATIONS, ScramError, Verifier, saslprep
+from xa.durable_files import force, force_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -159,10 +160,6 @@ def _write(path: Path, verifiers: Mapping[str, Verifier], secret: bytes) -> None
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
         file.write("\n".join(lines) + "\n")
         file.flush()
-        os.fsync(file.fileno())
+        force_descriptor(file.fileno())
     Path(file.name).replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    force(path.parent)

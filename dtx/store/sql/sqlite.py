@@ -17,6 +17,7 @@ from sqlalchemy.pool import NullPool
 from dtx.store.contract import StoreError, StoreLocked
 from dtx.store.sql.database import LOCKED_MS, OPENING_FAILURES, Transactions, close_all, store_url
 from dtx.store.sql.reserve import BESIDES, LEAST, Reserve
+from xa.durable_files import force
 from xa.sql import sqlite
 from xa.sql.errors import ErrorKind, kind_of
 
@@ -182,7 +183,7 @@ class SqliteDatabase:
             created = not path.exists()
             path.touch(mode=0o600)
             if created:
-                _force_directory(path.parent)
+                force(path.parent)
         except OSError as error:
             raise StoreError(f"the store {path} can't be opened: {error}") from error
         self._engine = create_engine(
@@ -266,7 +267,7 @@ def _make_folder(path: Path) -> None:
         return
     _make_folder(path.parent)
     path.mkdir(exist_ok=True)
-    _force_directory(path.parent)
+    force(path.parent)
 
 
 def _free(folder: Path) -> int:
@@ -297,11 +298,3 @@ def compact(url: str) -> tuple[int, int]:
         raise StoreError(f"the store {path} can't be made smaller: {error}") from error
     finally:
         database.close()
-
-
-def _force_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -49,14 +49,14 @@ def die(*_):
 
 step = sys.argv.pop(1)
 if step == "copied":
-    copying._force = die
+    copying.force = die
 elif step == "forced":
     copying.Path = None
-    force = copying._force
-    copying._force = lambda path: die() if path.name.endswith(".part") and force(path) is None else force(path)
+    force = copying.force
+    copying.force = lambda path: die() if path.name.endswith(".part") and force(path) is None else force(path)
 elif step == "renamed":
-    force = copying._force
-    copying._force = lambda path: die() if path.is_dir() else force(path)
+    force = copying.force
+    copying.force = lambda path: die() if path.is_dir() else force(path)
 sys.exit(main(sys.argv[1:]))
 """
 FULL = """

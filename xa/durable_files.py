@@ -1,21 +1,33 @@
-"""Files and folders that are forced to disk."""
+"""Files and folders that are forced to disk, so that a crash of the machine does not take them away again."""
 
 from __future__ import annotations
 
+import fcntl
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
+"""Where it exists, fsync leaves the octets in the drive's cache, and this does not."""
+
 
 def force(path: Path) -> None:
     """Forces what is written in a file, or which names a folder has. OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        force_descriptor(descriptor)
     finally:
         os.close(descriptor)
+
+
+def force_descriptor(descriptor: int) -> None:
+    """Forces the file that is open as `descriptor`. OSError."""
+    if FULL_SYNC is not None:
+        fcntl.fcntl(descriptor, FULL_SYNC)
+    else:
+        os.fsync(descriptor)
 
 
 def make_folder(path: Path) -> None:
@@ -32,4 +44,4 @@ def write_file(path: Path, octets: bytes) -> None:
     with path.open("wb") as file:
         file.write(octets)
         file.flush()
-        os.fsync(file.fileno())
+        force_descriptor(file.fileno())
