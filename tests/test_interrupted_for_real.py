@@ -213,7 +213,7 @@ def test_ctrl_c_twice_while_a_resource_does_not_answer(postgres: Postgres, tmp_p
 def backends(manager: TransactionManager) -> list[int]:
     """The server processes that serve the manager's connections."""
     resource: Any = manager._resources["shop"].rm
-    return [connection.pgconn.backend_pid for connection in resource._postgres.opened.pool._in_use]
+    return [connection.pgconn.backend_pid for connection in resource._database_driver.opened.pool._in_use]
 
 
 def ids_of(manager: TransactionManager, name: str) -> list[int]:

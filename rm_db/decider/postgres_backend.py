@@ -16,13 +16,14 @@ from rm_db.address import DECIDER_PREFIX
 from rm_db.decider.decision_table import DECIDED, DecisionTable
 from rm_db.decider.engine import TABLE_CONNECTIONS, make_engine
 from rm_db.postgres.database import PostgresDatabase
+from rm_db.postgres.transaction import PostgresTransaction
+from rm_db.sessions.postgres import PostgresSession
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rm_db.address import Address
-    from rm_db.postgres.transaction import PostgresTransaction
-    from xa import Code
+    from xa import Code, Xid
     from xa.connection_usage import Connections
     from xa.driver import Pending
 
@@ -41,11 +42,13 @@ class PostgresBackend:
                 creator=partial(self._database.connect, address.reply_s),
             )
         )
-        self.begin = self._database.begin
         self._into = b""
 
     def reach(self) -> None:
         self._database.probe()
+
+    def begin(self, xid: Xid, *, wait: bool) -> PostgresTransaction:
+        return PostgresTransaction(xid, self._database, PostgresSession, wait=wait)
 
     def begins_at_once(self) -> bool:
         return self._database.pool.is_idle

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from rm_db.address import DECIDER_PREFIX, POSTGRES_SCHEMES, Address
-from rm_db.connections.steps import understood
 from rm_db.decider.backends import DeciderBackend, SqlBackend
 from rm_db.decider.diagnosis import diagnose_decider
 from rm_db.decider.engine import any_dialect
+from rm_db.server.steps import understood
 from xa import TMUSEASYNC, Code, xa_error
 from xa.branches import DecidingBranches, DecidingUnitDriver, Part, Unit
 from xa.switch import DecidingSwitch

@@ -23,11 +23,10 @@ from rm_db.decider.engine import unlimited
 from rm_db.decider.errors import is_loss, is_transient, rollback_reason, said
 from rm_db.decider.session import SqlSession
 from rm_db.sessions.errors import busy_error, expired_error, forked_error, settled_error
-from rm_db.sessions.session import INTERRUPT_S, end_session
+from rm_db.sessions.session import INTERRUPT_S, SessionUnit
 from rm_db.sessions.statement_lock import on_event_loop
 from rm_db.statements import LINGERS, SETS
 from xa import Code, xa_error
-from xa.branches import Unit
 from xa.sql import mariadb, postgres
 
 if TYPE_CHECKING:
@@ -35,9 +34,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Engine, Insert
 
-    from rm_db.decider.session import SqlBranchConnection
     from xa import XaError, Xid
-    from xa.driver import SessionContext
 
 
 _MARK: Final = "xabridge_begin"
@@ -45,7 +42,7 @@ _WITH_SAVEPOINTS: Final = mariadb.DIALECTS | {"sqlite", "postgresql"}
 """Where a savepoint that is not there can't be released."""
 
 
-class SqlTransaction(Unit):
+class SqlTransaction(SessionUnit):
     """One branch's transaction. The session notes here what the end of the work needs: `rollback_only` is the reason
     for which it can only be rolled back, `lost` how its connection broke, and `effects` the effects of the statements'
     texts (`rm_db.statements`). `commands` is an engine of the same database whose connections do no work."""
@@ -58,7 +55,6 @@ class SqlTransaction(Unit):
         self._engine = engine
         self._commands = commands
         self._pid = os.getpid()
-        self._session: SqlSession | None = None
         self._lock = threading.RLock()
         self._given_up = False
         self._marked = False
@@ -79,11 +75,8 @@ class SqlTransaction(Unit):
             raise xa_error(code, said(error), xid) from None
         self._connection: Connection | None = connection
 
-    def session(self, context: SessionContext[Any]) -> SqlBranchConnection:
-        del context  # a session asks the transaction itself before each operation
-        if self._session is None:
-            self._session = SqlSession(self, self._engine, self._open.connection.dbapi_connection)
-        return self._session.facade
+    def _new_session(self) -> SqlSession:
+        return SqlSession(self, self._engine, self._open.connection.dbapi_connection)
 
     @contextmanager
     def statement(self, session: SqlSession) -> Iterator[None]:
@@ -144,15 +137,7 @@ class SqlTransaction(Unit):
             raise
         self._marked = True
 
-    def end(self, *, fail: bool) -> None:
-        session, self._session = self._session, None
-        unflushed = None if session is None else end_session(session, self.xid, flush=not fail)
-        fault = self._check() or unflushed
-        if fault is not None:
-            raise fault
-
     def _check(self) -> XaError | None:
-        """The XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None."""
         if not self._lock.acquire(blocking=False):
             return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
         self._lock.release()
@@ -246,11 +231,6 @@ class SqlTransaction(Unit):
             self._give_back()
 
     # --- inside ---------------------------------------------------------------------------------------------
-
-    def _expire_session(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.expire()
 
     @property
     def _open(self) -> Connection:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 import pymysql
 from pymysql.constants import COMMAND
 
-from rm_db.connections.steps import ConnectionLost, Failure, Wait, drive
+from rm_db.server.steps import ConnectionLost, Failure, Wait, drive
 from xa.fork import belongs_to_this_process
 from xa.sql.errors import MARIADB, ErrorKind
 from xa.sql.pymysql_connection import UNREADABLE
@@ -34,7 +34,7 @@ from xa.sql.pymysql_connection import UNREADABLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rm_db.connections.steps import Steps
+    from rm_db.server.steps import Steps
 
 Driver: TypeAlias = "pymysql.connections.Connection[Any]"
 Waiter: TypeAlias = "Callable[[socket.socket, int, float | None], None]"
@@ -80,7 +80,7 @@ class Result(NamedTuple):
 
 class MariaConnection:
     """One connection. `lock` is held by the one thread that talks on it; the other attributes are those of a
-    `rm_db.connections.pool.PooledConnection`."""
+    `rm_db.server.pool.PooledConnection`."""
 
     __slots__ = (
         "__weakref__",

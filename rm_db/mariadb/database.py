@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pymysql
@@ -12,25 +11,21 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
-from rm_db.connections.pending import OutstandingSteps
-from rm_db.connections.pool import ConnectionPool, ServerFull
-from rm_db.connections.steps import ConnectionLost, drive, understood
 from rm_db.mariadb.connection import MariaConnection, Result, failure_of
 from rm_db.mariadb.parked import ParkedBranches
 from rm_db.mariadb.prepared_branches import PreparedBranches
 from rm_db.mariadb.server import ASK_VARIABLES, Facts
-from rm_db.mariadb.transaction import MariaTransaction
-from rm_db.sessions.mariadb import MariaSession
-from rm_db.sessions.session_engine import SessionEngine
-from xa import Code, ResourceError, XaError, xa_error
+from rm_db.server.database import ServerDatabase
+from rm_db.server.pending import OutstandingSteps
+from rm_db.server.steps import drive, understood
+from xa import Code, XaError, xa_error
 from xa.sql.pymysql_connection import UNSAFE, WHY_UNSAFE, BoundedConnection
 from xa.sql.url import database_url
 
 if TYPE_CHECKING:
     from rm_db.address import Address
-    from rm_db.connections.steps import Failure, Steps
     from rm_db.mariadb.connection import Driver
-    from xa import Xid
+    from rm_db.server.steps import Failure, Steps
 
 logger = logging.getLogger("xabridge.rm_db")
 
@@ -45,31 +40,21 @@ _UNREACHABLE: Final = frozenset({2002, 2003, 2005, 2013, 2006, 1053, 1129})
 """There is no answer, the server is shut down, or it has blocked this machine after errors of the network."""
 
 
-class MariaDatabase:
-    """One database. `probe` comes first: before it nothing else can be done."""
+class MariaDatabase(ServerDatabase[MariaConnection, Facts]):
+    """One database. What is prepared is not bound to a session any more when it is closed."""
+
+    prepared: PreparedBranches
 
     def __init__(self, address: Address) -> None:
-        self.address = address
         self._arguments = arguments(address)
-        self._session_engine = SessionEngine("mysql+pymysql", partial(self.connect, address.reply_s))
-        self._make_session = partial(MariaSession, self._session_engine)
-        self.outstanding = OutstandingSteps(address.reply_s)
-        self.parked = ParkedBranches(self.outstanding)
-        self.pool = ConnectionPool(self._connect, address.pool_size, address.pool_wait_s, address.reply_s, self.parked)
+        outstanding = OutstandingSteps(address.reply_s)
+        self.parked = ParkedBranches(outstanding)
+        super().__init__(address, "mysql+pymysql", outstanding, self.parked)
         self.parked.pool = self.pool
         self.prepared = PreparedBranches(self)
-        self._facts: Facts | None = None
-
-    @property
-    def facts(self) -> Facts:
-        """The server's properties at the last probe."""
-        if self._facts is None:
-            raise xa_error(Code.XAER_PROTO, "the database has not been probed")
-        return self._facts
 
     def probe(self) -> Facts:
-        """Reaches the database and asks for its facts. XAER_RMERR: branches can't be prepared there, or not be found
-        again."""
+        """As everywhere; XAER_RMERR: branches can't be prepared there, or not be found again."""
         variables = self.outstanding.run(self.command(ASK_VARIABLES, has_rows=True))
         with understood(self.pool.close_idle):
             facts = Facts.of({row[0]: row[1] for row in variables.rows})
@@ -80,41 +65,18 @@ class MariaDatabase:
             logger.warning("%s: a crash of the server's machine loses what was prepared; %s", weakness, mend)
         return facts
 
-    def begin(self, xid: Xid, *, wait: bool) -> MariaTransaction:
-        """The transaction of a new branch. XA_RETRY: no connection is free."""
-        return MariaTransaction(xid, self, self._make_session, wait=wait)
-
-    def break_off(self) -> None:
-        """Breaks the connections that are in use, while other threads wait for them."""
-        self.pool.break_off()
-
     def close(self) -> None:
-        """Closes the connections. What is prepared stays so, and is not bound to a session any more."""
         self.parked.close()
-        self.pool.close()
+        super().close()
 
     def command(self, sql: bytes, *, has_rows: bool = False) -> Steps[Result]:
         """Runs a command that belongs to no branch. XAER_RMFAIL: the connection was lost meanwhile, or the reply has
         rows and the command has none, or the other way round. XAER_RMERR: the server refused."""
-        connection = self.pool.acquire(work=False)
-        try:
+        with self.releasing(self.pool.acquire(work=False)) as connection:
             result = (yield from connection.query(sql)) if has_rows else (yield from connection.carry_out(sql))[0]
-        except ConnectionLost as lost:
-            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}") from None
-        finally:
-            self.pool.release(connection)
         if result.failure is not None:
             raise xa_error(Code.XAER_RMERR, str(result.failure))
         return result
-
-    def reserve(self) -> MariaConnection:
-        """A connection for a command about a prepared branch. XA_RETRY, XAER_RMFAIL: there is none, and the branch is
-        as it was. It never raises XAER_RMERR, for example because the password is wrong: at commit and rollback that
-        code means that the branch was rolled back."""
-        try:
-            return self.pool.acquire(work=False)
-        except ResourceError as error:
-            raise xa_error(Code.XA_RETRY, error.message) from None
 
     def kill_query(self, thread_id: int) -> bool:
         """Interrupts the statement of another of our connections; False where that can't be asked for now."""
@@ -133,24 +95,17 @@ class MariaDatabase:
             return False
 
     def _end_session(self, thread_id: int) -> Steps[str | None]:
-        connection = self.pool.acquire(work=False)
-        try:
+        with self.releasing(self.pool.acquire(work=False)) as connection:
             return (yield from connection.end_session(thread_id))
-        except ConnectionLost as lost:
-            return str(lost)
-        finally:
-            self.pool.release(connection)
 
     def connect(self, reply_s: float | None = None) -> Driver:
-        """A new PyMySQL connection, which waits at most `reply_s` for a reply; None: as long as it takes."""
         return new_connection(self._arguments, reply_s)
 
     def _connect(self) -> MariaConnection:
         try:
             return MariaConnection(self.connect(), self.address.reply_s)
         except pymysql.MySQLError as error:
-            refused = unconnected(failure_of(error))
-            raise ServerFull(refused) if refused.code is Code.XA_RETRY else refused from None
+            raise unconnected(failure_of(error)) from None
 
 
 def new_connection(given: dict[str, Any], reply_s: float | None) -> Driver:

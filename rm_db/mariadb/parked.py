@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rm_db.connections.pending import OutstandingSteps
-    from rm_db.connections.pool import ConnectionPool
     from rm_db.mariadb.connection import MariaConnection
+    from rm_db.server.pending import OutstandingSteps
+    from rm_db.server.pool import ConnectionPool
     from xa import Xid
 
 MAX_GIVEN_UP: Final = 1000
@@ -24,7 +24,7 @@ MAX_GIVEN_UP: Final = 1000
 
 class ParkedBranches:
     """Xid → the connection that prepared it. It is what the pool asks for a connection when none is free: an
-    `rm_db.connections.pool.Outstanding`. `pool` is set by whoever makes both."""
+    `rm_db.server.pool.Outstanding`. `pool` is set by whoever makes both."""
 
     pool: ConnectionPool[MariaConnection]
 
@@ -34,9 +34,6 @@ class ParkedBranches:
         self._parked: dict[Xid, MariaConnection] = {}
         self._given_up: dict[Xid, None] = {}
         self._begun: Callable[[], None] | None = None
-
-    def __len__(self) -> int:
-        return len(self._parked)
 
     def park(self, xid: Xid, connection: MariaConnection) -> None:
         """The branch is prepared on this connection."""

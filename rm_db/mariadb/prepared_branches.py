@@ -16,17 +16,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from rm_db.connections.steps import ConnectionLost, understood
 from rm_db.mariadb.connection import PAUSE
 from rm_db.mariadb.holdings import MARIADB_TABLES, MYSQL_TABLES, TRANSACTIONS, holder_queries, read_locks, report
 from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
+from rm_db.server.steps import understood
 from xa import Code, xa_error
 from xa.holdings import InDoubtBranch
 
 if TYPE_CHECKING:
-    from rm_db.connections.steps import Failure, Steps
     from rm_db.mariadb.connection import MariaConnection
     from rm_db.mariadb.database import MariaDatabase
+    from rm_db.server.steps import Failure, Steps
     from xa import Xid
 
 UNKNOWN_XID: Final = 1397
@@ -41,7 +41,7 @@ _PATIENCE: Final = 5
 
 
 class PreparedBranches:
-    """The prepared branches of a server. Its methods talk to it in steps (`rm_db.connections.steps`)."""
+    """The prepared branches of a server. Its methods talk to it in steps (`rm_db.server.steps`)."""
 
     def __init__(self, database: MariaDatabase) -> None:
         self._database = database
@@ -55,21 +55,14 @@ class PreparedBranches:
 
     # --- completion -----------------------------------------------------------------------------------------------
 
-    def commit(self, xid: Xid) -> Steps[Code]:
-        """XA COMMIT. XAER_NOTA: it is not there. XA_RETRY: the server refused, or another session has the branch, and
-        it stays prepared. XAER_RMFAIL: the connection was lost meanwhile."""
-        return self._complete("commit", xid)
-
-    def rollback(self, xid: Xid) -> Steps[Code]:
-        """XA ROLLBACK, also of a branch that the server is about to prepare. Errors are those of `commit`."""
-        return self._complete("rollback", xid)
-
-    def _complete(self, verb: str, xid: Xid) -> Steps[Code]:
+    def complete(self, verb: str, xid: Xid) -> Steps[Code]:
+        """XA COMMIT or XA ROLLBACK, the latter also of a branch that the server is about to prepare. XAER_NOTA: it is
+        not there. XA_RETRY: the server refused, or another session has the branch, and it stays prepared. XAER_RMFAIL:
+        the connection was lost meanwhile."""
         database = self._database
         own = database.parked.take(xid)
-        connection = own or database.reserve()
         statement = _STATEMENT[verb] + encode_xid(xid)
-        try:
+        with database.releasing(own or database.reserve(), f" over {verb}", xid) as connection:
             if own is not None:
                 failure = (yield from connection.carry_out(statement))[0].failure
                 if failure is not None:  # its session has to end, so that the next try can be made in any other
@@ -78,10 +71,6 @@ class PreparedBranches:
                     connection.reset_or_drop()
             else:
                 failure = yield from self._in_any_session(connection, statement, verb, xid)
-        except ConnectionLost as lost:
-            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost over {verb}: {lost}", xid) from None
-        finally:
-            database.pool.release(connection)
         if failure is not None:
             raise xa_error(Code.XA_RETRY, f"{verb}: {failure}", xid)
         self._seen.discard(xid)
@@ -164,8 +153,7 @@ class PreparedBranches:
         xids = yield from self.scan()
         if not xids:
             return []
-        connection = database.reserve()
-        try:
+        with database.releasing(database.reserve()) as connection:
             # the server makes this table anew only if nobody has read it for a tenth of a second
             _, transactions = yield from connection.exchange(b"DO SLEEP(0.15)", TRANSACTIONS)
             if transactions.failure is not None:
@@ -175,14 +163,14 @@ class PreparedBranches:
             for query in holder_queries(xids):
                 asked = yield from connection.ask(query)
                 sessions += asked.rows[0] if asked.rows else ()
-        except ConnectionLost as lost:
-            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}") from None
-        finally:
-            database.pool.release(connection)
         if len(sessions) != len(xids):
             return [InDoubtBranch(xid) for xid in xids]
         with understood(self._database.pool.close_idle):
             return list(report(dict(zip(xids, sessions, strict=True)), read_locks(transactions.rows, tables.rows)))
+
+    def exists(self, xid: Xid) -> Steps[bool]:
+        """Whether the branch is prepared in this server."""
+        return xid in (yield from self.scan())
 
     def scan(self) -> Steps[list[Xid]]:
         """The branches that are prepared in this server."""

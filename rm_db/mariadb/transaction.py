@@ -8,32 +8,30 @@ A session that has ended its branch is reset, so that settings, variables, tempo
 the next one. MariaDB spoils a session that is reset while a branch is prepared in it; so it is reset only after the
 branch has ended, and closed where it did not end as asked.
 
-The server prepares branches that only read. Here such a branch is ended instead and votes read-only. A branch that is
-known to have written (the words of its statements and their row counts say so) is prepared at once. Otherwise the
-server is asked how many rows the session has written: its counters begin at 0 when it is reset.
+How many rows a session has written, its counters tell: they begin at 0 when it is reset.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from rm_db.connections.steps import ConnectionLost, Failure
+from rm_db.mariadb.connection import MariaConnection
 from rm_db.mariadb.xid import encode_xid, lock_name
-from rm_db.sessions.session import INTERRUPT_S, end_session
+from rm_db.server.steps import ConnectionLost, Failure
+from rm_db.server.transaction import ServerTransaction
 from rm_db.statements import SETS
 from xa import Code, xa_error
-from xa.branches import Unit
 from xa.sql.errors import IN_THE_WAY, MARIADB, ErrorKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rm_db.connections.steps import Steps
-    from rm_db.mariadb.connection import MariaConnection, Result
+    from rm_db.mariadb.connection import Result
     from rm_db.mariadb.database import MariaDatabase
+    from rm_db.server.steps import Steps
     from rm_db.sessions.session import Session
+    from rm_db.sessions.session_engine import SessionEngine
     from xa import XaError, Xid
-    from xa.driver import Pending, SessionContext
 
 ROLLED_BACK: Final[dict[int, Code]] = {
     1022: Code.XA_RBINTEGRITY,  # duplicate key
@@ -72,55 +70,35 @@ _ENDS_THE_WORK: Final = frozenset({ErrorKind.DEADLOCK})
 _COUNTERS: Final = b"SHOW SESSION STATUS WHERE Variable_name IN ('Handler_write','Handler_update','Handler_delete')"
 
 
-class MariaTransaction(Unit):
-    """One branch's transaction. When it has ended, `connection` is None: the connection is in the pool again, or parked
-    with the prepared branch.
+class MariaTransaction(ServerTransaction[MariaConnection]):
+    """One branch's transaction. Its connection is parked with the prepared branch where the server binds the two.
 
-    The session notes here what the vote needs: `failure` is the error that made the server roll back, `in_the_way` the
-    last one that may have done so, `last` the last one of all, `misused` the reason for which the session made the
-    branch rollback-only, `used` whether any statement was carried out, `wrote` whether one wrote rows, `effects` the
-    effects of the texts (`rm_db.statements`).
+    `failure` is the error that made the server roll back; the session also notes in `in_the_way` the last one that may
+    have done so, and in `last` the last one of all.
     """
 
     def __init__(
         self,
         xid: Xid,
         database: MariaDatabase,
-        make_session: Callable[[MariaTransaction], Session],
+        make_session: Callable[[SessionEngine, MariaTransaction], Session],
         *,
         wait: bool,
     ) -> None:
-        self.xid = xid
         self._database = database
-        self._outstanding = database.outstanding
-        self._make_session = make_session
-        self._session: Session | None = None
         self._encoded = encode_xid(xid)
-        self._ending = False
-        self.failure: Failure | None = None
         self.in_the_way: Failure | None = None
         self.last: Failure | None = None
-        self.misused: str | None = None
-        self.effects = 0
-        self.used = False
-        self.wrote = False
-        connection = database.pool.acquire(work=True, wait=wait)
-        self.connection: MariaConnection | None = connection
-        try:
-            results = self._outstanding.run(connection.exchange(*self.begin_commands()))
-        except ConnectionLost as lost:
-            self._close_connection()
-            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", xid) from None
-        except BaseException:
-            self._close_connection()
-            raise
+        super().__init__(xid, database, make_session, wait=wait)
+
+    def _begin(self, connection: MariaConnection) -> None:
+        results = self._outstanding.run(connection.exchange(*self.begin_commands()))
         refused = results[-1].failure
         if refused is not None:
-            self._close_connection()
             code = Code.XAER_DUPID if refused.number == _DUPLICATE else Code.XAER_RMERR
             if ROLLED_BACK.get(refused.number) in {Code.XA_RBTIMEOUT, Code.XA_RBTRANSIENT}:
                 code = Code.XA_RETRY
-            raise xa_error(code, f"XA START: {refused}", xid)
+            raise xa_error(code, f"XA START: {refused}", self.xid)
 
     def begin_commands(self) -> tuple[bytes, bytes]:
         """What begins the branch: the lock that says which session has it, and XA START."""
@@ -139,54 +117,13 @@ class MariaTransaction(Unit):
         """For the session: as `MariaDatabase.end_session`."""
         return self._database.end_session(thread_id)
 
-    # --- verbs --------------------------------------------------------------------------------------------------
-
-    def session(self, context: SessionContext[Any]) -> Any:
-        del context  # a session asks the transaction itself before each operation
-        if self._session is None:
-            self._session = self._make_session(self)
-        return self._session.facade
-
-    def end(self, *, fail: bool) -> None:
-        session, self._session = self._session, None
-        unflushed = None if session is None else end_session(session, self.xid, flush=not fail)
-        fault = self._check() or unflushed
-        if fault is not None:
-            raise fault
-
-    def prepare(self, *, later: bool) -> Code | Pending:
-        return self._outstanding.carry_out(self.xid, self._prepare(), later=later)
-
-    def commit(self, *, later: bool) -> Code | Pending:
-        return self._outstanding.carry_out(self.xid, self._commit(Code.XA_OK), later=later)
-
-    def start_rollback(self) -> None:
-        self._expire_session()
-        self._outstanding.run(self._rollback())
-
-    def rollback(self, *, later: bool) -> Code | Pending:
-        self._expire_session()
-        return self._outstanding.carry_out(self.xid, self._rollback(), later=later)
-
-    def abandon(self) -> None:
-        self._expire_session()
-        self._close_connection()
-
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def _check(self) -> XaError | None:
-        """The XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None."""
-        connection = self._connected()
-        if not connection.lock.acquire(blocking=False):
-            return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
-        try:
-            connection.drain()
-            unfinished = connection.unfinished
-            gone = not unfinished and connection.went_away()
-        except ConnectionLost as lost:
-            return xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", self.xid)
-        finally:
-            connection.lock.release()
+    def _fault(self, connection: MariaConnection) -> XaError | None:
+        connection.drain()
+        unfinished = connection.unfinished
+        gone = not unfinished and connection.went_away()
+
         if self.failure is not None:
             return self._rolled_back(self.failure)
         if gone or not connection.alive:
@@ -200,22 +137,27 @@ class MariaTransaction(Unit):
             return xa_error(Code.XA_RBPROTO, "the rows of a statement were not read to their end", self.xid)
         return None
 
-    def _prepare(self) -> Steps[Code]:
-        connection = self._connected()
+    def _must_prepare(self) -> bool:
+        return self.wrote
+
+    def _has_only_read(self, connection: MariaConnection) -> Steps[bool]:
+        result = yield from connection.query(_COUNTERS)
         try:
-            if not self.wrote and (yield from self._is_read_only(connection)):
-                return (yield from self._commit(Code.XA_RDONLY))
-        except ConnectionLost as lost:  # nothing was prepared, nothing can be committed
-            self._close_connection()
-            raise self._rolled_back(lost.failure) from None
+            return result.failure is None and all(int(count) == 0 for _, count in result.rows)
+        except (TypeError, ValueError):
+            return False
+
+    def _vote_read_only(self, connection: MariaConnection) -> Steps[Code]:
+        yield from self._commit_on(connection)
+        return Code.XA_RDONLY
+
+    def _vote(self, connection: MariaConnection) -> Steps[Code]:
         parked = self._database.parked
         parked.give_up(self.xid)  # until the answer is known: a rollback has to look for the session, too
         try:
             results = yield from connection.carry_out(b"XA END " + self._encoded, b"XA PREPARE " + self._encoded)
         except ConnectionLost as lost:
-            self._close_connection()
-            message = f"the connection was lost while the branch was prepared: {lost}"
-            raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
+            raise self._lost_while("prepared", lost) from None
         parked.settled(self.xid)
         if results[1].failure is not None:
             raise (yield from self._refused(connection, results))
@@ -227,22 +169,19 @@ class MariaTransaction(Unit):
             parked.park(self.xid, connection)
         return Code.XA_OK
 
-    def _commit(self, answer: Code) -> Steps[Code]:
-        connection = self._connected()
+    def _commit(self) -> Steps[Code]:
         try:
-            results = yield from connection.carry_out(
-                b"XA END " + self._encoded, b"XA COMMIT " + self._encoded + b" ONE PHASE"
-            )
+            return (yield from self._commit_on(self._connected()))
         except ConnectionLost as lost:
-            self._close_connection()
-            if answer is Code.XA_RDONLY:  # nothing was written
-                raise self._rolled_back(lost.failure) from None
-            message = f"the connection was lost while the branch was committed: {lost}"
-            raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
+            raise self._lost_while("committed", lost) from None
+
+    def _commit_on(self, connection: MariaConnection) -> Steps[Code]:
+        one_phase = b"XA COMMIT " + self._encoded + b" ONE PHASE"
+        results = yield from connection.carry_out(b"XA END " + self._encoded, one_phase)
         if results[1].failure is not None:
             raise (yield from self._refused(connection, results))
         self._give_back(connection)
-        return answer
+        return Code.XA_OK
 
     def _refused(self, connection: MariaConnection, results: list[Result]) -> Steps[XaError]:
         """The vote or the commit was refused, and the branch is rolled back: the error to raise."""
@@ -253,15 +192,13 @@ class MariaTransaction(Unit):
             first = self.in_the_way  # with innodb_rollback_on_timeout the server has rolled everything back then
         return self._rolled_back(self.failure or first)
 
+    def _start_rollback(self) -> Steps[Code]:
+        return self._rollback()
+
     def _rollback(self) -> Steps[Code]:
-        """A lost connection is no error here, because what was not prepared does not survive it."""
-        connection = self.connection
-        if connection is None or self._ending:
+        connection = self._connection_to_roll_back()
+        if connection is None:
             return Code.XA_OK
-        if not connection.lock.acquire(blocking=False) and not self._interrupt(connection):
-            self._close_connection()
-            return Code.XA_OK
-        self._ending = True
         ended = False
         try:
             if not connection.unfinished:
@@ -286,50 +223,19 @@ class MariaTransaction(Unit):
         else:
             self._close_connection()
 
-    def _is_read_only(self, connection: MariaConnection) -> Steps[bool]:
-        if not self.used:
-            return True
-        result = yield from connection.query(_COUNTERS)
-        try:
-            return result.failure is None and all(int(count) == 0 for _, count in result.rows)
-        except (TypeError, ValueError):
-            return False
-
     # --- inside ---------------------------------------------------------------------------------------------
-
-    def _expire_session(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.expire()
-
-    def _connected(self) -> MariaConnection:
-        if self.connection is None:
-            raise xa_error(Code.XAER_NOTA, "the work was abandoned", self.xid)
-        return self.connection
 
     def _give_back(self, connection: MariaConnection) -> None:
         """The branch has ended: the session is reset, and the reply collected before its next use."""
-        self.connection = None
         if self.effects & SETS and not connection.driver.db:
             connection.reusable = False  # USE can't be undone where the URL names no database
         connection.reset_or_drop()
-        self._database.pool.release(connection)
+        self._release(connection)
 
-    def _close_connection(self) -> None:
-        connection, self.connection = self.connection, None
-        if connection is not None:
-            connection.reusable = False
-            self._database.pool.release(connection)
-
-    def _interrupt(self, connection: MariaConnection) -> bool:
-        """Another thread is in a statement: interrupts that and takes the connection, or cuts the connection."""
-        if self._database.kill_query(connection.thread_id) and connection.lock.acquire(timeout=INTERRUPT_S):
-            return True
-        connection.cut()
-        return False
+    def _cancel(self, connection: MariaConnection) -> bool:
+        return self._database.kill_query(connection.thread_id)
 
     def _rolled_back(self, failure: Failure) -> XaError:
-        """The XA_RB* that `failure` stands for."""
         if failure.number == _WRONG_STATE and _ROLLBACK_ONLY in failure.message:
             return xa_error(Code.XA_RBDEADLOCK, f"{_GIVEN_UP} ({failure})", self.xid)
         lost = not failure.number or MARIADB.get(failure.number) is ErrorKind.LOST

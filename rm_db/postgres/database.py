@@ -1,7 +1,6 @@
 """PostgresDatabase: one PostgreSQL database, for the two resource managers that use PostgreSQL.
 
-It holds the pool of connections, asks the server at open whether it can be used (`probe`), begins the local
-transactions of branches, and runs single commands that belong to no branch.
+It asks the server at open whether it can be used (`probe`), and runs single commands that belong to no branch.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -17,19 +15,18 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy.exc import OperationalError
 
 from rm_db.address import POSTGRES_SCHEMES, Address
-from rm_db.connections.pending import OutstandingSteps
-from rm_db.connections.pool import ConnectionPool, ServerFull
-from rm_db.connections.steps import ConnectionLost, Steps, understood
-from rm_db.postgres.libpq import LibpqConnection, Reply
+from rm_db.postgres.libpq import LibpqConnection
 from rm_db.postgres.prepared_transactions import PreparedTransactions
-from rm_db.postgres.transaction import EndCommands, PostgresTransaction
-from rm_db.sessions.postgres import PostgresSession
-from rm_db.sessions.session_engine import SessionEngine
-from xa import Code, ResourceError, XaError, xa_error
+from rm_db.server.database import ServerDatabase
+from rm_db.server.pending import OutstandingSteps
+from rm_db.server.steps import understood
+from xa import Code, xa_error
 from xa.sql.psycopg_connection import BoundedConnection
 
 if TYPE_CHECKING:
-    from xa import Xid
+    from rm_db.postgres.libpq import Reply
+    from rm_db.server.steps import Steps
+    from xa import XaError
 
 logger = logging.getLogger("xabridge.rm_db")
 
@@ -39,6 +36,16 @@ CONNECT_TIMEOUT_S: Final = 10
 _REACHED: Final = re.compile(r"FATAL|\bauthentication\b|password|SSL|certificate", re.IGNORECASE)
 _FULL: Final = re.compile(r"too many (clients|connections)|connection slots|no more connections", re.IGNORECASE)
 _NOT_NOW: Final = re.compile(r"database system|shutting down|starting up|recovery", re.IGNORECASE)
+
+RESET: Final = (
+    b"CLOSE ALL;RESET SESSION AUTHORIZATION;RESET ROLE;RESET ALL;UNLISTEN *;"
+    b"SELECT pg_advisory_unlock_all();DISCARD TEMP;DISCARD SEQUENCES"
+)
+"""DISCARD ALL without the prepared statements and plans, which are worth keeping."""
+RESET_PREPARED: Final = (
+    b"RESET SESSION AUTHORIZATION;RESET ROLE;RESET ALL;SELECT pg_advisory_unlock_all();DISCARD SEQUENCES"
+)
+"""The same behind PREPARE TRANSACTION, which refuses held cursors, temporary tables and LISTEN: there are none."""
 
 _PROBE: Final = (
     b"SELECT current_setting('server_version_num'), current_setting('max_prepared_transactions'),"
@@ -61,30 +68,43 @@ class Facts:
     database: str
 
 
-class PostgresDatabase:
-    """One database, with the pool of connections to it. `probe` comes first: before it nothing else can be done."""
+@dataclass(frozen=True, slots=True)
+class EndCommands:
+    """The commands that end a transaction. `reset` is False behind a transaction pooler, where no session belongs to a
+    client. `synchronous_commit` is the setting for one-phase commits, so that they are durable when they are
+    answered."""
+
+    reset: bool = True
+    synchronous_commit: str = "on"
+
+    def ending(self, command: bytes) -> bytes:
+        """`command`, which ends a transaction, followed by the reset."""
+        return command + b";" + RESET if self.reset else command
+
+    def preparing(self, gid: bytes) -> bytes:
+        """PREPARE TRANSACTION, followed by the reset."""
+        command = b"PREPARE TRANSACTION '" + gid + b"'"
+        return command + b";" + RESET_PREPARED if self.reset else command
+
+    def durable_commit(self, insertion: bytes) -> bytes:
+        """The commands that commit in one phase, with `insertion` before the commit unless it is empty."""
+        setting = b"SET LOCAL synchronous_commit TO " + self.synchronous_commit.encode("ascii") + b";COMMIT"
+        return self.ending(insertion + b";" + setting if insertion else setting)
+
+
+class PostgresDatabase(ServerDatabase[LibpqConnection, Facts]):
+    """One database of PostgreSQL. `end_commands` are known after `probe`."""
+
+    prepared: PreparedTransactions
+    end_commands: EndCommands
 
     def __init__(self, address: Address) -> None:
-        self.address = address
         self._conninfo = conninfo(address)
-        self._session_engine = SessionEngine("postgresql+psycopg", partial(self.connect, address.reply_s))
-        self._make_session = partial(PostgresSession, self._session_engine)
-        self.outstanding = OutstandingSteps(address.reply_s)
-        self.pool = ConnectionPool(
-            self._connect, address.pool_size, address.pool_wait_s, address.reply_s, self.outstanding
-        )
+        super().__init__(address, "postgresql+psycopg", OutstandingSteps(address.reply_s))
         self.prepared = PreparedTransactions(self)
-        self._facts: Facts | None = None
-
-    @property
-    def facts(self) -> Facts:
-        """The server's properties at the last probe."""
-        if self._facts is None:
-            raise xa_error(Code.XAER_PROTO, "the database has not been probed")
-        return self._facts
 
     def probe(self) -> Facts:
-        """Reaches the database and asks for its facts. XAER_RMERR: it can be used neither to prepare nor to decide."""
+        """As everywhere; XAER_RMERR: it can be used neither to prepare nor to decide."""
         reply = self.outstanding.run(self.command(_PROBE))
         with understood(self.pool.close_idle):
             version, prepared, standby, read_only, synchronous, fsync, user, database = (
@@ -109,7 +129,7 @@ class PostgresDatabase:
         if self.address.pooled:
             self._make_session_engine()
         self._facts = facts
-        self._end_commands = EndCommands(
+        self.end_commands = EndCommands(
             reset=not self.address.pooled,
             synchronous_commit="on" if synchronous == "off" else synchronous,
         )
@@ -119,21 +139,9 @@ class PostgresDatabase:
         """Behind a pooler the engine is made before there is any transaction. Later its connection would have to wait
         for one of the pooler's, and all of these may be held by transactions whose sessions wait for the engine."""
         try:
-            self._session_engine.made  # noqa: B018 — it is made by the first access
+            self.session_engine.made  # noqa: B018 — it is made by the first access
         except OperationalError as error:
             raise unconnected(str(error.orig).strip()) from None
-
-    def begin(self, xid: Xid, *, wait: bool) -> PostgresTransaction:
-        """The local transaction of a new branch. XA_RETRY: no connection is free."""
-        return PostgresTransaction(xid, self.pool, self._end_commands, self._make_session, self.outstanding, wait=wait)
-
-    def break_off(self) -> None:
-        """Breaks the connections that are in use, while other threads wait for them."""
-        self.pool.break_off()
-
-    def close(self) -> None:
-        """Closes the connections."""
-        self.pool.close()
 
     def command(self, sql: bytes) -> Steps[Reply]:
         """Runs commands that belong to no branch. XAER_RMFAIL: the connection was lost meanwhile. XAER_RMERR: the
@@ -145,25 +153,10 @@ class PostgresDatabase:
 
     def attempt(self, sql: bytes) -> Steps[Reply]:
         """The same, with the server's refusal as part of the reply."""
-        connection = self.pool.acquire(work=False)
-        try:
+        with self.releasing(self.pool.acquire(work=False)) as connection:
             return (yield from connection.exchange(sql))
-        except ConnectionLost as lost:
-            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}") from None
-        finally:
-            self.pool.release(connection)
-
-    def reserve(self) -> LibpqConnection:
-        """A connection for a command about a prepared branch. XA_RETRY, XAER_RMFAIL: there is none, and the branch is
-        as it was. It never raises XAER_RMERR, for example because the password is wrong: at commit and rollback that
-        code means that the branch was rolled back."""
-        try:
-            return self.pool.acquire(work=False)
-        except ResourceError as error:
-            raise xa_error(Code.XA_RETRY, error.message) from None
 
     def connect(self, reply_s: float | None = None) -> psycopg.Connection[Any]:
-        """A new psycopg connection, which waits at most `reply_s` for a reply; None: as long as it takes."""
         threshold = None if self.address.pooled else 5
         return BoundedConnection.connect(
             self._conninfo,
@@ -176,8 +169,7 @@ class PostgresDatabase:
         try:
             return LibpqConnection(self.connect())
         except psycopg.Error as error:
-            refused = unconnected(str(error).strip())
-            raise ServerFull(refused) if refused.code is Code.XA_RETRY else refused from None
+            raise unconnected(str(error).strip()) from None
 
 
 def connect(open_string: str, *, autocommit: bool = False) -> BoundedConnection:

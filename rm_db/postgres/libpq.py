@@ -1,6 +1,6 @@
 """LibpqConnection: one PostgreSQL connection as the XA verbs use it, on libpq's own calls below psycopg's transactions.
 
-Code that talks to the server is a generator, `Steps` (`rm_db.connections.steps`).
+Code that talks to the server is a generator, `Steps` (`rm_db.server.steps`).
 
 A request can be sent without waiting for its reply (`send`). The reply is then owed: the next exchange collects it
 first. At most one reply is owed at a time.
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import psycopg
 from psycopg import pq
 
-from rm_db.connections.steps import ConnectionLost, Failure, Wait, drive
+from rm_db.server.steps import ConnectionLost, Failure, Wait, drive
 from rm_db.sqlstate import is_lost
 from xa.sql.psycopg_connection import received_octets
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
-    from rm_db.connections.steps import Steps
+    from rm_db.server.steps import Steps
 
 IDLE: Final = pq.TransactionStatus.IDLE
 ACTIVE: Final = pq.TransactionStatus.ACTIVE

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from rm_db.connections.steps import ConnectionLost, Failure, Steps, understood
 from rm_db.postgres.gid import decode_gid, encode_gid
 from rm_db.postgres.holdings import LOCKED, REPORT, read_locks, read_report
+from rm_db.server.steps import Failure, Steps, understood
 from rm_db.sqlstate import (
     COMMIT_PREPARED,
     FEATURE_NOT_SUPPORTED,
@@ -87,26 +87,15 @@ class PreparedTransactions:
 
     # --- completion -----------------------------------------------------------------------------------------------
 
-    def commit(self, xid: Xid) -> Steps[Code]:
-        """COMMIT PREPARED. XAER_NOTA: it is not there. XAER_INVAL: it is in another database. XA_RETRY: the server
-        refused, and the branch stays prepared. XAER_RMFAIL: the connection was lost meanwhile."""
-        return self._complete("commit", xid)
-
-    def rollback(self, xid: Xid) -> Steps[Code]:
-        """ROLLBACK PREPARED, also of a branch that the server is about to prepare. Errors are those of `commit`."""
-        return self._complete("rollback", xid)
-
-    def _complete(self, verb: str, xid: Xid) -> Steps[Code]:
+    def complete(self, verb: str, xid: Xid) -> Steps[Code]:
+        """COMMIT PREPARED or ROLLBACK PREPARED, the latter also of a branch that the server is about to prepare.
+        XAER_NOTA: it is not there. XAER_INVAL: it is in another database. XA_RETRY: the server refused, and the branch
+        stays prepared. XAER_RMFAIL: the connection was lost meanwhile."""
         command, codes = _COMPLETION[verb]
-        connection = self._database.reserve()
-        try:
+        with self._database.releasing(self._database.reserve(), f" over {verb}", xid) as connection:
             failure = yield from connection.carry_out(_of(command, xid), command)
             if failure is not None:
                 failure = yield from self._after_refusal(connection, command, verb, xid, failure)
-        except ConnectionLost as lost:
-            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost over {verb}: {lost}", xid) from None
-        finally:
-            self._database.pool.release(connection)
         if failure is not None:
             raise xa_error(lookup(codes, failure.sqlstate or ""), f"{verb}: {failure}", xid)
         return Code.XA_OK

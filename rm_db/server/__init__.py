@@ -1,1 +1,1 @@
-"""Connections to a database's server: steps, replies that come later, and a bounded pool."""
+"""What PostgreSQL, MariaDB and MySQL have in common: connections, the transaction of a branch, the resource manager."""

@@ -14,13 +14,13 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from rm_db.connections.steps import Wait, attempt, drive, is_ready
+from rm_db.server.steps import Wait, attempt, drive, is_ready
 from xa import Code, XaError, thread_of_control, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from rm_db.connections.steps import Steps
+    from rm_db.server.steps import Steps
     from xa import Xid
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class PendingSteps:
 
 
 class OutstandingSteps:
-    """The steps of one database whose results have not been collected: an `rm_db.connections.pool.Outstanding`."""
+    """The steps of one database whose results have not been collected: an `rm_db.server.pool.Outstanding`."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s

@@ -22,7 +22,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from xa import Code, xa_error
+from xa import Code, TryAgain, xa_error
 from xa.connection_usage import Connections
 
 if TYPE_CHECKING:
@@ -75,14 +75,6 @@ class PooledConnection(Protocol):
 C = TypeVar("C", bound=PooledConnection)
 
 
-class ServerFull(Exception):
-    """The server, or a pooler before it, allows no further connection at this moment. `error` is the XaError for it."""
-
-    def __init__(self, error: XaError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
 class Outstanding(Protocol):
     """Operations that hold connections until their answers are collected."""
 
@@ -96,8 +88,9 @@ class Outstanding(Protocol):
 
 
 class ConnectionPool(Generic[C]):
-    """Connections that `connect` makes; it raises ServerFull where there is none left. `wait_s` bounds the wait for a
-    free one, `reply_s` that for a reply; `outstanding` are the operations that hold some of them."""
+    """Connections that `connect` makes; it raises XA_RETRY where the server, or a pooler before it, allows no further
+    one at this moment. `wait_s` bounds the wait for a free one, `reply_s` that for a reply; `outstanding` are the
+    operations that hold some of them."""
 
     def __init__(
         self,
@@ -167,9 +160,9 @@ class ConnectionPool(Generic[C]):
             if connection is None:
                 try:
                     connection = self._connect()
-                except ServerFull as full:
+                except TryAgain:
                     if not self._is_full(work=work):
-                        raise full.error from None
+                        raise
                     continue
                 except BaseException:
                     self._give_up(work=work)

@@ -1,18 +1,13 @@
-"""PostgresSession: what the application works with in a PostgreSQL branch, during one association.
-
-Its `facade` is a SQLAlchemy connection, from which the ORM session, the psycopg connection and their asyncio forms are
-reached. Each of them is made at its first use. `SessionEngine` is what the sessions of one database share.
-"""
+"""PostgresSession: what the application works with in a PostgreSQL branch, during one association."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from rm_db.sessions.errors import check_greenlet
-from rm_db.sessions.lazy_connection import LazyBranchConnection
 from rm_db.sessions.postgres_access import PostgresAccess
 from rm_db.sessions.psycopg_async_connection import PsycopgAsyncConnection
 from rm_db.sessions.psycopg_connection import PsycopgConnection
+from rm_db.sessions.server_session import ServerBranchConnection, ServerSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,16 +23,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class PostgresBranchConnection(LazyBranchConnection):
+class PostgresBranchConnection(ServerBranchConnection):
     """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction."""
 
     engine_driver = "psycopg"
-
-    def __init__(self, session: PostgresSession, *, greenlet: bool = False) -> None:
-        super().__init__(session.access)
-        self._session = session
-        self._greenlet = greenlet
-        """Whether its psycopg connection waits in the event loop, for SQLAlchemy's asyncio connection above it."""
+    _session: PostgresSession
 
     def _make(self) -> tuple[Engine, PsycopgConnection]:
         session = self._session
@@ -52,11 +42,6 @@ class PostgresBranchConnection(LazyBranchConnection):
     def psycopg_with(self, adapters: AdaptersMap) -> PsycopgConnection:
         """A psycopg connection of its own over the branch's connection, with other adapters."""
         return self._session.new_psycopg(adapters)
-
-    @property
-    def access(self) -> PostgresAccess:
-        """The rules for the use of the branch's connection."""
-        return self._session.access
 
     def driver_for(self, engine: Engine) -> PsycopgConnection:
         """A psycopg connection with the adapters that the dialect of another engine needs. It waits in the event loop
@@ -74,19 +59,23 @@ class PostgresBranchConnection(LazyBranchConnection):
         return self._session.asyncio
 
 
-class PostgresSession:
+class PostgresSession(ServerSession[PostgresAccess, PostgresBranchConnection, "PostgresAsyncConnection"]):
     """One association's session."""
 
-    __slots__ = ("_async_psycopg", "_asyncio", "_engine", "_facade", "_greenlet_connection", "_psycopg", "access")
+    __slots__ = ("_async_psycopg", "_psycopg")
 
     def __init__(self, engine: SessionEngine, work: PostgresTransaction) -> None:
-        self._engine = engine
-        self._facade: PostgresBranchConnection | None = None
+        super().__init__(engine, PostgresAccess(work))
         self._psycopg: PsycopgConnection | None = None
         self._async_psycopg: PsycopgAsyncConnection | None = None
-        self._greenlet_connection: PostgresBranchConnection | None = None
-        self._asyncio: PostgresAsyncConnection | None = None
-        self.access = PostgresAccess(work)
+
+    def _new_connection(self, *, greenlet: bool) -> PostgresBranchConnection:
+        return PostgresBranchConnection(self, greenlet=greenlet)
+
+    def _new_asyncio(self, connection: PostgresBranchConnection) -> PostgresAsyncConnection:
+        from rm_db.sessions.asyncio_connection import PostgresAsyncConnection  # noqa: PLC0415 — needs greenlet
+
+        return PostgresAsyncConnection(self, connection)
 
     @property
     def psycopg(self) -> PsycopgConnection:
@@ -96,35 +85,11 @@ class PostgresSession:
         return self._psycopg
 
     @property
-    def facade(self) -> PostgresBranchConnection:
-        """The SQLAlchemy connection."""
-        if self._facade is None:
-            self._facade = PostgresBranchConnection(self)
-        return self._facade
-
-    @property
     def async_psycopg(self) -> PsycopgAsyncConnection:
         """An asyncio psycopg connection."""
         if self._async_psycopg is None:
             self._async_psycopg = self._made_by(lambda connection: PsycopgAsyncConnection(self.access, connection))
         return self._async_psycopg
-
-    @property
-    def greenlet_connection(self) -> PostgresBranchConnection:
-        """The SQLAlchemy connection under the asyncio one."""
-        if self._greenlet_connection is None:
-            self._greenlet_connection = PostgresBranchConnection(self, greenlet=True)
-        return self._greenlet_connection
-
-    @property
-    def asyncio(self) -> PostgresAsyncConnection:
-        """The asyncio SQLAlchemy connection."""
-        if self._asyncio is None:
-            check_greenlet(self.access.xid)
-            from rm_db.sessions.asyncio_connection import PostgresAsyncConnection  # noqa: PLC0415 — needs greenlet
-
-            self._asyncio = PostgresAsyncConnection(self, self.greenlet_connection)
-        return self._asyncio
 
     @property
     def engine(self) -> tuple[Engine, AdaptersMap | None]:
@@ -157,16 +122,9 @@ class PostgresSession:
         finally:
             self.access.leave(connection)
 
-    def finish(self) -> None:
-        self.access.statement_lock.is_ending = True
-        for connection in (self._facade, self._greenlet_connection):
-            if connection is not None:
-                connection.finish()
-
     def expire(self) -> None:
-        self.access.expire()
-        # what it has made knows it, and should not wait for the garbage collector
-        self._facade = self._psycopg = self._async_psycopg = self._greenlet_connection = self._asyncio = None
+        super().expire()
+        self._psycopg = self._async_psycopg = None
 
 
 def _adapters(engine: Engine) -> AdaptersMap | None:

@@ -1,101 +1,37 @@
-"""PostgresAccess: the rules for the use of a branch's connection by the application.
-
-The sessions of one association can reach the same connection in several ways: SQLAlchemy, the ORM, psycopg, each with
-and without asyncio. All of them ask one `PostgresAccess` before and after each operation. It lets one in at a time and
-none after the association has ended, refuses statements that would begin or end a transaction, and notes what the
-vote has to know (errors, rows written). `rm_db.sessions.statement_lock` says who waits for whom.
+"""PostgresAccess: the rules for the use of a PostgreSQL branch's connection by the application.
 
 `ReservedMethods` are the methods of a psycopg connection that belong to the transaction manager and are refused.
 """
 
 from __future__ import annotations
 
-import os
 import select
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import psycopg
 from psycopg.waiting import Wait
 
-from rm_db.connections.steps import ConnectionLost, Failure, Steps, drive
 from rm_db.postgres.libpq import IDLE
 from rm_db.postgres.transaction import ENDED
-from rm_db.sessions.errors import busy_error, expired_error, forked_error, refuse
-from rm_db.sessions.statement_lock import StatementLock, on_event_loop
-from rm_db.statements import ENDS, WRITES, classify
+from rm_db.server.steps import ConnectionLost, Failure, Steps, drive
+from rm_db.sessions.access import BEGIN_S, BranchAccess
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from psycopg import IsolationLevel
     from psycopg.abc import PQGen
 
     from rm_db.postgres.libpq import LibpqConnection
     from rm_db.postgres.transaction import PostgresTransaction
-    from xa import Xid
-
-BEGIN_S: Final = 60.0
-"""How long the server may take to answer BEGIN."""
 
 _WAITS: Final = {select.POLLIN: Wait.R, select.POLLIN | select.POLLOUT: Wait.RW}
 
 
-class PostgresAccess:
+class PostgresAccess(BranchAccess["LibpqConnection"]):
     """The rules of one association, until it ends."""
 
-    __slots__ = ("_over", "_pid", "statement_lock", "work")
-
-    def __init__(self, work: PostgresTransaction) -> None:
-        self.work = work
-        self.statement_lock = StatementLock(work.xid)
-        self._over = False
-        self._pid = os.getpid()
-
-    @property
-    def xid(self) -> Xid:
-        """The branch."""
-        return self.work.xid
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the association has ended."""
-        return self._over
-
-    def expire(self) -> None:
-        """The association has ended."""
-        self._over = True
-
-    def set_rollback_only(self, why: str) -> None:
-        """Makes the branch rollback-only."""
-        self.work.misused = self.work.misused or why
-
-    def note_lost(self, why: str) -> None:
-        """SQLAlchemy considers the connection broken. Whether it is, libpq knows; the work is rolled back in any
-        case."""
-        self.set_rollback_only(why)
-
-    def enter(self) -> LibpqConnection:
-        """Takes the connection for one operation of libpq."""
-        connection = self.work.connection
-        if os.getpid() != self._pid:
-            raise forked_error(self.work.xid)
-        if self._over or connection is None:
-            raise expired_error(self.work.xid)
-        if not connection.lock.acquire(blocking=False):
-            if self.statement_lock.is_ending or on_event_loop():
-                raise busy_error(self.work.xid)
-            connection.lock.acquire()
-        if self._over or self.work.connection is not connection:
-            connection.lock.release()
-            raise expired_error(self.work.xid)
-        return connection
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        with self.statement_lock.hold():
-            yield
+    __slots__ = ()
+    work: PostgresTransaction
 
     def ensure_begun(self, connection: LibpqConnection, _view: psycopg.Connection[Any]) -> None:
         """Makes sure that the transaction has begun: collects the reply to BEGIN where that is owed."""
@@ -128,29 +64,6 @@ class PostgresAccess:
         counts."""
         self.work.failure = None
 
-    def leave(self, connection: LibpqConnection) -> None:
-        """Releases the connection."""
-        if connection.is_cut:
-            connection.close()
-        connection.lock.release()
-
-    def admit(self, query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> int:
-        """The effects of a query (`rm_db.statements`). One that would begin or end a transaction is refused."""
-        effects = classify(_text(query, view))
-        if effects & ENDS:
-            self.refuse(repr(_text(query, view).strip()[:60]))
-        self.work.effects |= effects
-        return effects
-
-    def done(self, effects: int, rowcount: int) -> None:
-        """A query with these effects was carried out."""
-        if effects & WRITES and rowcount > 0:
-            self.work.wrote = True
-
-    def refuse(self, what: str) -> NoReturn:
-        """Raises the error for `what`, which is reserved to the transaction manager."""
-        refuse(what, self)
-
 
 def _error_of(failure: Failure) -> psycopg.Error:
     """The error that psycopg would have raised for it."""
@@ -161,7 +74,7 @@ def _error_of(failure: Failure) -> psycopg.Error:
     return kind(failure.message)
 
 
-def _text(query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
+def statement_text(query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
     """The text of a query, in any of the forms that psycopg takes."""
     if isinstance(query, str):
         return query

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 from psycopg.adapt import AdaptersMap
 
-from rm_db.connections.steps import ConnectionLost
 from rm_db.postgres.libpq import IDLE
+from rm_db.server.steps import ConnectionLost
 from rm_db.sessions.connection import ending_savepoint
 from rm_db.sessions.executemany import Executemany
 from rm_db.sessions.postgres_access import (
@@ -30,6 +30,7 @@ from rm_db.sessions.postgres_access import (
     access_mode_statement,
     deferrable_statement,
     isolation_statement,
+    statement_text,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class PsycopgCursor(Executemany, psycopg.Cursor["Row"]):
         self, query: Query, params: Params | None = None, *, prepare: bool | None = None, binary: bool | None = None
     ) -> Self:
         access = self._conn.access
-        effects = access.admit(query, self._conn)
+        effects = access.admit(statement_text(query, self._conn))
         super().execute(query, params, prepare=prepare, binary=binary)  # type: ignore[arg-type, misc]  # either overload's
         if effects:
             access.done(effects, self.rowcount)
@@ -64,18 +65,18 @@ class PsycopgCursor(Executemany, psycopg.Cursor["Row"]):
 
     def executemany(self, query: Query, params_seq: Iterable[Params], *, returning: bool = False) -> None:
         access = self._conn.access
-        effects = access.admit(query, self._conn)
+        effects = access.admit(statement_text(query, self._conn))
         super().executemany(query, params_seq, returning=returning)
         access.done(effects, self.rowcount)
 
     def stream(
         self, query: Query, params: Params | None = None, *, binary: bool | None = None, size: int = 1
     ) -> Iterator[Row]:
-        self._conn.access.admit(query, self._conn)
+        self._conn.access.admit(statement_text(query, self._conn))
         return super().stream(query, params, binary=binary, size=size)
 
     def copy(self, statement: Query, params: Params | None = None, **options: Any) -> Any:
-        self._conn.access.admit(statement, self._conn)
+        self._conn.access.admit(statement_text(statement, self._conn))
         return super().copy(statement, params, **options)
 
 

@@ -59,7 +59,8 @@ class PymysqlConnection:
 
     def query(self, sql: str | bytes, unbuffered: bool = False) -> int:
         """Carries out a statement."""
-        return self._carry_out(sql, self.access.admit(sql), unbuffered)
+        effects = self.access.admit(sql if isinstance(sql, str) else sql.decode("latin-1"))
+        return self._carry_out(sql, effects, unbuffered)
 
     def insert(self, sql: str) -> int:
         """Carries out an INSERT that the caller has made itself. Its words are not looked at, which takes long where

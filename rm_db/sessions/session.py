@@ -1,13 +1,16 @@
-"""Session: what an application works with during one association, as the end of that association sees it."""
+"""Session: what an application works with during one association; SessionUnit: a unit of work that has one."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from xa import Code, xa_error
+from xa.branches import Unit
 
 if TYPE_CHECKING:
     from xa import XaError, Xid
+    from xa.driver import SessionContext
 
 INTERRUPT_S: Final = 5.0
 """How long to wait for the end of a statement that is interrupted because its branch is rolled back."""
@@ -30,13 +33,46 @@ class Session(Protocol):
         ...
 
 
-def end_session(session: Session, xid: Xid, *, flush: bool) -> XaError | None:
-    """Ends a session, and with `flush` writes what it holds back first. Returns the XA_RB* if that failed."""
-    try:
-        if flush:
-            session.finish()
-    except Exception as error:  # noqa: BLE001 — flushing runs the application's own code, and any of it may fail
-        return xa_error(Code.XA_RBROLLBACK, f"{type(error).__name__} while the session was flushed: {error}", xid)
-    finally:
-        session.expire()
-    return None
+class SessionUnit(Unit):
+    """One branch's transaction in a database, with the session of the association that is at work."""
+
+    xid: Xid
+    _session: Session | None = None
+
+    @abstractmethod
+    def _new_session(self) -> Session:
+        """A session for the association that begins."""
+
+    @abstractmethod
+    def _check(self) -> XaError | None:
+        """The XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None."""
+
+    def session(self, context: SessionContext[Any]) -> Any:
+        del context  # a session asks the transaction itself before each operation
+        if self._session is None:
+            self._session = self._new_session()
+        return self._session.facade
+
+    def end(self, *, fail: bool) -> None:
+        session, self._session = self._session, None
+        unflushed = None if session is None else self._finish(session, flush=not fail)
+        fault = self._check() or unflushed
+        if fault is not None:
+            raise fault
+
+    def _finish(self, session: Session, *, flush: bool) -> XaError | None:
+        """Ends a session, and with `flush` writes what it holds back first. Returns the XA_RB* if that failed."""
+        try:
+            if flush:
+                session.finish()
+        except Exception as error:  # noqa: BLE001 — flushing runs the application's own code, and any of it may fail
+            why = f"{type(error).__name__} while the session was flushed: {error}"
+            return xa_error(Code.XA_RBROLLBACK, why, self.xid)
+        finally:
+            session.expire()
+        return None
+
+    def _expire_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.expire()

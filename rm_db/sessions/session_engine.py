@@ -9,7 +9,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 
-from rm_db.connections.steps import understood
+from rm_db.server.steps import understood
 from xa import Code, xa_error
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from dtx.broker.config import BrokerConfig
 from dtx.broker.settings import MEGABYTE, Limits, QueueSettings, Settings
 from dtx.broker.telemetry.metrics import METRICS as BROKER
 from rm_db.address import _DEFAULTS
-from rm_db.connections.pool import RESERVE
 from rm_db.decider.decision_table import END_BATCH
+from rm_db.server.pool import RESERVE
 from tests.docs.guide import ROOT
 from tm import Configuration, ConfigurationError, ConsumerSettings, configuration_from
 from tm.telemetry.metrics import METRICS as MANAGER

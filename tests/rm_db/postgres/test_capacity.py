@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, cast
 import psycopg
 import pytest
 
-from rm_db.connections.pending import OutstandingSteps
-from rm_db.connections.pool import RESERVE, ConnectionPool
 from rm_db.postgres.libpq import LibpqConnection
+from rm_db.server.pending import OutstandingSteps
+from rm_db.server.pool import RESERVE, ConnectionPool
 from tests.rm_db.harness import PostgresDeciderHarness
 from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError
 from xabridge.testing.contract.capacity import overlap

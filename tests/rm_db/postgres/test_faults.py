@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import pytest
 
-from rm_db.connections.steps import is_ready
+from rm_db.server.steps import is_ready
 from xa import TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable
 from xabridge.testing.contract.client import RMID, Client, case, elsewhere, new_key, new_xid, refused
 
