@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sqlalchemy.pool import QueuePool
 
 from rm_db.decider.decision_table import DecisionTable
-from rm_db.decider.engine import TABLE_CONNECTIONS, guard, make_engine, parse_url
+from rm_db.decider.engine import TABLE_CONNECTIONS, make_engine, parse_url
 from rm_db.decider.errors import from_dbapi
+from rm_db.decider.session import guard
 from rm_db.decider.transaction import SqlTransaction
 from xa.connection_usage import Connections
 from xa.sql import mariadb

@@ -1,7 +1,6 @@
 """Databases of any kind, as SQLAlchemy reaches them.
 
-`parse_url` checks the URL, `make_engine` makes an engine with a bounded pool, and `guard` refuses statements that would
-end a branch's transaction.
+`parse_url` checks the URL, and `make_engine` makes an engine with a bounded pool.
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import create_engine, event, make_url
+from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from rm_db.address import DECIDER_PREFIX
 from rm_db.decider import sqlite
-from rm_db.decider.session import SqlBranchConnection
 from xa import Code, xa_error
 from xa.sql.sqlite import is_in_memory
 from xa.sql.url import database_url
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from sqlalchemy import URL, Connection, Dialect, Engine
+    from sqlalchemy import URL, Dialect, Engine
 
     from rm_db.address import Address
 
@@ -96,13 +94,3 @@ def unlimited(driver: object) -> AbstractContextManager[None]:
     """Around statements of the application on this driver's connection: they may take as long as they like."""
     entered: Callable[[], AbstractContextManager[None]] = getattr(driver, "unlimited", nullcontext)
     return entered()
-
-
-def guard(engine: Engine) -> None:
-    """Refuses statements in a branch that would end its transaction."""
-
-    def admit(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
-        if isinstance(connection, SqlBranchConnection):
-            connection.admit(statement)
-
-    event.listen(engine, "before_cursor_execute", admit)

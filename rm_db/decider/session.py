@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from sqlalchemy import event
+
 from rm_db.decider.driver_connection import LentConnection
 from rm_db.sessions.connection import BranchConnection
 from rm_db.sessions.errors import no_asyncio_error
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from sqlalchemy import Engine
+    from sqlalchemy import Connection, Engine
 
     from rm_db.decider.transaction import SqlTransaction
 
@@ -100,3 +102,13 @@ class SqlSession:
 
     def expire(self) -> None:
         self.is_over = True
+
+
+def guard(engine: Engine) -> None:
+    """Refuses statements in a branch that would end its transaction."""
+
+    def admit(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        if isinstance(connection, SqlBranchConnection):
+            connection.admit(statement)
+
+    event.listen(engine, "before_cursor_execute", admit)

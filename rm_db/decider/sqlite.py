@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import event
 
-from rm_db.decider.session import SqlBranchConnection
+from rm_db.sessions.connection import BranchConnection
 from xa import Code, XaError, xa_error
 from xa.sql.sqlite import force_commits
 
@@ -57,7 +57,7 @@ class _Begin:
         self._wait_s = wait_s
 
     def __call__(self, connection: Connection) -> None:
-        if isinstance(connection, SqlBranchConnection):
+        if isinstance(connection, BranchConnection):
             return  # SQLAlchemy's bookkeeping only: the branch's transaction has begun
         wait_s = connection.get_execution_options().get(WAIT_OPTION, self._wait_s)
         connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
