@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from rm_amqp.decider.election import founding_in_use
 from rm_amqp.decider.tokens import WrongTokenError
-from xa import Code, XaError
-from xa.diagnosis import Check, Diagnosis, Health
+from xa import XaError
+from xa.diagnosis import Check, Diagnosis, Health, not_opened
 from xa.holdings import MAX_HOLDINGS, Holding, InDoubtBranch, Relation
 
 if TYPE_CHECKING:
@@ -22,15 +22,7 @@ if TYPE_CHECKING:
 REPORT_PAGE: Final = 100
 """Branches that are asked for at a time, with what each of them holds."""
 
-_WRONG: Final[dict[Code, tuple[str, str]]] = {
-    Code.XAER_INVAL: ("open string", "correct the URL in the configuration"),
-    Code.XAER_RMFAIL: (
-        "reachable",
-        "start the broker, or make it reachable from this machine; its address is the URL",
-    ),
-    Code.XAER_RMERR: ("usable", "follow the message: credentials, permissions, or a broker with these transactions"),
-}
-"""The code of a failed open → the check that failed, and how to correct it."""
+_MEND: Final = "follow the message: credentials, permissions, or a broker with these transactions"
 
 
 def in_doubt_branch(details: Details, now_s: float) -> InDoubtBranch:
@@ -57,7 +49,7 @@ def diagnose(settings_of: Callable[[], Settings], try_it: Callable[[], None]) ->
         settings = settings_of()
         try_it()
     except XaError as error:
-        return _wrong(error)
+        return not_opened(error, "usable", _MEND, server="broker")
     return Diagnosis(tuple(_usable(settings, "distributed transactions")))
 
 
@@ -91,18 +83,13 @@ def diagnose_decider(settings_of: Callable[[], Settings], look: Callable[[], Tok
         settings = settings_of()
         tokens = look()
     except XaError as error:
-        return _wrong(error)
+        return not_opened(error, "usable", _MEND, server="broker")
     checks = [*_usable(settings, "local transactions"), _tokens(settings, tokens)]
     for slot in tokens.unseen:
         mend = "look again; if it stays like this, name another token_queue as soon as nothing is in doubt"
         found = f"none can be seen in {settings.token_queue}.{slot}: a client holds it at this moment, or it is lost"
         checks.append(Check(Health.WARN, "token", found, mend))
     return Diagnosis(tuple(checks))
-
-
-def _wrong(error: XaError) -> Diagnosis:
-    subject, mend = _WRONG.get(error.code, _WRONG[Code.XAER_RMERR])
-    return Diagnosis((Check(Health.FAIL, subject, error.message, mend),))
 
 
 def _usable(settings: Settings, what: str) -> Iterator[Check]:

@@ -9,8 +9,8 @@ from rm_openwire.connection import Connector
 from rm_openwire.errors import ConnectionLost, Refused
 from rm_openwire.settings import parse
 from rm_openwire.wire import DataArrayResponse, TransactionInfo, TransactionKind
-from xa import Code, XaError
-from xa.diagnosis import Check, Diagnosis, Health
+from xa import XaError
+from xa.diagnosis import Check, Diagnosis, Health, not_opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,15 +23,7 @@ ARTEMIS_TIMEOUT_S: Final = 300
 MAX_LISTED: Final = 32_767
 """The most branches that an answer to RECOVER can list."""
 
-_WRONG: Final[dict[Code, tuple[str, str]]] = {
-    Code.XAER_INVAL: ("open string", "correct the URL in the configuration"),
-    Code.XAER_RMFAIL: (
-        "reachable",
-        "start the broker, or make it reachable from this machine; its address is the URL",
-    ),
-    Code.XAER_RMERR: ("usable", "follow the message: credentials or permissions"),
-}
-"""The code of a failed open → the check that failed, and how to correct it."""
+_MEND: Final = "follow the message: credentials or permissions"
 
 
 def diagnose(open_string: str) -> Diagnosis:
@@ -40,8 +32,7 @@ def diagnose(open_string: str) -> Diagnosis:
         settings = parse(open_string)
         connection = Connector(settings).connect()
     except XaError as error:
-        subject, mend = _WRONG.get(error.code, _WRONG[Code.XAER_RMERR])
-        return Diagnosis((Check(Health.FAIL, subject, error.message, mend),))
+        return not_opened(error, "usable", _MEND, server="broker")
     try:
         return Diagnosis(tuple(_checks(connection, settings)))
     finally:

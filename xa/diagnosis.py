@@ -6,11 +6,18 @@ An instance offers it if and only if it has the method. Where it has not, the do
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
+from xa.codes import Code
 from xa.secrets import masked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xa.errors import XaError
 
 
 class Health(Enum):
@@ -58,3 +65,33 @@ class Diagnosing(Protocol):
         Checks stand in the order in which one depends on the other, from whether it can be reached on.
         """
         ...
+
+
+_CORRECT: Final = "correct the URL in the configuration"
+_NOT_OPENED: Final[dict[Code, tuple[str, str]]] = {
+    Code.XAER_INVAL: ("open string", _CORRECT),
+    Code.XAER_RMFAIL: (
+        "reachable",
+        "start the {server}, or make it reachable from this machine; its address is the URL in the configuration",
+    ),
+    Code.XA_RETRY: (
+        "room",
+        "close other connections, raise max_connections, or ask for fewer with xa_pool_size in the URL",
+    ),
+}
+"""The code of an open that failed → the check that failed, and how to correct it."""
+
+
+def not_opened(
+    error: XaError, subject: str = "open string", mend: str = _CORRECT, *, server: str = "server"
+) -> Diagnosis:
+    """The report where `open` would raise `error`. `subject` and `mend` are those of an XAER_RMERR."""
+    subject, mend = _NOT_OPENED.get(error.code, (subject, mend))
+    return Diagnosis((Check(Health.FAIL, subject, error.message, mend.format(server=server)),))
+
+
+def clock_ahead_s(ask: Callable[[], float]) -> float:
+    """By how much a server's clock is ahead; `ask` asks the server for the seconds since 1970."""
+    before = time.time()
+    there = ask()
+    return there - (before + time.time()) / 2

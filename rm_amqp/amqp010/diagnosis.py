@@ -8,23 +8,15 @@ from rm_amqp.amqp010.channel import Refused
 from rm_amqp.amqp010.driver import QpidDriver
 from rm_amqp.amqp010.settings import parse
 from rm_amqp.errors import ConnectionLost, TimedOut
-from xa import Code, XaError
-from xa.diagnosis import Check, Diagnosis, Health
+from xa import Code, XaError, xa_error
+from xa.diagnosis import Check, Diagnosis, Health, not_opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rm_amqp.amqp010.settings import Settings010
 
-_WRONG: Final[dict[Code, tuple[str, str]]] = {
-    Code.XAER_INVAL: ("open string", "correct the URL in the configuration"),
-    Code.XAER_RMFAIL: (
-        "reachable",
-        "start the broker, or make it reachable from this machine; its address is the URL",
-    ),
-    Code.XAER_RMERR: ("usable", "follow the message: credentials, the virtual host, or a broker with AMQP 0-10"),
-}
-"""The code of a failed open → the check that failed, and how to correct it."""
+_MEND: Final = "follow the message: credentials, the virtual host, or a broker with AMQP 0-10"
 TESTED: Final = "Broker-J"
 
 
@@ -36,10 +28,9 @@ def diagnose(open_string: str) -> Diagnosis:
         driver.look(open_string)
         timers = [xid for xid, timeout_s in driver.timers() if timeout_s]
     except (ConnectionLost, TimedOut, Refused) as why:
-        return Diagnosis((Check(Health.FAIL, "reachable", str(why), _WRONG[Code.XAER_RMFAIL][1]),))
+        return not_opened(xa_error(Code.XAER_RMFAIL, str(why)), "usable", _MEND, server="broker")
     except XaError as error:
-        subject, mend = _WRONG.get(error.code, _WRONG[Code.XAER_RMERR])
-        return Diagnosis((Check(Health.FAIL, subject, error.message, mend),))
+        return not_opened(error, "usable", _MEND, server="broker")
     finally:
         driver.drop()
     return Diagnosis(tuple(_checks(settings, driver.server, len(timers))))

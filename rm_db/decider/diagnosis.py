@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rm_db.address import DECIDER_PREFIX, POSTGRES_SCHEMES, Address
 from rm_db.decider.engine import make_engine, parse_url
 from xa import XaError
-from xa.diagnosis import Check, Diagnosis, Health
+from xa.diagnosis import Check, Diagnosis, Health, not_opened
 from xa.sql import mariadb
 from xa.sql.url import shown_url
 
@@ -31,7 +31,7 @@ def diagnose_decider(open_string: str) -> Diagnosis:
         address = Address.parse(open_string)
         return Diagnosis(tuple(_sql_reached(parse_url(address), address)))
     except XaError as error:
-        return Diagnosis((Check(Health.FAIL, "open string", error.message, "correct the URL in the configuration"),))
+        return not_opened(error)
 
 
 def _sql_reached(url: URL, address: Address) -> Iterator[Check]:

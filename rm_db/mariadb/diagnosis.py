@@ -6,7 +6,7 @@ It opens a connection of its own. It neither needs nor changes a resource manage
 from __future__ import annotations
 
 import socket
-import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pymysql
@@ -15,8 +15,8 @@ from rm_db.address import Address
 from rm_db.mariadb.connection import failure_of
 from rm_db.mariadb.database import arguments, unconnected
 from rm_db.mariadb.server import ASK_VARIABLES, Facts
-from xa import Code, XaError
-from xa.diagnosis import Check, Diagnosis, Health
+from xa import XaError
+from xa.diagnosis import Check, Diagnosis, Health, clock_ahead_s, not_opened
 from xa.sql.pymysql_connection import BoundedConnection
 
 if TYPE_CHECKING:
@@ -35,17 +35,18 @@ def diagnose_mariadb(open_string: str) -> Diagnosis:
         address = Address.parse(open_string)
         settings = arguments(address)
     except XaError as error:
-        return Diagnosis((Check(Health.FAIL, "open string", error.message, "correct the URL in the configuration"),))
+        return not_opened(error)
     silent = _is_silent(settings)
     if silent is not None:
         return Diagnosis((silent,))
     try:
         connection = BoundedConnection(**settings, reply_s=address.reply_s)
     except pymysql.MySQLError as error:
-        return Diagnosis((_not_connected(error),))
+        mend = "correct user, password or database in the URL"
+        return not_opened(unconnected(failure_of(error)), "credentials", mend)
     try:
         with connection:
-            return Diagnosis(tuple(_checks(connection)), _clock_ahead_s(connection))
+            return Diagnosis(tuple(_checks(connection)), clock_ahead_s(partial(_clock, connection)))
     except pymysql.MySQLError as error:
         mend = "look into the server's log"
         return Diagnosis((Check(Health.FAIL, "reachable", f"it was lost while it was asked: {error}", mend),))
@@ -71,17 +72,6 @@ def _is_silent(settings: dict[str, Any]) -> Check | None:
         except OSError:
             return None
     return None
-
-
-def _not_connected(error: pymysql.MySQLError) -> Check:
-    refused = unconnected(failure_of(error))
-    if refused.code is Code.XA_RETRY:
-        mend = "close other connections, raise max_connections, or ask for fewer with xa_pool_size in the URL"
-        return Check(Health.FAIL, "room", refused.message, mend)
-    if refused.code is Code.XAER_RMFAIL:
-        mend = "start the server, or make it reachable from this machine; its address is the URL in the configuration"
-        return Check(Health.FAIL, "reachable", refused.message, mend)
-    return Check(Health.FAIL, "credentials", refused.message, "correct user, password or database in the URL")
 
 
 KEPT: Final = (
@@ -120,7 +110,6 @@ def _rows(connection: Driver, statement: str) -> list[Any]:
         return list(cursor.fetchall())
 
 
-def _clock_ahead_s(connection: Driver) -> float:
-    before = time.time()
+def _clock(connection: Driver) -> float:
     ((there,),) = _rows(connection, "SELECT UNIX_TIMESTAMP(SYSDATE(6))")
-    return float(there) - (before + time.time()) / 2
+    return float(there)

@@ -6,15 +6,15 @@ It opens a connection of its own. It neither needs nor changes a resource manage
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
 from rm_db.address import DECIDER_PREFIX, Address
 from rm_db.postgres.database import MIN_VERSION, conninfo, unconnected
-from xa import Code, XaError
-from xa.diagnosis import Check, Diagnosis, Health
+from xa import XaError
+from xa.diagnosis import Check, Diagnosis, Health, clock_ahead_s, not_opened
 from xa.sql.psycopg_connection import BoundedConnection
 from xa.sql.statements import SECONDS_1970
 
@@ -48,29 +48,18 @@ def diagnose_postgres(open_string: str, *, two_phase: bool) -> Diagnosis:
             row_factory=psycopg.rows.namedtuple_row,
         )
     except XaError as error:
-        return Diagnosis((Check(Health.FAIL, "open string", error.message, "correct the URL in the configuration"),))
+        return not_opened(error)
     except psycopg.Error as error:
-        return Diagnosis((_not_connected(error),))
+        mend = "correct user, password or database in the URL, or pg_hba.conf"
+        return not_opened(unconnected(str(error).strip()), "credentials", mend)
     try:
         with connection:
             facts: Any = connection.execute(_SETTINGS).fetchone()
             checks = (_reached(facts, connection.info), *_usable(facts, address, two_phase=two_phase))
-            return Diagnosis(checks, _clock_ahead_s(connection))
+            return Diagnosis(checks, clock_ahead_s(partial(_clock, connection)))
     except psycopg.Error as error:
         mend = "look into the server's log"
         return Diagnosis((Check(Health.FAIL, "reachable", f"it was lost while it was asked: {error}", mend),))
-
-
-def _not_connected(error: psycopg.Error) -> Check:
-    said = str(error).strip()
-    code = unconnected(said).code
-    if code is Code.XA_RETRY:
-        mend = "close other connections, raise max_connections, or ask for fewer with xa_pool_size in the URL"
-        return Check(Health.FAIL, "room", said, mend)
-    if code is Code.XAER_RMFAIL:
-        mend = "start PostgreSQL, or make it reachable from this machine; its address is the URL in the configuration"
-        return Check(Health.FAIL, "reachable", said, mend)
-    return Check(Health.FAIL, "credentials", said, "correct user, password or database in the URL, or pg_hba.conf")
 
 
 def _reached(facts: Any, info: psycopg.ConnectionInfo) -> Check:
@@ -113,7 +102,5 @@ def _prepared(facts: Any, address: Address) -> Check:
     return Check(Health.OK, subject, found)
 
 
-def _clock_ahead_s(connection: psycopg.Connection[Any]) -> float:
-    before = time.time()
-    (there,) = connection.execute(_CLOCK).fetchone() or (before,)
-    return float(there) - (before + time.time()) / 2
+def _clock(connection: psycopg.Connection[Any]) -> float:
+    return float(connection.execute(_CLOCK).fetchall()[0][0])
