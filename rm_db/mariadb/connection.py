@@ -16,7 +16,6 @@ import os
 import select
 import socket
 import ssl
-import threading
 import time
 from contextlib import contextmanager, suppress
 from enum import Enum
@@ -26,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 import pymysql
 from pymysql.constants import COMMAND
 
-from rm_db.server.steps import ConnectionLost, Failure, Wait, drive
+from rm_db.server.connection import ServerConnection
+from rm_db.server.steps import ConnectionLost, Failure, Wait
 from xa.fork import belongs_to_this_process
 from xa.sql.errors import MARIADB, ErrorKind
 from xa.sql.pymysql_connection import UNREADABLE
@@ -78,40 +78,15 @@ class Result(NamedTuple):
     columns: int = 0
 
 
-class MariaConnection:
-    """One connection. `lock` is held by the one thread that talks on it; the other attributes are those of a
-    `rm_db.server.pool.PooledConnection`."""
+class MariaConnection(ServerConnection):
+    """One connection."""
 
-    __slots__ = (
-        "__weakref__",
-        "_poller",
-        "_readable",
-        "_reader",
-        "_reply_s",
-        "_socket",
-        "affinity",
-        "driver",
-        "idle_since",
-        "is_cut",
-        "lock",
-        "owed",
-        "reusable",
-        "thread_id",
-        "working",
-    )
+    __slots__ = ("__weakref__", "_poller", "_readable", "_reader", "_socket", "driver", "thread_id")
 
     def __init__(self, driver: Any, reply_s: float) -> None:
+        super().__init__(reply_s)
         self.driver = driver  # a PyMySQL connection, whose types leave out what is used here
-        self._reply_s = reply_s
         self.thread_id: int = driver.thread_id()
-        self.lock = threading.Lock()
-        self.reusable = True
-        self.is_cut = False
-        self.working = False
-        self.affinity = 0
-        self.idle_since = 0.0
-        self.owed = 0
-        """How many replies are still to be collected."""
         self._socket: socket.socket = self.driver._sock
         self._reader = _Reader(self._socket)
         self.driver._rfile.close()
@@ -123,7 +98,6 @@ class MariaConnection:
 
     @property
     def alive(self) -> bool:
-        """False once the connection is known to be broken."""
         return self.driver._sock is not None
 
     @property
@@ -144,7 +118,7 @@ class MariaConnection:
     def drain(self) -> None:
         """Reads the further results of a procedure, which nobody has asked for. ConnectionLost."""
         driver = self.driver
-        self._reader.until = time.monotonic() + self._reply_s
+        self._reader.until = time.monotonic() + self.reply_s
         try:
             while self.unfinished and not driver._result.unbuffered_active:
                 try:
@@ -158,24 +132,14 @@ class MariaConnection:
         finally:
             self._reader.until = None
 
-    def is_ready(self) -> bool:
-        return not self.owed and not self.went_away()
+    def is_settled(self) -> Steps[bool]:
+        return all(result.failure is None for result in (yield from self.collect()))
 
-    def is_usable(self, timeout_s: float, *, test: bool) -> bool:
-        try:
-            if self.owed and any(result.failure is not None for result in drive(self.collect(), timeout_s)):
-                return False
-            if self.went_away():
-                return False
-            if test:
-                drive(self.exchange(b"DO 0"), timeout_s)
-        except ConnectionLost:
-            return False
-        return self.is_free
+    def test(self) -> Steps[list[Result]]:
+        return self.exchange(b"DO 0")
 
     def went_away(self) -> bool:
-        """Whether the other side has closed an idle connection, as far as is known without asking. An idle server has
-        nothing to say but that it ends the connection."""
+        """An idle server has nothing to say but that it ends the connection."""
         return not self.alive or bool(self._reader) or bool(self._poller.poll(0))
 
     def begin_statement(self) -> None:
@@ -240,11 +204,6 @@ class MariaConnection:
         result = self.driver._result
         if result is not None:
             result.unbuffered_active = result.has_next = False
-
-    def cut(self) -> None:
-        """Shuts the connection down while another thread waits on it: that thread gets an error, and closes it."""
-        self.is_cut = True
-        self.break_off()
 
     def break_off(self) -> None:
         with suppress(OSError), socket.socket(fileno=os.dup(self._socket.fileno())) as duplicate:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from rm_db.mariadb.connection import MariaConnection
     from rm_db.server.pending import OutstandingSteps
-    from rm_db.server.pool import ConnectionPool
     from xa import Xid
+    from xa.pool import ConnectionPool
 
 MAX_GIVEN_UP: Final = 1000
 """So many branches are remembered whose connection was lost over XA PREPARE."""
@@ -24,7 +24,7 @@ MAX_GIVEN_UP: Final = 1000
 
 class ParkedBranches:
     """Xid → the connection that prepared it. It is what the pool asks for a connection when none is free: an
-    `rm_db.server.pool.Outstanding`. `pool` is set by whoever makes both."""
+    `xa.pool.Outstanding`. `pool` is set by whoever makes both."""
 
     pool: ConnectionPool[MariaConnection]
 

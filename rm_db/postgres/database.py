@@ -167,7 +167,7 @@ class PostgresDatabase(ServerDatabase[LibpqConnection, Facts]):
 
     def _connect(self) -> LibpqConnection:
         try:
-            return LibpqConnection(self.connect())
+            return LibpqConnection(self.connect(), self.address.reply_s)
         except psycopg.Error as error:
             raise unconnected(str(error).strip()) from None
 

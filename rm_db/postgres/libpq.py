@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import select
 import socket
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 from psycopg import pq
 
-from rm_db.server.steps import ConnectionLost, Failure, Wait, drive
+from rm_db.server.connection import ServerConnection
+from rm_db.server.steps import ConnectionLost, Failure, Wait
 from rm_db.sqlstate import is_lost
 from xa.sql.psycopg_connection import received_octets
 
@@ -60,37 +60,15 @@ class Reply(NamedTuple):
         return [tuple(result.get_value(row, column) for column in columns) for row in range(result.ntuples)]
 
 
-class LibpqConnection:
-    """One connection. `lock` is held by the one thread that talks on it; `reusable` is cleared when the session
-    can't be brought back to where it began, `is_cut` is set when another thread has to close it. `working`, `affinity`
-    and `idle_since` are the pool's."""
+class LibpqConnection(ServerConnection):
+    """One connection."""
 
-    __slots__ = (
-        "_poller",
-        "_psycopg",
-        "_readable",
-        "_writable",
-        "affinity",
-        "idle_since",
-        "is_cut",
-        "lock",
-        "owes",
-        "pgconn",
-        "reusable",
-        "working",
-    )
+    __slots__ = ("_poller", "_psycopg", "_readable", "_writable", "pgconn")
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], reply_s: float) -> None:
+        super().__init__(reply_s)
         self._psycopg = connection
         self.pgconn: PGconn = connection.pgconn
-        self.lock = threading.Lock()
-        self.reusable = True
-        self.is_cut = False
-        self.working = False
-        self.affinity = 0
-        self.idle_since = 0.0
-        self.owes = False
-        """Whether a reply is still to be collected."""
         self._poller = select.poll()
         self._poller.register(self.pgconn.socket, select.POLLIN)
         self._readable = Wait(self, select.POLLIN)
@@ -108,7 +86,6 @@ class LibpqConnection:
 
     @property
     def alive(self) -> bool:
-        """False once the connection is known to be broken."""
         return self.pgconn.status == _OK
 
     @property
@@ -121,27 +98,15 @@ class LibpqConnection:
         pgconn = self.pgconn
         if pgconn.status != _OK:
             return False
-        return self.owes or (pgconn.transaction_status == IDLE and pgconn.pipeline_status == _NO_PIPELINE)
+        return self.owed > 0 or (pgconn.transaction_status == IDLE and pgconn.pipeline_status == _NO_PIPELINE)
 
-    def is_ready(self) -> bool:
-        return not self.owes and not self.went_away()
+    def is_settled(self) -> Steps[bool]:
+        return (yield from self.collect()).failure is None
 
-    def is_usable(self, timeout_s: float, *, test: bool) -> bool:
-        try:
-            if self.owes:
-                reply = drive(self.collect(), timeout_s)
-                if reply.failure is not None:
-                    return False
-            if self.went_away():
-                return False
-            if test:
-                drive(self.exchange(b""), timeout_s)
-        except ConnectionLost:
-            return False
-        return self.status == IDLE
+    def test(self) -> Steps[Reply]:
+        return self.exchange(b"")
 
     def went_away(self) -> bool:
-        """Whether the other side has closed an idle connection, as far as is known without asking."""
         while self.alive:
             if not self._poller.poll(0):
                 return False
@@ -162,13 +127,8 @@ class LibpqConnection:
         return bool(poller.poll(timeout_s * 1000))
 
     def close(self) -> None:
-        self.owes = False
+        self.owed = 0
         self._psycopg.close()
-
-    def cut(self) -> None:
-        """Shuts the connection down while another thread waits on it: that thread gets an error, and closes it."""
-        self.is_cut = True
-        self.break_off()
 
     def break_off(self) -> None:
         with (
@@ -181,14 +141,14 @@ class LibpqConnection:
 
     def send(self, commands: bytes) -> None:
         """Sends commands and does not wait; their reply is owed. ConnectionLost: they were not sent."""
-        if self.owes:
+        if self.owed:
             raise RuntimeError(f"the reply to an earlier request has not been collected; to be sent was {commands!r}")
         try:
             self.pgconn.send_query(commands)
             self.pgconn.flush()
         except psycopg.Error as error:
             raise _lost(error) from None
-        self.owes = True
+        self.owed = 1
 
     def collect(self) -> Steps[Reply]:
         """The reply that is owed."""
@@ -224,7 +184,7 @@ class LibpqConnection:
 
     def _reply(self, results: list[PGresult]) -> Reply:
         """The reply that these results are. ConnectionLost: they tell nothing but that."""
-        self.owes = False
+        self.owed = 0
         failure = None
         for index, result in enumerate(results):
             if result.status not in _GOOD:
@@ -261,13 +221,13 @@ class LibpqConnection:
 
     def _not_understood(self, why: str) -> ConnectionLost:
         """Closes the connection: which reply belongs to which request is not known any more."""
-        self.owes = False
+        self.owed = 0
         self.pgconn.finish()
         return ConnectionLost(Failure(None, why))
 
     def exchange(self, commands: bytes) -> Steps[Reply]:
         """Sends commands and collects their reply; a reply that was owed is dropped."""
-        if self.owes:
+        if self.owed:
             return self._exchange_after(self.collect(), commands)
         self.send(commands)
         return self.collect()

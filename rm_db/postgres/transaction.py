@@ -86,7 +86,7 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _fault(self, connection: LibpqConnection) -> XaError | None:
-        if connection.owes:
+        if connection.owed:
             self.refused = self._outstanding.run(connection.collect()).failure
         status, pipelined = connection.status, connection.pipelined
         gone = status != ACTIVE and not pipelined and connection.went_away()
@@ -158,7 +158,7 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         if connection is None:
             return
         try:
-            if connection.owes:
+            if connection.owed:
                 yield from connection.collect()
             if connection.status == ACTIVE or connection.pipelined:
                 self._close_connection()
@@ -175,7 +175,7 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         if connection is None:
             return Code.XA_OK
         try:
-            if connection.owes:
+            if connection.owed:
                 reply = yield from connection.collect()
                 connection.reusable &= reply.failure is None
         except ConnectionLost:

@@ -8,22 +8,23 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from rm_db.server.pool import ConnectionPool, PooledConnection
+from rm_db.server.connection import ServerConnection
 from rm_db.server.steps import ConnectionLost
 from rm_db.sessions.session_engine import SessionEngine
 from xa import Code, ResourceError, xa_error
+from xa.pool import ConnectionPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rm_db.address import Address
     from rm_db.server.pending import OutstandingSteps
-    from rm_db.server.pool import Outstanding
     from rm_db.server.steps import Steps
     from xa import Xid
     from xa.holdings import InDoubtBranch
+    from xa.pool import Outstanding
 
-C = TypeVar("C", bound=PooledConnection)
+C = TypeVar("C", bound=ServerConnection)
 F = TypeVar("F")
 
 
@@ -60,9 +61,14 @@ class ServerDatabase(ABC, Generic[C, F]):
         self.address = address
         self.outstanding = outstanding
         self.session_engine = SessionEngine(drivername, partial(self.connect, address.reply_s))
-        holders = outstanding if holders is None else holders
-        waits = (address.pool_wait_s, address.reply_s)
-        self.pool = ConnectionPool(self._connect, address.pool_size, *waits, holders)
+        self.pool = ConnectionPool(
+            lambda _: self._connect(),
+            address.pool_size,
+            address.pool_wait_s,
+            partial(xa_error, Code.XA_RETRY),
+            mend="raise xa_pool_size, or look for transactions that hang",
+            outstanding=outstanding if holders is None else holders,
+        )
         self._facts: F | None = None
 
     @abstractmethod

@@ -86,7 +86,7 @@ class PendingSteps:
 
 
 class OutstandingSteps:
-    """The steps of one database whose results have not been collected: an `rm_db.server.pool.Outstanding`."""
+    """The steps of one database whose results have not been collected: an `xa.pool.Outstanding`."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s

@@ -9,15 +9,14 @@ the server would write a prepared one to disk for nothing.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rm_db.server.pool import PooledConnection
+from rm_db.server.connection import ServerConnection
 from rm_db.server.steps import ConnectionLost
 from rm_db.sessions.session import INTERRUPT_S, SessionUnit
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
     from rm_db.server.database import ServerDatabase
@@ -26,16 +25,6 @@ if TYPE_CHECKING:
     from rm_db.sessions.session_engine import SessionEngine
     from xa import XaError, Xid
     from xa.driver import Pending
-
-
-class ServerConnection(PooledConnection, Protocol):
-    """One connection as a transaction uses it. `lock` is held by the one thread that talks on it."""
-
-    lock: threading.Lock
-
-    def cut(self) -> None:
-        """Shuts the connection down while another thread waits on it: that thread gets an error, and closes it."""
-        ...
 
 
 C = TypeVar("C", bound=ServerConnection)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Final, Generic, NoReturn, TypeVar
 
-from rm_db.server.transaction import ServerConnection
+from rm_db.server.connection import ServerConnection
 from rm_db.sessions.errors import busy_error, expired_error, forked_error, refuse
 from rm_db.sessions.statement_lock import StatementLock, on_event_loop
 from rm_db.statements import ENDS, WRITES, classify

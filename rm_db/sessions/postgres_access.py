@@ -43,7 +43,7 @@ class PostgresAccess(BranchAccess["LibpqConnection"]):
 
     def _collect_begin(self, connection: LibpqConnection) -> Steps[None]:
         work = self.work
-        if connection.owes:
+        if connection.owed:
             work.refused = (yield from connection.collect()).failure
         if connection.status == IDLE and connection.alive:
             if work.refused is not None:

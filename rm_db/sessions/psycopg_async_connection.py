@@ -116,7 +116,7 @@ class PsycopgAsyncConnection(ReservedMethods, psycopg.AsyncConnection[Any]):
         access = self.access
         connection = access.enter()
         try:
-            if connection.owes or connection.status == IDLE:
+            if connection.owed or connection.status == IDLE:
                 await access.ensure_begun_async(connection, self)
             result = await super().wait(gen, *args, **kwargs)
         except (psycopg.Error, ConnectionLost) as error:

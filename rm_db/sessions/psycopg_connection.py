@@ -117,7 +117,7 @@ class PsycopgConnection(ReservedMethods, psycopg.Connection[Any]):
         access = self.access
         connection = access.enter()
         try:
-            if connection.owes or connection.status == IDLE:
+            if connection.owed or connection.status == IDLE:
                 access.ensure_begun(connection, self)
             result = super().wait(gen, *args, **kwargs)
         except (psycopg.Error, ConnectionLost) as error:

@@ -15,11 +15,11 @@ from dtx.broker.settings import MEGABYTE, Limits, QueueSettings, Settings
 from dtx.broker.telemetry.metrics import METRICS as BROKER
 from rm_db.address import _DEFAULTS
 from rm_db.decider.decision_table import END_BATCH
-from rm_db.server.pool import RESERVE
 from tests.docs.guide import ROOT
 from tm import Configuration, ConfigurationError, ConsumerSettings, configuration_from
 from tm.telemetry.metrics import METRICS as MANAGER
 from tm.telemetry.metrics import metrics_table
+from xa.pool import RESERVE
 from xa.telemetry.metric import table
 from xabridge.console.settings import ConsoleSettings
 from xabridge.outbox import RelaySettings

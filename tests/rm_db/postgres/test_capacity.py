@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 import psycopg
@@ -14,9 +15,9 @@ import pytest
 
 from rm_db.postgres.libpq import LibpqConnection
 from rm_db.server.pending import OutstandingSteps
-from rm_db.server.pool import RESERVE, ConnectionPool
 from tests.rm_db.harness import PostgresDeciderHarness
-from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError
+from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError, xa_error
+from xa.pool import RESERVE, ConnectionPool
 from xabridge.testing.contract.capacity import overlap
 from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, refused
 from xabridge.testing.contract.deciding import RECORD, Decider
@@ -159,10 +160,10 @@ def test_a_decision_of_whose_reply_only_a_part_arrives(postgres: Postgres, datab
 def pool(harness: PostgresHarness) -> Iterator[ConnectionPool[LibpqConnection]]:
     """A pool for one branch at work."""
     pool = ConnectionPool(
-        lambda: LibpqConnection(psycopg.connect(harness.url)),
+        lambda _: LibpqConnection(psycopg.connect(harness.url), PATIENCE_S),
         size=1,
         wait_s=PATIENCE_S,
-        reply_s=PATIENCE_S,
+        busy=partial(xa_error, Code.XA_RETRY),
         outstanding=OutstandingSteps(60.0),
     )
     yield pool

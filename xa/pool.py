@@ -1,7 +1,7 @@
-"""ConnectionPool: a bounded pool of connections to a database, for work and for commands.
+"""ConnectionPool: a bounded pool of connections to a server, for work and for commands.
 
 Work (a branch from its start to its vote) may hold `size` connections. Commands (commit and rollback of prepared
-branches, recovery) may take `RESERVE` more, so that a command which frees a lock never waits for the work that waits
+branches, recovery) may take `reserve` more, so that a command which frees a lock never waits for the work that waits
 for that lock. Where the server refuses further connections, the pool works with those that it has for `FULL_S` seconds.
 
 A caller that finds no connection free does three things, in this order:
@@ -9,62 +9,51 @@ A caller that finds no connection free does three things, in this order:
 1. It finishes an operation that holds a connection and whose answer nobody has collected yet (`Outstanding`). So no
    thread waits for a connection which it holds itself.
 2. It waits in a queue, so that a thread with hundreds of commands does not pass the others by.
-3. After `wait_s` it gets XA_RETRY: the server was asked nothing.
+3. After a while it is told that the pool is busy: the server was asked nothing.
 
-A connection returns to the pool only when it is known to be usable: in no transaction, and its session state reset. A
-thread gets the connection that it used last, where that is free.
+A connection returns to the pool only when it is known to be usable. A thread gets the connection that it used last,
+where that is free, and else the one that was used last.
+
+What a connection is, it says itself (`PooledConnection`): a session of a database, a transactional channel of a broker.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from xa import Code, TryAgain, xa_error
+from xa.codes import Code
 from xa.connection_usage import Connections
+from xa.errors import TryAgain, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from xa import XaError
+    from collections.abc import Callable, Iterator
 
 RESERVE: Final = 4
-CHECK_AFTER_S: Final = 30.0
-"""A connection that was idle for longer is tested before it is used."""
 FULL_S: Final = 5.0
 """How long no further connection is tried after the server refused one."""
 
 
 class PooledConnection(Protocol):
-    """One connection, as the pool has it. `reusable` is cleared when the session can't be brought back to where it
-    began, `is_cut` is set when another thread has to close it. `working`, `affinity` and `idle_since` are the pool's.
-    """
-
-    reusable: bool
-    is_cut: bool
-    working: bool
-    affinity: int
-    idle_since: float
+    """One connection, as the pool has it."""
 
     @property
-    def is_free(self) -> bool:
-        """Whether it is in no transaction, or will be once the replies that it owes are there."""
+    def is_reusable(self) -> bool:
+        """Whether somebody else may have it, now that it is given back."""
         ...
 
-    def is_ready(self) -> bool:
-        """Whether an idle connection owes no reply, and its other side has not closed it, as far as is known without
-        asking."""
+    def is_ready(self, idle_s: float) -> bool:
+        """Whether one that was idle for so long can be used, as far as is known without asking the server."""
         ...
 
-    def is_usable(self, timeout_s: float, *, test: bool) -> bool:
-        """Whether an idle connection can be used: the other side has not closed it, and its last reply was a success.
-        With `test` the server is asked."""
+    def is_usable(self, idle_s: float) -> bool:
+        """Whether one that was idle for so long can be used. The server may be asked."""
         ...
 
-    def close(self) -> None:
-        """Closes the connection, whatever happens on it."""
+    def discard(self) -> None:
+        """The pool has it no more: closes it, whatever happens on it. It may be called again."""
         ...
 
     def break_off(self) -> None:
@@ -88,55 +77,65 @@ class Outstanding(Protocol):
 
 
 class ConnectionPool(Generic[C]):
-    """Connections that `connect` makes; it raises XA_RETRY where the server, or a pooler before it, allows no further
-    one at this moment. `wait_s` bounds the wait for a free one, `reply_s` that for a reply; `outstanding` are the
-    operations that hold some of them."""
+    """Connections that `connect` makes, which gets the time until when it may take. It raises XA_RETRY where the
+    server, or a pooler before it, allows no further one at this moment.
+
+    A caller waits for `wait_s`, unless it says until when. `busy` makes what is raised then of a message; `mend` says
+    what to do about it. `most_idle` are kept for the next caller. `outstanding` are the operations that hold some of
+    the connections.
+    """
 
     def __init__(
         self,
-        connect: Callable[[], C],
+        connect: Callable[[float], C],
         size: int,
         wait_s: float,
-        reply_s: float,
-        outstanding: Outstanding,
+        busy: Callable[[str], Exception],
+        *,
+        what: str = "connections",
+        mend: str = "",
+        reserve: int = RESERVE,
+        most_idle: int | None = None,
+        outstanding: Outstanding | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.size = size
         self._connect = connect
         self._wait_s = wait_s
-        self._reply_s = reply_s
-        self._clock = clock
+        self._busy = busy
+        self._what = what
+        self._mend = mend
+        self._reserve = reserve
+        self._most_idle = most_idle
         self._outstanding = outstanding
-        self._pid = os.getpid()
+        self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._idle: dict[C, None] = {}
-        self._in_use: set[C] = set()
+        self._idle: dict[C, tuple[float, int]] = {}
+        """Connection → since when it is idle, and the thread that used it last."""
+        self._in_use: dict[C, bool] = {}
+        """Connection → whether it is for work."""
         self._by_thread: dict[int, C] = {}
         self._open = 0
         self._working = 0
-        self._most = size + RESERVE
+        self._most = size + reserve
         self._most_until = 0.0
         self._queue: list[_Waiter] = []
         self._events = 0
         self._closed = False
-        outstanding.watch(self._operation_begun)
+        if outstanding is not None:
+            outstanding.watch(self._operation_begun)
 
-    @property
-    def opened(self) -> int:
-        """How many connections are open."""
-        return self._open
+    def __iter__(self) -> Iterator[C]:
+        """The connections that are open now."""
+        with self._lock:
+            return iter([*self._idle, *self._in_use])
 
     @property
     def usage(self) -> Connections:
         """How it is now."""
         idle = len(self._idle)
         return Connections(idle, max(0, self._open - idle), self.size, len(self._queue))
-
-    @property
-    def inherited(self) -> bool:
-        """Whether the pool was made in the process that forked this one, whose connections must not be used here."""
-        return os.getpid() != self._pid
 
     @property
     def is_idle(self) -> bool:
@@ -147,59 +146,90 @@ class ConnectionPool(Generic[C]):
             connection = self._by_thread.get(threading.get_ident())
             if connection is None or connection not in self._idle:
                 connection = next(reversed(self._idle))
-            if self._clock() - connection.idle_since > CHECK_AFTER_S:
-                return False
-            return connection.is_ready()  # else another one would have to be made
+            since, _ = self._idle[connection]
+            return connection.is_ready(self._clock() - since)  # else another one would have to be made
 
-    def acquire(self, *, work: bool, wait: bool = True) -> C:
-        """A connection in no transaction. XA_RETRY: none is free and `wait` is False, or none became free in time, or
-        the server has none left; else what `connect` raises."""
-        deadline = self._clock() + self._wait_s if wait else None
+    def acquire(self, *, work: bool, wait: bool = True, deadline: float | None = None) -> C:
+        """A connection for work, or for a command. What `busy` makes: none is free and `wait` is False, or none became
+        free until `deadline`. XA_RETRY: the server has none left. Else what `connect` raises."""
+        if deadline is None:
+            deadline = self._clock() + self._wait_s
         while True:
-            connection = self._reserve(work=work, deadline=deadline)
-            if connection is None:
+            found = self._take(work=work, deadline=deadline if wait else None)
+            if found is None:
                 try:
-                    connection = self._connect()
+                    connection = self._connect(deadline)
                 except TryAgain:
                     if not self._is_full(work=work):
                         raise
                     continue
                 except BaseException:
-                    self._give_up(work=work)
+                    self._forget(work=work)
                     raise
                 break
-            if self._is_usable(connection):
+            connection, since = found
+            try:
+                usable = connection.is_usable(self._clock() - since)
+            except BaseException:
+                connection.discard()
+                self._forget(work=work)
+                raise
+            if usable:
                 break
-            connection.close()
-            self._give_up(work=work)
-        connection.working = work
-        self._in_use.add(connection)
+            connection.discard()
+            self._forget(work=work)
+        self._in_use[connection] = work
         return connection
 
-    def release(self, connection: C) -> None:
-        """Gives a connection back, or closes it where it can't be used again. Replies that are still owed may only
-        be those of commands that leave it in no transaction."""
-        keep = connection.reusable and not connection.is_cut and not self._closed and connection.is_free
-        if not keep and not connection.is_cut:  # one that was cut is closed by the thread that still waits on it
-            connection.close()
-        self._in_use.discard(connection)
+    def release(self, connection: C, *, keep: bool = True) -> None:
+        """Gives a connection back. It is closed where it can't be used again, or with `keep` false."""
+        work = self._in_use.pop(connection, None)
+        if work is None or not keep or self._closed or not connection.is_reusable:
+            connection.discard()
+            keep = False
+        if work is None:  # the pool has lost sight of it meanwhile
+            return
+
         with self._lock:
-            self._working -= connection.working
-            if keep and not self._closed:
-                connection.affinity = threading.get_ident()
-                connection.idle_since = self._clock()
-                self._idle[connection] = None
-                self._by_thread[connection.affinity] = connection
+            self._working -= work
+            kept = keep and not self._closed and (self._most_idle is None or len(self._idle) < self._most_idle)
+            if kept:
+                thread = threading.get_ident()
+                self._idle[connection] = self._clock(), thread
+                self._by_thread[thread] = connection
             else:
                 self._open -= 1
             self._event()
+        if keep and not kept:
+            connection.discard()
 
     def park(self, connection: C) -> None:
         """The connection does no work any more, and is not free either."""
         with self._lock:
-            self._working -= connection.working
-            connection.working = False
+            self._working -= self._in_use[connection]
+            self._in_use[connection] = False
             self._event()
+
+    @contextmanager
+    def idle(self, chosen: Callable[[C], bool]) -> Iterator[list[C]]:
+        """Those idle connections that `chosen` names, for the length of a block, in which nobody else gets one. They
+        are the last that will be used again."""
+        with self._lock:
+            taken = {connection: at for connection, at in self._idle.items() if chosen(connection)}
+            for connection in taken:
+                del self._idle[connection]
+                self._in_use[connection] = False
+        try:
+            yield list(taken)
+        finally:
+            for connection in reversed(taken):
+                if self._closed or not connection.is_reusable:
+                    self.release(connection)
+                    continue
+                with self._lock:
+                    if self._in_use.pop(connection, None) is not None:
+                        self._idle = {connection: taken[connection], **self._idle}
+                    self._event()
 
     def close(self) -> None:
         """Closes the idle connections now, and the others when they are released."""
@@ -216,7 +246,19 @@ class ConnectionPool(Generic[C]):
             self._open -= len(idle)
             self._event()
         for connection in idle:
-            connection.close()
+            connection.discard()
+
+    def close_all(self) -> list[C]:
+        """The pool is closed, and the caller closes these: those in use too."""
+        with self._lock:
+            self._closed = True
+            connections = [*self._idle, *self._in_use]
+            self._idle.clear()
+            self._in_use.clear()
+            self._by_thread.clear()
+            self._open = self._working = 0
+            self._event()
+        return connections
 
     def break_off(self) -> None:
         """Breaks the connections that are in use, while other threads wait for them."""
@@ -225,14 +267,14 @@ class ConnectionPool(Generic[C]):
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _reserve(self, *, work: bool, deadline: float | None) -> C | None:
-        """An idle connection, or None for the right to open one."""
+    def _take(self, *, work: bool, deadline: float | None) -> tuple[C, float] | None:
+        """An idle connection, and since when it is; or None for the right to open one."""
         with self._lock:
             if (not self._queue or self._first() is None) and self._has_room(work=work):
                 return self._taken(work=work)
             if deadline is None:
                 self._check_open()
-                raise xa_error(Code.XA_RETRY, f"all {self.size} connections are in use")
+                raise self._busy(f"all {self.size} {self._what} are in use")
             place = _Waiter(work)
             self._queue.append(place)
         try:
@@ -241,7 +283,7 @@ class ConnectionPool(Generic[C]):
                     events = self._events
                     if self._first() is place:
                         return self._taken(work=work)
-                if self._outstanding.finish_one():
+                if self._outstanding is not None and self._outstanding.finish_one():
                     continue
                 with self._lock:
                     now = self._clock()
@@ -260,21 +302,21 @@ class ConnectionPool(Generic[C]):
         limit = self._limit() if self._most_until else self._most
         if self._closed:
             return True  # and gets the error that says so
-        if work and self._working >= min(self.size, max(1, limit - 1)):
+        if work and self._working >= min(self.size, max(1, limit - min(self._reserve, 1))):
             return False
         return bool(self._idle) or self._open < limit
 
     def _limit(self) -> int:
         """How many connections may be open, after the server has refused one."""
         if self._clock() >= self._most_until:
-            self._most, self._most_until = self.size + RESERVE, 0.0
+            self._most, self._most_until = self.size + self._reserve, 0.0
         return self._most
 
     def _first(self) -> _Waiter | None:
         """The first in the queue that can have a connection."""
         return next((place for place in self._queue if self._has_room(work=place.work)), None)
 
-    def _taken(self, *, work: bool) -> C | None:
+    def _taken(self, *, work: bool) -> tuple[C, float] | None:
         if self._closed:
             self._check_open()
         connection = self._take_idle()
@@ -286,14 +328,11 @@ class ConnectionPool(Generic[C]):
         if self._closed:
             raise xa_error(Code.XAER_PROTO, "the resource manager was closed")
 
-    def _waited(self) -> XaError:
+    def _waited(self) -> Exception:
         self._check_open()
         if self._most_until:
-            why = f"the server lets us have {self._most}"
-        else:
-            mend = "raise xa_pool_size, or look for transactions that hang"
-            why = f"{self._working} are at work, {self.size} may be; {mend}"
-        return xa_error(Code.XA_RETRY, f"no connection became free within {self._wait_s:g} s: {why}")
+            return self._busy(f"none of the {self._what} became free in time: the server lets us have {self._most}")
+        return self._busy(f"all {self.size} {self._what} are in use: {self._working} are at work; {self._mend}")
 
     def _is_full(self, *, work: bool) -> bool:
         """The server refused a connection. Returns whether there are others, of which one may become free."""
@@ -317,27 +356,24 @@ class ConnectionPool(Generic[C]):
             self._events += 1
             self._changed.notify_all()
 
-    def _take_idle(self) -> C | None:
+    def _take_idle(self) -> tuple[C, float] | None:
         if not self._idle:
             return None
         mine = self._by_thread.get(threading.get_ident())
         if mine is not None and mine in self._idle:
-            del self._idle[mine]
-            return mine
-        connection, _ = self._idle.popitem()
-        if self._by_thread.get(connection.affinity) is connection:
-            del self._by_thread[connection.affinity]
-        return connection
+            since, _ = self._idle.pop(mine)
+            return mine, since
+        connection, (since, thread) = self._idle.popitem()
+        if self._by_thread.get(thread) is connection:
+            del self._by_thread[thread]
+        return connection, since
 
-    def _give_up(self, *, work: bool) -> None:
+    def _forget(self, *, work: bool) -> None:
+        """A connection was not made, or can't be used."""
         with self._lock:
             self._open -= 1
             self._working -= work
             self._event()
-
-    def _is_usable(self, connection: C) -> bool:
-        test = self._clock() - connection.idle_since > CHECK_AFTER_S
-        return connection.is_usable(self._reply_s, test=test)
 
 
 class _Waiter:
