@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from rm_amqp.channel.channel import Channel
 from rm_amqp.channel.command_channel import Commands
-from rm_amqp.channel.pool import Pool
+from rm_amqp.channel.pool import ChannelPool
 from rm_amqp.connection.connector import Connector, connect
 from rm_amqp.connection.endpoint import Endpoint
-from rm_amqp.connection.maintenance import MAINTENANCE
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error
 from xa import Code, xa_error
+from xa.maintenance import MAINTENANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rm_amqp.channel.pool import PooledChannel
     from rm_amqp.connection.connection import Connection
     from rm_amqp.connection.endpoint import Steps
-    from rm_amqp.connection.maintenance import Maintained
     from rm_amqp.settings import Broker, Settings
     from xa import XaError, Xid
+    from xa.maintenance import Maintained
 
 C = TypeVar("C", bound=Channel)
 CLOSE_S: Final = 2.0
@@ -63,7 +63,7 @@ class Connections(Generic[C]):
         self._numbers = itertools.count(1)
         self._settings: Settings | None = None
         self._connector: Connector | None = None
-        self._pool: Pool[C] | None = None
+        self._pool: ChannelPool[C] | None = None
         self._commands: Commands | None = None
         self._spent = 0
         """Round trips on connections that are closed."""
@@ -76,7 +76,7 @@ class Connections(Generic[C]):
         return self._settings
 
     @property
-    def pool(self) -> Pool[C]:
+    def pool(self) -> ChannelPool[C]:
         """The transactional channels."""
         if self._pool is None:
             raise _not_open()
@@ -137,32 +137,31 @@ class Connections(Generic[C]):
         """A channel for work that begins for this branch. XA_RETRY: none is free, at once or until `deadline`.
         XAER_RMERR, XAER_RMFAIL: none can be made."""
         try:
-            return self.pool.take(deadline, wait=wait)
+            return self.pool.acquire(work=True, wait=wait, deadline=deadline)
         except AllInUse as why:
-            told = f"start: {why}"
-            if wait:
-                told += "; end other work, or allow more with channels= in the open string"
-            raise xa_error(Code.XA_RETRY, told, xid) from None
+            raise xa_error(Code.XA_RETRY, f"start: {why}", xid) from None
         except (ConnectionLost, TimedOut) as why:
             raise lost_error("start", why, xid) from None
 
     @contextmanager
     def borrowed(self) -> Iterator[PooledChannel[C]]:
         """A channel, for the length of a block. It is given up where the block loses it."""
-        pooled = self.pool.take(self.deadline())
+        pool = self.pool
+        pooled = pool.acquire(work=True, deadline=self.deadline())
+        keep = True
         try:
             yield pooled
         except (ConnectionLost, TimedOut):
-            self.pool.discard(pooled)
+            keep = False
             raise
         finally:
-            self.pool.give(pooled)
+            pool.release(pooled, keep=keep)
 
-    def new_pool(self, settings: Settings) -> Pool[C]:
+    def new_pool(self, settings: Settings) -> ChannelPool[C]:
         """A pool of channels. Whoever takes another one beside `pool` has to close it."""
         if self._connector is None:
             raise _not_open()
-        pool = Pool(settings, self._connector, self.environment.clock, self._open_channel)
+        pool = ChannelPool(settings, self._connector, self.environment.clock, self._open_channel)
         self.environment.maintain(pool)
         return pool
 
@@ -172,7 +171,7 @@ class Connections(Generic[C]):
         pool, self._pool = self._pool, None
         commands, self._commands = self._commands, None
         if pool is not None:
-            pool.close(deadline)
+            pool.close_until(deadline)
             self._spent += pool.round_trips
         if commands is not None:
             commands.close(deadline)

@@ -122,7 +122,7 @@ class AmqpDriver(Driver[BranchWork]):
         try:
             deadline = connections.deadline()
             with contextlib.suppress(AllInUse):  # they are: the broker was reached
-                connections.pool.give(connections.pool.take(deadline, wait=False))
+                connections.pool.release(connections.pool.acquire(work=True, wait=False, deadline=deadline))
             connections.commands.channel(deadline)
         except (ConnectionLost, TimedOut) as why:
             raise lost_error("open", why) from None
@@ -231,12 +231,12 @@ class AmqpDriver(Driver[BranchWork]):
         pooled = work.pooled
         pooled.works -= 1
         if not pooled.works:
-            self.connections.pool.give(pooled)
+            self.connections.pool.release(pooled)
 
     def _discard(self, work: BranchWork) -> None:
         """The work is given up, and its channel with it, so that the broker notices."""
         if self.connections.is_open:
-            self.connections.pool.discard(work.pooled)
+            self.connections.pool.release(work.pooled, keep=False)
         else:
             work.pooled.connection.drop()
 

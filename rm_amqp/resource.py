@@ -61,7 +61,7 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
         return answer
 
     def maintain(self) -> float | None:
-        """Closes what threads of control that have ended have left (`rm_amqp.connection.maintenance`)."""
+        """Closes what threads of control that have ended have left (`xa.maintenance`)."""
         connections = self.driver.connections
         if not connections.is_open:
             return None
@@ -191,7 +191,7 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
     def _read(self, address: str, rmid: int, page: int, xid: Xid | None) -> Generator[list[bytes]]:
         """Reads an address over a channel of its own, so that the thread of control may be at work meanwhile."""
         connections = self.driver.connections
-        pooled = self._browse(rmid, xid, lambda: connections.pool.take(connections.deadline(), spare=True))
+        pooled = self._browse(rmid, xid, lambda: connections.pool.acquire(work=False, deadline=connections.deadline()))
         messages = pooled.channel.messages
         receiver: BulkReceiver | None = None
         try:
@@ -203,7 +203,7 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
         finally:
             if receiver is not None and receiver.alive and not pooled.channel.broken:
                 pooled.connection.run(messages.closed(receiver), later=True)
-            connections.pool.give(pooled)
+            connections.pool.release(pooled)
 
     def _run(self, rmid: int, xid: Xid | None, pooled: PooledChannel[DistributedChannel], steps: Steps[T]) -> T:
         return self._browse(rmid, xid, lambda: pooled.connection.run(steps))
@@ -215,8 +215,7 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
             try:
                 return call()
             except AllInUse as why:
-                told = f"browse: {why}; allow more with channels= in the open string"
-                raise xa_error(Code.XA_RETRY, told) from None
+                raise xa_error(Code.XA_RETRY, f"browse: {why}") from None
             except RefusedError as error:
                 raise refusal_error("browse", error.refusal, xid) from None
             except (ConnectionLost, TimedOut) as why:

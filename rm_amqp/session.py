@@ -385,8 +385,7 @@ class Session:
         if isinstance(error, RefusedError):
             return work_error(error.refusal)
         if isinstance(error, AllInUse):
-            told = f"work: {error}; end other work, or allow more with channels= in the open string"
-            return xa_error(Code.XA_RETRY, told)
+            return xa_error(Code.XA_RETRY, f"work: {error}")
         return self._context.failed(lost_error("work", error, xid))
 
 

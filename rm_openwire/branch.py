@@ -61,11 +61,11 @@ if TYPE_CHECKING:
 
     from rm_amqp.message import Encodable, Message
     from rm_openwire.connection import Connection
-    from rm_openwire.pool import Pool
     from rm_openwire.settings import Settings
     from rm_openwire.wire import Command, ConsumerId, Destination, MessageDispatch, Response
     from xa import Xid
     from xa.driver import Pending, SessionContext
+    from xa.pool import ConnectionPool
 
 logger = logging.getLogger("xabridge.rm_openwire")
 
@@ -153,13 +153,15 @@ class WorkLeft:
 class BranchWork(Unit):
     """One branch's work, from its start until it is prepared, committed or rolled back."""
 
-    def __init__(self, xid: Xid, pool: Pool, settings: Settings, left: WorkLeft, *, wait: bool) -> None:
+    def __init__(
+        self, xid: Xid, pool: ConnectionPool[Connection], settings: Settings, left: WorkLeft, *, wait: bool
+    ) -> None:
         self.xid = xid
         self._pool = pool
         self._settings = settings
         self._left = left
         self._session: Session | None = None
-        self._connection: Connection | None = pool.take_for_work(wait=wait)
+        self._connection: Connection | None = pool.acquire(work=True, wait=wait)
         self._begun: int | None = None
         """The number of BEGIN, once it was sent."""
         self._confirmed = False
@@ -334,12 +336,12 @@ class BranchWork(Unit):
             self._left.note(self.xid, 2 * self._settings.idle_timeout_s)
             return
         with contextlib.suppress(XaError, ConnectionLost, Refused):  # Classic has rolled it back with the connection
-            other = self._pool.take()
+            other = self._pool.acquire(work=False)
             try:
                 with other.lock:
                     other.ask(replace(command, connection_id=other.connection_id))
             finally:
-                self._pool.give(other)
+                self._pool.release(other)
 
     def _lost(self, verb: str, lost: ConnectionLost) -> XaError:
         return xa_error(Code.XAER_RMFAIL, f"{verb}: {lost}", self.xid)
@@ -364,7 +366,7 @@ class BranchWork(Unit):
         if self._unanswered or self._fault is not None:
             connection.drop("work of a branch failed on it")
         self._unanswered.clear()
-        self._pool.give(connection, work=True)
+        self._pool.release(connection)
 
     # --- work -------------------------------------------------------------------------------------------------
     def _working(self) -> Connection:

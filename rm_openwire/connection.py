@@ -1,8 +1,8 @@
 """Connection: one OpenWire connection over a socket, with one session and one producer in it.
 
 `Connector` tries the addresses in their order, and says who we are. One thread at a time uses a connection (`lock`).
-While it waits, it keeps the connection alive; `keep_alive` does so for connections that nobody waits on. `cut` breaks
-one at any moment, from any thread: whoever waits gets ConnectionLost.
+While it waits, it keeps the connection alive; `maintain` does so for connections that nobody waits on. `cut` breaks one
+at any moment, from any thread: whoever waits gets ConnectionLost.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from rm_openwire.wire import (
     ShutdownInfo,
 )
 from xa import Code, xa_error
+from xa.maintenance import MAINTENANCE
 from xa.tls import reason_of
 
 if TYPE_CHECKING:
@@ -48,13 +49,13 @@ _NUMBERS: Final = itertools.count(1)
 
 
 class Connection:
-    """A connection that is open, negotiated and authenticated. `clock` counts seconds."""
+    """A connection that is open, negotiated and authenticated: an `xa.pool.PooledConnection`. `clock` counts
+    seconds."""
 
     def __init__(self, sock: socket.socket, settings: Settings, address: Broker, clock: Callable[[], float]) -> None:
         self.lock = threading.RLock()
         self.endpoint = Endpoint(settings.idle_timeout_s)
         self.address = address
-        self.idle_since = 0.0
         self.lost: str | None = None
         """Why it can't be used any more."""
         self._socket = sock
@@ -160,6 +161,36 @@ class Connection:
                 self._read(0.0)
                 self._speak_up()
 
+    def maintain(self) -> float | None:
+        """The same, where nobody uses it at this moment (`xa.maintenance`)."""
+        if self.lost is not None:
+            return None
+        if self.lock.acquire(blocking=False):
+            try:
+                self.keep_alive()
+            finally:
+                self.lock.release()
+        return time.monotonic() + self._idle_timeout_s / 3
+
+    @property
+    def is_reusable(self) -> bool:
+        return self.lost is None
+
+    def is_ready(self, idle_s: float) -> bool:
+        return self.is_usable(idle_s)
+
+    def is_usable(self, idle_s: float) -> bool:
+        del idle_s  # it was kept alive
+        with self.lock:
+            self.keep_alive()
+            return self.lost is None
+
+    def discard(self) -> None:
+        self.close()
+
+    def break_off(self) -> None:
+        self.cut("the connection was broken off")
+
     def check(self) -> None:
         """Looks whether it is lost, without waiting; ConnectionLost."""
         self.keep_alive()
@@ -264,6 +295,7 @@ class Connector:
                 failures.append(f"{address}: {why or type(error).__name__}")
                 continue
             self._last = place % count
+            MAINTENANCE.add(connection)
             return connection
         raise xa_error(Code.XAER_RMFAIL, f"open: no broker can be reached: {'; '.join(failures) or 'no time is left'}")
 

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from rm_openwire.branch import BranchWork, WorkLeft, in_doubt, recovery, transaction_id
 from rm_openwire.connection import Connector
 from rm_openwire.diagnosis import diagnose
 from rm_openwire.errors import ARTEMIS, ConnectionLost, Refused
-from rm_openwire.pool import Pool
 from rm_openwire.settings import parse
 from rm_openwire.wire import TransactionInfo, TransactionKind
 from xa import Code, XaError, Xid, xa_error
 from xa.branches import Branches, Part, UnitDriver
+from xa.pool import ConnectionPool
 from xa.switch import Switch
 
 if TYPE_CHECKING:
@@ -42,6 +44,24 @@ _PASSED_ON = frozenset({Code.XA_RETRY, Code.XAER_PROTO, Code.XA_HEURCOM, Code.XA
 """Codes of a broker's exception that say the same to the transaction manager."""
 
 
+MAX_IDLE: Final = 16
+"""Connections that are kept for the next caller."""
+
+
+def _new_pool(connector: Connector, settings: Settings) -> ConnectionPool[Connection]:
+    """The connections of one instance. A command takes an idle one or opens another: it never waits for work, which may
+    be waiting for it."""
+    return ConnectionPool(
+        lambda _: connector.connect(),
+        settings.connections,
+        settings.timeout_s,
+        partial(xa_error, Code.XA_RETRY),
+        mend="end other work, or allow more with connections= in the open string",
+        reserve=sys.maxsize,
+        most_idle=MAX_IDLE,
+    )
+
+
 class OpenWireDriver(UnitDriver[BranchWork]):
     """One broker, with its backups."""
 
@@ -51,7 +71,7 @@ class OpenWireDriver(UnitDriver[BranchWork]):
         self.start_over()
 
     def start_over(self) -> None:
-        self._pool: Pool | None = None
+        self._pool: ConnectionPool[Connection] | None = None
         self._open_string = ""
         self._settings: Settings | None = None
         self._left = WorkLeft()
@@ -63,9 +83,9 @@ class OpenWireDriver(UnitDriver[BranchWork]):
         settings = parse(open_string)
         pool = self._pool
         if pool is None:
-            pool = Pool(Connector(settings), settings.connections, settings.timeout_s, settings.idle_timeout_s)
+            pool = _new_pool(Connector(settings), settings)
         try:
-            pool.give(pool.take())
+            pool.release(pool.acquire(work=False))
         except BaseException:
             if self._pool is None:
                 pool.close()
@@ -78,7 +98,8 @@ class OpenWireDriver(UnitDriver[BranchWork]):
 
     def drop(self) -> None:
         if self._pool is not None:
-            self._pool.drop()
+            for connection in self._pool.close_all():
+                connection.drop("it was dropped")
         self.start_over()
 
     def break_off(self) -> None:
@@ -86,7 +107,7 @@ class OpenWireDriver(UnitDriver[BranchWork]):
             self._pool.break_off()
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> ConnectionPool[Connection]:
         """Its connections; XAER_PROTO unless it is open."""
         if self._pool is None:
             raise xa_error(Code.XAER_PROTO, "the resource manager is not open")
@@ -114,7 +135,7 @@ class OpenWireDriver(UnitDriver[BranchWork]):
 
     def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
         del later
-        connection = self.pool.take()
+        connection = self.pool.acquire(work=False)
         try:
             with connection.lock:
                 if xid not in self._listed(connection):
@@ -125,14 +146,14 @@ class OpenWireDriver(UnitDriver[BranchWork]):
         except (ConnectionLost, Refused) as failure:
             raise self._failed("forget", failure, xid) from None
         finally:
-            self.pool.give(connection)
+            self.pool.release(connection)
         return Code.XA_OK
 
     def scan(self, page: int) -> Iterator[Xid]:
         """Recovery passes come again and again, so that this is also where branches are rolled back that could not be
         when their connection was lost."""
         del page  # one answer lists them all, so that completed branches make it skip no others
-        connection = self.pool.take()
+        connection = self.pool.acquire(work=False)
         try:
             with connection.lock:
                 for xid in self._left.due():
@@ -142,11 +163,11 @@ class OpenWireDriver(UnitDriver[BranchWork]):
         except (ConnectionLost, Refused) as failure:
             raise self._failed("recover", failure, None) from None
         finally:
-            self.pool.give(connection)
+            self.pool.release(connection)
 
     # --- asking -----------------------------------------------------------------------------------------------
     def _complete(self, verb: str, kind: TransactionKind, xid: Xid) -> None:
-        connection = self.pool.take()
+        connection = self.pool.acquire(work=False)
         try:
             with connection.lock:
                 try:
@@ -159,7 +180,7 @@ class OpenWireDriver(UnitDriver[BranchWork]):
         except (ConnectionLost, Refused) as failure:
             raise self._failed(verb, failure, xid) from None
         finally:
-            self.pool.give(connection)
+            self.pool.release(connection)
 
     @staticmethod
     def _ask(connection: Connection, kind: TransactionKind, xid: Xid) -> Response:
@@ -214,8 +235,7 @@ class OpenWireResource(Switch[Part[BranchWork]]):
     @property
     def connections(self) -> int:
         """How many connections are open."""
-        pool = self._openwire.pool
-        return len(pool.opened)
+        return sum(connection.lost is None for connection in self._openwire.pool)
 
     def diagnose(self, open_string: str) -> Diagnosis:
         """Opens a connection of its own, and closes it again."""

@@ -23,9 +23,9 @@ from rm_amqp.amqp010.connection import Connection
 from rm_amqp.amqp010.session import SessionState
 from rm_amqp.amqp010.structs import DtxSelect
 from rm_amqp.connection.connector import reach
-from rm_amqp.connection.maintenance import MAINTENANCE
 from rm_amqp.connection.tls import TlsLayer
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut
+from xa.maintenance import MAINTENANCE
 from xa.tls import reason_of
 
 if TYPE_CHECKING:
@@ -207,12 +207,18 @@ class Channel:
 
     # --- the end ------------------------------------------------------------------------------------------------
     @property
-    def is_stale(self) -> bool:
-        """Whether it can't be used any more, as far as one sees without asking the broker."""
+    def is_reusable(self) -> bool:
+        return not self.broken
+
+    def is_ready(self, idle_s: float) -> bool:
+        return self.is_usable(idle_s)
+
+    def is_usable(self, idle_s: float) -> bool:
+        del idle_s  # heartbeats have kept it alive
         with self.lock:
             if not self.broken and (self._process != os.getpid() or not self._settled()):
                 self.drop()
-            return self.broken
+            return not self.broken
 
     def _settled(self) -> bool:
         try:
@@ -237,13 +243,15 @@ class Channel:
         self.broken = True
         self._socket.close()
 
+    def discard(self) -> None:
+        self.drop()
+
     def break_off(self) -> None:
-        """Breaks the connection, while another thread waits for it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def maintain(self) -> float | None:
-        """Sends a heartbeat when one is due (`rm_amqp.connection.maintenance`)."""
+        """Sends a heartbeat when one is due (`xa.maintenance`)."""
         if self.broken or self._process != os.getpid():
             return None
         now = self._clock()

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from rm_amqp.amqp010.branches import MARGIN, Branch, Branches, BranchState
 from rm_amqp.amqp010.channel import ILLEGAL_STATE, NOT_ALLOWED, NOT_FOUND, Refused, connect
-from rm_amqp.amqp010.pool import COMMAND_CHANNELS, Pool
 from rm_amqp.amqp010.qpid_session import QpidSession
 from rm_amqp.amqp010.settings import parse
 from rm_amqp.amqp010.structs import (
@@ -45,6 +44,7 @@ from rm_amqp.amqp010.work import Work
 from rm_amqp.errors import AllInUse, Cause, ConnectionLost, TimedOut, lost_error
 from xa import FORMAT_ID, Code, XaError, Xid, xa_error
 from xa.driver import Driver
+from xa.pool import ConnectionPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S", bound="Struct")
 CLOSE_S: Final = 2.0
+COMMAND_CHANNELS: Final = 8
 APPLICATION_S: Final = 0.5
 """So long the manager waits for the application's thread, which has the channel while it waits for a message."""
 NOTICED_S: Final = (0.01, 0.03, 0.1, 0.3, 0.6)
@@ -95,8 +96,8 @@ class QpidDriver(Driver[Work]):
         """What the broker says of itself."""
         self._connect = connect
         self._settings: Settings010 | None = None
-        self._work: Pool | None = None
-        self._commands: Pool | None = None
+        self._work: ConnectionPool[Channel] | None = None
+        self._commands: ConnectionPool[Channel] | None = None
         self._seen: set[Xid] = set()
         """Xids that a scan has shown, whole."""
         self._number = os.urandom(8).hex()
@@ -136,14 +137,20 @@ class QpidDriver(Driver[Work]):
             settings.tls_context()
         if self._work is None:
             self._settings = settings
-            self._work = Pool(settings.channels, self._new_channel, self.clock)
-            self._commands = Pool(COMMAND_CHANNELS, self._new_channel, self.clock)
+            self._work = self._new_pool(settings.channels)
+            self._commands = self._new_pool(COMMAND_CHANNELS)
         try:
             self.prepared()
         except (ConnectionLost, TimedOut) as why:
             raise lost_error("open", why) from None
         except Refused as why:
             raise xa_error(Code.XAER_RMERR, f"open: {why}") from None
+
+    def _new_pool(self, most: int) -> ConnectionPool[Channel]:
+        mend = "end other work, or allow more with channels= in the open string"
+        return ConnectionPool(
+            self._new_channel, most, 0.0, AllInUse, what="channels", mend=mend, reserve=0, clock=self.clock
+        )
 
     def _new_channel(self, deadline: float) -> Channel:
         channel = self._connect(self.settings, deadline, self.clock)
@@ -171,12 +178,12 @@ class QpidDriver(Driver[Work]):
         for work in works:
             self._gone(work, Code.XA_RBROLLBACK)
         deadline = self.clock() + CLOSE_S
-        for pool in self._pools():
-            pool.close(deadline)
+        for channel in self._channels():
+            channel.close(deadline)
 
     def drop(self) -> None:
-        for pool in self._pools():
-            pool.drop()
+        for channel in self._channels():
+            channel.drop()
 
     def break_off(self) -> None:
         for pool in (self._work, self._commands):
@@ -184,15 +191,15 @@ class QpidDriver(Driver[Work]):
                 pool.break_off()
 
     def start_over(self) -> None:
-        self._pools()
+        self._work = self._commands = None
         self.branches.clear()
         self._number = os.urandom(8).hex()
 
-    def _pools(self) -> list[Pool]:
-        """The pools, which are not used any more."""
+    def _channels(self) -> list[Channel]:
+        """The channels of the pools, which are not used any more."""
         pools = [pool for pool in (self._work, self._commands) if pool is not None]
         self._work = self._commands = None
-        return pools
+        return [channel for pool in pools for channel in pool.close_all()]
 
     # --- associations -----------------------------------------------------------------------------------------
     def begin(self, xid: Xid, beside: Sequence[Work], *, wait: bool) -> Work:
@@ -279,10 +286,9 @@ class QpidDriver(Driver[Work]):
         if self._work is None:
             raise _not_open()
         try:
-            return self._work.take(deadline, wait=wait)
+            return self._work.acquire(work=True, wait=wait, deadline=deadline)
         except AllInUse as why:
-            more = "; end other work, or allow more with channels= in the open string" if wait else ""
-            raise xa_error(Code.XA_RETRY, f"start: {why}{more}", xid) from None
+            raise xa_error(Code.XA_RETRY, f"start: {why}", xid) from None
         except (ConnectionLost, TimedOut) as why:
             raise lost_error("start", why, xid) from None
         except Refused as why:
@@ -398,7 +404,7 @@ class QpidDriver(Driver[Work]):
         if used_up:
             channel.drop()
         if not channel.works and self._work is not None:
-            self._work.give(channel)
+            self._work.release(channel)
 
     def _discard(self, channel: Channel) -> None:
         """Work was not begun. Where other work is on the channel, only that is lost which the broker ended."""
@@ -406,7 +412,7 @@ class QpidDriver(Driver[Work]):
         if channel.works:
             channel.drop()
         elif self._work is not None:
-            self._work.discard(channel)
+            self._work.release(channel, keep=False)
 
     def knows(self, xid: Xid) -> bool:
         if self.branches.get(xid) is not None:
@@ -583,11 +589,22 @@ class QpidDriver(Driver[Work]):
 
     # --- asking -----------------------------------------------------------------------------------------------
     def _with_channel(self, ask: Callable[[Channel, float], T]) -> T:
-        if self._commands is None:
+        """Asks over a channel that is no thread's, so that none waits for the one that it has at work itself."""
+        pool, deadline = self._commands, self.deadline()
+        if pool is None:
             raise _not_open()
-        deadline = self.deadline()
-        with self._commands.borrowed(deadline) as channel:
-            return ask(channel, deadline)
+        channel = pool.acquire(work=True, deadline=deadline)
+        try:
+            with channel.lock:
+                channel.renew(deadline)
+                return ask(channel, deadline)
+        except (Refused, ConnectionLost, TimedOut, XaError):
+            raise
+        except BaseException:  # an interruption: it is unknown what has reached the broker
+            channel.drop()
+            raise
+        finally:
+            pool.release(channel)
 
     def ask(self, command: Command, of: type[S] | None) -> S:
         """The result of a command; of one that has none, its completion. Refused, ConnectionLost, TimedOut."""

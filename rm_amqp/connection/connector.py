@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 from rm_amqp.connection.connection import SocketConnection
 from rm_amqp.connection.endpoint import wait_until_open
-from rm_amqp.connection.maintenance import MAINTENANCE
 from rm_amqp.errors import Cause, ConnectionLost, unreachable
+from xa.maintenance import MAINTENANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rm_amqp.connection.connection import Connection, Poll
     from rm_amqp.connection.endpoint import Endpoint
-    from rm_amqp.connection.maintenance import Maintained
     from rm_amqp.settings import Broker, Settings
+    from xa.maintenance import Maintained
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_LAST_S: Final = 1.0

@@ -33,7 +33,7 @@ from xa import Code, DecisionRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rm_amqp.channel.pool import Pool
+    from rm_amqp.channel.pool import ChannelPool
     from rm_amqp.connection.endpoint import Steps
     from rm_amqp.decider.channel import LocalChannel
     from rm_amqp.settings import Settings
@@ -81,8 +81,8 @@ class DecisionLog:
 
     def __init__(
         self,
-        pool: Pool[LocalChannel],
-        leases: Pool[LocalChannel],
+        pool: ChannelPool[LocalChannel],
+        leases: ChannelPool[LocalChannel],
         clock: Callable[[], float],
         settings: Settings,
         founding: Founding,
@@ -216,12 +216,12 @@ class DecisionLog:
         deadline: float,
         *,
         alone: bool = False,
-        over: Pool[LocalChannel] | None = None,
+        over: ChannelPool[LocalChannel] | None = None,
     ) -> Token:
         """Holds the token of a slot, and puts what `change` makes of it in its place; None leaves it. The token that
         the slot has now, durably. With `alone` the queue is seen to have no other. `over`: a channel of that pool."""
         pool = over or self._pool
-        pooled = pool.take(deadline, spare=True)
+        pooled = pool.acquire(work=False, deadline=deadline)
         channel = pooled.channel
 
         stuck = self._clock() - self._stuck.get(slot, -math.inf) < STUCK_S
@@ -247,12 +247,12 @@ class DecisionLog:
         except TokenBusyError:
             if not stuck:
                 self._stuck[slot] = self._clock()
-            pool.give(pooled)
+            pool.release(pooled)
             raise
         except BaseException:  # the token, or a transaction, may be left at this end
-            pool.discard(pooled)
+            pool.release(pooled, keep=False)
             raise
-        pool.give(pooled)
+        pool.release(pooled)
         self._stuck.pop(slot, None)
         self._note(token)
         return token

@@ -37,7 +37,7 @@ from xa.tables import BRANCH, BranchState, BranchVerb
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from rm_amqp.channel.pool import Pool, PooledChannel
+    from rm_amqp.channel.pool import ChannelPool, PooledChannel
     from rm_amqp.connection.endpoint import Endpoint, Steps
     from rm_amqp.connections import Environment
     from rm_amqp.settings import Settings
@@ -93,7 +93,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         self._lock = threading.Lock()
         self._branches: dict[Xid, LocalBranch] = {}
         self._log: DecisionLog | None = None
-        self._leases: Pool[LocalChannel] | None = None
+        self._leases: ChannelPool[LocalChannel] | None = None
 
     @property
     def identity(self) -> str:
@@ -137,23 +137,23 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
     def _reach(self) -> None:
         with contextlib.suppress(AllInUse):  # they are: the broker was reached
             pool = self.connections.pool
-            pool.give(pool.take(self.connections.deadline(), wait=False))
+            pool.release(pool.acquire(work=True, wait=False, deadline=self.connections.deadline()))
 
     def _found(self) -> None:
         connections = self.connections
         settings, pool, deadline = connections.settings, connections.pool, connections.deadline()
         own = Founding(connections.environment.nonce(ID_SIZE), settings.slots or SLOTS)
-        pooled = pool.take(deadline)
+        pooled = pool.acquire(work=True, deadline=deadline)
         try:
             until_s = patience(connections.environment.clock(), settings, deadline)
             founding = pooled.connection.run(agree_on_founding(pooled.channel, own, until_s, deadline))
         except RefusedError as error:
-            pool.discard(pooled)
+            pool.release(pooled, keep=False)
             raise _unusable_queues(error, settings, own.slots) from None
         except BaseException:
-            pool.discard(pooled)
+            pool.release(pooled, keep=False)
             raise
-        pool.give(pooled)
+        pool.release(pooled)
         if settings.slots not in {0, founding.slots}:
             raise xa_error(
                 Code.XAER_INVAL,
@@ -179,7 +179,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
     def _close_leases(self) -> None:
         leases, self._leases = self._leases, None
         if leases is not None:
-            leases.close(self.connections.environment.clock() + CLOSE_S)
+            leases.close_until(self.connections.environment.clock() + CLOSE_S)
 
     def drop(self) -> None:
         leases, self._leases = self._leases, None
@@ -215,7 +215,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
             try:
                 pooled.connection.run(pooled.channel.declare(branch.work, deadline))
             except BaseException:
-                self.connections.pool.discard(pooled)
+                self.connections.pool.release(pooled, keep=False)
                 raise
             return branch
 
@@ -417,13 +417,13 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         branch.move(verb, RESULT_OF[code])
         with self._lock:
             self._branches.pop(branch.xid, None)
-        self.connections.pool.give(branch.pooled)
+        self.connections.pool.release(branch.pooled)
 
     def _discard(self, branch: LocalBranch) -> None:
         """Its connection is given up, and with it the branch."""
         with self._lock:
             self._branches.pop(branch.xid, None)
-        self.connections.pool.discard(branch.pooled)
+        self.connections.pool.release(branch.pooled, keep=False)
 
     # --- decisions and leases ---------------------------------------------------------------------------------
     def hold(self, owner: Owner, lease_s: float) -> None:

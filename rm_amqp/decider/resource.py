@@ -48,7 +48,7 @@ class DecidingBroker(DecidingSwitch[LocalBranchWork]):
         return answer
 
     def maintain(self) -> float | None:
-        """Closes what threads of control that have ended have left (`rm_amqp.connection.maintenance`)."""
+        """Closes what threads of control that have ended have left (`xa.maintenance`)."""
         connections = self.driver.connections
         if not connections.is_open:
             return None
@@ -89,7 +89,7 @@ def _tokens_at(open_string: str) -> TokenSummary:
 
     def looked() -> TokenSummary:
         deadline = driver.connections.deadline()
-        pooled = driver.connections.pool.take(deadline)
+        pooled = driver.connections.pool.acquire(work=True, deadline=deadline)
         return pooled.connection.run(look(pooled.channel, deadline))
 
     try:

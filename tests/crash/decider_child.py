@@ -22,11 +22,11 @@ from bench.crash.points import DECIDER_VERBS, VERBS, hooked
 from rm_amqp import AmqpResource, DecidingBroker, Environment
 from rm_amqp.connection.connection import SocketConnection
 from rm_amqp.connection.endpoint import wait_until_open
-from rm_amqp.connection.maintenance import MAINTENANCE
 from rm_amqp.errors import unreachable
 from tests.crash.amqp_child import work
 from tests.crash.manager_child import Fuse
 from tm import ResourceConfig, TransactionManager
+from xa.maintenance import MAINTENANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.store.contract import StoreError
-    from rm_amqp.connection.maintenance import Maintained
     from rm_amqp.settings import Broker
     from tests.rm_amqp.service_bus.peer import ServiceBusConnection
     from xa import Registrar
+    from xa.maintenance import Maintained
 
     Served = BrokerConnection | ServiceBusConnection
 

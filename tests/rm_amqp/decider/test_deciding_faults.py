@@ -358,7 +358,7 @@ def test_a_process_that_stood_still_keeps_nothing(*, held_by_another: bool) -> N
         where = f"stood still at boundary {at}, the token held by another: {held_by_another}"
         field = Field()
         other = field.client()
-        pooled = other.driver.connections.pool.take(math.inf)
+        pooled = other.driver.connections.pool.acquire(work=True, deadline=math.inf)
         held = None
         if held_by_another:
             steps = pooled.channel.tokens.acquire(
@@ -386,7 +386,7 @@ def test_recovery_waits_once_for_a_token_that_another_process_keeps() -> None:
     """A process that stands still may keep it for long, and many transactions may be in doubt."""
     field = Field()
     other, rm = field.client(), field.client()
-    pooled = other.driver.connections.pool.take(math.inf)
+    pooled = other.driver.connections.pool.acquire(work=True, deadline=math.inf)
     now = field.network.now
     steps = pooled.channel.tokens.acquire(other.driver._decisions.founding, 0, now + 5, now + 10)
     held = pooled.connection.run(steps)
@@ -405,9 +405,9 @@ def _looks_without_holding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DELAYS_S, Kind.SLOW, ZOMBIE_S)
 
     def settle(self: DecisionLog, gtrid: bytes, deadline: float) -> bytes | None:
-        pooled = self._pool.take(deadline)
+        pooled = self._pool.acquire(work=True, deadline=deadline)
         tokens = pooled.connection.run(pooled.channel.tokens.shown(0, deadline))
-        self._pool.give(pooled)
+        self._pool.release(pooled)
         return tokens[0].record_of(gtrid) if tokens else None
 
     monkeypatch.setattr(DecisionLog, "settle", settle)

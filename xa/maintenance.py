@@ -7,12 +7,14 @@ nothing left to maintain, and begins again with the next object.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 import weakref
 from typing import Final, Protocol
 
+LOGGER: Final = logging.getLogger("xabridge")
 SOONEST_S: Final = 0.02
 
 
@@ -53,7 +55,7 @@ class MaintenanceThread:
 
             for reference in due:
                 maintained = reference()
-                again = None if maintained is None else maintained.maintain()
+                again = None if maintained is None else _maintain(maintained)
                 with self._lock:
                     if again is None:
                         self._due.pop(reference, None)
@@ -67,6 +69,14 @@ class MaintenanceThread:
                     return
                 next_s = min(self._due.values()) - time.monotonic()
             self._wake.wait(max(next_s, SOONEST_S))
+
+
+def _maintain(maintained: Maintained) -> float | None:
+    try:
+        return maintained.maintain()
+    except Exception:  # the thread is there for the others, too
+        LOGGER.exception("what was idle could not be maintained, and is not any more")
+        return None
 
 
 MAINTENANCE: Final = MaintenanceThread()
