@@ -32,7 +32,6 @@ from rm_openwire.wire import (
     ShutdownInfo,
 )
 from xa import Code, xa_error
-from xa.maintenance import MAINTENANCE
 from xa.tls import reason_of
 
 if TYPE_CHECKING:
@@ -186,7 +185,8 @@ class Connection:
             return self.lost is None
 
     def discard(self) -> None:
-        self.close()
+        with self.lock:  # it may be being maintained
+            self.close()
 
     def break_off(self) -> None:
         self.cut("the connection was broken off")
@@ -295,7 +295,6 @@ class Connector:
                 failures.append(f"{address}: {why or type(error).__name__}")
                 continue
             self._last = place % count
-            MAINTENANCE.add(connection)
             return connection
         raise xa_error(Code.XAER_RMFAIL, f"open: no broker can be reached: {'; '.join(failures) or 'no time is left'}")
 

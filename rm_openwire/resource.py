@@ -25,6 +25,7 @@ from rm_openwire.settings import parse
 from rm_openwire.wire import TransactionInfo, TransactionKind
 from xa import Code, XaError, Xid, xa_error
 from xa.branches import Branches, Part, UnitDriver
+from xa.maintenance import MAINTENANCE
 from xa.pool import ConnectionPool
 from xa.switch import Switch
 
@@ -51,8 +52,14 @@ MAX_IDLE: Final = 16
 def _new_pool(connector: Connector, settings: Settings) -> ConnectionPool[Connection]:
     """The connections of one instance. A command takes an idle one or opens another: it never waits for work, which may
     be waiting for it."""
+
+    def connect(_: float) -> Connection:
+        connection = connector.connect()
+        MAINTENANCE.add(connection)
+        return connection
+
     return ConnectionPool(
-        lambda _: connector.connect(),
+        connect,
         settings.connections,
         settings.timeout_s,
         partial(xa_error, Code.XA_RETRY),
