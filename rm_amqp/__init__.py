@@ -11,11 +11,10 @@ from xa.lazy_names import names_at_first_use
 
 if TYPE_CHECKING:
     from rm_amqp.connections import Environment
-    from rm_amqp.decider.resource import DecidingBroker
-    from rm_amqp.factories import deciding, dynamic, static
+    from rm_amqp.decider.resource import DecidingBroker, deciding
     from rm_amqp.message import Message
     from rm_amqp.messaging import MessagingSession, NoMessage
-    from rm_amqp.resource import AmqpResource
+    from rm_amqp.resource import AmqpResource, dynamic, static
     from rm_amqp.session import AsyncSession, Session
     from rm_amqp.settings import Settings
 
@@ -44,9 +43,9 @@ _HOME: Final = {
     "NoMessage": "rm_amqp.messaging",
     "Session": "rm_amqp.session",
     "Settings": "rm_amqp.settings",
-    "deciding": "rm_amqp.factories",
-    "dynamic": "rm_amqp.factories",
-    "static": "rm_amqp.factories",
+    "deciding": "rm_amqp.decider.resource",
+    "dynamic": "rm_amqp.resource",
+    "static": "rm_amqp.resource",
 }
 """Name → the module that has it."""
 

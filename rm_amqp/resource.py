@@ -21,7 +21,7 @@ from rm_amqp.diagnosis import REPORT_PAGE, diagnose, in_doubt_branch
 from rm_amqp.driver import AmqpDriver, BranchWork
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
 from rm_amqp.settings import parse
-from xa import FORMAT_ID, NULL_XID, TMUSEASYNC, Code, XaError, xa_error
+from xa import FORMAT_ID, NULL_XID, TMREGISTER, TMUSEASYNC, Code, XaError, xa_error
 from xa.switch import LateEndingSwitch
 
 if TYPE_CHECKING:
@@ -222,3 +222,13 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
                 raise lost_error("browse", why, xid) from None
 
         return self.call("browse", rmid, browsed)
+
+
+def static(registrar: Registrar) -> AmqpResource:
+    """For `amqp://` and `amqps://`: the transaction manager starts and ends its work."""
+    return AmqpResource(registrar)
+
+
+def dynamic(registrar: Registrar) -> AmqpResource:
+    """For `dynamic+amqp://` and `dynamic+amqps://`: it registers itself at the first work (TMREGISTER)."""
+    return AmqpResource(registrar, TMREGISTER | TMUSEASYNC)

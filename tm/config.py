@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tm.resources import ConfigurationError, ResourceConfig
 from xa import check_node
+from xa.open_string import host_and_port
 from xa.secrets import expanded, not_set
-from xa.telemetry.address import host_and_port
 from xa.telemetry.log_lines import FORMATS
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The X/Open XA contract: Xid, flags, codes, errors, state tables, ResourceManager. Pure; imports nothing of ours."""
 
-from xa.breaking_off import BreakingOff
+from xa.capabilities import BreakingOff, LateEnding, StartingAtOnce
 from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, AxCode, Code
 from xa.deciding_resource import DecidingResource, DecisionRecord, Owner
 from xa.errors import (
@@ -36,9 +36,7 @@ from xa.flags import (
     flag_names,
 )
 from xa.gtrid import FORMAT_ID, Gtrid, check_node, log_prefix, node_prefix
-from xa.late_ending import LateEnding
 from xa.resource_manager import CarryingOutSql, Completion, Handle, Registrar, ResourceFactory, ResourceManager
-from xa.starting_at_once import StartingAtOnce
 from xa.threads_of_control import ThreadOfControl, entered, switch_control, thread_of_control
 from xa.xid import NULL_XID, Xid
 

@@ -9,6 +9,8 @@ the whole text, for a driver, and `shown` prints a text from a configuration, wh
 
 In a user, a password and an option each character that means something in a URL is encoded (%40 for @). The option
 `password_env` names the environment variable that holds the password.
+
+`host_and_port` reads an address at which something listens.
 """
 
 from __future__ import annotations
@@ -228,3 +230,12 @@ def _unencoded(scheme: str) -> ValueError:
 
 def _wrong(scheme: str, what: str) -> ValueError:
     return ValueError(f"{what}, in {scheme}://{MASK}")
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """The parts of `host:port` or `[v6 address]:port`; a port alone is on this machine only. ValueError: it is none."""
+    host, separator, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if separator else "127.0.0.1"
+    if not port.isdecimal() or int(port) > 65535 or not host:
+        raise ValueError(f"{text!r}: expected host:port")
+    return host, int(port)

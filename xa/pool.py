@@ -22,10 +22,9 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from xa.codes import Code
-from xa.connection_usage import Connections
 from xa.errors import TryAgain, xa_error
 
 if TYPE_CHECKING:
@@ -62,6 +61,16 @@ class PooledConnection(Protocol):
 
 
 C = TypeVar("C", bound=PooledConnection)
+
+
+class Connections(NamedTuple):
+    """A pool at one moment: connections that are `idle` and `used`, how many transactions may use at a time, and how
+    many callers are `waiting` for one."""
+
+    idle: int
+    used: int
+    most: int
+    waiting: int
 
 
 class Outstanding(Protocol):

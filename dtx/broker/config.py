@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 from dtx.broker.access.permissions import Permissions, PermissionsError
 from dtx.broker.config_origins import origins_of
 from dtx.broker.settings import Limits, QueueSettings, Settings, WhenFull
+from xa.open_string import host_and_port
 from xa.secrets import expanded, masked, not_set
-from xa.telemetry.address import host_and_port
 from xa.telemetry.log_lines import FORMATS
 
 if TYPE_CHECKING:

@@ -96,3 +96,8 @@ def _tokens_at(open_string: str) -> TokenSummary:
         return driver.guarded("open", None, looked)
     finally:
         driver.drop()
+
+
+def deciding(registrar: Registrar) -> DecidingBroker:
+    """For `decider+amqp://` and `decider+amqps://`."""
+    return DecidingBroker(registrar)

@@ -13,7 +13,7 @@ from rm_db.decider.engine import TABLE_CONNECTIONS, make_engine, parse_url
 from rm_db.decider.errors import from_dbapi
 from rm_db.decider.session import guard
 from rm_db.decider.transaction import SqlTransaction
-from xa.connection_usage import Connections
+from xa.pool import Connections
 from xa.sql import mariadb
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from rm_db.address import Address
     from xa import Code, Xid
-    from xa.connection_usage import Connections
     from xa.driver import Pending
+    from xa.pool import Connections
 
 
 class PostgresBackend:

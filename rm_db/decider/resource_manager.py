@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from rm_db.decider.decision_table import DecisionTable
     from xa import DecisionRecord, Owner, Registrar, Xid
-    from xa.connection_usage import Connections
     from xa.diagnosis import Diagnosis
     from xa.driver import Pending
+    from xa.pool import Connections
 
 
 class DeciderDriver(DecidingUnitDriver[Unit]):

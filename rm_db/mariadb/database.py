@@ -12,9 +12,9 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
 from rm_db.mariadb.connection import MariaConnection, Result, failure_of
-from rm_db.mariadb.parked import ParkedBranches
+from rm_db.mariadb.parked_branches import ParkedBranches
 from rm_db.mariadb.prepared_branches import PreparedBranches
-from rm_db.mariadb.server import ASK_VARIABLES, Facts
+from rm_db.mariadb.server_facts import ASK_VARIABLES, Facts
 from rm_db.server.database import ServerDatabase
 from rm_db.server.pending import OutstandingSteps
 from rm_db.server.steps import drive, understood

@@ -14,7 +14,7 @@ import pymysql
 from rm_db.address import Address
 from rm_db.mariadb.connection import failure_of
 from rm_db.mariadb.database import arguments, unconnected
-from rm_db.mariadb.server import ASK_VARIABLES, Facts
+from rm_db.mariadb.server_facts import ASK_VARIABLES, Facts
 from xa import XaError
 from xa.diagnosis import Check, Diagnosis, Health, clock_ahead_s, not_opened
 from xa.sql.pymysql_connection import BoundedConnection

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from rm_db.server.steps import Steps
     from xa import Registrar, Xid
-    from xa.connection_usage import Connections
     from xa.driver import Pending
     from xa.holdings import InDoubtBranch
+    from xa.pool import Connections
 
 T = TypeVar("T", bound=ServerTransaction[Any])
 D = TypeVar("D", bound=ServerDatabase[Any, Any])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tm.consumer.statistics import Health
     from tm.telemetry.pages import ObservedManager
-    from xa.connection_usage import Connections
+    from xa.pool import Connections
     from xa.telemetry.metric import Metric
 
 Point: TypeAlias = "tuple[float, Mapping[str, str]]"

@@ -18,7 +18,7 @@ from rm_db import MariaResource
 from rm_db.address import Address
 from rm_db.decider.engine import make_engine, parse_url
 from rm_db.mariadb import diagnosis
-from rm_db.mariadb.server import MIN_MARIADB, MIN_MYSQL, Facts
+from rm_db.mariadb.server_facts import MIN_MARIADB, MIN_MYSQL, Facts
 from rm_db.mariadb.xid import decode_xids, encode_xid, lock_name
 from tests.memory_disk import new_folder
 from xa import (
