@@ -115,6 +115,8 @@ class ConnectionPool(Generic[C]):
         self._what = what
         self._mend = mend
         self._reserve = reserve
+        self._kept_back = min(reserve, 1)
+        """So many connections work leaves to commands where the server is full."""
         self._most_idle = most_idle
         self._outstanding = outstanding
         self._clock = clock
@@ -311,7 +313,7 @@ class ConnectionPool(Generic[C]):
         limit = self._limit() if self._most_until else self._most
         if self._closed:
             return True  # and gets the error that says so
-        if work and self._working >= min(self.size, max(1, limit - min(self._reserve, 1))):
+        if work and self._working >= min(self.size, max(1, limit - self._kept_back)):
             return False
         return bool(self._idle) or self._open < limit
 

@@ -205,9 +205,10 @@ class PostgresTransaction(ServerTransaction[LibpqConnection]):
         self._release(connection)
 
     def _release(self, connection: LibpqConnection) -> None:
+        self.connection = None
         if self.effects & LINGERS:
             connection.reusable = False
-        super()._release(connection)
+        self._pool.release(connection)
 
     def _cancel(self, connection: LibpqConnection) -> bool:
         try:

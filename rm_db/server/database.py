@@ -4,7 +4,6 @@ in common. A subclass knows how a connection is made, what it has to find in the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -15,8 +14,6 @@ from xa import Code, ResourceError, xa_error
 from xa.pool import ConnectionPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rm_db.address import Address
     from rm_db.server.pending import OutstandingSteps
     from rm_db.server.steps import Steps
@@ -100,15 +97,9 @@ class ServerDatabase(ABC, Generic[C, F]):
         except ResourceError as error:
             raise xa_error(Code.XA_RETRY, error.message) from None
 
-    @contextmanager
-    def releasing(self, connection: C, over: str = "", xid: Xid | None = None) -> Iterator[C]:
+    def releasing(self, connection: C, over: str = "", xid: Xid | None = None) -> _Releasing[C]:
         """Around commands on a connection, which is given back then. XAER_RMFAIL: it was lost meanwhile."""
-        try:
-            yield connection
-        except ConnectionLost as lost:
-            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost{over}: {lost}", xid) from None
-        finally:
-            self.pool.release(connection)
+        return _Releasing(self.pool, connection, over, xid)
 
     def break_off(self) -> None:
         """Breaks the connections that are in use, while other threads wait for them."""
@@ -117,3 +108,23 @@ class ServerDatabase(ABC, Generic[C, F]):
     def close(self) -> None:
         """Closes the connections. What is prepared stays so."""
         self.pool.close()
+
+
+class _Releasing(Generic[C]):
+    """As `ServerDatabase.releasing` says."""
+
+    __slots__ = ("_connection", "_over", "_pool", "_xid")
+
+    def __init__(self, pool: ConnectionPool[C], connection: C, over: str, xid: Xid | None) -> None:
+        self._pool = pool
+        self._connection = connection
+        self._over = over
+        self._xid = xid
+
+    def __enter__(self) -> C:
+        return self._connection
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._pool.release(self._connection)
+        if isinstance(error, ConnectionLost):
+            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost{self._over}: {error}", self._xid) from None

@@ -79,14 +79,12 @@ class TwoPhaseDriver(UnitDriver[T], Generic[T, D]):
         return self.database
 
     def commit_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self._complete("commit", xid, later=later)
+        database = self.opened
+        return database.outstanding.carry_out(xid, database.prepared.complete("commit", xid), later=later)
 
     def rollback_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self._complete("rollback", xid, later=later)
-
-    def _complete(self, verb: str, xid: Xid, *, later: bool) -> Code | Pending:
         database = self.opened
-        return database.outstanding.carry_out(xid, database.prepared.complete(verb, xid), later=later)
+        return database.outstanding.carry_out(xid, database.prepared.complete("rollback", xid), later=later)
 
     def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
         return self.opened.outstanding.carry_out(xid, self._forget(xid), later=later)
