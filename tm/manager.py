@@ -28,7 +28,7 @@ from tm.log import LogError
 from tm.log.factory import open_log
 from tm.options import SECONDS, misfit
 from tm.outcome import named
-from tm.recovery.lease import Lease, since_boot
+from tm.recovery.lease import Lease
 from tm.recovery.ownership import ownership_of
 from tm.recovery.service import RecoveryService
 from tm.resources import ConfigurationError, Resource, ResourceConfig
@@ -40,6 +40,7 @@ from tm.two_phase.states import FINAL
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.fork import belongs_to_this_process
 from xa.gtrid import incarnation_prefix
+from xa.lease import since_boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -23,7 +23,7 @@ from tm.telemetry.pages import ObservedManager, Pages, exposition
 from tm.telemetry.timelines import Timelines
 from tm.transaction import Transaction
 from xa.secrets import hide, not_set
-from xa.telemetry.address import host_and_port
+from xa.open_string import host_and_port
 from xa.telemetry.endpoint import TOKEN_OCTETS, Acts, AddressTaken, EndpointThread, Private
 from xa.telemetry.exposition import Exposition
 

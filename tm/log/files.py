@@ -6,7 +6,6 @@ import errno
 import fcntl
 import io
 import os
-import socket
 import struct
 import sys
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from tm.log.decision import LogError, LogLocked
 from xa.durable_files import FULL_SYNC, force, force_descriptor
+from xa.lease import holder_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -228,7 +228,7 @@ class PosixLock:
             ) from None
         with suppress(OSError):  # on a full disk it is held all the same, and nobody learns by whom
             self._handle.truncate(0)
-            self._handle.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            self._handle.write(f"{holder_name()}\n".encode())
 
     def release(self) -> None:
         fcntl.flock(self._handle, fcntl.LOCK_UN)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from tm.throttle import WarningThrottle
 from xa import Owner, ThreadOfControl, XaError, entered
 from xa.gtrid import INCARNATION_SIZE
+from xa.lease import since_boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,12 +35,6 @@ RENEWALS: Final = 3
 """How often it is renewed while it runs."""
 _PROC: Final = Path("/proc")
 _DEAD: Final = frozenset({"Z", "X"})
-
-
-def since_boot() -> float:
-    """Seconds on a clock that goes on while this process, or the machine, is suspended."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 class Lease:

@@ -23,13 +23,11 @@ The algorithm (`Lease.renew`), which a thread carries out again and again:
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
-import time
 from typing import TYPE_CHECKING, Final
 
 from dtx.store.contract import StoreStopped
+from xa.lease import since_boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,17 +41,6 @@ RENEWALS: Final = 4
 """A lease is renewed so often while it lasts."""
 AGAIN_S: Final = 0.2
 """The pause after a renewal that failed."""
-
-
-def since_boot() -> float:
-    """Seconds that also pass while the machine sleeps, where the system has such a clock."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
-
-
-def holder() -> str:
-    """This process, for people."""
-    return f"process {os.getpid()} on {socket.gethostname()}"[:255]
 
 
 class LeaseLost(Exception):

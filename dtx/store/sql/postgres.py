@@ -18,8 +18,9 @@ from sqlalchemy.pool import NullPool
 
 from dtx.store.contract import StoreError, StoreLeased, StoreLocked
 from dtx.store.sql.database import OPENING_FAILURES, Transactions, UnknownSpace, close_all
-from dtx.store.sql.lease import Lease, LeaseLost, holder, since_boot
+from dtx.store.sql.lease import Lease, LeaseLost
 from dtx.store.sql.tables import LEASE, META
+from xa.lease import holder_name, since_boot
 from xa.sql import postgres
 from xa.sql.errors import ErrorKind, kind_of
 from xa.sql.statements import SECONDS_1970
@@ -129,7 +130,7 @@ class PostgresDatabase:
     def taken(self, writer: Connection, epoch: int) -> None:
         self._sent = since_boot()
         writer.execute(delete(LEASE))
-        writer.execute(insert(LEASE).values(epoch=epoch, holder=holder(), until_s=_NOW + self._lease_s))
+        writer.execute(insert(LEASE).values(epoch=epoch, holder=holder_name(), until_s=_NOW + self._lease_s))
 
     def hold(self, epoch: int, lost: Callable[[StoreStopped], None]) -> Lease:
         self._reply_s = REPLY_S

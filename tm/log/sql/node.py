@@ -14,8 +14,6 @@ Taking a node that another one has:
 
 from __future__ import annotations
 
-import os
-import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -25,6 +23,7 @@ from sqlalchemy import select, update
 from tm.log.decision import LogLocked
 from tm.log.sql.database import octets, values_of
 from tm.log.sql.tables import NODE
+from xa.lease import holder_name
 from xa.printable import printable
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def renew_lease(database: Database, node: str, epoch: int, lease_s: float) -> bo
     statement = (
         update(NODE)
         .where(NODE.c.node == node, NODE.c.epoch == epoch)
-        .values(lease_until=database.now() + lease_s, holder=_holder() if lease_s else "nobody")
+        .values(lease_until=database.now() + lease_s, holder=holder_name() if lease_s else "nobody")
     )
     with database.engine.connect() as connection:
         return connection.execute(statement).rowcount == 1
@@ -117,9 +116,9 @@ def _take(database: Database, node: str, lease_s: float, *, take_over: bool) -> 
     statement = update(NODE).where(NODE.c.node == node)
     if not take_over:
         statement = statement.where(NODE.c.lease_until <= database.now())
-    taking = statement.values(epoch=NODE.c.epoch + 1, holder=_holder(), lease_until=database.now() + lease_s).returning(
-        NODE.c.epoch
-    )
+    taking = statement.values(
+        epoch=NODE.c.epoch + 1, holder=holder_name(), lease_until=database.now() + lease_s
+    ).returning(NODE.c.epoch)
     with database.engine.connect() as connection:
         return connection.execute(taking).scalar_one_or_none()
 
@@ -135,7 +134,3 @@ def _locked(database: Database, node: str, row: NodeRow | None) -> LogLocked:
         f"{database}: node {node!r} is held by {row.holder} (incarnation {row.epoch}, lease until {until}): "
         f"stop that one first, or give this one a node id of its own"
     )
-
-
-def _holder() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"[:255]
