@@ -146,15 +146,11 @@ class PostgresDatabase(ServerDatabase[LibpqConnection, Facts]):
     def command(self, sql: bytes) -> Steps[Reply]:
         """Runs commands that belong to no branch. XAER_RMFAIL: the connection was lost meanwhile. XAER_RMERR: the
         server refused."""
-        reply = yield from self.attempt(sql)
+        with self.releasing(self.pool.acquire(work=False)) as connection:
+            reply = yield from connection.exchange(sql)
         if reply.failure is not None:
             raise xa_error(Code.XAER_RMERR, str(reply.failure))
         return reply
-
-    def attempt(self, sql: bytes) -> Steps[Reply]:
-        """The same, with the server's refusal as part of the reply."""
-        with self.releasing(self.pool.acquire(work=False)) as connection:
-            return (yield from connection.exchange(sql))
 
     def connect(self, reply_s: float | None = None) -> psycopg.Connection[Any]:
         threshold = None if self.address.pooled else 5
