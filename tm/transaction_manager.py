@@ -22,8 +22,8 @@ from tm.telemetry.node_page import node_page
 from tm.telemetry.pages import ObservedManager, Pages, exposition
 from tm.telemetry.timelines import Timelines
 from tm.transaction import Transaction
-from xa.secrets import hide, not_set
 from xa.open_string import host_and_port
+from xa.secrets import hide, not_set
 from xa.telemetry.endpoint import TOKEN_OCTETS, Acts, AddressTaken, EndpointThread, Private
 from xa.telemetry.exposition import Exposition
 
