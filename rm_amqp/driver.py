@@ -154,6 +154,7 @@ class AmqpDriver(Driver[BranchWork]):
         pooled = beside[0].pooled if beside else self.connections.take_for(xid, deadline, wait=wait)
         work = BranchWork(xid, pooled)
         pooled.works += 1
+
         try:
             pooled.connection.run(pooled.channel.begin(work, deadline, join=join), later=True)
         except RefusedError as error:
@@ -413,6 +414,7 @@ class PendingVote:
             raise driver.not_prepared(work, error.refusal) from None
         except (ConnectionLost, TimedOut) as why:
             raise lost_error("prepare", why, xid) from None
+
         if work.received:
             driver.note_received(work)
         work.move(WorkEvent.END)

@@ -98,6 +98,7 @@ class ManagementClient:
             raise lost_error(operation, why) from None
         except (WireError, DecodeError) as error:
             raise xa_error(Code.XAER_RMERR, f"{operation}: the broker's answer can't be read: {error}") from None
+
         if isinstance(value, Described):
             refusal = decode_reply(body)
             if isinstance(refusal, Refusal):

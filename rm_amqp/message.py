@@ -131,6 +131,7 @@ class Message:
             _write_annotations(pieces, DELIVERY_ANNOTATIONS, self.instructions)
             _write_annotations(pieces, MESSAGE_ANNOTATIONS, annotations)
             pieces.append(b"\x00\x53\x73" + encode_list(properties) if properties else _NO_PROPERTIES)
+
         if self.properties is not None:
             if type(self.properties) is not dict:
                 raise TypeError("the properties are a dict")
@@ -184,6 +185,7 @@ class Message:
         )
         if fields[1:] == _NO_PROPERTY_BUT_ID:
             return [_encoded_id(self.id)] if self.id is not None else []
+
         return _trimmed(
             [convert(field) if field is not None else None for convert, field in zip(_KINDS, fields, strict=True)]
         )
@@ -197,6 +199,7 @@ class Message:
             at = len(_NO_FIELDS)
         elif octets.startswith(_NO_HEADER):
             at, last = len(_NO_HEADER), HEADER
+
         sections: list[Any] = []
         while at < len(octets):
             code, start = read_section(octets, at)
@@ -404,6 +407,7 @@ def _write(pieces: list[bytes], value: Any, depth: int) -> None:
     if kind is str or kind is bytes:
         octets = value.encode() if kind is str else value
         size = len(octets)
+
         if size < 256:
             pieces.append(bytes((0xA1 if kind is str else 0xA0, size)))
         else:
@@ -589,6 +593,7 @@ def _read(octets: bytes, at: int, depth: int) -> tuple[Any, int]:
         return _I64.unpack_from(octets, at)[0], at + 8
     if constructor == 0x55:
         return (octets[at] ^ 0x80) - 0x80, at + 1
+
     if constructor in _COMPOUNDS:
         return _read_compound(octets, at, constructor, depth)
     if constructor in _CONSTANTS:
@@ -622,12 +627,14 @@ def _read_compound(octets: bytes, at: int, constructor: int, depth: int) -> tupl
         return [], at
     if depth >= MAX_DEPTH:
         raise _Unusual
+
     if constructor < 0xD0:
         stop, count, at = at + 1 + octets[at], octets[at + 1], at + 2
     else:
         stop, count, at = at + 4 + _U32.unpack_from(octets, at)[0], _U32.unpack_from(octets, at + 4)[0], at + 8
     if stop > len(octets) or count > stop - at:
         raise _Unusual
+
     items: list[Any] = []
     append = items.append
     for _ in range(count):  # short text and numbers without a call for each; what is too long does not end at `stop`

@@ -133,6 +133,7 @@ class PlainPublisher:
             self._senders[delivery.address, capability] = sender
             if not (yield from until(endpoint, lambda: sender.answered, deadline)):
                 raise TimedOut("the broker did not answer the attach in time")
+
         if sender.state is not ATTACHED:
             self._forget(sender, delivery)
             return None
@@ -175,6 +176,7 @@ def _judge_all(sent: Sequence[tuple[Delivery, Answer]]) -> None:
 def _judge(delivery: Delivery, answer: Answer) -> None:
     """Notes what the broker's outcome says."""
     refusal = answer.refusal
+
     if answer.code == ACCEPTED:
         delivery.confirmed = True
     elif answer.lost:

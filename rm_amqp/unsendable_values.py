@@ -41,6 +41,7 @@ _DEEPEST: Final = 100
 def refusals(what: str, value: Any, depth: int = 0) -> Iterator[str]:
     """A sentence for each value in `value`, which is called `what`, that can't be sent."""
     kind = type(value)
+
     if kind is int:
         if value not in _INTEGERS:
             yield f"{what} is {value}: an integer has 64 bits at most; send str(value)"

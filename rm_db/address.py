@@ -61,6 +61,7 @@ class Address:
         if unknown:
             known = ", ".join(_DEFAULTS)
             raise xa_error(Code.XAER_INVAL, f"open: no such setting: {', '.join(sorted(unknown))}; there are {known}")
+
         settings = {**_DEFAULTS, **ours}
         try:
             address = cls(

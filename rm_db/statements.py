@@ -73,6 +73,7 @@ def _classify(text: str) -> int:
     effects = NOTIFIES if _NOTIFIES.search(text) else 0
     if _SETS_VARIABLE.search(text):
         effects |= SETS
+
     for index, words in enumerate(_statements(text)):
         first = words[0]
         if (
@@ -108,6 +109,7 @@ def _statements(text: str) -> Iterator[list[str]]:
     words: list[str] = []
     creates = False
     position = 0
+
     while (token := _TOKEN.search(text, position)) is not None:
         position = token.end()
         if token["comment"]:

@@ -231,6 +231,7 @@ class Lake:
         known = list(self._manifests())
         if any(one.xid == xid for one in known):
             return None
+
         for work in tables:
             for file in work.files:
                 if not self._is_whole(self.work / file.path, file):
@@ -418,6 +419,7 @@ class Lake:
                 logger.info("%s: another writer was faster, and the version is written again: %s", name, plain(error))
                 time.sleep(0.01 * (TRIES - left))
                 continue
+
             for version in range(first, read_table(self.root, name, DeltaTable.version) + 1):
                 with suppress(FileNotFoundError):
                     force(log / f"{version:020}.json")

@@ -173,6 +173,7 @@ def _statistics(metadata: parquet.FileMetaData, schema: pa.Schema) -> str:
         name = metadata.schema.column(place).path
         if name not in schema.names or pa.types.is_nested(schema.field(name).type):
             continue
+
         told = [group.column(place).statistics for group in groups]
         if not told or any(one is None or not one.has_null_count for one in told):
             continue

@@ -142,6 +142,7 @@ def read_table(root: Path, name: str, ask: Callable[[DeltaTable], T]) -> T:
     while True:
         if not folder.is_dir():  # the library would make the folder
             raise TableRefused(missing)
+
         try:
             return ask(DeltaTable(folder))
         except TableNotFoundError as error:
@@ -171,6 +172,7 @@ def describe(name: str, table: DeltaTable) -> TableDescription:
             f"{name}: the table has {_EXPIRY}, so that it may forget that a transaction is committed, and a "
             "commit that is repeated after a crash would append the rows twice: remove the property"
         )
+
     for field in json.loads(schema)["fields"]:
         special = [key for key in field["metadata"] if key.startswith(_OF_COLUMNS)]
         if special:
@@ -198,6 +200,7 @@ def fitted(name: str, rows: pa.Table, schema: pa.Schema) -> pa.Table:
     unknown = [column for column in rows.schema.names if column not in schema.names]
     if unknown:
         raise RowsRefused(f"{name}: the table has no column {', '.join(unknown)}; it has {', '.join(schema.names)}")
+
     columns = []
     for field in schema:
         if field.name not in rows.schema.names:

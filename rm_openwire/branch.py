@@ -170,6 +170,7 @@ class BranchWork(Unit):
         """The number of the RECOVER beside it."""
         self._used = False
         """Whether BEGIN was sent."""
+
         self._foreign = False
         """It is not known to be ours: there is nothing to roll back."""
         self._taken: XaError | None = None
@@ -200,6 +201,7 @@ class BranchWork(Unit):
             return
         if not connection.lock.acquire(timeout=_APPLICATION_S if fail else -1):
             return  # the application waits for a message; the rollback that follows cuts it off
+
         try:
             try:
                 if not fail:
@@ -221,6 +223,7 @@ class BranchWork(Unit):
         if not self._used:
             self._leave()
             return Code.XA_RDONLY
+
         with connection.lock:
             try:
                 vote = self._ask(TransactionKind.PREPARE)
@@ -318,6 +321,7 @@ class BranchWork(Unit):
         if not self._used or self._foreign:
             self._leave(delivered=not self._excused)
             return
+
         try:
             connection.ask(self._transaction(TransactionKind.ROLLBACK))
         except Refused as refused:
@@ -335,6 +339,7 @@ class BranchWork(Unit):
         if under_way:
             self._left.note(self.xid, 2 * self._settings.idle_timeout_s)
             return
+
         with contextlib.suppress(XaError, ConnectionLost, Refused):  # Classic has rolled it back with the connection
             other = self._pool.acquire(work=False)
             try:
@@ -352,6 +357,7 @@ class BranchWork(Unit):
         connection, self._connection = self._connection, None
         if connection is None:
             return
+
         with connection.lock, contextlib.suppress(ConnectionLost):
             for consumer in self._consumers.values():
                 last = consumer.last if delivered else LAST_DELIVERED_NONE
@@ -397,6 +403,7 @@ class BranchWork(Unit):
         self._begin(connection)
         assert self._begun is not None  # noqa: S101 — it was sent
         self._foreign = True  # until it is known to be ours
+
         try:
             listed = [] if self._looked is None else in_doubt(connection.wait(self._looked))
             connection.wait(self._begun)
@@ -511,6 +518,7 @@ class BranchWork(Unit):
                     if consumer.pulls:
                         continue
                     break
+
                 try:
                     messages.append(self._take(connection, consumer, dispatch))
                 except XaError:
@@ -528,6 +536,7 @@ class BranchWork(Unit):
         destination = destination_of(address)
         if isinstance(destination, Topic):
             raise xa_error(Code.XAER_INVAL, f"work: {address} is a topic: a branch receives from queues only")
+
         self._begin(connection)
         info = ConsumerInfo(consumer_id=connection.new_consumer(), destination=destination, selector=selector)
         info.prefetch = self._settings.prefetch
@@ -545,6 +554,7 @@ class BranchWork(Unit):
         if not consumer.arrived and not self._settings.prefetch:
             self._pull(connection, consumer, 1 - consumer.pulls, PULLED_MS if timeout_s <= 0 else int(timeout_s * 1000))
         give_up = connection.deadline(max(timeout_s, SETTLE_S))
+
         while True:
             left_s = give_up - connection.deadline(0)
             if consumer.pulls:
@@ -618,6 +628,7 @@ class BranchWork(Unit):
         self._await_begin(connection)
         if self._taken is not None:
             return
+
         self._do(
             connection,
             MessageAck(
@@ -689,6 +700,7 @@ class BranchWork(Unit):
                     wire = dispatch.message
                     if wire is None:
                         break
+
                     with contextlib.suppress(XaError):
                         found.append(decoded_message(wire, dispatch.redeliveries))
                     connection.tell(

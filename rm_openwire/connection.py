@@ -60,6 +60,7 @@ class Connection:
         self._socket = sock
         self._clock = clock
         self._idle_timeout_s = settings.idle_timeout_s
+
         self._timeout_s = settings.timeout_s
         self._heard = self._said = clock()
         self.name = f"ID:xabridge-{socket.gethostname()}-{os.getpid()}-{time.time_ns()}-{next(_NUMBERS)}"
@@ -288,6 +289,7 @@ class Connector:
             left_s = deadline - self._clock()
             if left_s <= 0:
                 break
+
             try:
                 connection = self._reach(address, min(settings.connect_timeout_s, left_s))
             except (ConnectionLost, OSError) as error:
@@ -302,6 +304,7 @@ class Connector:
         deadline = self._clock() + timeout_s
         sock = socket.create_connection((address.host, address.port), timeout_s)
         connection: Connection | None = None
+
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.settimeout(max(deadline - self._clock(), 0.05))  # for the TLS handshake

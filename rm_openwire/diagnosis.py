@@ -49,6 +49,7 @@ def _checks(connection: Connection, settings: Settings) -> Iterator[Check]:
     if settings.password and not settings.tls:
         mend = "use openwire+ssl://, and remove plain_without_tls"
         yield Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", mend)
+
     if not classic:
         found = f"work is refused {settings.branch_timeout_s:g} s after its branch began"
         yield _queues(settings)

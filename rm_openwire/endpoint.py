@@ -66,6 +66,7 @@ class Endpoint:
         self._begun = b""
         self._last_id = 0
         self._answers: dict[int, Response | None] = {}
+
         offer = {
             "TightEncodingEnabled": False,
             "CacheEnabled": False,
@@ -156,6 +157,7 @@ class Endpoint:
     def _take(self, command: Any) -> None:
         if isinstance(command, Response):
             number = command.correlation_id
+
             if number in self._answers and self._answers[number] is None:
                 self._answers[number] = command
             elif isinstance(command, ExceptionResponse) or not 0 < number <= self._last_id:

@@ -226,6 +226,7 @@ def _decoded(wire: WireMessage, redeliveries: int) -> Message:
     for field, name in (("content_type", CONTENT_TYPE), ("content_encoding", CONTENT_ENCODING)):
         if (value := properties.pop(name, None)) is not None:
             setattr(message, field, str(value))
+
     message.id = properties.pop(ID, None) or _name(wire.message_id)
     for name in [name for name in properties if name.startswith(OF_THE_BROKER)]:
         del properties[name]
@@ -255,6 +256,7 @@ def _body(wire: WireMessage) -> Any:
         return _inflated_octets(content) if wire.compressed and content else content or b""
     if content is None:
         return {} if isinstance(wire, MapMessage) else None
+
     if wire.compressed:
         content = _inflated(content)
     if isinstance(wire, MapMessage):

@@ -59,6 +59,7 @@ def _write_map(pieces: list[bytes], values: Mapping[str, Any], depth: int) -> No
 
 def _write(pieces: list[bytes], value: Any, depth: int) -> None:
     kind = type(value)
+
     if value is None:
         pieces.append(b"\0")
     elif kind is str:
@@ -138,6 +139,7 @@ def _read(octets: bytes, at: int, depth: int) -> tuple[Any, int]:
     if kind == _STRING:
         stop = at + 2 + struct.unpack_from(">H", octets, at)[0]
         return _text(octets, at + 2, stop), stop
+
     number = _NUMBERS.get(kind)
     if number is not None:
         return number.unpack_from(octets, at)[0], at + number.size
@@ -151,6 +153,7 @@ def _read(octets: bytes, at: int, depth: int) -> tuple[Any, int]:
         return _read_map(octets, at, depth + 1)
     if kind not in {_OCTETS, _BIG_STRING, _LIST}:
         raise DecodeError(f"the type {kind} of a value is not known")
+
     count, at = _read_count(octets, at)
     if kind == _LIST:
         return _read_list(octets, at, count, depth + 1)

@@ -665,6 +665,7 @@ def _read(octets: bytes, at: int, depth: int) -> tuple[Any, int]:
     layout = _LAYOUTS.get(number)
     if layout is None:
         raise DecodeError(f"the type {number} is not known")
+
     made, kinds = layout
     values: list[Any] = []
     try:

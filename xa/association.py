@@ -91,6 +91,7 @@ class Association(Generic[W]):
             result = RESULT_OF[code]
         else:
             return
+
         try:
             self.state = advance(self.dialect.machine, self.state, verb, result)
         except IllegalTransition:

@@ -314,6 +314,7 @@ class Branches(Driver[Part[U]]):
             with self._lock:
                 self._remove(branch)
             raise
+
         with self._lock:
             branch.move(BranchVerb.START, Code.XA_OK)
             branch.active = Part(branch)
@@ -349,6 +350,7 @@ class Branches(Driver[Part[U]]):
                     "and a connection serves one thread at a time",
                     xid,
                 )
+
         refused = BRANCH.refusal(branch.state, BranchVerb.JOIN)
         if self._branches.get(xid) is not branch or refused is not None:
             raise xa_error(refused or Code.XAER_NOTA, f"start: the branch {self._describe(xid)}", xid)
@@ -375,6 +377,7 @@ class Branches(Driver[Part[U]]):
             unit = branch.unit
         if at_work and fault is None:
             fault = _end(unit, branch.xid, fail=fail)
+
         with self._lock:
             code = Code.XA_OK if fault is None else fault.code
             shared = branch.active is not None and branch.active is not part

@@ -121,6 +121,7 @@ class ConnectionPool(Generic[C]):
         self._outstanding = outstanding
         self._clock = clock
         self._lock = threading.Lock()
+
         self._changed = threading.Condition(self._lock)
         self._idle: dict[C, tuple[float, int]] = {}
         """Connection → since when it is idle, and the thread that used it last."""
@@ -185,6 +186,7 @@ class ConnectionPool(Generic[C]):
                 connection.discard()
                 self._forget(work=work)
                 raise
+
             if usable:
                 break
             connection.discard()
@@ -230,6 +232,7 @@ class ConnectionPool(Generic[C]):
             for connection in taken:
                 del self._idle[connection]
                 self._in_use[connection] = False
+
         try:
             yield list(taken)
         finally:
@@ -288,6 +291,7 @@ class ConnectionPool(Generic[C]):
                 raise self._busy(f"all {self.size} {self._what} are in use")
             place = _Waiter(work)
             self._queue.append(place)
+
         try:
             while True:
                 with self._lock:
@@ -296,6 +300,7 @@ class ConnectionPool(Generic[C]):
                         return self._taken(work=work)
                 if self._outstanding is not None and self._outstanding.finish_one():
                     continue
+
                 with self._lock:
                     now = self._clock()
                     if now >= deadline:

@@ -113,6 +113,7 @@ def _without_authorities(line: str) -> str:
             return f"{''.join(pieces)}{line[done:end]}:{MASK}{line[last:]}"
         if last > end and _UNCLEAR.match(line, end):
             return f"{''.join(pieces)}{line[done:begin]}{MASK}{line[last:]}"
+
         if line.startswith(":", end) and not _PORT.match(line, end + 1):
             behind = _end_of(_WORD, line, end + 1)
             if behind > end + 1:

@@ -100,6 +100,7 @@ class Switch(Generic[W]):
             raise ValueError(f"not switch flags: {flags:#x}")
         if flags & TMREGISTER and registrar is None:
             raise ValueError("TMREGISTER needs a registrar")
+
         self.driver = driver
         self.flags = flags
         self._registrar = registrar
@@ -366,6 +367,7 @@ class Switch(Generic[W]):
             if error.code is not Code.XAER_RMFAIL:
                 self._moved(owner, association, dialect.resume, error.code)
             raise
+
         association.move(dialect.resume, OK)
         owner.drop(association)
         self._stays(association)
@@ -409,6 +411,7 @@ class Switch(Generic[W]):
         if association.state not in dialect.after[verb]:
             refused = dialect.machine.refusal(association.state, verb) or Code.XAER_PROTO
             raise xa_error(refused, f"end: the association is {association.state.value}", xid)
+
         try:
             if flags & TMSUSPEND:
                 code = self.driver.suspend(association.work, migrate=bool(flags & TMMIGRATE))
@@ -523,6 +526,7 @@ class Switch(Generic[W]):
             thread.scans.pop(name, None)
         elif name not in thread.scans:
             raise xa_error(Code.XAER_INVAL, "recover: no scan is open and TMSTARTRSCAN was not given")
+
         try:
             items: Iterator[T] = scan(count) if flags & TMSTARTRSCAN else thread.scans[name]
             found = list(islice(items, count))
@@ -581,6 +585,7 @@ class Switch(Generic[W]):
             raise xa_error(refused, f"complete: no operation {handle} is outstanding")
         if flags & TMNOWAIT and not operation.ready:
             raise xa_error(Code.XA_RETRY, f"complete: {operation.verb} has not completed", operation.xid)
+
         code = operation.code if operation.code is not None else operation.answer()
         if self._operations.pop(handle, None) is None:
             raise xa_error(Code.XAER_INVAL, f"complete: operation {handle} belongs to another thread of control")

@@ -52,6 +52,7 @@ class Xid:
             )
         if type(self.format_id) is not int:
             raise TypeError(f"format id is an int, not {type(self.format_id).__name__}")
+
         if self.format_id == NULL_FORMAT_ID:
             if self.gtrid or self.bqual:
                 raise ValueError("a null XID (format id -1) has neither gtrid nor bqual")

@@ -72,6 +72,7 @@ class Channel:
         self._socket = connected
         self._clock = clock
         self._process = os.getpid()
+
         context = settings.tls_context()
         self._tls = TlsLayer(context, broker.host) if context is not None else None
         self.connection = Connection(
@@ -261,6 +262,7 @@ class Channel:
         due = self._written_at + every_s
         if now < due:
             return due
+
         if self.lock.acquire(blocking=False):
             try:
                 if self.connection.is_open:
@@ -343,6 +345,7 @@ class Channel:
                 raise self._lost(str(error)) from None
         if not octets:
             return
+
         try:
             self._socket.settimeout(max(deadline - self._clock(), 0.05))
             self._socket.sendall(octets)
@@ -364,6 +367,7 @@ def connect(settings: Settings010, deadline: float, clock: Callable[[], float] =
     for broker in settings.brokers:
         until = min(deadline, clock() + settings.connect_timeout_s)
         channel = None
+
         try:
             channel = Channel(settings, broker, reach(broker, until, clock), clock)
             channel.open(until)

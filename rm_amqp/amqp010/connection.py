@@ -95,6 +95,7 @@ class Connection:
         """How often each side says something; what is agreed on, once the connection is open."""
         self.max_frame = MIN_FRAME
         self._policy = policy
+
         self._where = where
         self._virtual_host = virtual_host
         self._encrypted = encrypted
@@ -202,6 +203,7 @@ class Connection:
         target = HANDSHAKE.get((self.state, type(control)))
         if target is None:
             raise WireError(f"{type(control).__name__} where {self.state.value} is awaited")
+
         match control:
             case ConnectionStart():
                 self._start(control)
@@ -257,6 +259,7 @@ class Connection:
                 raise ConnectionLost(
                     Cause.UNUSABLE, f"the broker at {self._where} does not prove who it is: {error}"
                 ) from None
+
             if not isinstance(request, Compute):
                 return request.octets
             answer = request.work()

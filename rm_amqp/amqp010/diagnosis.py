@@ -45,6 +45,7 @@ def _checks(settings: Settings010, server: dict[str, object], timers: int) -> It
     else:
         mend = "test it as docs/qpid.md says before you rely on it"
         yield Check(Health.WARN, "broker", f"{product or 'it does not say what it is'}: never tried with this", mend)
+
     if timers:
         mend = "open the resource once: timers of branches of ours are stopped then; others' are their owners' matter"
         found = f"{timers} prepared branches have a timer that rolls them back"

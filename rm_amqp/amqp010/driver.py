@@ -211,6 +211,7 @@ class QpidDriver(Driver[Work]):
         commands: list[Command] = [DtxStart(on_wire(xid))]
         if timeout_s:
             commands.append(DtxSetTimeout(on_wire(xid), timeout_s))
+
         try:
             work = self._associate(xid, beside, commands, wait=wait)
         except Refused as error:
@@ -242,6 +243,7 @@ class QpidDriver(Driver[Work]):
         if branch.state is not BranchState.ACTIVE:
             raise xa_error(Code.XAER_PROTO, "join: the branch is prepared, or may be", xid)
         self.branches.joined(branch)  # before the broker is asked: no prepare may be between
+
         try:
             return self._associate(xid, beside, [DtxStart(on_wire(xid), join=True)], wait=wait)
         except Refused as error:
@@ -261,6 +263,7 @@ class QpidDriver(Driver[Work]):
         channel = beside[0].channel if beside else self._take(xid, deadline, wait=wait)
         work = Work(xid, channel)
         channel.works += 1
+
         try:
             with channel.lock:
                 channel.renew(deadline)
@@ -324,6 +327,7 @@ class QpidDriver(Driver[Work]):
         if not work.channel.lock.acquire(timeout=APPLICATION_S if fail else -1):
             self._break_off(work)
             return Code.XA_OK
+
         try:
             result = self._end(
                 work, list(work.outcomes(fail=fail or failed is not None)), fail=fail or failed is not None
@@ -331,6 +335,7 @@ class QpidDriver(Driver[Work]):
             unrouted = work.unrouted()
         finally:
             work.channel.lock.release()
+
         code = _STATUS.get(result.status or 0, Code.XAER_RMERR)
         words = "end: the branch can only be rolled back"
         if failed is None and code is not Code.XA_OK:
@@ -443,6 +448,7 @@ class QpidDriver(Driver[Work]):
             branch.failed = Code.XA_RBTIMEOUT
         if branch.failed is not None:
             raise self._rolled_back("prepare", xid, branch.failed)
+
         branch.state = BranchState.UNKNOWN
         no_timer = DtxSetTimeout(on_wire(xid), 0)  # also where we set none: the broker may have one of its own
         try:
@@ -453,6 +459,7 @@ class QpidDriver(Driver[Work]):
             elif error.code is not Code.XAER_RMFAIL:
                 branch.state = BranchState.ACTIVE
             raise
+
         if code is Code.XA_OK and self.clock() >= branch.until:  # the timer may have been at it before it was stopped
             code = Code.XA_RBTIMEOUT
         if code is Code.XA_OK:
@@ -516,6 +523,7 @@ class QpidDriver(Driver[Work]):
                 raise self._rolled_back("commit", xid, branch.failed)
         else:
             self._check_whole("commit", xid)
+
         code = self._outcome(xid, lambda: self._complete("commit", [DtxCommit(on_wire(xid), one_phase)], xid))
         if code in _ROLLED_BACK and one_phase:
             raise self._rolled_back("commit", xid, code)

@@ -80,6 +80,7 @@ class FrameReader:
                 raise WireError(f"a frame with flags {flags:#04x}, type {kind} and track {track}")
             if len(octets) - at < size:
                 break
+
             content = octets[at + HEAD.size : at + size]
             at += size
             assembly = self._frame(flags, kind, track & 0x0F, channel, content)
@@ -99,6 +100,7 @@ class FrameReader:
             partial = self._partial[channel, track]
         else:
             raise WireError("a frame goes on with what has not begun")
+
         if (partial.current is None) != bool(flags & FIRST_FRAME):
             raise WireError("frames of segments are mixed")
         if partial.current not in {None, segment} or (flags & FIRST_FRAME and segment in partial.pieces):

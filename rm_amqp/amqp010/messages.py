@@ -57,6 +57,7 @@ def content_of(message: Encodable, address: str) -> Content:
             raise _unsendable(str(error)) from None
     if is_delayed(message):
         raise _unsendable("it is to be delivered later, and the broker does not do that")
+
     try:
         content = Content(_delivery(message, address), _properties(message), b"")
         kind, body = _body(message)
@@ -95,10 +96,12 @@ def _properties(message: Message) -> MessageProperties:
         if name in _OWN or str(name).startswith(ANNOTATION):
             raise ValueError(f"the property {name!r} has a meaning of its own in AMQP 0-10; give it another name")
         headers[name] = value
+
     for key, value in (message.annotations or {}).items():
         if not str(key).startswith(ANNOTATION):
             raise ValueError(f"the annotation {key!r} has no place there; annotations begin with {ANNOTATION}")
         headers[str(key)] = value
+
     if message.instructions:
         raise ValueError("delivery annotations (instructions) have no place there")
     told = {
@@ -200,6 +203,7 @@ def message_of(transfer: Transfer) -> Message:
         body, inferred = _read_body(content_type, transfer.body)
     except WireError:
         body, inferred, known = transfer.body, True, False
+
     return Message(
         body,
         id=properties.message_id if properties.message_id is not None else own.get(ID),
@@ -256,6 +260,7 @@ def _read_body(content_type: str | None, octets: bytes) -> tuple[Any, bool]:
         return value, False
     if content_type is None and not octets:
         return None, False
+
     if content_type is not None and _is_text(content_type):
         try:
             return octets.decode(), False
@@ -270,6 +275,7 @@ def dead_letter_of(transfer: Transfer, address: str, annotations: Mapping[str, s
     properties, delivery = transfer.properties, transfer.delivery
     headers = dict(properties.application_headers or {})
     headers.update((f"{ANNOTATION}dead-{name.removesuffix('-ms')}", value) for name, value in annotations.items())
+
     return Content(
         DeliveryProperties(
             priority=delivery.priority,

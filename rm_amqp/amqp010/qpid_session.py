@@ -108,6 +108,7 @@ class QpidSession:
         work = self._context.current()
         if work is None:
             raise xa_error(Code.XAER_PROTO, "work: this resource manager does not register itself")
+
         try:
             with work.channel.lock:
                 if work.ended or work.suspended:

@@ -174,6 +174,7 @@ class Session:
             case SessionCommandPoint(command_id=number):
                 if control.command_offset:
                     raise WireError("a session that goes on in the middle of a command")
+
                 self._incoming = number or 0
             case SessionCompleted(commands=commands, timely_reply=timely):
                 self._complete(commands or ())
@@ -196,6 +197,7 @@ class Session:
             raise WireError("a command before its number was told")
         number = self._incoming
         self._incoming = (number + 1) % NUMBERS
+
         match command:
             case MessageTransfer(destination=destination):
                 delivery, properties = read_header(assembly.header)
@@ -215,6 +217,7 @@ class Session:
                 sync = True
             case _:
                 raise WireError(f"a peer does not send {type(command).__name__}")
+
         self._note_processed(number)
         if sync:
             self.tell_processed()

@@ -564,6 +564,7 @@ def write_fields(value: AnyStruct) -> bytes:
         flags |= _flag(number)
         if kind is Kind.BIT:
             continue
+
         if kind is Kind.STRUCT:
             pieces.append(write_struct(item))
         elif kind is Kind.REPLY_TO:
@@ -605,6 +606,7 @@ def read_fields(of: type[T], reader: Reader) -> T:
             inner.end("reply-to")
         else:
             found[name] = FIELDS[kind][0](reader)
+
     if flags:
         raise WireError(f"{of.__name__} has no fields for the flags {flags:#06x}")
     return of(**found)

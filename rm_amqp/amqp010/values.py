@@ -199,6 +199,7 @@ def _read(reader: Reader, code: int, depth: int) -> Any:
     if code in _NUMBERS:
         layout, kind = _NUMBERS[code]
         return kind(reader.number(layout))
+
     if code in _TEXTS:
         width, encoding = _TEXTS[code]
         try:
@@ -331,6 +332,7 @@ def _write(value: Any, depth: int) -> bytes:
         code, layout = _WRITTEN[kind]
         octets = layout.pack(value)
         return code + octets
+
     if value is None:
         return b"\xf0"
     if kind in {bytes, bytearray, memoryview}:

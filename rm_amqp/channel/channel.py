@@ -118,6 +118,7 @@ class DistributedChannel:
             work.opening = self._declare(work, resume=True)
         else:
             yield from self._finish(work, deadline)
+
         opening, work.opening = work.opening, None
         suspend = event is WorkEvent.SUSPEND
         answer = self._tell(End(work.txn_id, suspend=True) if suspend else Discharge(work.txn_id, fail=fail))
@@ -215,6 +216,7 @@ def coordinator_offers(endpoint: Endpoint, control: Control, deadline: float) ->
     if not answered:
         endpoint.lose("the coordinator did not answer in time", Cause.UNREACHABLE)
         endpoint.check()
+
     why = control.refusal or endpoint.ended
     if why is not None:
         raise unusable(

@@ -192,6 +192,7 @@ class Commands:
                 self._channel = None
                 self._spent += connection.round_trips
                 connection.drop()
+
             connection = self._connect(deadline)
             try:
                 channel = connection.run(open_command_channel(connection.endpoint, deadline))

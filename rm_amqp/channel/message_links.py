@@ -140,6 +140,7 @@ class MessageLinks:
         if sender is None or sender.state is not ATTACHED:
             sender = yield from self.attached_sender(address, deadline)
             self.check_work(work)
+
         self._check_size(sender, max(messages, key=len, default=b""))
         sent = 0
         while sent < len(messages):
@@ -201,6 +202,7 @@ class MessageLinks:
                 yield from self._drained(receiver, work, patience)
                 break
             yield deadline
+
         self.check_work(work)  # nobody would say what became of a message that is taken after the end
         if not receiver.arrived:
             return None
@@ -218,6 +220,7 @@ class MessageLinks:
         missing = count - len(receiver.arrived) - receiver.credit
         if missing > 0:
             receiver.flow(missing)
+
         while not receiver.arrived and self._endpoint.clock() < deadline:
             self._check_link(receiver)
             self.check_work(work)
@@ -239,6 +242,7 @@ class MessageLinks:
             for arrived in found:
                 work.hold(arrived, arrived)
             return [arrived.octets for arrived in found]
+
         receiver = self._bulk_receivers.get(address)
         if receiver is None or receiver.state is not ATTACHED:
             self._bulk_receivers.pop(address, None)

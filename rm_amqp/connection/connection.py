@@ -149,6 +149,7 @@ class SocketConnection:
         self._readable.register(connected, select.POLLIN)
         self._both = make_poll()
         self._both.register(connected, select.POLLIN | select.POLLOUT)
+
         self._reading = False
         """Whether a thread waits for the socket, and reads for all."""
         self._waiters: list[Waiter] = []
@@ -168,6 +169,7 @@ class SocketConnection:
             if self._in_step:
                 self._give_up()
             self._in_step = True
+
             try:
                 deadline = next(steps)
                 while True:
@@ -230,6 +232,7 @@ class SocketConnection:
         if self._asked:
             self._asked = False
             self.round_trips += 1
+
         if self._reading and not self._unsent:
             self._wait_turn(Waiter(ready), timeout_s)
             return
@@ -247,6 +250,7 @@ class SocketConnection:
             self._in_step = True
             if reads:
                 self._reading = False
+
         if events:
             self._read()
         if self._waiters or self._runs:
@@ -318,6 +322,7 @@ class SocketConnection:
             if self._asked:
                 self._asked = False
                 self.round_trips += 1
+
             run.writes = bool(self._unsent) and not any(other.writes for other in self._runs)
             run.reads = not self._reading and not any(other.reads for other in self._runs)
 
@@ -356,6 +361,7 @@ class SocketConnection:
             if octets:
                 unsent.append(octets)
                 self._asked = True
+
         while unsent and not self._dropped:
             try:
                 count = self._socket.send(unsent[0])
@@ -393,6 +399,7 @@ class SocketConnection:
             if self._in_step:
                 self._give_up()
             self._in_step = True
+
             try:
                 # a thread that waits for the socket reads for all
                 while not self._reading and self.endpoint.lost is None and self._read():

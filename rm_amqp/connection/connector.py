@@ -121,4 +121,5 @@ def connect(
         else:
             maintain(connection)
             return connection
+
     raise ConnectionLost(Cause.UNREACHABLE, "; ".join(wrong))

@@ -89,6 +89,7 @@ class _Disposition:
         size = len(one)
         if not following:  # the number 0 has a constructor of its own
             return 1, size
+
         low = number[-1]
         room = min(256 - low, (len(frames) - at) // size)
         expected = bytearray(one * room)

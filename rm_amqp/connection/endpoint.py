@@ -102,6 +102,7 @@ class Endpoint:
             idle_timeout_ms=int(settings.idle_timeout_s * 1000),
             window=WINDOW,
         )
+
         self._names = 0
         self._staged: list[bytes] = []
         self._frames = OutgoingFrames()
@@ -133,6 +134,7 @@ class Endpoint:
                 cause = Cause.LOST if self.state is OPEN else Cause.UNUSABLE
                 self.lose(f"TLS: {reason_of(error)}", cause)
                 return
+
         if self._sasl is not None:
             octets = self._authenticate(self._sasl, octets)
         if octets and self.lost is None:

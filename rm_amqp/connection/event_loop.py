@@ -72,6 +72,7 @@ class Wakeup:
                 if run.reads and descriptor >= 0:
                     loop.add_reader(descriptor, self._go_on)
                     watched.append(loop.remove_reader)
+
                 if run.writes and descriptor >= 0:
                     loop.add_writer(descriptor, self._go_on)
                     watched.append(loop.remove_writer)

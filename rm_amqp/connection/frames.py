@@ -79,6 +79,7 @@ class OutgoingFrames:
                 return b""
             self._started = True
             at = len(AMQP_HEADER)
+
         pieces: list[bytes] = []
         while end - at >= 8:
             stop = at + int.from_bytes(data[at : at + 4], "big")
@@ -93,6 +94,7 @@ class OutgoingFrames:
                     pieces += (data[run:at], frame)
                     run = stop
             at = stop
+
         self._kept = data[at:]
         if not pieces:
             return data[:at]
@@ -120,6 +122,7 @@ class OutgoingFrames:
                 if properties is not None:
                     performative.properties = dict(properties)
                     return performative_frame(channel, performative)
+
         return None
 
     def _gone(self, channel: int, handle: int) -> None:

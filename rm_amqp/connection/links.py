@@ -300,6 +300,7 @@ class Receiver(Link):
         self.arrived: deque[Arrived] = deque()
         self._open: set[Arrived] = set()
         """The deliveries that have arrived and are not settled."""
+
         self._parts: list[bytes] = []
         self.used = False
         """Whether whoever has the channel has received from it."""
@@ -370,6 +371,7 @@ class Receiver(Link):
         if self._parts:
             octets = b"".join((*self._parts, octets))
             self._parts.clear()
+
         proton.advance_link(self.pointer)
         arrived = Arrived(self, octets)
         if proton.is_settled(delivery):

@@ -78,6 +78,7 @@ class Engine:
         lib.pn_connection_set_hostname(self._connection, hostname.encode("utf-8"))
         lib.pn_connection_collect(self._connection, self._collector)
         lib.pn_transport_bind(self._transport, self._connection)
+
         lib.pn_connection_open(self._connection)
         self._session: Pointer = lib.pn_session(self._connection)
         lib.pn_session_set_incoming_capacity(self._session, window)

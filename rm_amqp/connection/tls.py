@@ -27,6 +27,7 @@ class TlsLayer:
                 return b""
             self._established = True
             self.send(b"")
+
         said = []
         while True:
             try:

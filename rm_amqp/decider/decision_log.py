@@ -123,6 +123,7 @@ class DecisionLog:
             yield from channel.tokens.release(held)
             attempt.loose = False
             raise WornTokenError(slot)
+
         with self._lock:
             ended = frozenset(self._ended[slot])
         token = held.token.deciding(attempt.gtrid, attempt.record, ended)

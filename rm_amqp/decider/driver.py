@@ -153,6 +153,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         except BaseException:
             pool.release(pooled, keep=False)
             raise
+
         pool.release(pooled)
         if settings.slots not in {0, founding.slots}:
             raise xa_error(
@@ -393,6 +394,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         else:
             self._over(branch, BranchVerb.COMMIT_ONE_PHASE, Code.XA_OK)
             return Code.XA_OK
+
         if attempt.loose:  # nobody else could have the token as long as this connection lives
             branch.pooled.connection.drop()
         self._undo(branch)
@@ -482,6 +484,7 @@ def _unusable_queues(error: RefusedError, settings: Settings, slots: int) -> XaE
             "with no expiry (docs/service-bus.md has the commands), and to allow this user to send to the topic and to "
             "listen to its subscriptions",
         )
+
     return xa_error(
         Code.XAER_RMERR,
         f"open: the token queues can't be used: {told.description or told.condition} ({told.condition}). Ask an "

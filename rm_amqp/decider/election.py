@@ -96,6 +96,7 @@ async def elect(ports: Ports, own: Founding) -> Founding:
                 await ports.found(own)
             sent = True
             continue
+
         tokens: list[Token] = []
         for slot in lease_slots(foundings):
             tokens += await ports.shown(slot)
@@ -151,6 +152,7 @@ async def _contest(ports: Ports, foundings: Foundings) -> Founding | bytes | Non
                 if token.founder in held:
                     raise WrongTokenError(f"slot {slot} holds the unused token of {token.founder.hex()} twice")
                 held.add(token.founder)
+
             # any other one, of a founding that came meanwhile, stays held until the end: it would only come again
     winner = _smallest(locks)
     await ports.elect(winner, foundings)

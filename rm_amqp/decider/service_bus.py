@@ -82,6 +82,7 @@ def refuse_unfit(settings: Settings, slots: int) -> None:
         )
     if not settings.topic:
         return
+
     longest = f"{settings.token_queue}.{slots}"
     if len(longest) > MAX_SUBSCRIPTION:
         raise _unfit(
@@ -148,6 +149,7 @@ class TopicNodes:
         if len(address) > MAX_SUBSCRIPTION:
             told = f"{address}: the name of a subscription has at most {MAX_SUBSCRIPTION} characters"
             raise refused(Code.XAER_INVAL, told)
+
         node = ManagementNode(endpoint, self.subscription(address))
         yield from node.attached(deadline)
         asked = {"top": Int(MOST_RULES), "skip": Int(0)}
@@ -282,6 +284,7 @@ class ManagementNode:
             if sent.there and sent.code != ACCEPTED:
                 raise refused(Code.XAER_RMERR, f"{self.entity}: {operation} was refused ({sent.refusal})")
             yield deadline
+
         try:
             response = Message.from_octets(self.replies.arrived.popleft().octets)
         except DecodeError as error:

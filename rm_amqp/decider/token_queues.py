@@ -108,6 +108,7 @@ class TokenQueues:
         if browser.moves:
             browser.close()
             raise refused(Code.XAER_RMERR, f"{address} can't be browsed", condition=Condition.NOT_IMPLEMENTED)
+
         found: list[Arrived] = []
         full = True
         while full:

@@ -117,6 +117,7 @@ class DecisionTable:
             Column("incarnation", BigInteger, nullable=False),
             **_INNODB,
         )
+
         self.decisions = Table(
             "xabridge_decision",
             metadata,
@@ -191,6 +192,7 @@ class DecisionTable:
                 engine = None
                 if connection.dialect.name in mariadb.DIALECTS:
                     engine = mariadb.other_engine(connection, table.schema or "", table.name)
+
             if engine is not None:
                 raise xa_error(
                     Code.XAER_RMERR,
@@ -223,6 +225,7 @@ class DecisionTable:
             if not lease_s:
                 connection.execute(delete(table).where(*whose))
                 return
+
             now = _now(connection)
             renewed = connection.execute(update(table).where(*whose).values(until=now + lease_s))
             if renewed.rowcount == 0:

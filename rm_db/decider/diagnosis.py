@@ -43,6 +43,7 @@ def _sql_reached(url: URL, address: Address) -> Iterator[Check]:
         else:
             yield Check(Health.FAIL, "reachable", f"{folder} is not there", f"make it: mkdir -p {folder}")
         return
+
     engine = make_engine(url, 1, 10.0, address.reply_s, plain_without_tls=address.plain_without_tls)
     try:
         with engine.connect() as connection:

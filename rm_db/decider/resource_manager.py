@@ -47,6 +47,7 @@ class DeciderDriver(DecidingUnitDriver[Unit]):
                 raise xa_error(Code.XAER_INVAL, "open: was opened with another open string; close it first")
             self.backend.reach()
             return
+
         address = Address.parse(open_string)
         scheme = address.url.removeprefix(DECIDER_PREFIX).partition("://")[0]
         backend = _postgres(address) if scheme in POSTGRES_SCHEMES else SqlBackend(address)

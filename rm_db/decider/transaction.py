@@ -62,6 +62,7 @@ class SqlTransaction(SessionUnit):
         pool: Any = engine.pool
         if not wait and pool.checkedout() >= pool.size():
             raise xa_error(Code.XA_RETRY, f"all {pool.size()} connections are in use", xid)
+
         connection = None
         try:
             connection = engine.connect()
@@ -86,6 +87,7 @@ class SqlTransaction(SessionUnit):
             raise forked_error(self.xid)
         if not self._lock.acquire(blocking=not on_event_loop()):
             raise busy_error(self.xid)
+
         try:
             if session.is_over or self._connection is None:
                 raise expired_error(self.xid)
@@ -174,6 +176,7 @@ class SqlTransaction(SessionUnit):
         except DBAPIError as error:
             self._roll_back()
             raise rollback_reason(error, self.xid) from None
+
         try:
             connection.commit()
         except IntegrityError as error:  # a constraint that was deferred
@@ -190,6 +193,7 @@ class SqlTransaction(SessionUnit):
         """Checks that the transaction is the same one in which the first statement was carried out."""
         if not self._marked:
             return
+
         try:
             connection.dialect.do_release_savepoint(connection, _MARK)
         except DBAPIError as error:

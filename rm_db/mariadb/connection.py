@@ -262,6 +262,7 @@ class MariaConnection(ServerConnection):
         driver = self.driver
         driver._next_seq_id = 1
         self._reader.begin_reply()
+
         try:
             driver._read_query_result()
         except pymysql.MySQLError as error:
@@ -347,6 +348,7 @@ class _Reader:
         """Of the reply that is arriving, the next packet; None: all of it is there."""
         self._at = 0
         """Where that packet begins."""
+
         self._continues = False
         """Whether it is only the rest of a packet of 16 MB."""
         self._is_whole = False
@@ -396,6 +398,7 @@ class _Reader:
         finally:
             if self._is_tls:
                 self._socket.settimeout(before)
+
         self._buffer += octets
         if not octets:
             self.why_lost = "the server closed the connection"
@@ -440,6 +443,7 @@ class _Reader:
         while True:
             timeout_s = connected.gettimeout()
             connected.settimeout(0.0)
+
             try:
                 return operation()
             except ssl.SSLWantReadError:

@@ -125,11 +125,13 @@ def arguments(address: Address) -> dict[str, Any]:
             "open: xa_pooler=transaction is for PostgreSQL only: a branch here needs a session of its own until it is "
             "prepared, and mostly until it is committed",
         )
+
     try:
         url = database_url(f"mysql+pymysql://{rest}")
         _, settings = create_engine(url, poolclass=NullPool).dialect.create_connect_args(url)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError, TypeError, ValueError) as error:
         raise xa_error(Code.XAER_INVAL, f"open: {error}") from None
+
     unsupported = _UNSUPPORTED & settings.keys()
     if unsupported:
         names = ", ".join(sorted(unsupported))

@@ -39,6 +39,7 @@ def diagnose_mariadb(open_string: str) -> Diagnosis:
     silent = _is_silent(settings)
     if silent is not None:
         return Diagnosis((silent,))
+
     try:
         connection = BoundedConnection(**settings, reply_s=address.reply_s)
     except pymysql.MySQLError as error:
@@ -62,6 +63,7 @@ def _is_silent(settings: dict[str, Any]) -> Check | None:
         connected = socket.create_connection((host, port or PORT), GREETING_S)
     except OSError:
         return None  # the driver finds that, and says it
+
     with connected:
         try:
             connected.recv(1)

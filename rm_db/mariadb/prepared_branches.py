@@ -71,6 +71,7 @@ class PreparedBranches:
                     connection.reset_or_drop()
             else:
                 failure = yield from self._in_any_session(connection, statement, verb, xid)
+
         if failure is not None:
             raise xa_error(Code.XA_RETRY, f"{verb}: {failure}", xid)
         self._seen.discard(xid)
@@ -90,6 +91,7 @@ class PreparedBranches:
             failure = (yield from connection.carry_out(statement))[0].failure
             if failure is None or failure.number != UNKNOWN_XID:
                 return failure
+
         holder = None
         for tries in range(_TRIES):
             # the session is asked for before the list, so that what it prepares in between is on the list
@@ -104,6 +106,7 @@ class PreparedBranches:
             failure = (yield from connection.carry_out(statement))[0].failure
             if failure is None or failure.number != UNKNOWN_XID:
                 return failure
+
             if holder is not None and tries >= _PATIENCE:
                 yield from self._end_session(connection, holder, verb, xid)
             else:
@@ -153,6 +156,7 @@ class PreparedBranches:
         xids = yield from self.scan()
         if not xids:
             return []
+
         with database.releasing(database.reserve()) as connection:
             # the server makes this table anew only if nobody has read it for a tenth of a second
             _, transactions = yield from connection.exchange(b"DO SLEEP(0.15)", TRANSACTIONS)

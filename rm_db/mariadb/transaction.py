@@ -158,6 +158,7 @@ class MariaTransaction(ServerTransaction[MariaConnection]):
             results = yield from connection.carry_out(b"XA END " + self._encoded, b"XA PREPARE " + self._encoded)
         except ConnectionLost as lost:
             raise self._lost_while("prepared", lost) from None
+
         parked.settled(self.xid)
         if results[1].failure is not None:
             raise (yield from self._refused(connection, results))

@@ -112,6 +112,7 @@ class PostgresDatabase(ServerDatabase[LibpqConnection, Facts]):
             )
             on = (standby == "t", read_only == "on")
             facts = Facts(int(version), int(prepared), *on, synchronous, fsync == "on", user, database)
+
         if facts.version < MIN_VERSION:
             raise xa_error(
                 Code.XAER_RMERR, f"PostgreSQL {facts.version // 10000} is too old, {MIN_VERSION // 10000} is needed"
@@ -124,6 +125,7 @@ class PostgresDatabase(ServerDatabase[LibpqConnection, Facts]):
                 f"default_transaction_read_only is on for {user} in {database}: take it back with "
                 f"ALTER ROLE {user} RESET default_transaction_read_only, or in ALTER DATABASE or postgresql.conf",
             )
+
         if not facts.fsync:
             logger.warning("fsync is off in %s: a crash of the server's machine loses what was decided", database)
         if self.address.pooled:

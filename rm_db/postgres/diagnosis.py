@@ -52,6 +52,7 @@ def diagnose_postgres(open_string: str, *, two_phase: bool) -> Diagnosis:
     except psycopg.Error as error:
         mend = "correct user, password or database in the URL, or pg_hba.conf"
         return not_opened(unconnected(str(error).strip()), "credentials", mend)
+
     try:
         with connection:
             facts: Any = connection.execute(_SETTINGS).fetchone()

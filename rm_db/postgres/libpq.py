@@ -159,6 +159,7 @@ class LibpqConnection(ServerConnection):
             while pgconn.flush():
                 yield self._writable
                 pgconn.consume_input()
+
             while True:
                 while pgconn.is_busy():
                     yield self._readable

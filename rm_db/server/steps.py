@@ -99,6 +99,7 @@ def drive(steps: Steps[T], timeout_s: float, wait: Wait | None = None) -> T:
                 connection.close()
                 steps.close()
                 raise
+
             if ready:
                 wait = next(steps)
             else:

@@ -60,6 +60,7 @@ class ServerTransaction(SessionUnit, Generic[C]):
         self.wrote = False
         connection = database.pool.acquire(work=True, wait=wait)
         self.connection: C | None = connection
+
         try:
             self._begin(connection)
         except ConnectionLost as lost:

@@ -174,6 +174,7 @@ class BranchPool(Pool):
             with self._lock:
                 self._plain.connect().close()  # the dialect asks the server at the first connection what it is
                 self._reached = True
+
         if self._is_asyncio and self._resource not in transaction.resources:
             session = await_only(transaction.aenlist(self._resource))
         else:

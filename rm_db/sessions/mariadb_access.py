@@ -61,6 +61,7 @@ class MariaAccess(BranchAccess["MariaConnection"]):
         """Around reading another result of the last statement: the connection."""
         with self.statement_lock:
             connection = self.enter()
+
             try:
                 yield connection
             except ConnectionLost as lost:

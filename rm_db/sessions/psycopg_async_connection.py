@@ -126,6 +126,7 @@ class PsycopgAsyncConnection(ReservedMethods, psycopg.AsyncConnection[Any]):
             raise failure from None
         finally:
             access.leave(connection)
+
         if access.work.failure is not None:
             access.succeeded()
         return result

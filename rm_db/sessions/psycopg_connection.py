@@ -127,6 +127,7 @@ class PsycopgConnection(ReservedMethods, psycopg.Connection[Any]):
             raise failure from None
         finally:
             access.leave(connection)
+
         if access.work.failure is not None:
             access.succeeded()
         return result

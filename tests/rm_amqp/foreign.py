@@ -61,6 +61,7 @@ class _Foreign(MessagingHandler):
             link.session.condition = Condition("amqp:not-implemented", "no transactions here")
             link.session.close()
             return
+
         link.target.type = link.remote_target.type
         link.target.capabilities.put_array(False, Data.SYMBOL)
         link.target.capabilities.enter()

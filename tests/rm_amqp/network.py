@@ -220,6 +220,7 @@ class Network:
         """By the number of the boundary."""
         self.still_s = 0.0
         """How long the client's process has stood still."""
+
         self.cancel: Callable[[], object] = bool
         """Cancels the application's task."""
         self._away_until_s = 0.0
@@ -347,6 +348,7 @@ class Network:
                     del self._maintained[maintained]
                 else:
                     self._maintained[maintained] = max(again, self.now + 0.02)
+
         if self._tick_at_s <= self.now:
             self._tick_at_s = self.now + max(self.broker_tick(), 0.01)
             for end in self.ends:
@@ -367,6 +369,7 @@ class Network:
                 peer.connection = None
                 connection.lost()
                 moved = True
+
         if self._jobs:
             moved = True
             if not self._strikes(None, None):
@@ -408,6 +411,7 @@ class Network:
             return True
         if peer is None or way is None:  # only a crash happens to a store
             return False
+
         if kind is Kind.CUT:
             peer.cut()
         else:

@@ -92,6 +92,7 @@ def test_what_was_gathered_is_browsed_in_the_same_order(
     gathered += client.session.gather(queue, 100)
     client.end(xid)
     assert client.rm.prepare_kept(xid, RMID) is Code.XA_OK
+
     if restarted:
         client.rm.drop()
         broker.stop()
@@ -188,6 +189,7 @@ def test_gathered_messages_that_are_given_back_with_the_branch(connect: Callable
             client.rm.rollback(xid, RMID)
         else:
             client.rm.commit(xid, RMID)
+
     with client.work() as session:
         messages = [session.receive(queue, 5) for _ in range(4)]
         assert [(message.body, message.delivery_count) for message in messages] == [

@@ -88,6 +88,7 @@ class Receiving:
             operation = operations.receive_batch("q", 5, 60)
         else:
             operation = operations.receive("q", 60, acquire="acquired" in way)
+
         self.work = work
         self.connection = work.pooled.connection
         self.run: StepsRun[Any] = self.connection.begin(operation(work.pooled.channel.messages, work), lambda: None)
@@ -143,6 +144,7 @@ def test_a_message_that_comes_before_the_answer_to_the_end(way: str) -> None:
     scene.message_is_sent()
     if way != "receive acquired":
         receiving.message_comes()
+
     with pytest.raises(RefusedError, match="ended meanwhile"):
         receiving.resume()
     while not ending.done:
@@ -187,6 +189,7 @@ def test_what_was_gathered_in_vain_is_gathered_by_the_next_branch_once(ended: st
         assert rm.end_late(receiving.xid, RMID, TMSUCCESS) is Code.XA_OK
         with pytest.raises(XaError, match="gathered from q"):
             rm.prepare(receiving.xid, RMID)
+
     with suppress(XaError):
         rm.rollback(receiving.xid, RMID)
     with pytest.raises((RefusedError, ConnectionLost)):

@@ -52,6 +52,7 @@ def test_a_broker_that_falls_silent_is_given_up(broker: EmbeddedBroker, queue: s
         proxy.hold_requests()
         proxy.hold_replies()
         began = time.monotonic()
+
         with pytest.raises(ResourceUnavailable, match=r"was lost: .*; the branch was not prepared and is rolled back"):
             client.session.receive(queue, 50)
         assert time.monotonic() - began < 40
@@ -90,6 +91,7 @@ def test_no_call_hangs_longer_than_its_timeout(verb: str) -> None:
         assert client.rm.prepare(xid, RMID) is Code.XA_OK
     network.hold()
     began = network.now
+
     with pytest.raises(ResourceUnavailable, match="its outcome is unknown here, and recovery finishes it"):
         getattr(client.rm, verb)(xid, RMID)
     assert network.now - began < 21
@@ -114,6 +116,7 @@ def test_close_does_not_wait_for_each_connection_of_a_silent_broker() -> None:
                 rm.session(RMID).receive("q", 0)
             rm.end(xid, RMID, TMSUCCESS)
             rm.start(new_xid(), RMID)
+
     network.hold()
     began = network.now
     assert rm.close("", RMID) is Code.XA_OK

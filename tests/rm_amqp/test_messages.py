@@ -48,6 +48,7 @@ def message(dice: Random, made: Any) -> Any:
         made.id, made.subject = dice.choice(("m", 7, b"b")), "s"
     if dice.random() < 0.2:
         made.id = dice.choice(("", "é" * 127, "é" * 128, 7, b"b", uuid.UUID(int=3)))
+
     if dice.random() < 0.2:
         made.ttl, made.durable, made.delivery_count = 5.0, True, 3
     if dice.random() < 0.1:

@@ -167,6 +167,7 @@ class Field(World):
                 network.faults.clear()
         else:
             pytest.fail(f"still in doubt: {report}")
+
         network.sleep(5)
         for queue in network.container.resource.queues.values():
             assert queue.held == 0, f"{queue.name}: a manager that has nothing to do keeps messages"
@@ -221,6 +222,7 @@ def _run(seed: int) -> list[str]:
     for _ in range(dice.randint(1, 5)):
         faults[at] = dice.choice(SHELLS[shell])
         at += 1 + int(dice.expovariate(1 / dice.choice((4, 20, 60))))
+
     struck = ", ".join(f"{kind.name} at {number}" for number, kind in faults.items())
     what = f"seed {seed}: {struck}; {options}; {shell}; {takes} octets at a time; flags {flags:#x}"
     try:

@@ -87,6 +87,7 @@ def test_a_broker_that_does_not_let_us_in_any_more(guarded: Guarded) -> None:
     for verb, xid in xids.items():
         with elsewhere(), refused(Code.XAER_RMFAIL):
             getattr(alice.rm, verb)(xid, RMID)  # a thread of control that has not heard of it connects anew
+
     guarded.restart("secret")
     alice.rm.open(alice.url, RMID)
     assert set(alice.rm.prepared(RMID)) == set(xids.values())

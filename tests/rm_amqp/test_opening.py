@@ -204,6 +204,7 @@ def test_what_the_broker_does_not_take(narrow: EmbeddedBroker) -> None:
                 use()
             assert raised.value.code is Code.XAER_INVAL
             assert "amqp:not-found" in str(raised.value)
+
         with pytest.raises(XaMisuse, match="the broker takes at most 2000 for orders") as raised:
             session.send("orders", Message("x" * 3000))
         assert raised.value.code is Code.XAER_INVAL

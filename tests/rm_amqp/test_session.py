@@ -47,6 +47,7 @@ def test_a_delayed_message_comes_when_its_time_has_come(queue: str, how: str) ->
         client.session.send(queue, Message("later", delay=delay_s, annotations={"x-opt-own": 1}))
     else:
         client.session.send_batch(queue, [Message("now"), Message("later", delay=delay_s)])
+
     client.end(xid)
     network.sleep(delay_s)  # a delay does not begin yet
     began = network.now
@@ -94,6 +95,7 @@ def test_after_a_rollback_messages_are_available_again_in_order_and_the_delivery
         client.rollback(xid, end=False)
     else:
         client.rollback(xid)
+
     other = connect()
     xid = other.start()
     again = [other.session.receive(queue, 5) for _ in range(3)]
@@ -322,6 +324,7 @@ def test_what_a_branch_is_rolled_back_for_is_told_to_the_next_receiver(
         with client.work() as session:
             message = session.receive(queue, 5)
             assert message.instructions == ({"x-opt-retry-reason": reason[:2000]} if offered else None)
+
     client.put(queue, ["a", "b"])
     with client.work() as session:
         message, other = session.receive_batch(queue, 2, 5)

@@ -19,6 +19,7 @@ def test_everything_that_can_be_said() -> None:
         "&ahead=true&branch_timeout=120&ca=ca.pem&cert=me.pem&key=me.key&plain_without_tls=true&password_env=SECRET",
         {"SECRET": "open%20sesame"},
     )
+
     assert told == Settings(
         (Broker("one", 5000), Broker("::1", 7), Broker("two", 5671)),
         tls=True,

@@ -58,6 +58,7 @@ class Pooler:
             user = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": ()}
             for path in (self._folder, *self._folder.iterdir()):
                 os.chown(path, nobody.pw_uid, nobody.pw_gid)
+
         program = _program()
         assert program is not None
         self._process = subprocess.Popen(

@@ -33,6 +33,7 @@ class Proxy:
         self.url = urlunsplit(parts._replace(netloc=f"{user}127.0.0.1:{self.port}"))
         self.replies_flow = threading.Event()
         self.requests_flow = threading.Event()
+
         self.held = threading.Event()
         self._request: bytes | None = None
         self._replaced: tuple[bytes, bytes] | None = None
@@ -119,6 +120,7 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+
             try:
                 server = socket.create_connection(self._target)
             except OSError:
@@ -148,6 +150,7 @@ class Proxy:
                     lost = pair not in self._pairs
                 if lost:
                     break
+
                 if flows is self.replies_flow and self._left is not None:
                     octets, over = octets[: self._left], len(octets) >= self._left
                     self._left -= len(octets)

@@ -79,6 +79,7 @@ def test_the_parent_goes_on(request: pytest.FixtureRequest, kind: str) -> None:
         harness: PostgresHarness | MariaHarness = PostgresHarness(server, server.create_database())
     else:
         harness = MariaHarness(server, server.create_database("mariadb"))
+
     done = subprocess.run(
         [sys.executable, "-c", FORKS, kind, harness.open_string, NUMBERS[kind]],
         capture_output=True,

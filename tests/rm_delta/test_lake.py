@@ -334,6 +334,7 @@ def test_a_new_column_that_may_be_null(folder: Path) -> None:
     assert rows_of(folder / "orders") == [{"number": 2, "product": None, "note": None}]
     files = lake.files(xid(1).gtrid, "later", "orders")
     files.write(pa.table({"number": [3], "note": ["new"]}))
+
     assert lake.prepare(xid(1), [*before, work_of(files)])
     assert lake.commit(xid(1))
     assert sorted((row["number"], row["note"]) for row in rows_of(folder / "orders")) == [

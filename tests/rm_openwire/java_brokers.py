@@ -45,6 +45,7 @@ def jars(name: str) -> Path:
     if shutil.which("mvn") is None:
         pytest.skip(f"{name} needs Maven, which is not installed, or its jars: {variable} names their folder")
     folder.mkdir(parents=True, exist_ok=True)
+
     with (folder / ".lock").open("w") as lock:  # tests may run in several processes
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not any(folder.glob(jar)):

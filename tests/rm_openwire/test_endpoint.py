@@ -145,6 +145,7 @@ def test_hostile_brokers() -> None:
         octets = bytearray(b"".join(draw.choices(pieces[1:], k=4)))
         for _ in range(draw.randrange(4)):
             octets[draw.randrange(len(octets))] = draw.randrange(256)
+
         try:
             for at in range(0, len(octets), 7):
                 endpoint.receive(bytes(octets[at : at + 7]))

@@ -97,6 +97,7 @@ def test_what_an_operator_completed_at_artemis(brokers: Callable[[str], JavaBrok
         assert broker.ask("prepared") == broker.ask(operation) == "1"
     assert client.look(queue) == ["by hand", "by hand"]
     assert set(client.in_doubt()) == set(xids)
+
     for number, xid in enumerate(xids):
         if number == 4:
             broker.kill()
@@ -193,6 +194,7 @@ def test_a_rollback_does_not_overtake_work(broker: JavaBroker) -> None:
         with pytest.raises(XaError) as lost:
             session.send(queue, Message("under way"))
             client.end(xid)
+
         assert lost.value.code is Code.XAER_RMFAIL
         proxy.cut()
         client.rm.open(client.url, RMID)
@@ -234,6 +236,7 @@ def test_tls_and_what_doctor_says_of_queues_that_go_by_themselves(tmp_path: Path
     make += ["-inkey", str(CERTIFICATES / "broker.key"), "-in", str(CERTIFICATES / "broker.pem")]
     subprocess.run(make, check=True, capture_output=True)
     tls = f";sslEnabled=true;keyStoreType=PKCS12;keyStorePassword=changeit;keyStorePath={store}"
+
     with running(Artemis(tmp_path, options=tls, deletes_queues=True)) as broker:
         url = broker.url.replace("openwire://127.0.0.1", "openwire+ssl://localhost")
         client = Client(url, f"timeout=10&ca={CERTIFICATES}/ca.pem&idle_timeout=2")

@@ -143,6 +143,7 @@ def test_either_broker_is_killed_at_each_point(
         urls = {"source": f"{source.url}?timeout=20", "target": f"{target.url}?timeout=20"}
         put(source, queue, point)
         log = f"file://{tmp_path}/{point.replace(' ', '-')}"
+
         with TransactionManager("node", log, urls) as manager:
             trap = Trap(point, killed.port, killed.kill)
             with trap.set(monkeypatch):
@@ -214,6 +215,7 @@ def test_the_live_server_is_killed(
         put(source, queue, point)
         both = f"openwire://{primary.address},{backup.address}/?timeout=20&connect_timeout=5"
         urls = {"source": f"{source.url}?timeout=20", "target": both}
+
         with TransactionManager("node", f"file://{tmp_path}/log", urls) as manager:
             trap = Trap(point, primary.port, primary.kill)
             with trap.set(monkeypatch):

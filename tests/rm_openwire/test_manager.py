@@ -54,6 +54,7 @@ def test_recover_and_doctor(
     (tmp_path / "xabridge.toml").write_text(
         f'node = "node"\nlog = "file://{tmp_path}/log"\n[resources]\nbroker = "{broker.url}?queues_stay=true"\n'
     )
+
     with TransactionManager.from_config("xabridge.toml"):
         pass
     client = Client(broker.url)

@@ -98,6 +98,7 @@ def test_what_is_put_away(client: Client, queue: str) -> None:
         session.modify(undeliverable, undeliverable=True)
         with pytest.raises(XaMisuse, match="settled already"):
             session.release(rejected)
+
     assert other.look(queue) == []
     assert sorted(other.look(dead)) == ["rejected", "undeliverable"]
     with other.work() as session:
@@ -118,6 +119,7 @@ def test_a_message_that_can_not_be_read_is_put_away(client: Client) -> None:
     with connection.lock:
         wire = StreamMessage(persistent=True, content=b"", destination=Queue(queue))
         work._send(connection, queue, wire)
+
     other.end(xid)
     other.rm.prepare(xid, RMID)
     other.rm.commit(xid, RMID)
@@ -157,11 +159,13 @@ def test_a_reply_to_a_temporary_queue(client: Client, broker: JavaBroker) -> Non
         request = session.receive(queue, 5)
         assert request.reply_to is not None
         session.send(request.reply_to, Message("reply"))
+
     assert asking.receive(request.reply_to, 5).body == "reply"
     other.end(asked)
     other.rm.rollback(asked, RMID)
     with connection.lock:
         connection.ask(RemoveInfo(object_id=connection.connection_id))
+
     with client.work() as session:
         if broker.kind == "ActiveMQ Classic":  # Artemis makes a queue of it
             with pytest.raises(XaMisuse, match="temp-queue") as refused:

@@ -190,6 +190,7 @@ def test_hostile_octets_are_refused_and_nothing_else_happens() -> None:
                     octets[at : at + 4] = draw.choice([b"\xff" * 4, b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\0"])
                 case _:
                     octets[at:at] = draw.choice(seeds)
+
         for read in (decode, decode_map):
             with contextlib.suppress(DecodeError):
                 read(bytes(octets))

@@ -128,6 +128,7 @@ def test_every_state_verb_and_result(machine: AnyMachine) -> None:
             assert advance(machine, state, verb, result) is known[state, verb, result][0]
             assert machine.refusal(state, verb) is None
             continue
+
         with pytest.raises(IllegalTransition) as raised:
             advance(machine, state, verb, result)
         error = raised.value

@@ -102,6 +102,7 @@ def test_variables_stand_anywhere_in_a_configuration(tmp_path: Path, monkeypatch
         "[broker]\nstore = '${STORE}'\nlisten = ['127.0.0.1:0']\n[broker.permissions.x]\nconsume = ['${QUEUE}.*']\n",
         encoding="utf-8",
     )
+
     configuration = configuration_from(path)
     assert configuration.node == "orders-pod-7"
     assert configuration.log == "file:///var/pod-7"

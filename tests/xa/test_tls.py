@@ -83,6 +83,7 @@ def test_a_broker_at_a_terminal_does_not_ask(key: Path, tmp_path: Path) -> None:
     with suppress(OSError):  # it has ended
         while ASKS not in said and select.select([terminal], [], [], LIMIT_S)[0]:
             said += os.read(terminal, 4096)
+
     if ASKS in said:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)

@@ -35,6 +35,7 @@ def copy_file(source: Path, destination: Path, finish: Callable[[sqlite3.Connect
         raise CopyFailed(f"there is no file {source}")
     if destination.exists():
         raise CopyFailed(f"{destination} is there already: name a file that is not")
+
     part = destination.with_name(destination.name + ".part")
     try:
         _remove(part)

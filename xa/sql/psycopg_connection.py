@@ -79,6 +79,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         settings = conninfo_to_dict(conninfo, **of_libpq)
         if not plain_without_tls:
             settings = guarded(settings)
+
         try:
             connection = super().connect(make_conninfo("", **settings), **of_psycopg)
         except psycopg.OperationalError as error:
@@ -116,6 +117,7 @@ class BoundedConnection(psycopg.Connection[Any]):
                 ready = yield wait
                 if time.monotonic() > until:
                     raise self._given_up(gen, f"no whole answer within {reply_s:g} s")
+
                 if ready:
                     received = received_octets(self.pgconn.socket)
                     most = most or received + self.max_reply
@@ -166,6 +168,7 @@ class _Attempt(Generic[RV]):
         waits, wakes = socket.socketpair()
         thread = threading.Thread(target=self._run, args=(wakes,), name="xabridge-connect", daemon=True)
         thread.start()
+
         try:
             while not (yield waits.fileno(), waiting.WAIT_R):
                 if time.monotonic() > until:  # psycopg would notice a moment later, and keep this

@@ -199,6 +199,7 @@ class Endpoint:
                     peer.close()
                     continue
                 next(iter(self._asking)).cancel()
+
             task = loop.create_task(self._serve(peer))
             self._asking[task] = None
             task.add_done_callback(self._gone)
@@ -224,6 +225,7 @@ class Endpoint:
             if task is not None:
                 self._asking.pop(task, None)
                 self._answering.add(task)
+
             octets = request.octets() if isinstance(request, Answer) else await self._answered(request)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WRITE_S):
@@ -318,6 +320,7 @@ async def _request(loop: asyncio.AbstractEventLoop, peer: socket.socket) -> Requ
         if not more:
             return None
         octets += more
+
     head, _, body = octets.partition(b"\r\n\r\n")
     line, *fields = head.split(b"\r\n")
     parts = line.split(b" ")

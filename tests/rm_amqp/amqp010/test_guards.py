@@ -151,6 +151,7 @@ def test_a_thread_whose_connection_died_fails_the_branch(client: QpidClient, que
         work = client.rm._thread().current
         assert work is not None
         work.work.channel.break_off()
+
     client.end(xid)
     with pytest.raises(XaMisuse):  # the second thread has not ended
         client.rm.prepare(xid, RMID)
@@ -291,6 +292,7 @@ def test_a_branch_whose_time_is_nearly_over_is_rolled_back(broker_j: BrokerJ, qu
     if when != "end":
         client.end(xid)
     clock.ahead_s = 545
+
     with pytest.raises(BranchRolledBack) as told:
         if when == "end":
             client.rm.end(xid, RMID, TMSUCCESS)
@@ -368,6 +370,7 @@ def test_a_broker_that_does_not_answer(broker_j: BrokerJ) -> None:
             client.rm.open(client.url, RMID)
     finally:
         broker_j.thaw()
+
     assert client.rm.open(client.url, RMID) is Code.XA_OK
     with pytest.raises(XaMisuse, match="may be"):
         client.rm.prepare(xid, RMID)

@@ -87,6 +87,7 @@ def test_a_body_that_is_not_what_its_type_says_is_octets(client: QpidClient, bro
             b"\xff\xff",
         )
         channel.send(MessageTransfer("", 1, 0), content)
+
     channel.wait_complete(channel.session.sync(), time.monotonic() + 5)
     channel.close(time.monotonic() + 2)
     client.put(queue, ["good"])

@@ -199,6 +199,7 @@ def test_what_was_rolled_back_comes_again(harness: DecidingBrokerHarness, flags:
     rm.end(xid, RMID, flags)
     rm.rollback(xid, RMID)
     rm.start(xid := new_xid(), RMID)
+
     messages = [rm.session(RMID).receive(harness.queue, 5) for _ in range(3)]
     assert [message.body for message in messages] == ["1", "2", "3"]
     assert messages[0].delivery_count == 1
@@ -222,6 +223,7 @@ def test_a_message_that_is_not_taken_rolls_back(tmp_path: Path) -> None:
             for body in ("1", "2", "3"):
                 rm.session(RMID).send("small", Message(body))
             rm.end(xid, RMID, TMSUCCESS)
+
         with pytest.raises(BranchRolledBack):
             rm.decide(xid, RMID, RECORD)
         assert harness.bodies("other") == harness.bodies("small") == []
@@ -240,6 +242,7 @@ def test_two_branches_of_one_thread_in_turn(harness: DecidingBrokerHarness) -> N
     rm.start(second, RMID)
     rm.session(RMID).send(harness.queue, Message("2"))
     rm.end(second, RMID, TMSUCCESS)
+
     with pytest.raises(XaMisuse):
         rm.decide(first, RMID, RECORD)
     rm.start(first, RMID, TMRESUME)
@@ -313,6 +316,7 @@ def test_what_doctor_says(harness: DecidingBrokerHarness) -> None:
     rm = harness.opened()
     queues = [harness.tokens, *(f"{harness.tokens}.{slot}" for slot in range(9))]
     before = harness.every(queues)
+
     found = rm.diagnose(url)
     assert f"of decider {rm.decider_id.hex()}" in found.checks[1].found
     assert harness.every(queues) == before

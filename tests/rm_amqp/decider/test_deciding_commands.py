@@ -120,6 +120,7 @@ def test_an_operator_looks_and_recovers(node: Node, capsys: pytest.CaptureFixtur
         assert time.monotonic() < give_up, out
         time.sleep(0.05)
         code, out = run(node, capsys, "recover", "run")
+
     assert code == 0, out
     assert done in out
     assert node.sent() == ([["1"], ["1"]] if decided else [[], []])

@@ -229,6 +229,7 @@ def campaign(
         struck = not field.network.faults
         if at_once:
             field.recover_at_once()
+
         field.recover()
         field.check(told, f"{kind.name} at boundary {at}, {options}")
         heard[told] += 1
@@ -301,6 +302,7 @@ def openings(kind: Kind, foundings: list[Founding], new_field: type[Field] = Fie
                 session.send("xabridge.tokens", Message(founding.encode()))
                 for token in founding.first_tokens():
                     session.send(f"xabridge.tokens.{token.slot}", Message(token.encode()))
+
         onlooker.close("", RMID)
         network.boundaries, network.faults = 0, {at: kind}
         first, second = network.decider(), network.decider()
@@ -308,6 +310,7 @@ def openings(kind: Kind, foundings: list[Founding], new_field: type[Field] = Fie
         with contextlib.suppress(XaError):
             first.open(url, RMID)
             heard.append(first.decider_id)
+
         struck = not network.faults
         network.faults.clear()
         for rm in (second, first):
@@ -365,6 +368,7 @@ def test_a_process_that_stood_still_keeps_nothing(*, held_by_another: bool) -> N
                 other.driver._decisions.founding, 0, field.network.now + 5, field.network.now + 10
             )
             held = pooled.connection.run(steps)
+
         field.network.boundaries, field.network.faults = 0, {at: Kind.STILL}
         told = field.transaction()
         struck = not field.network.faults

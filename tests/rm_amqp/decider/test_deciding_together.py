@@ -123,6 +123,7 @@ def one_dies(point: str, others: Sequence[str], *, at_once: bool, new_site: type
     dies.point = point
     told["last"] = dies.transaction("last")
     assert told == {"first": "committed", "last": "killed"}
+
     for waits_s in (0, 0, LEASE_OVER_S) if at_once else (LEASE_OVER_S,):
         site.network.sleep(waits_s)
         for process in processes:

@@ -211,6 +211,7 @@ def test_what_version_1_has_left_is_used_on(harness: DecidingBrokerHarness, lose
     client = harness.using(rm)
     for decision in decided:
         assert rm.settle(decision.gtrid, RMID) == decision.record
+
     for gtrid in gtrids[3:]:
         client.ended("key", xid := Xid(FORMAT_ID, gtrid, b"broker"))
         with pytest.raises(BranchRolledBack, match="can't be decided any more"):

@@ -116,6 +116,7 @@ def test_a_clock_that_is_wrong_takes_leases_and_changes_no_decision(harness: Dec
     assert list(client.rm.owners(RMID)) == [other], "by its clock it runs for more than an hour"
     assert ahead.settle(decided.gtrid, RMID) == RECORD
     assert ahead.settle(undecided.gtrid, RMID) is None
+
     with pytest.raises(BranchRolledBack):
         client.decide(undecided)
     client.rm.hold(owner, 10, RMID)

@@ -130,6 +130,7 @@ class ServiceBusConnection:
             case ConnectionClosed(by_peer=by_peer):
                 if by_peer:
                     self._connection.close()
+
                 self.lost()
                 self.closed = False  # there may be a close to send
             case SessionBegun(session=session):
@@ -191,6 +192,7 @@ class ServiceBusConnection:
             return
         if target is None or not target.address:
             raise Refused(NOT_ALLOWED, "The target has no address.")
+
         address = target.address
         properties = link.remote.properties or {}
         if address.endswith(MANAGEMENT):
@@ -221,6 +223,7 @@ class ServiceBusConnection:
             self._replies[target.address or ""] = link
             link.attach(Source(source.address), link.remote.target)
             return
+
         entity = self.namespace.entity(source.address)
         self._bind(link.session, entity.top)
         link.attach(Source(source.address), link.remote.target)
@@ -267,6 +270,7 @@ class ServiceBusConnection:
         if not delivery.complete:
             self._parts[delivery] = (octets, state)
             return
+
         link = delivery.link
         try:
             if link in self._declared:
@@ -341,6 +345,7 @@ class ServiceBusConnection:
             body = {"rules": [{"rule-description": _rule(to)} for to in entity.rules]}
         else:
             status = 501
+
         reply = self._replies.get(request.reply_to or "")
         response = Message(body, correlation_id=request.id, properties={"statusCode": status})
         if reply is not None and reply.credit > 0:

@@ -208,6 +208,7 @@ def test_a_token_whose_lock_has_run_out_decides_nothing(shop: Shop) -> None:
     pooled = shop.rm.driver._branch("", xid).pooled
     tokens = pooled.channel.tokens
     founding = shop.rm.driver._decisions.founding
+
     now = shop.network.now
     held = pooled.connection.run(tokens.acquire(founding, 0, now + 5, now + 10))
     shop.network.sleep(LOCK_S + 1)

@@ -153,6 +153,7 @@ def test_a_user_who_may_not_make_tables(postgres_harness: PostgresDeciderHarness
         client.open()
     message = raised.value.message
     assert "permission denied" in message
+
     for statement in message[message.index("CREATE TABLE") :].split(";"):
         harness.admin(statement)
     harness.admin("GRANT ALL ON xabridge_decider, xabridge_decision, xabridge_owner, work TO clerk")
@@ -185,6 +186,7 @@ def test_a_failed_statement(decider: Decider, harness: Any) -> None:
     xid = decider.begun(second := new_key())
     with pytest.raises(sa.exc.IntegrityError):
         decider.write(key)
+
     if "sqlite" in harness.open_string:  # the statement is undone, and the transaction goes on: the caller's choice
         decider.end(xid)
         decider.decide(xid)
@@ -230,6 +232,7 @@ def test_a_decision_is_durable_when_it_is_answered(postgres_harness: PostgresDec
         " FOR EACH ROW EXECUTE FUNCTION look()"
     )  # at the very end of the transaction
     name = harness.url.rpartition("/")[2]
+
     for everywhere in (False, True):
         if everywhere:
             harness.admin(f"ALTER DATABASE {name} SET synchronous_commit = off")
@@ -263,6 +266,7 @@ def test_settle_waits_for_a_transaction_that_is_deciding_and_not_for_ever(
             with refused(Code.XA_RETRY):
                 recovery.settle(xid)
             deciding.commit() if ends == "COMMIT" else deciding.rollback()
+
         with ThreadPoolExecutor(1) as pool, table._engine.connect() as deciding:
             deciding.execute(table.insertion((late := new_xid()).gtrid, b"late"))
             monkeypatch.setattr(decision_table, "SETTLE_WAIT_S", PATIENCE_S)
@@ -425,6 +429,7 @@ def test_a_process_that_is_killed_while_it_decides(sqlite_harness: SqliteDecider
             told = int(process.stdout.readline())
         os.kill(process.pid, signal.SIGKILL)
         told = max([told, *map(int, process.stdout.read().split())])
+
         process.wait()
         process.stdout.close()
         client = Decider(sqlite_harness)

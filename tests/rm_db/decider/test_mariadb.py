@@ -85,6 +85,7 @@ def test_the_deletion_of_ended_decisions_and_those_that_decide_are_not_in_each_o
     with engine.begin() as connection:
         for gtrid in ended:
             connection.execute(table.insertion(gtrid, b"r"))
+
     with engine.connect() as deciding:
         deciding.execute(table.insertion(b"\2" * 64, b"late"))
         table.end(ended)
@@ -114,6 +115,7 @@ def test_a_server_that_answers_before_it_is_durable_is_named(
             pass
     finally:
         mariadb.admin("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+
     assert [(check.health, check.subject) for check in checks] == [
         (Health.OK, "reachable"),
         (Health.FAIL, "durability"),

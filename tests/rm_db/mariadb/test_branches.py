@@ -65,6 +65,7 @@ def test_what_other_software_has_prepared_is_waited_for(
     assert xid in client.in_doubt()
     with refused(Code.XA_RETRY):
         client.commit(xid)
+
     with refused(Code.XA_RETRY):
         client.rollback(xid)
     assert theirs.open
@@ -95,6 +96,7 @@ def test_unknown_while_another_session_commits_is_not_done(
     for verb in (client.commit, client.rollback):
         with refused(Code.XA_RETRY):
             verb(xid)
+
     assert xid in client.in_doubt()
     mariadb_lock.query("UNLOCK TABLES")
     mariadb_lock.close()
@@ -175,6 +177,7 @@ def test_a_vote_that_was_given_up_is_not_cast_later(harness: MariaHarness, maria
     finally:
         blocker.query("UNLOCK TABLES")
         blocker.close()
+
     for _ in range(20):  # it would be there as soon as the lock is gone
         assert xid not in client.in_doubt()
     client.rm.close("", RMID)

@@ -55,6 +55,7 @@ def test_a_statement_of_which_a_part_was_sent(client: Client, harness: MariaHarn
     mariadb.freeze()
     thaw = threading.Timer(1.5, mariadb.thaw)
     thaw.start()
+
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt):

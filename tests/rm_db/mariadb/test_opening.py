@@ -179,6 +179,7 @@ def test_a_server_that_allows_fewer_connections_than_the_pool(mariadb: MariaDB) 
         rm.end(xid, RMID, TMSUCCESS)
         assert rm.prepare(xid, RMID) is Code.XA_OK
         xids.append(xid)
+
     for xid in xids:
         assert rm.commit(xid, RMID) is Code.XA_OK
     rm.close("", RMID)
@@ -297,6 +298,7 @@ def test_over_tls(peculiar_url: str) -> None:
             handle = rm.commit(xid, RMID, TMASYNC)
             assert isinstance(handle, Handle)
             assert rm.complete(handle, RMID, TMNOFLAGS).code is Code.XA_OK
+
     assert rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN, 100) == []
     rm.start(xid := new_xid(), RMID)
     assert rm.session(RMID).exec_driver_sql("SELECT count(*) FROM work").scalar() == 6
@@ -315,6 +317,7 @@ def test_a_lock_wait_timeout_that_rolls_back(peculiar: MariaDB, peculiar_url: st
         rm.start(first, RMID)
         rm.session(RMID).pymysql.query("UPDATE work SET n = 5 WHERE k = 1")
         rm.end(first, RMID, TMSUCCESS)
+
     rm.start(second, RMID)
     connection = rm.session(RMID).pymysql
     connection.query("UPDATE work SET n = 6 WHERE k = 2")

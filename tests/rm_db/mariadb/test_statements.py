@@ -135,6 +135,7 @@ def test_results_that_nobody_reads(client: Client) -> None:
     assert cursor.fetchall() == ((2,),)
     stream = session.pymysql.cursor(pymysql.cursors.SSCursor)
     stream.execute("SELECT id FROM account")
+
     with refused(Code.XAER_PROTO):
         session.pymysql.query("SELECT 1")
     assert stream.fetchall() == [(1,), (2,)]

@@ -117,6 +117,7 @@ def outcomes(harness: PostgresHarness, make: Callable[[], Client], commit: Calla
             assert committed, octets
         else:
             assert not (committed and code in ROLLBACK_CODES), f"{code.name} after {octets} octets, and committed"
+
         with elsewhere():
             client.reopen()
             client.rm.close("", RMID)

@@ -145,6 +145,7 @@ def test_in_the_middle_of_what_is_not_prepared(harness: PostgresHarness, client:
             with refused(Code.XAER_NOTA):
                 client.rollback(xid)
             assert (key in harness.committed()) == (lost == "reply")
+
         with case("a rollback", lost):
             xid = client.ended(key := new_key())
             with losing(harness, lost):
@@ -187,6 +188,7 @@ def test_a_vote_that_was_given_up_is_not_cast_later(harness: PostgresHarness) ->
     xid = client.begun(new_key())
     client.rm.session(RMID).psycopg.execute("INSERT INTO slow VALUES (1)")
     client.end(xid)
+
     with refused(Code.XAER_RMFAIL):
         client.prepare(xid)
     preparing = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'PREPARE TRANSACTION%' AND state = 'active'"

@@ -29,6 +29,7 @@ def test_a_gid_that_pgjdbc_wrote() -> None:
 
 def test_what_is_no_xid_is_told_apart() -> None:
     assert decode_gid(b"1_YQ==_") == Xid(1, b"a", b"")  # canonical, and an xid: with an empty bqual
+
     for gid in (
         b"",
         b"my transaction",

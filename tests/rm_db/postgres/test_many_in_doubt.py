@@ -61,6 +61,7 @@ class InDoubt:
                 assert rms[name].prepare(xid, RMID) is Code.XA_OK
             if number % UNDECIDED_EVERY:
                 log.decide(Decision(gtrid, branches))
+
         for rm in rms.values():
             rm.close("", RMID)
         log.close()
@@ -99,6 +100,7 @@ def test_a_manager_that_comes_back(
     began = time.monotonic()
     manager = in_doubt.start(settings)
     took_s = time.monotonic() - began
+
     try:
         assert manager.recover().clean
         decided = {number for number in range(transactions) if number % UNDECIDED_EVERY}

@@ -167,6 +167,7 @@ def test_a_role_lists_what_it_may_complete(harness: PostgresHarness, strangers: 
     assert client.in_doubt() == {gids["worker"], gids["owner_role"]}
     assert client.commit(gids["worker"]) is Code.XA_OK
     assert client.commit(gids["owner_role"]) is Code.XA_OK  # by becoming it: PostgreSQL wants the very role
+
     with refused(Code.XA_RETRY) as raised:
         client.commit(gids["loner"])
     assert "42501" in raised.value.message
@@ -192,6 +193,7 @@ def test_work_that_was_done_in_another_role(harness: PostgresHarness) -> None:
         assert client.in_doubt() == {xid}
         assert client.retrying(verb, xid) is Code.XA_OK
         assert (key in harness.committed()) == (verb == "commit")
+
     xid = client.begun(new_key())
     assert client.rm.session(RMID).psycopg.execute("SELECT current_user").fetchone() == ("worker",)
     client.end(xid)

@@ -165,6 +165,7 @@ def test_a_lock_that_an_orphan_holds(client: Client, harness: PostgresHarness) -
         other.rm.session(RMID).psycopg.execute("UPDATE account SET amount = 1 WHERE id = 1")
         other.end(orphan)
         other.prepare(orphan)
+
     harness.crash(other.rm)
     xid, shop = begin(client)
     shop.execute("SET LOCAL lock_timeout = '20ms'")
@@ -223,6 +224,7 @@ def test_no_more_room_for_prepared_transactions(client: Client, harness: Postgre
                 connection.execute("BEGIN")
                 connection.execute(f"PREPARE TRANSACTION 'filler {number}'")
                 fillers.append(number)
+
         xid = client.ended(key := new_key())
         with refused(Code.XA_RBTRANSIENT) as raised:
             client.prepare(xid)

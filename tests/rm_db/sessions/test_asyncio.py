@@ -355,6 +355,7 @@ def test_where_sessions_can_not_be_awaited_threads_work(tmp_path: Path) -> None:
             with pytest.raises(XaMisuse, match=r"sqlite has no asyncio session.*await asyncio.to_thread\(work"):
                 _ = ledger.asyncio
             assert await asyncio.to_thread(place, ledger, 1) == 1
+
         task = asyncio.create_task(cancelled(manager))
         assert await asyncio.to_thread(running.wait, PATIENCE_S)
         task.cancel()

@@ -160,6 +160,7 @@ def test_its_rollback_takes_back_its_own_piece(site: Site) -> None:
             site.place(1)
         with pytest.raises(IntegrityError):
             site.place_orm(1)
+
         with site.engine.connect() as connection:
             connection.execute(insert(Order).values(id=5))  # and never commits
         raw = site.engine.raw_connection()
@@ -309,6 +310,7 @@ def test_a_session_of_zope_sqlalchemy_takes_part(postgres_shop: PostgresShop) ->
     """Its commit when it votes is the release of a savepoint: a no of ours takes its work back."""
     engine = create_engine(postgres_shop.url)
     take_part(engine, postgres_shop.tm, "shop")
+
     with Session(engine) as session:
         zope_sqlalchemy.register(session, keep_session=True)
         for number, fails in ((1, False), (2, True)):
@@ -341,6 +343,7 @@ def test_attempts_try_a_serialization_failure_again_that_a_statement_raised(post
                 if tries == 1:
                     with postgres_shop.plain.begin() as somebody:
                         somebody.execute(text("UPDATE orders SET words = words || '!'"))
+
                 if way == "psycopg":
                     connection.psycopg.execute("UPDATE orders SET words = 'mine'")
                 else:

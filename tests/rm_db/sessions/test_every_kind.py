@@ -209,6 +209,7 @@ def test_a_session_that_is_over_is_refused(shop: Shop) -> None:
         if shop.driver is not None:
             own = getattr(old, shop.driver)
             uses += [lambda: own.cursor().execute(stray), own.commit]
+
     with shop.tm.begin() as tx:
         tx["shop"].execute(sa.insert(Order).values(id=2))
         for number, use in enumerate(uses):

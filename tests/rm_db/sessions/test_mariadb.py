@@ -48,6 +48,7 @@ def test_the_isolation_level_is_set_before_the_first_statement(shop: MariaDBShop
         tx["shop"].execute(sa.text("SELECT * FROM orders")).all()  # locks what it reads
         with pytest.raises(OperationalError, match="1205"):
             run(shop, "SET SESSION innodb_lock_wait_timeout = 0", "UPDATE orders SET words = 'x' WHERE id = 1")
+
     with shop.tm.begin() as tx:
         tx["shop"].execution_options(isolation_level="READ COMMITTED")
         for words in ("a", "b"):
@@ -70,6 +71,7 @@ def test_a_statement_that_fails_is_undone_alone(shop: MariaDBShop) -> None:
         "CREATE TRIGGER no BEFORE INSERT ON orders FOR EACH ROW"
         " IF NEW.id > 99 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF",
     )
+
     with shop.plain.connect() as holder:
         holder.execute(sa.text("UPDATE orders SET words = 'held' WHERE id = 2"))
         with shop.tm.begin() as tx:
@@ -97,6 +99,7 @@ def test_a_deadlock_whose_error_was_swallowed_commits_nothing(shop: MariaDBShop)
         "CREATE PROCEDURE does() BEGIN DECLARE CONTINUE HANDLER FOR 1213 SET @swallowed = 1;"
         " UPDATE orders SET words = 'mine' WHERE id = 2; END",
     )
+
     for statement in ("UPDATE orders SET words = 'mine' WHERE id = 2", "CALL does()"):
         with case(statement), shop.plain.connect() as rival:
             rival.execute(sa.insert(Order), [{"id": n} for n in range(1000, 1050)])  # it has written more: no victim

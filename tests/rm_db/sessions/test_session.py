@@ -129,6 +129,7 @@ def test_the_isolation_level_of_one_transaction(client: Client) -> None:
     shop.psycopg.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     shop.psycopg.read_only = True
     assert shop.scalar(sa.text("SHOW transaction_isolation")) == "repeatable read"
+
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         shop.psycopg.execute("INSERT INTO item (name) VALUES ('x')")
     with refused(Code.XA_RBOTHER):

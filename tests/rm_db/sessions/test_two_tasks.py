@@ -399,6 +399,7 @@ def test_another_databases_statement_is_not_waited_for_on_the_event_loop(tmp_pat
             connection = await tx.aenlist("shop")
             going = asyncio.create_task(asyncio.to_thread(first, connection))
             await asyncio.to_thread(inside.wait, PATIENCE_S)
+
             for second in (
                 lambda: connection.execute(sa.text("SELECT 1")),
                 lambda: connection.exec_driver_sql("SELECT 1"),

@@ -217,6 +217,7 @@ def test_what_is_posted_comes_in_pieces_or_not_at_all(monkeypatch: pytest.Monkey
                     connection.sendall(piece)
                     time.sleep(0.02)
                 assert everything(connection).split(b" ")[1] == status, pieces
+
         monkeypatch.undo()
         with connected(server) as connection:
             connection.sendall(head(4) + b"bo")
