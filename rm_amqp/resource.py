@@ -49,6 +49,7 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
     """
 
     driver: AmqpDriver
+    sends_messages: Final = True
 
     def __init__(
         self, registrar: Registrar | None = None, flags: int = TMUSEASYNC, environment: Environment | None = None
@@ -149,10 +150,6 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
         """The messages that a prepared branch takes, in their order, as octets, `page` at a time. XAER_NOTA: there is
         no such branch."""
         return self._read(branch_address(xid, "retired"), rmid, page, xid)
-
-    def has_messages(self, address: str, rmid: int) -> bool:
-        """Whether a message is available at an address now."""
-        return self.first(address, rmid) is not None
 
     def first(self, address: str, rmid: int) -> bytes | None:
         """The first message that is available at an address now, as octets. None: there is none."""

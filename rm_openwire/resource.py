@@ -235,6 +235,8 @@ class OpenWireDriver(UnitDriver[BranchWork]):
 class OpenWireResource(Switch[Part[BranchWork]]):
     """One broker. Open string: `openwire://…`, see `rm_openwire.settings`."""
 
+    sends_messages: Final = True
+
     def __init__(self, registrar: Registrar | None = None) -> None:
         self._openwire = OpenWireDriver()
         super().__init__(Branches(self._openwire), registrar)

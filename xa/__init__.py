@@ -1,6 +1,14 @@
 """The X/Open XA contract: Xid, flags, codes, errors, state tables, ResourceManager. Pure; imports nothing of ours."""
 
-from xa.capabilities import BreakingOff, LateEnding, StartingAtOnce
+from xa.capabilities import (
+    BreakingOff,
+    CarryingOutSql,
+    LateEnding,
+    LimitingPrepared,
+    SendingMessages,
+    SharingBranches,
+    StartingAtOnce,
+)
 from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, AxCode, Code
 from xa.deciding_resource import DecidingResource, DecisionRecord, Owner
 from xa.errors import (
@@ -36,7 +44,7 @@ from xa.flags import (
     flag_names,
 )
 from xa.gtrid import FORMAT_ID, Gtrid, check_node, log_prefix, node_prefix
-from xa.resource_manager import CarryingOutSql, Completion, Handle, Registrar, ResourceFactory, ResourceManager
+from xa.resource_manager import Completion, Handle, Registrar, ResourceFactory, ResourceManager
 from xa.threads_of_control import ThreadOfControl, entered, switch_control, thread_of_control
 from xa.xid import NULL_XID, Xid
 
@@ -74,12 +82,15 @@ __all__ = [
     "Handle",
     "HeuristicOutcome",
     "LateEnding",
+    "LimitingPrepared",
     "Owner",
     "Registrar",
     "ResourceError",
     "ResourceFactory",
     "ResourceManager",
     "ResourceUnavailable",
+    "SendingMessages",
+    "SharingBranches",
     "StartingAtOnce",
     "ThreadOfControl",
     "TryAgain",

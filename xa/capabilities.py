@@ -1,16 +1,18 @@
-"""Optional capabilities of a resource manager. Each is a method: an instance offers the capability if and only if it
-has the method. A caller that never uses one is right, too.
+"""Optional capabilities of a resource manager. Each is a method, some of them, or an attribute: an instance offers the
+capability if and only if it has them. A caller that never uses one is right, too.
 
 `xa.diagnosis`, `xa.holdings` and `xa.deciding_resource` have others, with what they tell.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from xa.resource_manager import ResourceManager
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
     from xa.codes import Code
     from xa.pool import Connections
     from xa.resource_manager import Handle
@@ -63,4 +65,70 @@ class ConnectionUsage(Protocol):
 
     def connections(self) -> Connections | None:
         """How its pool is now; None while it is not open. It asks nobody, and never raises."""
+        ...
+
+
+@runtime_checkable
+class CarryingOutSql(Protocol):
+    """Its sessions carry out SQL, as SQLAlchemy's connections do."""
+
+    carries_out_sql: Literal[True]
+
+
+@runtime_checkable
+class SendingMessages(Protocol):
+    """Its sessions have `send(address, message)`, for messages that encode themselves as AMQP 1.0 has them."""
+
+    sends_messages: Literal[True]
+
+
+@runtime_checkable
+class LimitingPrepared(Protocol):
+    """Its server prepares no more than so many branches at a time."""
+
+    def most_prepared(self) -> int:
+        """So many, in all of its databases. Called while it is open."""
+        ...
+
+
+@runtime_checkable
+class SharingBranches(Protocol):
+    """A broker whose prepared branches several processes share: one prepares, another one reads what the branch holds,
+    and a third completes it. Its sessions have `gather(address, count)` and `post(address, messages)` for messages as
+    octets. Each method raises XaError."""
+
+    def prepare_kept(self, xid: Xid, rmid: int, failed: Collection[int] = (), released: Collection[int] = ()) -> Code:
+        """Prepares a branch durably also if it holds nothing: XA_OK instead of XA_RDONLY. Its xid stays taken until it
+        is committed or rolled back. Of what it gathered, by the places from 0, `failed` messages are available again
+        when it commits, with their delivery-count raised, and `released` ones without."""
+        ...
+
+    def fence(self, gtrid: bytes, rmid: int) -> None:
+        """From now on no branch of the global transaction can be started or prepared; those that are not prepared
+        become rollback-only. Durable when it returns; a fence that exists already is fine."""
+        ...
+
+    def prepared(self, rmid: int, prefix: bytes = b"") -> list[Xid]:
+        """Every prepared branch whose gtrid begins with `prefix`, but those that were completed heuristically."""
+        ...
+
+    def holds(self, gtrid: bytes, rmid: int) -> Mapping[Xid, int]:
+        """How many messages each prepared branch of a global transaction has taken out of queues."""
+        ...
+
+    def retired(self, xid: Xid, rmid: int, page: int = ...) -> Iterator[list[bytes]]:
+        """The messages that a prepared branch takes, in their order, as octets, `page` at a time. XAER_NOTA: there is
+        no such branch."""
+        ...
+
+    def first(self, address: str, rmid: int) -> bytes | None:
+        """The first message that is available at an address now, as octets. None: there is none."""
+        ...
+
+    def waiting(self, address: str, rmid: int, count: int) -> list[bytes]:
+        """The first messages that are available at an address now, at most `count`, as octets. They are not taken."""
+        ...
+
+    def count(self, address: str, rmid: int) -> int:
+        """How many messages are available at an address now."""
         ...

@@ -43,7 +43,7 @@ to either.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -242,10 +242,3 @@ class ResourceFactory(Protocol):
     def __call__(self, registrar: Registrar) -> ResourceManager:
         """A new instance, not yet opened."""
         ...
-
-
-@runtime_checkable
-class CarryingOutSql(Protocol):
-    """An optional capability of a resource manager: its sessions carry out SQL, as SQLAlchemy's connections do."""
-
-    carries_out_sql: Literal[True]

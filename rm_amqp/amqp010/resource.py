@@ -6,7 +6,7 @@ broker tells the xids of prepared branches and nothing else, so that `recover` l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rm_amqp.amqp010.diagnosis import diagnose
 from rm_amqp.amqp010.driver import QpidDriver
@@ -27,6 +27,7 @@ class QpidResource(Switch[Work]):
     """
 
     driver: QpidDriver
+    sends_messages: Final = True
 
     def __init__(self, registrar: Registrar | None = None, driver: QpidDriver | None = None) -> None:
         super().__init__(driver or QpidDriver(), registrar)

@@ -48,8 +48,7 @@ class PostgresResource(TwoPhaseResource[PostgresTransaction, PostgresDatabase]):
     def __init__(self, registrar: Registrar | None = None) -> None:
         super().__init__(PostgresDriver(), registrar)
 
-    @property
-    def max_prepared(self) -> int:
+    def most_prepared(self) -> int:
         """How many transactions the server lets be prepared at a time."""
         return self._database_driver.opened.facts.max_prepared
 

@@ -76,7 +76,7 @@ def _number(octets: bytes) -> int:
 def test_whatever_waits_is_taken_with_whatever_credit(rm: AmqpResource, messages: int, octets: int) -> None:
     queue = f"q{next(_NUMBERS)}"
     _put(rm, queue, messages, octets)
-    assert rm.has_messages(queue, RMID)
+    assert rm.first(queue, RMID) is not None
     assert rm.count(queue, RMID) == messages
     credits_ = {1, messages + 1, 10_000} | (set() if messages * octets > MANY else {2, max(1, messages - 1), messages})
     for credit in sorted(credits_):
@@ -94,7 +94,7 @@ def test_a_message_of_more_than_a_frame_is_waited_for(rm: AmqpResource) -> None:
     """It uses the credit with its first frame, and is there with its last one."""
     queue = f"q{next(_NUMBERS)}"
     _put(rm, queue, 2, 70_000)
-    assert rm.has_messages(queue, RMID)
+    assert rm.first(queue, RMID) is not None
     with transaction(rm) as session:
         assert [_number(one) for one in session.gather(queue, 1)] == [0]
         assert len(session.receive_batch(queue, 1, 5.0)) == 1

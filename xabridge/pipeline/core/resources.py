@@ -9,13 +9,23 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
-import rm_amqp
 import rm_delta
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.resources.blocking import BlockingPorts
-from xa import NULL_XID, TMENDRSCAN, TMSTARTRSCAN, AxCode, Code, XaError, Xid
+from xa import (
+    NULL_XID,
+    TMENDRSCAN,
+    TMSTARTRSCAN,
+    AxCode,
+    Code,
+    ResourceManager,
+    SendingMessages,
+    SharingBranches,
+    XaError,
+    Xid,
+)
 from xa.coroutines import drive
 from xa.open_string import shown
 from xabridge.pipeline.core.errors import PipelineError
@@ -25,7 +35,7 @@ from xabridge.pipeline.core.task.databases import MARIADB, POSTGRES, SCHEMES, sc
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from rm_amqp import AmqpResource, MessagingSession
+    from rm_amqp import MessagingSession
     from rm_delta import DeltaResource
     from tm.log import Branch
     from tm.two_phase.ports import Answer
@@ -90,7 +100,7 @@ def _made(name: str, url: str) -> Resource:
     except ConfigurationError as error:
         raise PipelineError(str(error)) from error
     writes = is_lake(resource) or scheme_of(url) in SCHEMES
-    if not (writes or isinstance(resource.rm, rm_amqp.AmqpResource) or _takes_messages(resource)):
+    if not (writes or isinstance(resource.rm, SendingMessages)):
         raise PipelineError(
             f"resources.{name}: a pipeline works with brokers (amqp://, openwire://, amqp010://), PostgreSQL "
             f"(postgresql://) and MariaDB (mariadb://, mysql://) in two phases, and Delta tables (delta://), and "
@@ -99,18 +109,14 @@ def _made(name: str, url: str) -> Resource:
     return resource
 
 
-def _takes_messages(resource: Resource) -> bool:
-    """Whether it is another broker in two phases."""
-    from rm_amqp.amqp010.resource import QpidResource  # noqa: PLC0415 — few pipelines have one
-    from rm_openwire import OpenWireResource  # noqa: PLC0415
-
-    return isinstance(resource.rm, OpenWireResource | QpidResource)
+class SharedBroker(SharingBranches, ResourceManager, Protocol):
+    """A broker whose branches all processes of a pipeline share."""
 
 
-def broker(resource: Resource) -> AmqpResource:
-    """The resource as a broker; PipelineError where it is none."""
-    if isinstance(resource.rm, rm_amqp.AmqpResource):
-        return resource.rm
+def broker(resource: Resource) -> SharedBroker:
+    """The resource as such a broker; PipelineError where it is none."""
+    if isinstance(resource.rm, SharingBranches):
+        return cast("SharedBroker", resource.rm)
     raise PipelineError(f"resources.{resource.name}: only an xabridge broker is read, and this is {resource.rm.name}")
 
 
@@ -128,10 +134,10 @@ def send_messages(resource: Resource, address: str, messages: Sequence[bytes]) -
     """Sends encoded messages under the branch of the calling thread, in bulk where the broker can. XaError, or
     PipelineError for a resource that is no broker."""
     rm = resource.rm
-    if isinstance(rm, rm_amqp.AmqpResource):
+    if isinstance(rm, SharingBranches):
         rm.session(resource.rmid).post(address, messages)
         return
-    if not _takes_messages(resource):
+    if not isinstance(rm, SendingMessages):
         raise PipelineError(f"resources.{resource.name}: messages need a broker, and this is {rm.name}")
     session: MessagingSession = rm.session(resource.rmid)
     for octets in messages:
@@ -154,7 +160,7 @@ def prepared_branches(resource: Resource, prefix: bytes) -> frozenset[Xid]:
     """The prepared branches whose gtrid begins with `prefix`."""
 
     def ask() -> frozenset[Xid]:
-        if isinstance(resource.rm, rm_amqp.AmqpResource):
+        if isinstance(resource.rm, SharingBranches):
             return frozenset(resource.rm.prepared(resource.rmid, prefix))
         found = resource.rm.recover(resource.rmid, TMSTARTRSCAN | TMENDRSCAN, SCANNED)
         return frozenset(xid for xid in found if xid.gtrid.startswith(prefix))

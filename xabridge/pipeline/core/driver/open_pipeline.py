@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import rm_amqp
 from tm.log import DecisionRefused, LogError
 from tm.log.sql.gtrids import TakenOver
 from tm.resources.blocking import BlockingPorts
 from tm.two_phase.return_codes import Verb
-from xa import XaError, log_prefix
+from xa import SharingBranches, XaError, log_prefix
 from xabridge.pipeline.core.driver.queue_list import QueueList
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError, PipelineTaken
 from xabridge.pipeline.core.protocol.epoch_plan import EpochPlanner
@@ -148,7 +147,7 @@ class BlockingBranches:
     async def fence(self, resource: str, gtrid: bytes) -> XaError | None:
         fenced = self._resources[resource]
         rm = fenced.rm
-        if not isinstance(rm, rm_amqp.AmqpResource):
+        if not isinstance(rm, SharingBranches):
             return None
         try:
             call_resource(fenced, "fence", lambda: rm.fence(gtrid, fenced.rmid))
@@ -188,7 +187,7 @@ class BlockingBranches:
         rm = broker(read)
         try:
             for queue in queues:
-                if call_resource(read, "browse", partial(rm.has_messages, queue, read.rmid)):
+                if call_resource(read, "browse", partial(rm.first, queue, read.rmid)) is not None:
                     return True
         except XaError as error:
             return error

@@ -7,10 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import rm_db
 from tm.log import LogError
 from tm.log.sql.gtrids import TakenOver
-from xa import XaError
+from xa import LimitingPrepared, XaError
 from xa.coroutines import drive
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
 from xabridge.pipeline.core.errors import PipelineError, PipelineTaken
@@ -117,24 +116,25 @@ class SinkCoordinator:
         task may leave those of so many `attempts` that Spark did not accept, or runs at a time."""
         for name, resource in resources.items():
             rm = resource.rm
-            if not isinstance(rm, rm_db.PostgresResource):
+            if not isinstance(rm, LimitingPrepared):
                 continue
 
             try:
                 call_resource(resource, "open", lambda: None)
             except XaError as error:
                 raise PipelineError(f"{name} can't be reached: {error}") from error
-            told = (
-                f"{name}: max_prepared_transactions is {rm.max_prepared}; {tasks} tasks, with the branches that failed "
+            most = rm.most_prepared()
+            found = (
+                f"{name}: max_prepared_transactions is {most}; {tasks} tasks, with the branches that failed "
                 "attempts leave,"
             )
-            if rm.max_prepared < tasks:
+            if most < tasks:
                 raise PipelineError(
-                    f"{told} need {attempts * tasks}: raise it and start PostgreSQL again, or write with fewer tasks "
+                    f"{found} need {attempts * tasks}: raise it and start PostgreSQL again, or write with fewer tasks "
                     "(coalesce, spark.sql.shuffle.partitions), or by key, which needs one for all tasks"
                 )
-            if rm.max_prepared < attempts * tasks:
-                logger.warning("%s may need %d", told, attempts * tasks)
+            if most < attempts * tasks:
+                logger.warning("%s may need %d", found, attempts * tasks)
 
     def commit(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> BatchResult:
         """Decides the micro-batch, and finishes its sinks. BatchRefused: it is not decided. After the decision nothing

@@ -6,8 +6,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Final
 
-import rm_amqp
-from xa import TMSUCCESS, XaError
+from xa import TMSUCCESS, SharingBranches, XaError
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.resources import call_resource
 from xabridge.pipeline.core.xids import excuse_xid
@@ -27,7 +26,7 @@ def excuse(urls: Iterable[tuple[str, str]], gtrid: bytes, resources: Resources) 
     for name, url in urls:
         try:
             resource = resources.get(name, url)
-            if not isinstance(resource.rm, rm_amqp.AmqpResource):
+            if not isinstance(resource.rm, SharingBranches):
                 continue
             rm = resource.rm
             call_resource(resource, "start", lambda rm=rm, resource=resource: rm.start(xid, resource.rmid))  # type: ignore[misc]
