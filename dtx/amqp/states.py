@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 OK = Result.OK
 
 
-def _refusals(states: type[S], verbs: type[V], rows: tuple[Row[S, V], ...]) -> dict[tuple[S, V], Code]:
+def refusals(states: type[S], verbs: type[V], rows: tuple[Row[S, V], ...]) -> dict[tuple[S, V], Code]:
+    """Refuses every pair of state and verb that has no row."""
     legal = {(state, row.verb) for row in rows for state in row.states}
     return {(state, verb): Code.XAER_PROTO for state in states for verb in verbs if (state, verb) not in legal}
 
@@ -96,7 +97,7 @@ CONNECTION: Final = Machine(
     ConnectionVerb,
     _C.START,
     _CONNECTION_ROWS,
-    _refusals(ConnectionState, ConnectionVerb, _CONNECTION_ROWS),
+    refusals(ConnectionState, ConnectionVerb, _CONNECTION_ROWS),
 )
 
 
@@ -147,7 +148,7 @@ _SESSION_ROWS: Final = (
     Row(_SV.LOSE, OK, tuple(_S), _S.ENDED, "2.5.5"),
 )
 SESSION: Final = Machine(
-    "session", SessionState, SessionVerb, _S.UNMAPPED, _SESSION_ROWS, _refusals(_S, _SV, _SESSION_ROWS)
+    "session", SessionState, SessionVerb, _S.UNMAPPED, _SESSION_ROWS, refusals(_S, _SV, _SESSION_ROWS)
 )
 
 
@@ -190,7 +191,7 @@ _LINK_ROWS: Final = (
     Row(_LV.RECEIVE_OTHER, OK, (_L.DETACH_SENT,), _L.DETACH_SENT, "2.6.5"),
     Row(_LV.LOSE, OK, tuple(_L), _L.GONE, "2.6.4"),
 )
-LINK: Final = Machine("link", LinkState, LinkVerb, _L.DETACHED, _LINK_ROWS, _refusals(_L, _LV, _LINK_ROWS))
+LINK: Final = Machine("link", LinkState, LinkVerb, _L.DETACHED, _LINK_ROWS, refusals(_L, _LV, _LINK_ROWS))
 
 
 # --- delivery --------------------
@@ -228,5 +229,5 @@ _DELIVERY_ROWS: Final = (
     Row(_DV.LOSE, OK, tuple(_D), _D.SETTLED, "2.6.12"),
 )
 DELIVERY: Final = Machine(
-    "delivery", DeliveryState, DeliveryVerb, _D.WAITING, _DELIVERY_ROWS, _refusals(_D, _DV, _DELIVERY_ROWS)
+    "delivery", DeliveryState, DeliveryVerb, _D.WAITING, _DELIVERY_ROWS, refusals(_D, _DV, _DELIVERY_ROWS)
 )

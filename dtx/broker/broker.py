@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dtx.broker.access.computations import Computation
     from dtx.broker.broker_store import BrokerStore
     from dtx.broker.config import Address, BrokerConfig
+    from dtx.broker.container import ServedConnection
     from dtx.broker.transactional_resource import Clock
     from dtx.store.contract import Step
 
@@ -118,7 +119,7 @@ class Broker:
         self.watching = Watching(config, self.container, self._store, self.flush_soon)
         self.http: Address | None = None
         """Where it answers probes."""
-        self.peers: dict[BrokerConnection, PeerProtocol] = {}
+        self.peers: dict[ServedConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
         self.rounds: Rounds[PeerProtocol] = Rounds(self, clock.monotonic)
         self._ticked_at = self._loop.time()
@@ -576,7 +577,7 @@ class PeerProtocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._connection is not None:
-            self._connection.writable = False
+            self._connection.room.writable = False
             self.stalled_at = asyncio.get_running_loop().time()
 
     def resume_writing(self) -> None:
@@ -657,7 +658,7 @@ class PeerProtocol(asyncio.Protocol):
         if not self._broker.may_tell:
             self._broker.hold_back(self)
             return
-        while connection.writable and (octets := connection.output()):
+        while connection.room.writable and (octets := connection.output()):
             transport.write(octets)
         if connection.closed and not transport.is_closing():
             transport.close()

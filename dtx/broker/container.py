@@ -7,13 +7,13 @@ and after every call sends what the connections in `take_touched` have to say.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.sasl.scram import ScramError
 from dtx.broker.access.accounts import Accounts
 from dtx.broker.access.permissions import Permissions, PermissionsError
-from dtx.broker.management.audit import Audit
+from dtx.broker.access.audit import Audit
 from dtx.broker.rates import INTERVAL_S
 from dtx.broker.transactional_resource import TransactionalResource
 from dtx.broker.transactions.branches import Registry
@@ -28,14 +28,17 @@ from xa import Code
 from xa.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from dtx.amqp.link import Link as LinkEndpoint
+    from dtx.amqp.sasl.mechanisms import Identity
+    from dtx.amqp.session import Session as SessionEndpoint
     from dtx.broker.access.credentials import Credentials
-    from dtx.broker.endpoint.connection import BrokerConnection
-    from dtx.broker.endpoint.link import Link
     from dtx.broker.queues.entry import Continuing
+    from dtx.broker.rates import Meter
     from dtx.broker.settings import Settings
     from dtx.broker.transactional_resource import Clock
+    from dtx.broker.transactions.txn_ids import TxnIds
     from dtx.store.contract import MessageStore, StoreError
 
 
@@ -54,6 +57,101 @@ _UNREADABLE: Final = (
 
 LinkKey: TypeAlias = tuple[str, str, str, bool]
 """A user, its container, the name of a link, and whether we receive."""
+
+
+class ServedLink(Protocol):
+    """A link, as the container and management know it."""
+
+    kind: str
+    """For people: what it is for."""
+    name: str
+    endpoint: LinkEndpoint
+
+    @property
+    def peer(self) -> str:
+        """The address of the peer, for people."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """The address of the node that it is attached to; "" where that has none."""
+        ...
+
+    @property
+    def credit(self) -> int:
+        """How many messages may be sent now, by the end that sends on it."""
+        ...
+
+    @property
+    def messages(self) -> int:
+        """How many messages have gone over it."""
+        ...
+
+    @property
+    def unsettled(self) -> int:
+        """How many of these are not settled."""
+        ...
+
+    def detach(self, refusal: Refusal) -> None:
+        """Closes the link with an error."""
+        ...
+
+
+class ServedSession(Protocol):
+    """A session, as management knows it."""
+
+    @property
+    def links(self) -> Mapping[LinkEndpoint, ServedLink]:
+        """Its links."""
+        ...
+
+
+class ServedConnection(Protocol):
+    """A connection, as the container, the shell and management know it."""
+
+    number: int
+    """What distinguishes it from the other connections of the broker."""
+    identity: Identity
+    peer: str
+    """The address of the peer, for people."""
+    peer_container: str
+    product: str
+    """The name of the peer's library, as its open says."""
+    since_ms: int
+    meter: Meter
+    txns: TxnIds
+
+    @property
+    def sessions(self) -> Mapping[SessionEndpoint, ServedSession]:
+        """Its sessions."""
+        ...
+
+    @property
+    def links(self) -> Mapping[LinkEndpoint, ServedLink]:
+        """The links of all its sessions."""
+        ...
+
+    @property
+    def received_messages(self) -> int:
+        """How many messages the peer has sent."""
+        ...
+
+    @property
+    def sent_messages(self) -> int:
+        """How many messages were sent to the peer."""
+        ...
+
+    def go_on(self) -> bool:
+        """Carries out what the peer sent, as far as a turn goes; whether there may be more."""
+        ...
+
+    def tick(self, now_ms: int, held_ms: int) -> int:
+        """Idle time-outs; when to call again, 0 for never. `held_ms`: how long nothing was read."""
+        ...
+
+    def close(self, refusal: Refusal | None) -> None:
+        """Closes the connection, with an error where there is one."""
+        ...
 
 
 class Container:
@@ -84,12 +182,12 @@ class Container:
         """The settings, for people: name, value, and where that comes from."""
         self.audit = Audit(self.resource)
         self.accounts = Accounts(self.resource, permissions, credentials)
-        self.connections: dict[int, BrokerConnection] = {}
-        self._touched: dict[BrokerConnection, None] = {}
-        self._wanting: dict[BrokerConnection, None] = {}
+        self.connections: dict[int, ServedConnection] = {}
+        self._touched: dict[ServedConnection, None] = {}
+        self._wanting: dict[ServedConnection, None] = {}
         self.long_turns = 0
         """Turns that kept the others waiting for longer than a turn should."""
-        self._links: dict[LinkKey, Link] = {}
+        self._links: dict[LinkKey, ServedLink] = {}
         self.shared_nodes: set[str] = set()
         """Dynamic nodes from which every connection may receive: those that were made to send there."""
         self.since_ms = self.resource.now_ms
@@ -121,15 +219,15 @@ class Container:
         self.resource.after(INTERVAL_S, self._note_rates)
 
     # -- links
-    def claim(self, key: LinkKey, link: Link) -> None:
+    def claim(self, key: LinkKey, link: ServedLink) -> None:
         """A user attached a link. The same link on another connection of the user's container is detached (2.6.1)."""
         before = self._links.get(key)
         self._links[key] = link
         if before is not None and before is not link:
-            told = f"the link {link.name!r} was attached again, on the connection from {link.connection.peer}"
+            told = f"the link {link.name!r} was attached again, on the connection from {link.peer}"
             before.detach(Refusal(Condition.STOLEN, told, Code.XAER_PROTO))
 
-    def disclaim(self, key: LinkKey, link: Link) -> None:
+    def disclaim(self, key: LinkKey, link: ServedLink) -> None:
         """A link is gone."""
         if self._links.get(key) is link:
             del self._links[key]
@@ -161,21 +259,21 @@ class Container:
             self.resource.settle()
         return waiting > 0
 
-    def touch(self, connection: BrokerConnection) -> None:
+    def touch(self, connection: ServedConnection) -> None:
         """`connection` has something to say."""
         self._touched[connection] = None
 
-    def take_touched(self) -> list[BrokerConnection]:
+    def take_touched(self) -> list[ServedConnection]:
         """Which connections have something to say; each is told once."""
         touched = list(self._touched)
         self._touched.clear()
         return touched
 
-    def wants_turn(self, connection: BrokerConnection) -> None:
+    def wants_turn(self, connection: ServedConnection) -> None:
         """`connection` has more to send than one turn allows."""
         self._wanting[connection] = None
 
-    def take_wanting(self) -> list[BrokerConnection]:
+    def take_wanting(self) -> list[ServedConnection]:
         """Which connections have more to send in another turn; each is told once."""
         if not self._wanting:
             return []

@@ -24,7 +24,6 @@ from dtx.broker.queues.removals import Removals
 from dtx.broker.queues.schedule import Schedule
 from dtx.broker.settings import QueueSettings, Settings, WhenFull
 from dtx.broker.timers import Timer, Timers
-from dtx.broker.transactions.transactional_work import Unstored
 from dtx.protocol.addresses import RESERVED
 from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import CHUNK, Batch, NotStored, StoreDamaged, StoreError, StoreRefused
@@ -129,7 +128,8 @@ class TransactionalResource:
         self._mark_at = 0.0
         self._marks: list[int] = []
         """The records of marks."""
-        self.unstored = Unstored(self.limits.unstored_octets)
+        self.unstored = Memory(self.limits.unstored_octets)
+        """Of messages that came in part, or whose transactions are open."""
         self.payloads = Payloads(store, self.stop, self.settle)
         self._owed: list[tuple[int, int]] = []
         """Messages that are gone, and could not be deleted from a store that took nothing."""

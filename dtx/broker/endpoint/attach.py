@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from dtx.amqp.link import Link as LinkEndpoint
     from dtx.amqp.performatives import Attach
     from dtx.amqp.values import Map
-    from dtx.broker.endpoint.connection import BrokerConnection, Session
-    from dtx.broker.endpoint.link import Link
+    from dtx.broker.endpoint.link import Link, LinkConnection, Session
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.queues.queue import Queue
     from dtx.broker.queues.selector import Selector
@@ -66,7 +65,7 @@ _DELETED_ON_CLOSE: Final[Map] = {Symbol("lifetime-policy"): Described(Ulong(0x2B
 NO_ADDRESS: Final = "a {} needs an address"
 
 
-def attach(connection: BrokerConnection, session: Session, endpoint: LinkEndpoint) -> Link | None:
+def attach(connection: LinkConnection, session: Session, endpoint: LinkEndpoint) -> Link | None:
     """Answers a peer's attach; the link, or None where it was refused."""
     remote = endpoint.remote
     if remote is None:
@@ -107,7 +106,7 @@ def _honoured(capabilities: tuple[str, ...], *, dynamic: bool = False) -> tuple[
     return tuple(one for one in capabilities if one == QUEUE or (one == TEMPORARY_QUEUE and dynamic))
 
 
-def _receiver(connection: BrokerConnection, session: Session, endpoint: ReceiverLink, remote: Attach) -> Link:
+def _receiver(connection: LinkConnection, session: Session, endpoint: ReceiverLink, remote: Attach) -> Link:
     """A link on which the peer sends."""
     target, source = remote.target, remote.source
     answered = source and Source(source.address, outcomes=source.outcomes, capabilities=_honoured(source.capabilities))
@@ -122,7 +121,7 @@ def _receiver(connection: BrokerConnection, session: Session, endpoint: Receiver
         raise _not_implemented(NO_ADDRESS.format("target"))
     limit = connection.container.limits.message_octets
     if target.dynamic:
-        node = connection.make_reply_queue(shared=True)
+        node = connection.nodes.make(shared=True)
         link = IncomingLink(connection, session, endpoint, lambda _: node, node)
         told = Target(
             node.name,
@@ -149,7 +148,7 @@ def _receiver(connection: BrokerConnection, session: Session, endpoint: Receiver
     return link
 
 
-def _sender(connection: BrokerConnection, session: Session, endpoint: SenderLink, remote: Attach) -> Link:
+def _sender(connection: LinkConnection, session: Session, endpoint: SenderLink, remote: Attach) -> Link:
     """A link on which the peer receives."""
     source, target = remote.source, remote.target
     if source is None:
@@ -171,14 +170,12 @@ def _sender(connection: BrokerConnection, session: Session, endpoint: SenderLink
     return link
 
 
-def _sending(
-    connection: BrokerConnection, session: Session, endpoint: SenderLink, source: Source, told: Source
-) -> Link:
+def _sending(connection: LinkConnection, session: Session, endpoint: SenderLink, source: Source, told: Source) -> Link:
     """The link for a source; `told` is the source in our answer."""
     default = _default_outcome(source)
     if source.dynamic:
         selector = _selector(source, told)
-        queue = connection.make_reply_queue()
+        queue = connection.nodes.make()
         told.dynamic, told.address = True, queue.name
         told.distribution_mode = MOVE
         told.dynamic_node_properties = _DELETED_ON_CLOSE
@@ -227,7 +224,7 @@ def _selector(source: Source, told: Source) -> Selector | None:
     return selector
 
 
-def _check_permission(connection: BrokerConnection, address: str, action: Action) -> None:
+def _check_permission(connection: LinkConnection, address: str, action: Action) -> None:
     """RefusedError where the peer may not do this at a queue."""
     reserved = address.startswith(RESERVED)
     if not reserved and not connection.container.permissions.may(connection.identity, action, address):
@@ -235,14 +232,14 @@ def _check_permission(connection: BrokerConnection, address: str, action: Action
         raise refused(Code.XAER_RMERR, told, condition=Condition.UNAUTHORIZED)
 
 
-def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
+def _queue(connection: LinkConnection, address: str, action: Action) -> Queue:
     """The queue that an address names, made where that is allowed."""
     container = connection.container
     if address.startswith(DYNAMIC):
         node = container.resource.queues.get(address)
         if node is None:
             raise refused(Code.XAER_NOTA, f"there is no dynamic node {address!r}, or not any more")
-        own = address in connection.replies or address in container.shared_nodes
+        own = address in connection.nodes.queues or address in container.shared_nodes
         if action is not Action.PRODUCE and not own:
             told = "only the connection that made a dynamic source may receive from it"
             raise refused(Code.XAER_RMERR, told, condition=Condition.NOT_ALLOWED)
@@ -257,7 +254,7 @@ def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
     return container.resource.find(address)
 
 
-def _queue_in(connection: BrokerConnection, octets: bytes) -> Queue:
+def _queue_in(connection: LinkConnection, octets: bytes) -> Queue:
     """The queue that a message names in `to`."""
     address, is_topic = read_destination(octets)
     if is_topic or (address is not None and address.startswith(TOPIC_SCHEME)):

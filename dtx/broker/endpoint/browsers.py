@@ -11,12 +11,11 @@ from dtx.amqp.encoding import encode
 from dtx.amqp.messages import VALUE, read_header, with_delivery_annotations, with_header
 from dtx.amqp.performatives import SENDER_UNSETTLED
 from dtx.amqp.values import Described, Symbol, Ulong
-from dtx.broker.endpoint.link import Link
+from dtx.broker.endpoint.link import Link, claim_reader
 from dtx.broker.queues.entry import State
-from dtx.broker.queues.readers import MOST
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.protocol.addresses import ORIGIN_QUEUE, ORIGIN_WORK
-from dtx.protocol.conditions import Refusal, refused
+from dtx.protocol.conditions import Refusal
 from dtx.store.contract import CHUNK
 from xa import Code
 
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery, OutgoingDelivery
     from dtx.amqp.link import SenderLink
     from dtx.amqp.values import Map
-    from dtx.broker.endpoint.connection import BrokerConnection, Session
-    from dtx.broker.endpoint.selecting_link import SelectingLink
+    from dtx.broker.endpoint.link import LinkConnection, Session
     from dtx.broker.queues.entry import Entry
     from dtx.broker.queues.queue import Queue
     from dtx.broker.queues.selector import Selector
@@ -38,7 +36,7 @@ AHEAD = 50
 class BrowsingLink(Link, ABC):
     """Sends copies, settled unless the peer wants them unsettled. What it says of them changes nothing."""
 
-    def __init__(self, connection: BrokerConnection, session: Session, endpoint: SenderLink) -> None:
+    def __init__(self, connection: LinkConnection, session: Session, endpoint: SenderLink) -> None:
         super().__init__(connection, session, endpoint)
         self.sender = endpoint
         self._resource = connection.container.resource
@@ -49,7 +47,6 @@ class BrowsingLink(Link, ABC):
         self._crowded = False
         """Whether it waits until its session has little left to send."""
         self._waits_for_turn = False
-        self.open = True
         self.largest = 0
         """Octets of the largest message that the peer takes, 0 for any."""
 
@@ -98,38 +95,38 @@ class BrowsingLink(Link, ABC):
     def flow_event(self) -> None:
         self.advance()
         if self.sender.drain:
-            self.connection.draining[self] = None
+            self.room.draining[self] = None
 
     def drain(self) -> None:
         if not self.sender.drain:
-            self.connection.draining.pop(self, None)
+            self.room.draining.pop(self, None)
         elif not (self._asked or self._crowded or self._waits_for_turn) and self.sender.idle:
-            self.connection.draining.pop(self, None)
+            self.room.draining.pop(self, None)
             self.sender.drained()
 
     def advance(self) -> None:
         """Asks for the payloads of what the credit allows to send."""
-        limits = self.connection.container.limits
+        limits = self.container.limits
         self._waits_for_turn = False
         while (
-            self.open
+            self.is_attached
             and len(self._asked) < min(AHEAD, self.sender.credit)
             and self._unsettled + len(self._asked) < limits.unsettled
         ):
             if self._crowded:
                 return
-            if self.connection.waiting_octets(self.session) > limits.output_octets:
+            if self.waiting_octets > limits.output_octets:
                 self._crowded = True
-                self.connection.when_sent(self, self._has_room)
+                self.room.when_sent(self, self._has_room)
                 return
-            if self.connection.allowance <= 0:
+            if self.room.allowance <= 0:
                 self._waits_for_turn = True
-                self.connection.wants_turn()
+                self.room.wants_turn()
                 return
             entry = self.next_entry()
             if entry is None:
                 return
-            self.connection.allowance -= 1
+            self.room.allowance -= 1
             self._ask(entry)
 
     def _has_room(self) -> None:
@@ -153,7 +150,7 @@ class BrowsingLink(Link, ABC):
 
         def told(piece: bytes | None) -> None:
             self._arrived(pieces, piece, last=last or piece is None)
-            if piece is not None and not last and self.open:
+            if piece is not None and not last and self.is_attached:
                 self._ask_piece(entry, pieces, number + 1)
 
         self._resource.fetch_piece(entry, number, told)
@@ -166,7 +163,7 @@ class BrowsingLink(Link, ABC):
             self.advance()
 
     def _got(self, pieces: list[bytes], octets: bytes | None, *, last: bool) -> None:
-        if not self.open:
+        if not self.is_attached:
             return
         pieces.append(octets or b"")
         if last:
@@ -190,7 +187,7 @@ class BrowsingLink(Link, ABC):
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
         self.sender.send(self._tag.to_bytes(4, "big"), octets, settled=self._settles)
         self._unsettled += not self._settles
-        self.connection.container.touch(self.connection)
+        self.container.touch(self.connection)
 
     def disposed(self, delivery: IncomingDelivery | OutgoingDelivery, state: bytes | None, *, settled: bool) -> None:
         del state
@@ -200,16 +197,8 @@ class BrowsingLink(Link, ABC):
             self.advance()
 
     def gone(self) -> None:
-        self.open = False
         self._asked.clear()
-        self.connection.draining.pop(self, None)
-
-
-def claim_reader(link: QueueBrowser | SelectingLink, queue: Queue) -> None:
-    """The link reads the queue in its order from now on; RefusedError where its user has too many that do so."""
-    if not queue.readers.add(link):
-        told = f"{link.connection.identity} has {MOST} links that browse {queue.name!r} or select from it"
-        raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
+        self.room.draining.pop(self, None)
 
 
 class QueueBrowser(BrowsingLink):
@@ -217,7 +206,7 @@ class QueueBrowser(BrowsingLink):
 
     def __init__(
         self,
-        connection: BrokerConnection,
+        connection: LinkConnection,
         session: Session,
         endpoint: SenderLink,
         queue: Queue,
@@ -228,7 +217,7 @@ class QueueBrowser(BrowsingLink):
         self._selector = selector
         self._position = 0
         self._ahead: deque[Entry] = deque()
-        claim_reader(self, queue)
+        claim_reader(self, connection.identity, queue)
 
     def next_entry(self) -> Entry | None:
         while True:
@@ -263,7 +252,7 @@ class BranchBrowser(BrowsingLink):
 
     def __init__(
         self,
-        connection: BrokerConnection,
+        connection: LinkConnection,
         session: Session,
         endpoint: SenderLink,
         branch: Branch,
@@ -293,14 +282,6 @@ class BranchBrowser(BrowsingLink):
         }
         return with_delivery_annotations(super().shown(entry, payload), annotations)
 
-    def shows(self, entry: Entry, payload: bytes) -> bool:
-        """Whether the message is shown at all."""
-        del entry, payload
-        return True
-
-    def returned(self, entry: Entry) -> None:
-        """A message is available again: who has passed it does not show it twice."""
-
     def missed(self, entry: Entry) -> None:
         # The branch was decided meanwhile. Who reads it must not take the rest for the whole.
         told = f"the branch was decided while it was read, message {entry.number} is gone"
@@ -316,7 +297,7 @@ class DepthLink(Link):
 
     kind = "depth"
 
-    def __init__(self, connection: BrokerConnection, session: Session, endpoint: SenderLink, queue: Queue) -> None:
+    def __init__(self, connection: LinkConnection, session: Session, endpoint: SenderLink, queue: Queue) -> None:
         super().__init__(connection, session, endpoint)
         self.sender = endpoint
         self._queue = queue
@@ -327,16 +308,16 @@ class DepthLink(Link):
             self._told = True
             octets = encode(Described(Ulong(VALUE), Ulong(self._queue.available)))
             self.sender.send(b"0", octets, settled=True)
-            self.connection.container.touch(self.connection)
+            self.container.touch(self.connection)
         if self.sender.drain:
-            self.connection.draining[self] = None
+            self.room.draining[self] = None
 
     def drain(self) -> None:
         if not self.sender.drain:
-            self.connection.draining.pop(self, None)
+            self.room.draining.pop(self, None)
         elif self.sender.idle:
-            self.connection.draining.pop(self, None)
+            self.room.draining.pop(self, None)
             self.sender.drained()
 
     def gone(self) -> None:
-        self.connection.draining.pop(self, None)
+        self.room.draining.pop(self, None)

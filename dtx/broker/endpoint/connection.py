@@ -25,16 +25,18 @@ from dtx.amqp.events import (
 )
 from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.attach import attach
-from dtx.broker.endpoint.link import error_of
-from dtx.broker.endpoint.txn_ids import TxnIds
-from dtx.broker.queues.entry import Memory
+from dtx.broker.endpoint.dynamic_nodes import DynamicNodes
+from dtx.broker.endpoint.link import Session, error_of
+from dtx.broker.endpoint.output_room import TURN_S, OutputRoom
+from dtx.broker.endpoint.states import ATTACHMENT, CLOSING, SERVED, SERVICE, AttachmentVerb, Service, ServiceVerb
 from dtx.broker.rates import Meter
 from dtx.broker.transactions.demarcation import DtxDemarcation
-from dtx.protocol.addresses import DYNAMIC, TXN_ID
+from dtx.broker.transactions.txn_ids import TxnIds
+from dtx.protocol.addresses import TXN_ID
 from dtx.protocol.capabilities import DELAYED_DELIVERY, FAILURE_REASONS, OUTCOMES_OF_ROLLBACK
-from dtx.protocol.conditions import Refusal, refused
-from dtx.store.contract import CHUNK
+from dtx.protocol.conditions import Refusal
 from xa import Code
+from xa.machine import advance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,13 +47,8 @@ if TYPE_CHECKING:
     from dtx.amqp.values import Map
     from dtx.broker.container import Container, LinkKey
     from dtx.broker.endpoint.link import Link
-    from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import WorkContext
 
-TURN_S: Final = 0.004
-"""How long one peer is served before the others have their turn, unless it is said."""
-DELIVERIES_PER_S: Final = 32_000
-"""The messages that a peer is sent in a turn take about as long as the turn may."""
 FRAMES_PER_EVENT: Final = 500
 """Frames that are read at once when nothing comes of them."""
 MAX_PRODUCT: Final = 100
@@ -67,17 +64,6 @@ CAPABILITIES: Final = (
     OUTCOMES_OF_ROLLBACK,
 )
 PRODUCT: Final[Map] = {Symbol("product"): "xabridge"}
-
-
-class Session:
-    """One session: its demarcation, and its links."""
-
-    __slots__ = ("demarcation", "endpoint", "links")
-
-    def __init__(self, endpoint: SessionEndpoint, demarcation: DtxDemarcation) -> None:
-        self.endpoint = endpoint
-        self.demarcation = demarcation
-        self.links: dict[LinkEndpoint, Link] = {}
 
 
 class BrokerConnection:
@@ -99,15 +85,8 @@ class BrokerConnection:
         self.sessions: dict[SessionEndpoint, Session] = {}
         self.links: dict[LinkEndpoint, Link] = {}
         self.txns = TxnIds(limits.transactions)
-        self.replies: dict[str, Queue] = {}
-        self._memory = Memory(limits.dynamic_octets)
-        self.writable = True
-        """Whether the peer takes what it is sent; the shell's to say."""
-        self.opened = False
-        """Whether the peer has opened the connection."""
-        self.closed = False
-        self._over = False
-        """Whether either side has closed it: nothing more of the peer is looked at."""
+        self.nodes = DynamicNodes(container)
+        self.state: Service = SERVED
         self._endpoint = Connection(
             container.settings.container,
             max_frame_size=limits.frame_octets,
@@ -116,19 +95,7 @@ class BrokerConnection:
             window=WINDOW,
             idle_timeout_ms=int(container.settings.idle_timeout_s * 1000),
         )
-        self.draining: dict[Link, None] = {}
-        self._aborted: dict[Link, None] = {}
-        self._withdrawing: list[Callable[[], None]] = []
-        self._unsent: list[tuple[Link, Callable[[], None]]] = []
-        self.loading = 0
-        """Octets of messages that are read, or being read, and that are not sent yet."""
-        self._has_room = False
-        self.allowance = int(DELIVERIES_PER_S * TURN_S)
-        """Messages that links may still send before the others have their turn."""
-        self._wants_turn = False
-        self._full_of_payloads = False
-        self.little = min(CHUNK, limits.output_octets)
-        """A session with fewer octets to send has room."""
+        self.room = OutputRoom(container, self, self._endpoint, self._wake)
         self.partial_octets = 0
         """Octets of messages of which more is to come."""
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -143,6 +110,16 @@ class BrokerConnection:
             Disposed: self._on_disposition,
         }
         container.connections[self.number] = self
+
+    @property
+    def opened(self) -> bool:
+        """Whether the peer has opened the connection."""
+        return self._endpoint.remote is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is gone."""
+        return self.state is Service.CLOSED
 
     # -- octets
     def received(self, octets: bytes) -> None:
@@ -160,10 +137,7 @@ class BrokerConnection:
         """Carries out what was fed: at most so many events, and no new one after so long; whether there may be more."""
         next_event, handlers, clock = self._endpoint.next_event, self._handlers, self.container.resource.clock
         more, over_s = not self.closed, clock.monotonic() + budget_s
-        self.allowance = int(DELIVERIES_PER_S * budget_s)
-        if self._wants_turn:
-            self._wants_turn = False
-            self._wake()
+        self.room.begin_turn(budget_s)
         while more and events:
             event = next_event(FRAMES_PER_EVENT)
             if event is None:
@@ -195,71 +169,14 @@ class BrokerConnection:
         """Whether there is more to carry out, or the beginning of it."""
         return not self.closed and self._endpoint.has_input
 
-    def wants_turn(self) -> None:
-        """Links have sent what they may send in one turn, and have more."""
-        if not self._wants_turn:
-            self._wants_turn = True
-            self.container.wants_turn(self)
-
     def output(self) -> bytes:
         """The octets that are to be sent now. When there is nothing, and nothing to come, the peer is let go."""
         if self.closed:
             return b""
-        if self._has_room:
-            self._has_room = False
-            self._wake()
-            self.container.resource.settle()
-        for link in tuple(self.draining):
-            link.drain()
-        octets = self._endpoint.output()
-        if self._unsent:
-            self._call_sent()
-        if self._withdrawing and not self._aborting():
-            calls, self._withdrawing = self._withdrawing, []
-            for call in calls:
-                call()
-        if self._over and not octets:
+        octets = self.room.output()
+        if self.state is CLOSING and not octets:
             self.lost()
         return octets
-
-    def waiting_octets(self, session: Session) -> int:
-        """Octets that wait to be sent in a session."""
-        return session.endpoint.waiting_octets + self._endpoint.output_octets
-
-    def when_sent(self, link: Link, call: Callable[[], None]) -> None:
-        """Calls `call` when the link's session has little left to send; a link asks for one of a kind at a time."""
-        self._unsent.append((link, call))
-
-    def when_withdrawn(self, call: Callable[[], None]) -> None:
-        """Calls `call` when no delivery is in the middle of being aborted: a discharge that failed is
-        answered after its last partial delivery has ended."""
-        if self._aborting():
-            self._withdrawing.append(call)
-        else:
-            call()
-
-    def aborted(self, link: Link) -> None:
-        """A delivery of `link` was aborted; that has to be told to the peer."""
-        self._aborted[link] = None
-
-    def _aborting(self) -> bool:
-        for link in tuple(self._aborted):
-            if not self.alive(link) or not link.queued:
-                del self._aborted[link]
-        return bool(self._aborted)
-
-    def _call_sent(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        for link, call in unsent:
-            if not self.alive(link):
-                continue
-            if self.waiting_octets(link.session) < self.little:
-                call()
-                self.container.touch(self)
-            else:
-                self._unsent.append((link, call))
-        if len(self._unsent) < len(unsent):
-            self.container.resource.settle()  # what was called may have asked the store for payloads
 
     def tick(self, now_ms: int, held_ms: int) -> int:
         """Idle time-outs; when to call again, 0 for never. `held_ms`: how long nothing was read."""
@@ -272,38 +189,22 @@ class BrokerConnection:
             self.container.touch(self)
         return due
 
-    def unloaded(self, octets: int) -> None:
-        """The octets of a message are sent, or nobody wants them: there may be room for others."""
-        limit = self.container.limits.output_octets
-        if self._full_of_payloads or self.loading >= limit > self.loading - octets:
-            self._full_of_payloads = False
-            self.has_room()
-        self.loading -= octets
-
-    def when_unloaded(self) -> None:
-        """Links may send again when the next payload that is being read is there."""
-        self._full_of_payloads = True
-
-    def has_room(self) -> None:
-        """Links may send again."""
-        self._has_room = True
-        self.container.touch(self)
-
     def _wake(self) -> None:
         for link in tuple(self.links.values()):
             link.flow_event()
 
     def resume(self) -> None:
         """The peer takes again what it is sent."""
-        self.writable = True
+        self.room.writable = True
         self._wake()
         self.container.touch(self)
         self.container.resource.settle()
 
     def close(self, refusal: Refusal | None) -> None:
         """Closes the connection, with an error where there is one."""
-        if not self.closed and not self._over:
-            self._over = refusal is not None
+        if self.state is SERVED:
+            if refusal is not None:
+                self.state = advance(SERVICE, self.state, ServiceVerb.CLOSE)
             self._end_sessions(in_order=True)
             self._endpoint.close(None if refusal is None else error_of(refusal))
             self.container.touch(self)
@@ -312,22 +213,21 @@ class BrokerConnection:
         """The peer is gone. What it held is free; prepared branches are as they were."""
         if self.closed:
             return
-        self.closed = True
+        self.state = advance(SERVICE, self.state, ServiceVerb.LOSE)
         self._end_sessions(in_order=False)
         self._endpoint.lose()
-        self.draining.clear()
+        self.room.draining.clear()
         self.container.connections.pop(self.number, None)
         self.container.resource.settle()
 
     # -- events
     def _on_open(self, event: ConnectionOpened) -> None:
-        self.opened = True
         self.peer_container = event.remote.container_id
         self.product = _product(event.remote.properties)
         self._endpoint.open(offered=CAPABILITIES, properties=PRODUCT)
 
     def _on_close(self, event: ConnectionClosed) -> None:
-        self._over = True
+        self.state = advance(SERVICE, self.state, ServiceVerb.CLOSE)
         self._end_sessions(in_order=_in_order(event))
         self._endpoint.close()
 
@@ -355,8 +255,7 @@ class BrokerConnection:
         self.sessions.pop(session.endpoint, None)
         for link in sorted(session.links.values(), key=lambda link: not link.controls):
             self.links.pop(link.endpoint, None)
-            link.lost = not in_order
-            self._gone(link, in_order=in_order)
+            self._gone(link, AttachmentVerb.CLOSE if in_order else AttachmentVerb.LOSE)
         session.links.clear()
 
     def _end_sessions(self, *, in_order: bool) -> None:
@@ -377,16 +276,17 @@ class BrokerConnection:
         """The name of a link among all connections."""
         return self.identity.name, self.peer_container, link.name, link.endpoint.receives
 
-    def _gone(self, link: Link, *, in_order: bool) -> None:
+    def _gone(self, link: Link, verb: AttachmentVerb) -> None:
+        """A link is no longer used, for this reason: what it held is let go."""
         self._messages_gone[not link.endpoint.receives] += link.messages
         self.container.disclaim(self._key(link), link)
-        link.closed_in_order = in_order
+        link.attachment = advance(ATTACHMENT, link.attachment, verb)
         link.gone()
 
     def _on_detach(self, event: LinkDetached) -> None:
         link = self.links.get(event.link)
         if link is not None:
-            self._forget(link, in_order=_in_order(event))
+            self._forget(link, AttachmentVerb.CLOSE if _in_order(event) else AttachmentVerb.FAIL)
         event.link.detach(closed=event.closed)
 
     def _on_flow(self, event: LinkFlow) -> None:
@@ -431,21 +331,17 @@ class BrokerConnection:
         there = sum(link.messages for link in self.links.values() if not link.endpoint.receives)
         return self._messages_gone[1] + there
 
-    def alive(self, link: Link) -> bool:
-        """Whether the link is still there."""
-        return link.endpoint in self.links
-
-    def _forget(self, link: Link, *, in_order: bool) -> None:
-        """A link is no longer used: what it held is let go."""
+    def _forget(self, link: Link, verb: AttachmentVerb) -> None:
+        """A link is closed by one side."""
         self.links.pop(link.endpoint, None)
         link.session.links.pop(link.endpoint, None)
-        self._gone(link, in_order=in_order)
+        self._gone(link, verb)
 
     def detach(self, link: Link, refusal: Refusal) -> None:
         """Closes a link with an error."""
-        if self.alive(link):
+        if link.endpoint in self.links:
             link.endpoint.detach(error=error_of(refusal))
-            self._forget(link, in_order=False)
+            self._forget(link, AttachmentVerb.FAIL)
             self.container.touch(self)
 
     def released(self, context: WorkContext) -> None:
@@ -453,26 +349,6 @@ class BrokerConnection:
         self.txns.drop(context)
         for link in tuple(self.links.values()):
             link.transaction_ended(context)
-
-    # -- dynamic nodes
-    def make_reply_queue(self, *, shared: bool = False) -> Queue:
-        """A dynamic node of this connection. Its name can't be guessed: a peer that knows it may send there, and also
-        receive if the node is `shared`."""
-        name = f"{DYNAMIC}{self.container.nonce(16).hex()}"
-        if len(self.replies) >= self.container.limits.dynamic_nodes:
-            told = f"a connection may have {self.container.limits.dynamic_nodes} dynamic nodes"
-            raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
-        queue = self.container.resource.make_dynamic(name, self._memory)
-        self.replies[name] = queue
-        if shared:
-            self.container.shared_nodes.add(name)
-        return queue
-
-    def drop_reply_queue(self, queue: Queue) -> None:
-        """The dynamic node goes."""
-        if self.replies.pop(queue.name, None) is not None:
-            self.container.shared_nodes.discard(queue.name)
-            self.container.resource.drop_dynamic(queue)
 
 
 def _product(properties: Map | None) -> str:

@@ -26,7 +26,7 @@ from xa.tables import AssociationVerb
 if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.link import ReceiverLink
-    from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.endpoint.link import LinkConnection, Session
     from dtx.broker.transactions.contexts import WorkContext
     from dtx.protocol.commands import Start
     from dtx.protocol.replies import Reply
@@ -47,13 +47,12 @@ class ControlLink(ReceivingLink):
 
     def __init__(
         self,
-        connection: BrokerConnection,
+        connection: LinkConnection,
         session: Session,
         endpoint: ReceiverLink,
         outcomes: tuple[str, ...],
     ) -> None:
         super().__init__(connection, session, endpoint, credit=CREDIT, limit=MAX_COMMAND)
-        self._container = connection.container
         self._declared: dict[WorkContext, None] = {}
         self._rejects = not outcomes or bool(REJECTED_NAMES & set(outcomes))
 
@@ -93,7 +92,7 @@ class ControlLink(ReceivingLink):
         context: WorkContext
         if declare.start is None:
             txn_id = connection.txns.new()
-            context = LocalTransaction(self._container.resource, txn_id, self, connection.released)
+            context = LocalTransaction(self.container.resource, txn_id, self, connection.released)
         else:
             txn_id = self._txn_id(declare.start)
             context = self.session.demarcation.start(declare.start, txn_id, self)
@@ -117,7 +116,7 @@ class ControlLink(ReceivingLink):
         elif isinstance(context, LocalTransaction):
             context.discharge(
                 fail=discharge.fail,
-                answer=lambda refusal: self.connection.when_withdrawn(lambda: self._answer(delivery, refusal)),
+                answer=lambda refusal: self.room.when_withdrawn(lambda: self._answer(delivery, refusal)),
             )
         else:
             verb = AssociationVerb.END_FAIL if discharge.fail else AssociationVerb.END
@@ -149,7 +148,7 @@ class ControlLink(ReceivingLink):
         if end.prepare:
             if not isinstance(context, DistributedContext):
                 raise refused(Code.XAER_PROTO, "a local transaction is discharged, not ended")
-            self._container.coordination.end_and_prepare(
+            self.container.coordination.end_and_prepare(
                 context,
                 self.connection.identity,
                 self.session.demarcation,

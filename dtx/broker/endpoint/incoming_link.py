@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.link import ReceiverLink
-    from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.endpoint.link import LinkConnection, Session
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import WorkContext
 
@@ -47,7 +47,7 @@ class IncomingLink(ReceivingLink):
 
     def __init__(
         self,
-        connection: BrokerConnection,
+        connection: LinkConnection,
         session: Session,
         endpoint: ReceiverLink,
         queue_for: Callable[[bytes], Queue],
@@ -121,7 +121,7 @@ class IncomingLink(ReceivingLink):
     def gone(self) -> None:
         super().gone()
         if self._dynamic is not None:
-            self.connection.drop_reply_queue(self._dynamic)
+            self.connection.nodes.drop(self._dynamic)
 
     def _posted(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
         if not self.waits(delivery):

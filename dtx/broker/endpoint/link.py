@@ -7,15 +7,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.delivery import PARTIAL
 from dtx.amqp.performatives import MAX_UINT, Coordinator, Error
+from dtx.broker.container import ServedConnection
+from dtx.broker.endpoint.states import ATTACHED, Attachment
 from dtx.broker.queues.outcomes import TAKEN_OCTETS, rejected_state, transactional_state
+from dtx.broker.queues.readers import MOST
 from dtx.broker.transactions.contexts import unknown_id
-from dtx.protocol.conditions import Refusal, RefusedError
+from dtx.protocol.conditions import Refusal, RefusedError, refused
 from xa import Code
 
 if TYPE_CHECKING:
@@ -23,16 +26,51 @@ if TYPE_CHECKING:
     from dtx.amqp.events import Transferred
     from dtx.amqp.link import Link as Endpoint
     from dtx.amqp.link import ReceiverLink
+    from dtx.amqp.sasl.mechanisms import Identity
+    from dtx.amqp.session import Session as SessionEndpoint
     from dtx.amqp.values import Value
-    from dtx.broker.endpoint.connection import BrokerConnection, Session
-    from dtx.broker.queues.entry import Continuing
+    from dtx.broker.container import Container
+    from dtx.broker.endpoint.dynamic_nodes import DynamicNodes
+    from dtx.broker.endpoint.output_room import OutputRoom
+    from dtx.broker.queues.entry import Browser, Continuing
+    from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import TransactionalContext, WorkContext
+    from dtx.broker.transactions.demarcation import DtxDemarcation
 
 FATAL: Final = frozenset({Condition.UNAUTHORIZED, Condition.INTERNAL_ERROR, Condition.NOT_FOUND})
 """Refusals of a message after which the link is closed; after others (resource limit) it goes on."""
 
 MOST_EMPTY: Final = 100
 """Transfers without payload that one message may have: they cost work, and no limit of octets counts them."""
+
+
+class LinkConnection(ServedConnection, Protocol):
+    """A connection, as its links know it."""
+
+    container: Container
+    room: OutputRoom
+    nodes: DynamicNodes
+    partial_octets: int
+    """Octets of messages of which more is to come."""
+
+    def detach(self, link: Link, refusal: Refusal) -> None:
+        """Closes a link with an error."""
+        ...
+
+    def released(self, context: WorkContext) -> None:
+        """A txn-id is no longer in use: links acquire no more for it."""
+        ...
+
+
+class Session:
+    """One session: its demarcation, and its links."""
+
+    __slots__ = ("demarcation", "endpoint", "links")
+
+    def __init__(self, endpoint: SessionEndpoint, demarcation: DtxDemarcation) -> None:
+        self.endpoint = endpoint
+        self.demarcation = demarcation
+        self.links: dict[Endpoint, Link] = {}
 
 
 class Link:
@@ -44,25 +82,39 @@ class Link:
     """Whether its messages are for the coordinator: they go before others."""
     kind = "link"
     """For people: what it is for."""
-    closed_in_order = False
-    """Whether it is `gone` because its peer closed it and told no error, or because the broker shuts down."""
-    lost = False
-    """Whether it is `gone` with its session or connection, and not in order: its peer has said nothing of it."""
 
-    def __init__(self, connection: BrokerConnection, session: Session, endpoint: Endpoint) -> None:
+    def __init__(self, connection: LinkConnection, session: Session, endpoint: Endpoint) -> None:
         self.connection = connection
+        self.container: Container = connection.container
+        self.room: OutputRoom = connection.room
         self.session = session
         self.endpoint: Endpoint = endpoint
         self.name = endpoint.name
+        self.attachment: Attachment = ATTACHED
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether neither side has closed it."""
+        return self.attachment is ATTACHED
+
+    @property
+    def peer(self) -> str:
+        """The address of the peer, for people."""
+        return self.connection.peer
+
+    @property
+    def waiting_octets(self) -> int:
+        """Octets that are sent before the next message of the link."""
+        return self.session.endpoint.waiting_octets + self.room.endpoint.output_octets
 
     @property
     def user(self) -> str:
-        """Who pays for the time that it takes."""
+        """The user that pays for the time that it takes."""
         return self.connection.identity.name
 
     def continue_later(self, one: Continuing) -> None:
         """Has `one` go on in another turn, at the cost of that user."""
-        self.connection.container.continue_later(one, self.user)
+        self.container.continue_later(one, self.user)
 
     @property
     def queued(self) -> bool:
@@ -84,7 +136,7 @@ class Link:
 
     @property
     def credit(self) -> int:
-        """How many messages may be sent now, by whoever sends on it."""
+        """How many messages may be sent now, by the end that sends on it."""
         return 0
 
     @property
@@ -133,7 +185,7 @@ class ReceivingLink(Link, ABC):
     """Takes messages. `limit` bounds their size."""
 
     def __init__(
-        self, connection: BrokerConnection, session: Session, endpoint: ReceiverLink, *, credit: int, limit: int
+        self, connection: LinkConnection, session: Session, endpoint: ReceiverLink, *, credit: int, limit: int
     ) -> None:
         super().__init__(connection, session, endpoint)
         self.receiver = endpoint
@@ -210,7 +262,7 @@ class ReceivingLink(Link, ABC):
         self._parts += octets
         self._empty_parts += not octets
         connection = self.connection
-        unstored = connection.container.resource.unstored
+        unstored = self.container.resource.unstored
         connection.partial_octets += len(octets)
         unstored.octets += len(octets)
         if len(self._parts) > self._limit:
@@ -218,7 +270,7 @@ class ReceivingLink(Link, ABC):
         elif self._empty_parts > MOST_EMPTY:
             told = f"a message with more than {MOST_EMPTY} parts that are empty"
             self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
-        elif connection.partial_octets > connection.container.limits.partial_octets:
+        elif connection.partial_octets > self.container.limits.partial_octets:
             told = f"{connection.partial_octets} octets of messages that are not complete"
             self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
         elif unstored.octets > unstored.limit:
@@ -231,7 +283,7 @@ class ReceivingLink(Link, ABC):
 
     def _drop_parts(self) -> None:
         self.connection.partial_octets -= len(self._parts)
-        self.connection.container.resource.unstored.octets -= len(self._parts)
+        self.container.resource.unstored.octets -= len(self._parts)
         self._parts = bytearray()
         self._in_parts = False
         self._empty_parts = 0
@@ -300,7 +352,7 @@ class ReceivingLink(Link, ABC):
         if (
             receiver.credit * 2 < self._credit
             and receiver.attached
-            and len(self._unsettled) < self.connection.container.limits.unsettled
+            and len(self._unsettled) < self.container.limits.unsettled
         ):
             receiver.give_credit(self._credit)
 
@@ -327,7 +379,7 @@ class ReceivingLink(Link, ABC):
         else:
             self._unsettled.pop(delivery, None)
             delivery.update(state, settled=True)
-        self.connection.container.touch(self.connection)
+        self.container.touch(self.connection)
 
     def decided(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
         """The transaction of a posted delivery that is not settled yet is over. Committed: its state is the
@@ -335,7 +387,7 @@ class ReceivingLink(Link, ABC):
         gone."""
         if refusal is None and self.waits(delivery):
             delivery.update(TAKEN_OCTETS, settled=False)
-            self.connection.container.touch(self.connection)
+            self.container.touch(self.connection)
 
     def accept(self, delivery: IncomingDelivery) -> None:
         """Tells that the message is taken."""
@@ -345,6 +397,13 @@ class ReceivingLink(Link, ABC):
         """Tells that the message is rejected, in the transaction under which it came."""
         state = rejected_state(refusal)
         self.answer(delivery, state if context is None else transactional_state(context.txn_id, state))
+
+
+def claim_reader(browser: Browser, identity: Identity, queue: Queue) -> None:
+    """The link reads the queue in its order from now on; RefusedError where its user has too many that do so."""
+    if not queue.readers.add(browser):
+        message = f"{identity} has {MOST} links that browse {queue.name!r} or select from it"
+        raise refused(Code.XAER_RMERR, message, condition=Condition.RESOURCE_LIMIT)
 
 
 def refusal_of(error: RefusedError | WireError) -> Refusal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.messages import read_header, with_header
-from dtx.broker.endpoint.delivery_states import DECIDE, END, ENDED, FREE, HOLD, REVERT
+from dtx.broker.endpoint.states import DECIDE, END, ENDED, FREE, HOLD, REVERT
 from dtx.broker.queues.entry import State
 from dtx.store.contract import CHUNK
 
@@ -67,7 +67,7 @@ class OutgoingDelivery:
     def unload(self) -> None:
         """Its payload is no longer in memory for it, or it is sent."""
         if self.loaded:
-            self.link.connection.unloaded(self.loaded)
+            self.link.room.unloaded(self.loaded)
             self.loaded = 0
 
     # -- custody
@@ -127,7 +127,7 @@ class Stream:
 
     def _told(self, number: int, piece: bytes | None) -> None:
         sent, link = self._sent, self._sent.link
-        if not link.open or sent.custody is ENDED:
+        if not link.is_attached or sent.custody is ENDED:
             return
         if piece is None:
             if sent.undecided:
@@ -142,11 +142,11 @@ class Stream:
             link.begin(sent, piece, more=not last)
         else:
             sent.delivery.add(piece, more=not last)
-            link.connection.container.touch(link.connection)
+            link.container.touch(link.connection)
         if last:
             link.streamed(sent)
         else:
-            link.connection.when_sent(link, lambda: self.ask(number + 1))
+            link.room.when_sent(link, lambda: self.ask(number + 1))
 
 
 def size_with_facts(entry: Entry) -> int:

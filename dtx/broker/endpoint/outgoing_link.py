@@ -17,9 +17,9 @@ from dtx.amqp.delivery import PARTIAL, WAITING
 from dtx.amqp.messages import with_delivery_annotations
 from dtx.amqp.performatives import SENDER_SETTLED
 from dtx.amqp.values import Symbol
-from dtx.broker.endpoint.delivery_states import DECIDED, ENDED, FREE
 from dtx.broker.endpoint.link import Link, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import NOTES, OutgoingDelivery, Stream, size_with_facts, with_facts
+from dtx.broker.endpoint.states import ATTACHED, DECIDED, ENDED, FREE, Attachment
 from dtx.broker.queues.entry import State
 from dtx.broker.queues.failure_reasons import APART, REASON
 from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, LOST, TAKEN, rejected_state
@@ -34,13 +34,15 @@ if TYPE_CHECKING:
     from dtx.amqp.delivery import OutgoingDelivery as Delivery
     from dtx.amqp.link import SenderLink
     from dtx.amqp.values import Map, Value
-    from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.endpoint.link import LinkConnection, Session
     from dtx.broker.queues.entry import Entry
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import TransactionalContext, WorkContext
 
 
+NOT_SETTLED: Final = {Attachment.CLOSED: GIVEN_BACK, Attachment.FAILED: FAILED, Attachment.LOST: LOST}
+"""The outcome, in place of a failure, of a delivery that was not settled when its link was ended so."""
 UNDELIVERABLE: Final = 1000
 """Messages of its queue that a link may have given back as undeliverable here: the queue passes them over."""
 
@@ -54,7 +56,7 @@ class OutgoingLink(Link):
 
     def __init__(
         self,
-        connection: BrokerConnection,
+        connection: LinkConnection,
         session: Session,
         endpoint: SenderLink,
         queue: Queue,
@@ -85,7 +87,6 @@ class OutgoingLink(Link):
         self._waits_for_turn = False
         self._limit = connection.container.limits.unsettled
         self._output_limit = connection.container.limits.output_octets
-        self.open = True
         self.largest = 0
         """Octets of the largest message that the peer takes, 0 for any."""
         self.undeliverable: set[Entry] = set()
@@ -116,31 +117,29 @@ class OutgoingLink(Link):
         if (
             self._credit <= 0
             or self._too_large is not None
-            or not self.connection.writable
+            or not self.room.writable
             or not self._context.takes
             or len(self._sent) + len(self._waiting) >= self._limit
-            or self.connection.loading >= self._output_limit
+            or self.room.loading >= self._output_limit
         ):
             return False
-        if self.connection.allowance <= 0:
+        if self.room.allowance <= 0:
             self._waits_for_turn = True
-            self.connection.wants_turn()
+            self.room.wants_turn()
             return False
-        outgoing = self.connection.waiting_octets(self.session)
-        if self.connection.loading + outgoing < self._output_limit:
+        outgoing = self.waiting_octets
+        if self.room.loading + outgoing < self._output_limit:
             return True
-        if (
-            outgoing < self.connection.little
-        ):  # payloads that are being read fill it: nothing that is sent would make room
-            self.connection.when_unloaded()
+        if outgoing < self.room.little:  # payloads that are being read fill it: nothing that is sent would make room
+            self.room.when_unloaded()
         elif not self._crowded:  # of messages that are sent settled nothing is heard that would wake the link
             self._crowded = True
-            self.connection.when_sent(self, self._has_room)
+            self.room.when_sent(self, self._has_room)
         return False
 
     def _has_room(self) -> None:
         self._crowded = False
-        self.connection.has_room()
+        self.room.has_room()
 
     def wake(self) -> None:
         """The link may take messages again."""
@@ -160,13 +159,13 @@ class OutgoingLink(Link):
             self._detach_at_last()
             return
         self._credit -= 1
-        self.connection.allowance -= 1
+        self.room.allowance -= 1
         sent = OutgoingDelivery(self, entry, self._default)
         self._context.acquire(sent)
         waiting = self._waiting
         if fits_one_piece(entry):
             sent.loaded = entry.size
-            self.connection.loading += entry.size
+            self.room.loading += entry.size
             sent.payload = self.resource.payloads.get(entry) if payload is None else payload
             if sent.payload is None:
                 self.resource.payloads.fetch(entry, lambda payload: self._fetched(sent, payload))
@@ -188,7 +187,7 @@ class OutgoingLink(Link):
         self.detach(Refusal(Condition.RESOURCE_DELETED, told, Code.XAER_NOTA))
 
     def _fetched(self, sent: OutgoingDelivery, payload: bytes | None) -> None:
-        if not self.open or sent.custody is ENDED:
+        if self.attachment is not ATTACHED or sent.custody is ENDED:
             return
         if payload is None:  # before it is sent nobody can have decided about it
             self.missing(sent)
@@ -229,7 +228,7 @@ class OutgoingLink(Link):
         sent.delivery = self.sender.send(tag, octets, state, settled=self.settles, more=more)
         if not self.settles:
             self._sent[sent.delivery] = sent
-        self.connection.container.touch(self.connection)
+        self.container.touch(self.connection)
 
     def _send(self, sent: OutgoingDelivery) -> None:
         payload, sent.payload = sent.payload or b"", None
@@ -295,7 +294,7 @@ class OutgoingLink(Link):
             sent.give_back()
             self._credit += 1
         if self.sender.drain:
-            self.connection.draining[self] = None
+            self.room.draining[self] = None
         if self._credit > 0:
             self.wake()
 
@@ -307,9 +306,9 @@ class OutgoingLink(Link):
     def drain(self) -> None:
         # The queue had its turn.
         if not self.sender.drain:
-            self.connection.draining.pop(self, None)
+            self.room.draining.pop(self, None)
         elif self._has_nothing_to_send and self.sender.idle:
-            self.connection.draining.pop(self, None)
+            self.room.draining.pop(self, None)
             self.sender.drained()
             self._credit = 0
 
@@ -376,7 +375,7 @@ class OutgoingLink(Link):
         transaction is rolled back."""
         if not (outcome or sent.default).undeliverable:
             self.undeliverable.discard(sent.entry)
-        elif sent.entry.queue is self._queue and self.open:
+        elif sent.entry.queue is self._queue and self.attachment is ATTACHED:
             self.undeliverable.add(sent.entry)
             if len(self.undeliverable) >= UNDELIVERABLE:
                 kept = {one for one in self.undeliverable if one.queue is self._queue and one.state is not State.GONE}
@@ -428,27 +427,27 @@ class OutgoingLink(Link):
             sent.end()
             delivery.settle()
             self._end_stream(sent)
-            self.connection.container.touch(self.connection)
+            self.container.touch(self.connection)
             self._detach_at_last()
-            if self._credit > 0 and self.open:
+            if self._credit > 0 and self.attachment is ATTACHED:
                 self.wake()
 
     def finish(self, sent: OutgoingDelivery, outcome: Outcome) -> None:
         """The outcome is in force: it is told, and settled."""
-        if self.open and sent.custody is not ENDED and sent.delivery is not None:
+        if self.attachment is ATTACHED and sent.custody is not ENDED and sent.delivery is not None:
             sent.delivery.update(outcome.encode(), settled=True)
             self._forget(sent)
 
     def refuse(self, sent: OutgoingDelivery, refusal: Refusal) -> None:
         """The store did not take what the peer said of a delivery: it hears that, and the link is closed."""
-        if self.open and sent.custody is not ENDED and sent.delivery is not None:
+        if self.attachment is ATTACHED and sent.custody is not ENDED and sent.delivery is not None:
             sent.delivery.update(rejected_state(refusal), settled=True)
             self._forget(sent)
             self.detach(refusal)
 
     def withdraw(self, sent: OutgoingDelivery) -> None:
         """The message is the controller's no more: what was not sent never will be."""
-        if not self.open or sent.custody is ENDED:
+        if self.attachment is not ATTACHED or sent.custody is ENDED:
             return
         delivery = sent.delivery
         if delivery is None:
@@ -463,8 +462,8 @@ class OutgoingLink(Link):
             sent.end()
             self._sent.pop(delivery, None)
             delivery.abort()
-            self.connection.aborted(self)
-            self.connection.container.touch(self.connection)
+            self.room.aborted(self)
+            self.container.touch(self.connection)
             self._end_stream(sent)
         else:
             delivery.update(GIVEN_BACK_OCTETS, settled=True)
@@ -474,10 +473,9 @@ class OutgoingLink(Link):
         # Deliveries that no transaction has end with their default outcome. None of them counts as failed if the peer
         # closed in order, because what a peer has only prefetched would be a dead letter after a few closes. That holds
         # also if the peer named this default: Qpid JMS always names `modified` with delivery-failed.
-        self.open = False
         self._queue.attached -= 1
         self._queue.forget(self)
-        self.connection.draining.pop(self, None)
+        self.room.draining.pop(self, None)
         for sent in self._waiting:
             sent.give_back()
         self._waiting.clear()
@@ -490,11 +488,11 @@ class OutgoingLink(Link):
             elif sent.custody is FREE:
                 outcome = sent.default
                 if outcome.failed:
-                    outcome = GIVEN_BACK if self.closed_in_order else LOST if self.lost else FAILED
+                    outcome = NOT_SETTLED[self.attachment]
                 self.resource.retire(sent.entry, outcome, None)
             sent.end()
         self._sent.clear()
         self.undeliverable.clear()
         self._streaming = None
         if self._dynamic:
-            self.connection.drop_reply_queue(self._queue)
+            self.connection.nodes.drop(self._queue)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dtx.amqp.link import ReceiverLink
     from dtx.amqp.messages import Request
     from dtx.amqp.values import Map, Value
-    from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.endpoint.link import LinkConnection, Session
     from dtx.broker.transactions.contexts import WorkContext
     from dtx.protocol.replies import Reply
 
@@ -37,18 +37,17 @@ MAX_REQUEST: Final = 16_384
 class RequestLink(ReceivingLink):
     """A link for requests."""
 
-    def __init__(self, connection: BrokerConnection, session: Session, endpoint: ReceiverLink) -> None:
+    def __init__(self, connection: LinkConnection, session: Session, endpoint: ReceiverLink) -> None:
         super().__init__(connection, session, endpoint, credit=CREDIT, limit=MAX_REQUEST)
-        self._container = connection.container
 
     def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         try:
             if context is not None:
                 raise refused(Code.XAER_PROTO, "a request to a $ node is no transactional work: nothing was done")
             request = read_request(octets)
-            if request.reply_to not in self.connection.replies:
+            if request.reply_to not in self.connection.nodes.queues:
                 raise refused(Code.XAER_INVAL, "reply-to is to be a dynamic node of this connection")
-            if self.connection.replies[request.reply_to].full:
+            if self.connection.nodes.queues[request.reply_to].full:
                 told = "too many responses are waiting to be read"
                 raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
         except (RefusedError, WireError) as error:
@@ -67,11 +66,11 @@ class RequestLink(ReceivingLink):
 
     def respond(self, request: Request, value: bytes, properties: Map | None = None) -> None:
         """Sends the response, if somebody waits for it still."""
-        queue = self.connection.replies.get(request.reply_to or "")
+        queue = self.connection.nodes.queues.get(request.reply_to or "")
         if queue is not None:
             octets = response_message(value, request.correlation, properties)
-            entry = Entry(queue, self._container.resource.number(), len(octets), 0, octets)
-            self._container.resource.post(entry, None)
+            entry = Entry(queue, self.container.resource.number(), len(octets), 0, octets)
+            self.container.resource.post(entry, None)
 
 
 class CommandLink(RequestLink):
@@ -85,7 +84,7 @@ class CommandLink(RequestLink):
         def answer(reply: Reply) -> None:
             self.respond(request, encode_reply(reply))
 
-        refusal = self._container.coordination.refusal_of_all(self.connection.identity)
+        refusal = self.container.coordination.refusal_of_all(self.connection.identity)
         if refusal is not None:  # of this peer nothing is decoded
             answer(refusal)
             return
@@ -94,7 +93,7 @@ class CommandLink(RequestLink):
         except WireError as error:
             answer(refusal_of(error))
             return
-        self._container.coordination.handle(command, self.connection.identity, self.session.demarcation, answer)
+        self.container.coordination.handle(command, self.connection.identity, self.session.demarcation, answer)
 
 
 class ManagementLink(RequestLink):
@@ -107,6 +106,6 @@ class ManagementLink(RequestLink):
             self.respond(request, encode_reply(value) if isinstance(value, Refusal) else encode(value))
 
         try:
-            carry_out(self._container, self.connection.identity, request, answer)
+            carry_out(self.container, self.connection.identity, request, answer)
         except (RefusedError, WireError) as error:
             answer(refusal_of(error))

@@ -13,14 +13,15 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from dtx.broker.endpoint.browsers import claim_reader
+from dtx.broker.endpoint.link import claim_reader
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
+from dtx.broker.endpoint.states import ATTACHED
 from dtx.broker.queues.entry import State
 from dtx.broker.transactional_resource import fits_one_piece
 
 if TYPE_CHECKING:
     from dtx.amqp.link import SenderLink
-    from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.endpoint.link import LinkConnection, Session
     from dtx.broker.queues.entry import Entry
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.queues.queue import Queue
@@ -51,7 +52,7 @@ class SelectingLink(OutgoingLink):
 
     def __init__(
         self,
-        connection: BrokerConnection,
+        connection: LinkConnection,
         session: Session,
         endpoint: SenderLink,
         queue: Queue,
@@ -70,7 +71,7 @@ class SelectingLink(OutgoingLink):
         self._barred: dict[str, list[Entry]] = {}
         """Messages that were passed because somebody else holds their group, by that."""
         self._examined: deque[_Examined] = deque()
-        claim_reader(self, queue)
+        claim_reader(self, connection.identity, queue)
 
     # -- reading the queue
     def wake(self) -> None:
@@ -106,7 +107,7 @@ class SelectingLink(OutgoingLink):
         if self._queue.quiet:
             return
         looks, over_s = 0, self.resource.clock.monotonic() + TURN_S
-        while self.open and len(self._examined) < AHEAD and self.wants():
+        while self.attachment is ATTACHED and len(self._examined) < AHEAD and self.wants():
             if looks == LOOKS or self.resource.clock.monotonic() > over_s:
                 self.continue_later(self)
                 return
@@ -119,7 +120,7 @@ class SelectingLink(OutgoingLink):
     def go_on(self) -> None:
         """Another turn of it."""
         self.advance()
-        self.connection.container.touch(self.connection)
+        self.container.touch(self.connection)
 
     @property
     def searches(self) -> bool:
@@ -169,10 +170,10 @@ class SelectingLink(OutgoingLink):
     def _read(self, examined: _Examined, payload: bytes | None) -> None:
         """The store has answered."""
         examined.payload, examined.known = payload, True
-        if self.open:
+        if self.attachment is ATTACHED:
             self._decide()
             self.advance()
-            self.connection.container.touch(self.connection)
+            self.container.touch(self.connection)
 
     def _decide(self) -> None:
         waiting = self._examined

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dtx.amqp.values import Map, Value
-    from dtx.broker.container import Container
-    from dtx.broker.endpoint.connection import BrokerConnection
-    from dtx.broker.endpoint.link import Link
+    from dtx.broker.container import Container, ServedConnection, ServedLink
     from dtx.broker.management.question import Question
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.branches import Branch
@@ -153,7 +151,7 @@ def _number(text: str) -> int:
     return int(text, 16) if text and set(text) <= set("0123456789abcdef") else -1
 
 
-def _connection(container: Container, connection: BrokerConnection) -> Map:
+def _connection(container: Container, connection: ServedConnection) -> Map:
     received, sent = connection.received_messages, connection.sent_messages
     now = container.resource.clock.monotonic()
     rate_in, rate_out = connection.meter.rates(now, received, sent)
@@ -197,7 +195,7 @@ def links(question: Question) -> list[Value]:
     return question.page((one for one in ordered if behind is None or _key_of(one) > behind), lambda one: one)
 
 
-def _link(connection: BrokerConnection, session: int, link: Link) -> Map:
+def _link(connection: ServedConnection, session: int, link: ServedLink) -> Map:
     direction = "in" if link.endpoint.receives else "out"
     return {
         "id": f"{connection.number:x}/{session}/{direction}/{link.name}",

@@ -75,7 +75,8 @@ def write_post(batch: Batch, entry: Entry) -> None:
 
 
 class Memory:
-    """Octets of the messages in queues that live in memory only; `limit` bounds them."""
+    """Octets of messages that are in memory only: their queue is not stored, they came in part, or their transactions
+    are open. `limit` bounds them."""
 
     __slots__ = ("limit", "octets")
 

@@ -19,6 +19,7 @@ from xa import Code
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from dtx.broker.queues.entry import Memory
     from dtx.broker.queues.failure_reasons import FailureReasons
     from dtx.broker.settings import Limits
     from dtx.store.contract import Batch
@@ -68,17 +69,6 @@ class Retirement:
         return (self.outcome or self.default).code == ACCEPTED
 
 
-class Unstored:
-    """Octets of messages that are in memory only, as they came in part or their transactions are open; `limit` bounds
-    them."""
-
-    __slots__ = ("limit", "octets")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.octets = 0
-
-
 class WorkFullError(Exception):
     """The transaction holds as much as one may."""
 
@@ -88,7 +78,7 @@ class TransactionalWork:
 
     __slots__ = ("_answers", "_reasons", "_unstored", "limits", "octets", "posts", "retired")
 
-    def __init__(self, limits: Limits, unstored: Unstored, reasons: FailureReasons) -> None:
+    def __init__(self, limits: Limits, unstored: Memory, reasons: FailureReasons) -> None:
         self.limits = limits
         self._reasons = reasons
         self._unstored = unstored

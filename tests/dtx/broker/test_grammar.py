@@ -11,7 +11,17 @@ import pytest
 from proton import Delivery
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.endpoint.delivery_states import CUSTODY, Custody, CustodyVerb
+from dtx.broker.endpoint.states import (
+    ATTACHMENT,
+    CUSTODY,
+    SERVICE,
+    Attachment,
+    AttachmentVerb,
+    Custody,
+    CustodyVerb,
+    Service,
+    ServiceVerb,
+)
 from dtx.broker.transactions.branches import MAX_TIMEOUT_S
 from dtx.broker.transactions.state_tables import VERBS
 from dtx.protocol.capabilities import LOCAL
@@ -371,6 +381,14 @@ def test_a_message_has_one_decider() -> None:
         for verb in (CustodyVerb.HOLD, CustodyVerb.DECIDE):
             assert CUSTODY.refusal(state, verb) is Code.XAER_PROTO
     assert CUSTODY.refusal(Custody.DECIDED, CustodyVerb.REVERT) is Code.XAER_PROTO
+
+
+def test_a_peer_that_is_gone_and_a_link_that_has_ended_stay_so() -> None:
+    for service_verb in ServiceVerb:
+        assert SERVICE.refusal(Service.CLOSED, service_verb) is Code.XAER_PROTO
+    for ended in set(Attachment) - {Attachment.ATTACHED}:
+        for verb in AttachmentVerb:
+            assert ATTACHMENT.refusal(ended, verb) is Code.XAER_PROTO
 
 
 def test_requests_are_answered_by_correlation() -> None:

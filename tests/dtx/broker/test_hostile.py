@@ -331,7 +331,7 @@ def test_many_sessions_and_links_come_and_go(stranger: Stranger) -> None:
     assert not stranger.server.closed
     assert len(stranger.server.sessions) == 1
     assert not stranger.server.links
-    assert not stranger.server.replies
+    assert not stranger.server.nodes.queues
 
 
 def link_fields(count: int) -> list[Any]:
@@ -348,7 +348,7 @@ def test_links_that_are_refused_leave_nothing(stranger: Stranger) -> None:
         stranger.say(frame(ATTACH, [f"refused-{count}", Uint(3), True, None, None, source, nothing]))
         assert closed_with(stranger.told(), DETACH) == "amqp:not-implemented"
         stranger.say(frame(DETACH, [Uint(3), True]))
-    assert not stranger.server.replies
+    assert not stranger.server.nodes.queues
     stranger.say(frame(ATTACH, ["refused", Uint(3), False, None, None, SOURCE, nothing]))
     for number in range(50):
         stranger.say(transfer(3, number, b"x" * 60_000, more=number % 2 == 0))
@@ -572,7 +572,7 @@ def test_every_field_of_every_command_with_every_wrong_value(world: World, reque
     stranger.greet()
     stranger.attach(0, node(COORDINATION_ADDRESS))
     stranger.attach(1, source=Described(Ulong(0x28), [None, None, None, None, True]), receiver=True)
-    address = next(iter(stranger.server.replies))
+    address = next(iter(stranger.server.nodes.queues))
     command = decoded_list(COORDINATION.encode(request_))
     for number, wrong in enumerate(wrongs(command)):
         stranger.say(frame(FLOW, [Uint(0), Uint(5000), Uint(0), Uint(5000), Uint(1), Uint(number), Uint(5)]))

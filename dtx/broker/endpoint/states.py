@@ -1,0 +1,118 @@
+"""The state tables of the broker's end of a connection: whether it serves its peer, what ends a link, and who decides
+what becomes of the message of a delivery, from its acquisition to its end (custody).
+
+How far connection, link and delivery are in AMQP are other machines, in `dtx.amqp.states`. What has no row is refused,
+and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dtx.amqp.states import refusals
+from xa.machine import Machine, Member, Result, Row
+
+OK: Final = Result.OK
+
+
+# --- connection --------------------
+class Service(Member):
+    """Whether a peer is served."""
+
+    SERVED = "what the peer sends is carried out"
+    CLOSING = "either side has closed it, and nothing more of the peer is carried out"
+    CLOSED = "gone"
+
+
+class ServiceVerb(Member):
+    """What ends the service of a peer."""
+
+    CLOSE = "the peer closes it, or the broker does with an error"
+    LOSE = "everything is sent after a close, or the transport is lost"
+
+
+_SERVICE_ROWS: Final = (
+    Row(ServiceVerb.CLOSE, OK, (Service.SERVED, Service.CLOSING), Service.CLOSING, "2.4.3"),
+    Row(ServiceVerb.LOSE, OK, (Service.SERVED, Service.CLOSING), Service.CLOSED, "2.4.3"),
+)
+SERVICE: Final = Machine(
+    "service", Service, ServiceVerb, Service.SERVED, _SERVICE_ROWS, refusals(Service, ServiceVerb, _SERVICE_ROWS)
+)
+
+SERVED: Final = Service.SERVED
+CLOSING: Final = Service.CLOSING
+
+
+# --- link --------------------
+class Attachment(Member):
+    """Whether a link is attached, and if not, what ended it: that decides what becomes of its deliveries."""
+
+    ATTACHED = "attached"
+    CLOSED = "closed by the peer without an error, or because the broker shuts down"
+    FAILED = "closed with an error, by either side"
+    LOST = "lost with its session or connection, without a word of the peer about it"
+
+
+class AttachmentVerb(Member):
+    """What ends a link."""
+
+    CLOSE = "close in order"
+    FAIL = "close with an error"
+    LOSE = "lose the session or connection"
+
+
+_ATTACHMENT_ROWS: Final = (
+    Row(AttachmentVerb.CLOSE, OK, (Attachment.ATTACHED,), Attachment.CLOSED, "2.6.6"),
+    Row(AttachmentVerb.FAIL, OK, (Attachment.ATTACHED,), Attachment.FAILED, "2.6.5"),
+    Row(AttachmentVerb.LOSE, OK, (Attachment.ATTACHED,), Attachment.LOST, "2.6.4"),
+)
+ATTACHMENT: Final = Machine(
+    "attachment",
+    Attachment,
+    AttachmentVerb,
+    Attachment.ATTACHED,
+    _ATTACHMENT_ROWS,
+    refusals(Attachment, AttachmentVerb, _ATTACHMENT_ROWS),
+)
+
+ATTACHED: Final = Attachment.ATTACHED
+
+
+# --- the message of a delivery --------------------
+class Custody(Member):
+    """Who decides what becomes of a message at a consumer."""
+
+    FREE = "the consumer decides, outside of transactions"
+    HELD = "a transaction has acquired or retires it"
+    DECIDED = "decided outside of transactions"
+    ENDED = "settled, given back, aborted, or gone with its link"
+
+
+class CustodyVerb(Member):
+    """What happens to a message at a consumer."""
+
+    HOLD = "a transaction acquires or retires it"
+    REVERT = "its transaction is over, and leaves it to the consumer"
+    DECIDE = "it gets an outcome outside of transactions"
+    END = "it is settled, or comes back to its queue"
+
+
+_S, _V = Custody, CustodyVerb
+_ROWS: Final = (
+    Row(_V.HOLD, OK, (_S.FREE,), _S.HELD, "transactions chapter, transactional work"),
+    Row(_V.REVERT, OK, (_S.HELD,), _S.FREE, "transactions chapter, discharging"),
+    Row(_V.REVERT, OK, (_S.ENDED,), _S.ENDED, "design: it ended first"),
+    Row(_V.DECIDE, OK, (_S.FREE,), _S.DECIDED, "2.6.12"),
+    Row(_V.END, OK, tuple(_S), _S.ENDED, "2.6.12"),
+)
+CUSTODY: Final = Machine("custody", Custody, CustodyVerb, _S.FREE, _ROWS, refusals(_S, _V, _ROWS))
+
+FREE: Final = Custody.FREE
+HELD: Final = Custody.HELD
+DECIDED: Final = Custody.DECIDED
+ENDED: Final = Custody.ENDED
+
+HOLD: Final = CUSTODY.column(CustodyVerb.HOLD)
+REVERT: Final = CUSTODY.column(CustodyVerb.REVERT)
+DECIDE: Final = CUSTODY.column(CustodyVerb.DECIDE)
+END: Final = CUSTODY.column(CustodyVerb.END)
