@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import ProtocolError
 from dtx.amqp.decoding import DecodeError, decode
 from dtx.amqp.encoding import encode
-from dtx.amqp.errors import ProtocolError
 from dtx.amqp.frames import AMQP_HEADER, FrameReader, frame
 from dtx.amqp.messages import read_facts, read_request, with_message_annotations
 from dtx.amqp.values import Long, Symbol, Ulong

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.amqp.peers import LONGEST, protocol_of
+from dtx.amqp.protocol_detection import LONGEST, protocol_of
 from rm_openwire.errors import ConnectionLost, Refused
 from rm_openwire.primitives import decode_map, encode_map
 from rm_openwire.wire import (

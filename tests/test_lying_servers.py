@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import make_url
 
 from dtx.store.contract import StoreError
-from dtx.store.sql.image import look_at_store
+from dtx.store.sql.inspection import look_at_store
 from rm_amqp import AmqpResource, DecidingBroker
 from rm_amqp.amqp010.resource import QpidResource
 from rm_db import DecidingDatabase, MariaResource, PostgresResource

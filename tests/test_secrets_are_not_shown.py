@@ -25,7 +25,7 @@ from starlette.testclient import TestClient
 
 from dtx.broker.config import ConfigError, load
 from dtx.store.contract import StoreError
-from dtx.store.sql.image import look_at_store
+from dtx.store.sql.inspection import look_at_store
 from dtx.store.sql.store import open_database
 from rm_db.address import Address
 from tests.cli import installed

@@ -1,8 +1,9 @@
-"""The error conditions of AMQP 1.0 that we send or look at, by the names that the specification gives them."""
+"""Errors of AMQP 1.0: the conditions that we send or look at, by the names that the specification gives them, and what
+a peer that breaks the protocol ends."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 
 class Condition(StrEnum):
@@ -34,3 +35,21 @@ class Condition(StrEnum):
     HANDLE_IN_USE = "amqp:session:handle-in-use"
     ERRANT_LINK = "amqp:session:errant-link"
     WINDOW_VIOLATION = "amqp:session:window-violation"
+
+
+class Scope(Enum):
+    """What an error ends: the specification says so for each condition."""
+
+    CONNECTION = "connection"
+    SESSION = "session"
+    LINK = "link"
+
+
+class ProtocolError(Exception):
+    """The peer broke the protocol. `condition` and the message are what it is told."""
+
+    def __init__(self, scope: Scope, condition: str, description: str) -> None:
+        super().__init__(description)
+        self.scope = scope
+        self.condition = condition
+        self.description = description

@@ -20,8 +20,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from dtx.amqp.conditions import Condition
-from dtx.amqp.errors import ProtocolError, Scope
+from dtx.amqp.conditions import Condition, ProtocolError, Scope
 from dtx.amqp.events import ConnectionClosed, ConnectionOpened, SessionBegun, SessionEnded
 from dtx.amqp.frames import (
     AMQP_HEADER,

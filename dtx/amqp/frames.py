@@ -15,9 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
-from dtx.amqp.conditions import Condition
+from dtx.amqp.conditions import Condition, ProtocolError, Scope
 from dtx.amqp.decoding import MAX_DEPTH, DecodeError, skip
-from dtx.amqp.errors import ProtocolError, Scope
 from dtx.amqp.performatives import MAX_PERFORMATIVE, PERFORMATIVES, Close, Detach, End, Error, Transfer
 
 if TYPE_CHECKING:

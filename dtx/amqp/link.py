@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from dtx.amqp.conditions import Condition
+from dtx.amqp.conditions import Condition, ProtocolError, Scope
 from dtx.amqp.delivery import (
     ABORT,
     PARTIAL,
@@ -23,7 +23,6 @@ from dtx.amqp.delivery import (
     IncomingDelivery,
     OutgoingDelivery,
 )
-from dtx.amqp.errors import ProtocolError, Scope
 from dtx.amqp.events import Transferred
 from dtx.amqp.performatives import (
     MAX_TAG,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Final
 
-from dtx.amqp.conditions import Condition
+from dtx.amqp.conditions import Condition, ProtocolError, Scope
 from dtx.amqp.delivery import (
     ABORT,
     PARTIAL,
@@ -20,7 +20,6 @@ from dtx.amqp.delivery import (
     IncomingDelivery,
     OutgoingDelivery,
 )
-from dtx.amqp.errors import ProtocolError, Scope
 from dtx.amqp.events import Disposed, LinkAttached, LinkDetached, LinkFlow, SessionEnded
 from dtx.amqp.frames import body_within, continuation_body, disposition_body, frame, transfer_body
 from dtx.amqp.link import HALF, Link, ReceiverLink, SenderLink, ahead, settled_by_peer

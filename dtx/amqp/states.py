@@ -2,7 +2,7 @@
 
 The specification names the states of connections (2.4.6), sessions (2.5.5) and links (2.6.3 to 2.6.6); deliveries are
 ours. "Send" is what this endpoint does, "receive" what the peer does. What has no row is an error of whoever did it:
-of the peer (`dtx.amqp.errors.ProtocolError`), or of our caller.
+of the peer (`dtx.amqp.conditions.ProtocolError`), or of our caller.
 """
 
 from __future__ import annotations

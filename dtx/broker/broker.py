@@ -1,9 +1,9 @@
 """Broker: the asyncio shell around a container. Sockets, TLS, SASL, time, and the store's completions.
 
-All of the container runs on the event loop. `dtx.broker.rounds` decides which peer is served next, and for how long. A
-round ends with `flush`: its changes are written to the store together, and then each peer is sent what its connection
-has to say. A small group of changes is forced on the loop as long as the disk is quick. The store's thread forces any
-other one, and tells through `call_soon_threadsafe` what is durable. The loop goes on serving meanwhile.
+All of the container runs on the event loop. `dtx.broker.peer_scheduler` decides which peer is served next, and for how
+long. A round ends with `flush`: its changes are written to the store together, and then each peer is sent what its
+connection has to say. A small group of changes is forced on the loop as long as the disk is quick. The store's thread
+forces any other one, and tells through `call_soon_threadsafe` what is durable. The loop goes on serving meanwhile.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.sasl import SaslServer, ServerPolicy
-from dtx.broker.access.computations import Computations
 from dtx.broker.access.connection_limits import ConnectionLimits, network_of
 from dtx.broker.access.credentials import Credentials
+from dtx.broker.access.password_checks import PasswordChecks
 from dtx.broker.access.permissions import open_to_this_machine, open_to_users
 from dtx.broker.access.rate_limited_log import RateLimitedLog
-from dtx.broker.config_origins import values_of
+from dtx.broker.config import values_of
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
-from dtx.broker.rounds import Rounds
-from dtx.broker.telemetry.watching import Watching
+from dtx.broker.peer_scheduler import PeerScheduler
+from dtx.broker.telemetry.monitoring import Monitoring
 from dtx.protocol.conditions import Refusal
 from dtx.store.contract import StoreAway, StoreError, StoreLeased, StoreLocked
 from dtx.store.sql import SqlStore
@@ -40,12 +40,11 @@ from xa.tls import load_certificate
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dtx.broker.access.computations import Computation
-    from dtx.broker.broker_store import BrokerStore
+    from dtx.broker.access.password_checks import Computation
     from dtx.broker.config import Address, BrokerConfig
     from dtx.broker.container import ServedConnection
     from dtx.broker.transactional_resource import Clock
-    from dtx.store.contract import Step
+    from dtx.store.contract import BrokerStore, Step
 
 LOG: Final = logging.getLogger("xabridge.broker")
 GOODBYE_S: Final = 5.0
@@ -116,12 +115,12 @@ class Broker:
             self._store, clock, config.settings, permissions, self._store_stopped, credentials=users
         )
         self.container.configuration = list(values_of(config))
-        self.watching = Watching(config, self.container, self._store, self.flush_soon)
+        self.monitoring = Monitoring(config, self.container, self._store, self.flush_soon)
         self.http: Address | None = None
         """Where it answers probes."""
         self.peers: dict[ServedConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
-        self.rounds: Rounds[PeerProtocol] = Rounds(self, clock.monotonic)
+        self.scheduler: PeerScheduler[PeerProtocol] = PeerScheduler(self, clock.monotonic)
         self._ticked_at = self._loop.time()
         self._forces_since = 0.0
         """When the store was given what it has not answered; 0: it has answered everything."""
@@ -133,7 +132,7 @@ class Broker:
         self.connection_limits = ConnectionLimits(
             self.container.limits, self.container.permissions, clock.monotonic, settings.wrong_password_s
         )
-        self.computations = Computations(
+        self.computations = PasswordChecks(
             clock.monotonic, self.connection_limits.failures, self._compute, self._loop.call_later
         )
         self._computing = ThreadPoolExecutor(1, "passwords")
@@ -151,14 +150,14 @@ class Broker:
     async def start(self) -> None:
         """Opens the store, restores what it holds, and listens. Where the store has to be waited for, probes are
         answered meanwhile; nothing else happens where `stop` is called before."""
-        self.http = await self.watching.start()
+        self.http = await self.monitoring.start()
         try:
             while not await self._has_store():
                 if self._stop.is_set():
-                    await self.watching.close()
+                    await self.monitoring.close()
                     return
         except StoreError:
-            await self.watching.close()
+            await self.monitoring.close()
             raise
         tls = self._tls() if self.config.listen_tls else None
         for address, context in [(one, None) for one in self.config.listen] + [
@@ -219,7 +218,7 @@ class Broker:
 
     async def close(self) -> None:
         """Says goodbye to every peer, forces what waits, and lets the store go."""
-        await self.watching.close()
+        await self.monitoring.close()
         for server in self._servers:
             server.close()
         goodbye = Refusal(Condition.CONNECTION_FORCED, "the broker shuts down", Code.XAER_RMFAIL)
@@ -259,7 +258,7 @@ class Broker:
     def _completed(self, call: Callable[[], None]) -> None:
         call()
         self._note_force()
-        self.rounds.answered()
+        self.scheduler.answered()
         self.flush_soon()
 
     def flush_soon(self) -> None:
@@ -284,7 +283,7 @@ class Broker:
     def flush(self) -> None:
         """Has changes written to the store, unless a round goes on or the store is at work for several payers: then
         they are written together, later. Sends what connections have to say."""
-        writes = self.rounds.end() and not (self._store.busy and self.rounds.is_shared)
+        writes = self.scheduler.end() and not (self._store.busy and self.scheduler.is_shared)
         if writes:
             self._write()
         while touched := self.container.take_touched():
@@ -295,7 +294,7 @@ class Broker:
         for connection in self.container.take_wanting():
             peer = self.peers.get(connection)
             if peer is not None:
-                self.rounds.wants_turn(peer)
+                self.scheduler.wants_turn(peer)
         if self.container.resource.schedule.sooner:
             self.tick_within(self.container.resource.next_due_in())
         if writes and self._store.waits:  # of what was completed or sent just now: the others have their turn before
@@ -303,7 +302,7 @@ class Broker:
         if self.container.continues and not self._continuing:
             self._continuing = True
             self._loop.call_soon(self._go_on)
-        self.rounds.go_on()
+        self.scheduler.go_on()
 
     def _write(self) -> None:
         if self._store.waits:
@@ -314,7 +313,7 @@ class Broker:
     def _note_force(self) -> None:
         """The store may have made durable what it was given last."""
         if self._forces_since and not self._store.busy:
-            self.rounds.forced(self._loop.time() - self._forces_since)
+            self.scheduler.forced(self._loop.time() - self._forces_since)
             self._forces_since = 0.0
 
     # -- for rounds
@@ -375,7 +374,7 @@ class Broker:
         """A peer's socket is closed."""
         self.open_peers.discard(peer)
         self._unheard.discard(peer)
-        self.rounds.left(peer)
+        self.scheduler.left(peer)
         self.connection_limits.leaves(peer)
         if not self.open_peers:
             self._gone.set()
@@ -506,7 +505,7 @@ class PeerProtocol(asyncio.Protocol):
         self._transport = encrypted
         self._greet(encrypted.get_extra_info("ssl_object"))
         if self._early:
-            self._broker.rounds.has_input(self)
+            self._broker.scheduler.has_input(self)
 
     def _greet(self, encrypted: Any) -> None:
         self._sasl = SaslServer(
@@ -519,13 +518,13 @@ class PeerProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._connection is not None:
             self._connection.feed(data)
-            self._broker.rounds.has_input(self)
+            self._broker.scheduler.has_input(self)
             return
         self._early += data
         if len(self._early) > MAX_EARLY:
             self.abort()
         elif self._sasl is not None:
-            self._broker.rounds.has_input(self)
+            self._broker.scheduler.has_input(self)
 
     # -- turns
     @property
@@ -629,7 +628,7 @@ class PeerProtocol(asyncio.Protocol):
             self._sasl.computed(result)
             self._go_on(self._sasl)
             if self._connection is not None:
-                self._broker.rounds.has_input(self)
+                self._broker.scheduler.has_input(self)
 
     def _drop_computation(self) -> None:
         if self._computation is not None:

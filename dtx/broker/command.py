@@ -156,7 +156,7 @@ async def _serve(config: BrokerConfig, listening: Callable[[Broker], None]) -> i
     gc.set_threshold(GC_THRESHOLD)
     gc.enable()
     _stop_by_signals(loop, broker)
-    for notice in filter(None, (broker.notice, broker.watching.notice)):
+    for notice in filter(None, (broker.notice, broker.monitoring.notice)):
         sys.stderr.write(line(config.log_format, notice, plain=f"xabridge broker: {notice}", level=logging.WARNING))
     where = ", ".join(map(str, broker.addresses))
     in_doubt = broker.container.registry.in_doubt_count

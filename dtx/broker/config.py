@@ -12,29 +12,35 @@
     [broker.permissions.NAME]                    as dtx.broker.access.permissions says
 
 Whatever is not in these tables, or of another type, is refused with its place in the file.
+
+`values_of` lists every setting by its name in the file, without `broker.` in front, with its value as text and its
+origin: `--flag`, the file, `queue_defaults` of the file for what a queue has from there, or `default`. No password is
+in it.
 """
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, get_type_hints
 
 from dtx.broker.access.permissions import Permissions, PermissionsError
-from dtx.broker.config_origins import origins_of
 from dtx.broker.settings import Limits, QueueSettings, Settings, WhenFull
 from xa.open_string import host_and_port
 from xa.secrets import expanded, masked, not_set
 from xa.telemetry.log_lines import FORMATS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 T = TypeVar("T")
 DEFAULT_LISTEN: Final = "127.0.0.1:5672"
 DEFAULT_STORE: Final = "sqlite:///xabridge-broker.db"
+DEFAULT: Final = "default"
+_APART: Final = frozenset({"settings", "permissions", "origins"})
+"""Fields of the configuration that are no settings. Permissions are listed with the users."""
 _SIMPLE: Final = (bool, int, float, str)
 _OWN: Final = frozenset(
     {
@@ -92,7 +98,7 @@ class BrokerConfig:
     settings: Settings = field(default_factory=Settings)
     permissions: Permissions | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Where what is not a default comes from (`dtx.broker.config_origins`)."""
+    """Where what is not a default comes from (`dtx.broker.config`)."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -113,7 +119,7 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> BrokerConfig:
         raise ConfigError("broker: expected a table")
     told = {**section, **{name: value for name, value in overrides.items() if value is not None}}
     config = _read({name: _expanded(value, f"broker.{name}") for name, value in told.items()})
-    config = replace(config, origins=origins_of(path, section, overrides))
+    config = replace(config, origins=_origins_of(path, section, overrides))
     if not config.listen and not config.listen_tls:
         config = replace(config, listen=(Address.parse(DEFAULT_LISTEN),))
     if bool(config.certificate) != bool(config.key):
@@ -230,3 +236,69 @@ def _fill(make: type[T], told: dict[str, Any], where: str, base: T | None = None
         if isinstance(value, int | float) and value < 0:
             raise ConfigError(f"{where}.{name}: {value} is negative")
     return replace(base, **values) if base is not None else make(**values)  # type: ignore[type-var]
+
+
+# -- where each value comes from
+class Value(NamedTuple):
+    """One setting."""
+
+    name: str
+    text: str
+    origin: str
+
+
+def _origins_of(path: Path | None, section: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, str]:
+    """The origin of everything that the file's section or a flag says, by the name of the setting."""
+    found = dict.fromkeys(_names_in(section), str(path))
+    for name, value in flags.items():
+        if value is not None:
+            found[name] = "--" + name.replace("_", "-")
+    return found
+
+
+def _names_in(section: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from _names_in(value, f"{before}{name}.")
+        else:
+            yield before + name
+
+
+def values_of(config: BrokerConfig) -> list[Value]:
+    """Every setting, by name."""
+    origins = config.origins
+
+    def found(made: Any, before: str) -> Iterator[Value]:
+        for one in fields(made):
+            value, name = getattr(made, one.name), before + one.name
+            if name in _APART:
+                continue
+            if isinstance(value, dict):
+                for queue, settings in value.items():
+                    yield from found(settings, f"{name}.{queue}.")
+            elif is_dataclass(value):
+                yield from found(value, f"{name}.")
+            else:
+                yield Value(name, _shown(value), _origin(origins, name))
+
+    return sorted([*found(config, ""), *found(config.settings, "")])
+
+
+def _origin(origins: Mapping[str, str], name: str) -> str:
+    if name in origins:
+        return origins[name]
+    if name.startswith("queues."):
+        default = f"queue_defaults.{name.rpartition('.')[2]}"
+        if default in origins:
+            return f"{default} in {origins[default]}"
+    return DEFAULT
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return masked(str(value))

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from dtx.amqp.conditions import Condition
 from dtx.amqp.sasl.scram import ScramError
 from dtx.broker.access.accounts import Accounts
-from dtx.broker.access.permissions import Permissions, PermissionsError
 from dtx.broker.access.audit import Audit
+from dtx.broker.access.permissions import Permissions, PermissionsError
+from dtx.broker.fair_queue import FairQueue
 from dtx.broker.rates import INTERVAL_S
 from dtx.broker.transactional_resource import TransactionalResource
 from dtx.broker.transactions.branches import Registry
@@ -21,7 +22,6 @@ from dtx.broker.transactions.contexts import NoTransaction
 from dtx.broker.transactions.coordination import DtxCoordination
 from dtx.broker.transactions.fences import Fences
 from dtx.broker.transactions.two_phase_commit import TwoPhaseCommit
-from dtx.broker.turns import Turns
 from dtx.protocol.conditions import Refusal
 from dtx.store.contract import StoreDamaged
 from xa import Code
@@ -191,7 +191,7 @@ class Container:
         self.shared_nodes: set[str] = set()
         """Dynamic nodes from which every connection may receive: those that were made to send there."""
         self.since_ms = self.resource.now_ms
-        self._continuing: Turns[Continuing] = Turns()
+        self._continuing: FairQueue[Continuing] = FairQueue()
 
     def open(self) -> None:
         """Opens the store and restores everything that it holds. StoreDamaged: it holds what no broker wrote, so that

@@ -15,15 +15,14 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.ages import Ages
 from dtx.broker.queues.entry import ORIGIN, Effect, Entry, Memory, Origin, State, write_post
-from dtx.broker.queues.failure_reasons import FailureReasons
+from dtx.broker.queues.message_times import MessageAges, Schedule
+from dtx.broker.queues.outcomes import FailureReasons
 from dtx.broker.queues.payloads import Payloads
 from dtx.broker.queues.queue import Queue
 from dtx.broker.queues.removals import Removals
-from dtx.broker.queues.schedule import Schedule
 from dtx.broker.settings import QueueSettings, Settings, WhenFull
-from dtx.broker.timers import Timer, Timers
+from dtx.broker.timer_queue import Timer, TimerQueue
 from dtx.protocol.addresses import RESERVED
 from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import CHUNK, Batch, NotStored, StoreDamaged, StoreError, StoreRefused
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.broker.queues.outcomes import Outcome
-    from dtx.broker.timers import Timer
+    from dtx.broker.timer_queue import Timer
     from dtx.store.contract import MessageStore, Restored
     from xa import Xid
 
@@ -118,12 +117,12 @@ class TransactionalResource:
         self._stopped = stopped
         self._number = 0
         self._marked: list[Queue] = []
-        self.timers = Timers()
+        self.timers = TimerQueue()
         self.schedule = Schedule()
         self.reasons = FailureReasons()
         self.removals = Removals(clock.wall_ms, self.submit)
         self._look_at = 0.0
-        self.ages = Ages()
+        self.ages = MessageAges()
         self._marks_due: tuple[tuple[int, int], ...] = ()
         self._mark_at = 0.0
         self._marks: list[int] = []

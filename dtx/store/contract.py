@@ -432,3 +432,48 @@ class MessageStore(Protocol):
     def close(self) -> None:
         """Forces what waits and closes the store. Blocks. Completions may be delivered until it returns."""
         ...
+
+
+class BrokerStore(MessageStore, Protocol):
+    """A store as the broker uses it, turn by turn."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has something to write that this turn has not."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether its thread has batches, of which it will deliver the completion."""
+        ...
+
+    @property
+    def may_tell(self) -> bool:
+        """Whether what is known of the store may be told: no other process can have it now."""
+        ...
+
+    @property
+    def full(self) -> bool:
+        """Whether it takes only what frees space."""
+        ...
+
+    @property
+    def octets(self) -> int | None:
+        """Its size; None where nobody here knows."""
+        ...
+
+    forced: Callable[[float, int], None]
+    """Told of every force, in the thread that does it, if set before `open`: how long it took, and how many batches it
+    made durable."""
+
+    def write(self) -> None:
+        """Writes what was submitted in this turn."""
+        ...
+
+    def hand_over(self) -> None:
+        """Gives its thread what was submitted, for the last time before `close`."""
+        ...
+
+    def maintain(self) -> None:
+        """Called now and then, for work that may wait."""
+        ...

@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.amqp.peers import protocol_of
+from dtx.amqp.protocol_detection import protocol_of
 from dtx.amqp.sasl import mechanisms
 from dtx.amqp.sasl.layer import SaslError
 from dtx.amqp.sasl.mechanisms import Compute

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from dtx.store.sql.image import look_at_store
+from dtx.store.sql.inspection import look_at_store
 from rm_amqp import AmqpResource
 from tests.kept.make import BATCH, LARGE, STANDING
 from tests.kept.pipeline import END, batch, settings_of

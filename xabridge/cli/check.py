@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Iterator, Mapping
 
-    from dtx.store.sql.image import StoreImage
+    from dtx.store.sql.inspection import StoreImage
     from tm.config import Configuration
     from xabridge.operations.scan import Seen
     from xabridge.operations.survey import BranchView, Survey, TransactionView
@@ -144,7 +144,7 @@ def _examine(configuration: Configuration, urls: Mapping[str, str], progress: Pr
 
 
 def _store(url: str) -> tuple[StoreImage | None, list[Check]]:
-    from dtx.store.sql.image import look_at_store  # noqa: PLC0415 — loads SQLAlchemy
+    from dtx.store.sql.inspection import look_at_store  # noqa: PLC0415 — loads SQLAlchemy
 
     try:
         image = look_at_store(url)

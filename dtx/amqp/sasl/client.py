@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from dtx.amqp.peers import protocol_of
+from dtx.amqp.protocol_detection import protocol_of
 from dtx.amqp.sasl import mechanisms
 from dtx.amqp.sasl.layer import OUTCOME_OK, SASL_HEADER, Frame, SaslError, SaslLayer, State, item
 from dtx.amqp.sasl.mechanisms import Compute

@@ -21,8 +21,7 @@ from dtx.broker.endpoint.link import Link, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import NOTES, OutgoingDelivery, Stream, size_with_facts, with_facts
 from dtx.broker.endpoint.states import ATTACHED, DECIDED, ENDED, FREE, Attachment
 from dtx.broker.queues.entry import State
-from dtx.broker.queues.failure_reasons import APART, REASON
-from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, LOST, TAKEN, rejected_state
+from dtx.broker.queues.outcomes import APART, FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, LOST, REASON, TAKEN, rejected_state
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.broker.transactions.contexts import unknown_id
 from dtx.protocol.addresses import TXN_ID

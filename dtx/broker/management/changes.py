@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.amqp.values import Map, Value
-    from dtx.broker.management.question import Answer, Question
+    from dtx.broker.management.request import Answer, ManagementRequest
     from dtx.broker.queues.queue import Queue
     from dtx.store.contract import NotStored
 
@@ -32,7 +32,7 @@ UNTOLD: Final = 1 << 63
 
 
 def change(
-    question: Question,
+    request: ManagementRequest,
     answer: Answer,
     batch: Batch,
     told: dict[str, Any],
@@ -40,8 +40,8 @@ def change(
     undone: Callable[[], None] = lambda: None,
 ) -> None:
     """Makes a change durable with its entry in the audit log, carries it out then, and answers."""
-    audit = question.container.audit
-    number = audit.write(batch, str(question.identity), question.text("operation"), told)
+    audit = request.container.audit
+    number = audit.write(batch, str(request.identity), request.text("operation"), told)
 
     def written(error: NotStored | None) -> None:
         if error is None:
@@ -52,32 +52,32 @@ def change(
             undone()
             answer(not_stored(error, Code.XAER_RMERR))
 
-    question.container.resource.submit(batch, written)
+    request.container.resource.submit(batch, written)
 
 
 # -- queues
-def create_queue(question: Question, answer: Answer) -> None:
+def create_queue(request: ManagementRequest, answer: Answer) -> None:
     """A new queue."""
-    resource, name = question.container.resource, question.text("queue")
+    resource, name = request.container.resource, request.text("queue")
     if name in resource.queues:
         raise refused(Code.XAER_DUPID, f"there is a queue {name!r} already")
     if not name or len(name) > MAX_NAME or not name.isprintable() or name.startswith(RESERVED):
         told = f"a queue's name has 1 to {MAX_NAME} printable characters, and does not begin with {RESERVED}"
         raise refused(Code.XAER_INVAL, told)
     resource.create(name)
-    change(question, answer, Batch(), {"queue": name}, lambda: None)
+    change(request, answer, Batch(), {"queue": name}, lambda: None)
 
 
-def configure_queue(question: Question, answer: Answer) -> None:
+def configure_queue(request: ManagementRequest, answer: Answer) -> None:
     """Some settings of a queue change, in place of what the configuration says, also after a restart."""
-    resource, queue = question.container.resource, queue_of(question)
+    resource, queue = request.container.resource, queue_of(request)
     told: dict[str, Any] = {}
     for name in CONFIGURABLE:
         argument = name.replace("_", "-")
         if name == "when_full":
-            value: int | str = question.text(argument, "")
+            value: int | str = request.text(argument, "")
         else:
-            value = question.number(argument, UNTOLD)
+            value = request.number(argument, UNTOLD)
         if value not in {"", UNTOLD}:
             told[name] = value
     if not told:
@@ -95,13 +95,13 @@ def configure_queue(question: Question, answer: Answer) -> None:
     def done() -> None:
         queue.settings, queue.configured = settings, number
 
-    change(question, answer, batch, {"queue": queue.name, **told}, done)
+    change(request, answer, batch, {"queue": queue.name, **told}, done)
 
 
-def delete_queue(question: Question, answer: Answer) -> None:
+def delete_queue(request: ManagementRequest, answer: Answer) -> None:
     """A queue goes, with its messages. What transactions and prepared branches hold of it, or post to it, keeps it."""
-    queue, force = queue_of(question), question.flag("force")
-    container = question.container
+    queue, force = queue_of(request), request.flag("force")
+    container = request.container
     if queue.name in container.settings.queues:
         raise _kept(f"{queue.name} is in the configuration, and would come back: remove it there first, or purge it")
     if queue.depth and not force:
@@ -109,7 +109,7 @@ def delete_queue(question: Question, answer: Answer) -> None:
     if queue.attached and not force:
         raise _kept(f"{queue.name} has {queue.attached} consumers: close them first, or say `force`")
     queue.closing = True  # it takes and gives nothing more
-    _detach(question, queue)
+    _detach(request, queue)
     if queue.held or queue.pending:
         queue.closing = False
         queue.look()
@@ -127,7 +127,7 @@ def delete_queue(question: Question, answer: Answer) -> None:
 
     def done() -> None:
         container.resource.drop_lasting(queue)
-        _detach(question, queue)
+        _detach(request, queue)
 
     def undone() -> None:
         queue.closing = False
@@ -135,25 +135,25 @@ def delete_queue(question: Question, answer: Answer) -> None:
         if was_unstored:
             container.resource.remember_unstored(queue)
 
-    change(question, answer, batch, {"queue": queue.name, "messages": queue.depth}, done, undone)
+    change(request, answer, batch, {"queue": queue.name, "messages": queue.depth}, done, undone)
 
 
 def _kept(told: str) -> Exception:
     return refused(Code.XAER_PROTO, told)
 
 
-def _detach(question: Question, queue: Queue) -> None:
+def _detach(request: ManagementRequest, queue: Queue) -> None:
     """Closes the links of a queue that goes."""
     gone = Refusal(Condition.RESOURCE_DELETED, f"the queue {queue.name} is gone", Code.XAER_NOTA)
-    for connection in tuple(question.container.connections.values()):
+    for connection in tuple(request.container.connections.values()):
         for link in tuple(connection.links.values()):
             if link.address == queue.name:
                 link.detach(gone)
 
 
-def pause_queue(question: Question, answer: Answer) -> None:
+def pause_queue(request: ManagementRequest, answer: Answer) -> None:
     """No consumer gets messages of the queue any more, also after a restart; it goes on taking messages."""
-    queue, who = queue_of(question), str(question.identity)
+    queue, who = queue_of(request), str(request.identity)
     batch = Batch()
     batch.create_queue(queue.number, queue.name)
     batch.record(queue.number, PAUSED, who)
@@ -163,22 +163,22 @@ def pause_queue(question: Question, answer: Answer) -> None:
         if not before:
             queue.unpause()
 
-    change(question, answer, batch, {"queue": queue.name}, lambda: None, undone)
+    change(request, answer, batch, {"queue": queue.name}, lambda: None, undone)
 
 
-def resume_queue(question: Question, answer: Answer) -> None:
+def resume_queue(request: ManagementRequest, answer: Answer) -> None:
     """Consumers get messages again."""
-    queue = queue_of(question)
+    queue = queue_of(request)
     batch = Batch()
     batch.drop_record(queue.number)
-    change(question, answer, batch, {"queue": queue.name}, queue.unpause)
+    change(request, answer, batch, {"queue": queue.name}, queue.unpause)
 
 
 # -- connections and branches
-def close_connection(question: Question, answer: Answer) -> None:
+def close_connection(request: ManagementRequest, answer: Answer) -> None:
     """Closes a connection. What it held is free, as if the network had failed; prepared branches stay."""
-    wanted = question.text("connection")
-    found = [one for number, one in question.container.connections.items() if f"{number:x}" == wanted]
+    wanted = request.text("connection")
+    found = [one for number, one in request.container.connections.items() if f"{number:x}" == wanted]
     if not found:
         raise refused(Code.XAER_NOTA, f"there is no connection {wanted}")
     (connection,) = found
@@ -187,16 +187,16 @@ def close_connection(question: Question, answer: Answer) -> None:
     def done() -> None:
         connection.close(Refusal(Condition.CONNECTION_FORCED, "an operator closed the connection", Code.XAER_RMFAIL))
 
-    change(question, answer, Batch(), told, done)
+    change(request, answer, Batch(), told, done)
 
 
-def drop_branch(question: Question, answer: Answer) -> None:
+def drop_branch(request: ManagementRequest, answer: Answer) -> None:
     """A branch that is not prepared becomes rollback-only, and what it holds is free."""
     try:
-        xid = Xid.parse(question.text("xid"))
+        xid = Xid.parse(request.text("xid"))
     except ValueError as error:
         raise refused(Code.XAER_INVAL, f"xid: {error}") from None
-    branch = question.container.registry.find(xid)
+    branch = request.container.registry.find(xid)
 
     def check() -> None:
         if branch.state not in EXPIRING or branch.waiting is not None:
@@ -207,17 +207,17 @@ def drop_branch(question: Question, answer: Answer) -> None:
 
     def done() -> None:
         if branch.state in EXPIRING and branch.waiting is None:  # it may have been prepared meanwhile
-            branch.undo(BranchVerb.EXPIRE, f"{question.identity} dropped it", Code.XA_RBOTHER)
+            branch.undo(BranchVerb.EXPIRE, f"{request.identity} dropped it", Code.XA_RBOTHER)
 
-    change(question, answer, Batch(), {"xid": str(xid), "owner": branch.owner}, done)
+    change(request, answer, Batch(), {"xid": str(xid), "owner": branch.owner}, done)
 
 
 # -- the audit log
-def audit(question: Question) -> list[Value]:
+def audit(request: ManagementRequest) -> list[Value]:
     """A page of the audit log, the newest entry first."""
-    after = question.after
+    after = request.after
     before = int(after, 16) if after and set(after) <= set("0123456789abcdef") else 0
-    return question.page(question.container.audit.newest(before), _entry)
+    return request.page(request.container.audit.newest(before), _entry)
 
 
 def _entry(item: tuple[int, dict[str, Any]]) -> Map:

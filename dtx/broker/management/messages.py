@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.amqp.values import Map, Value
-    from dtx.broker.management.question import Answer, Question
+    from dtx.broker.management.request import Answer, ManagementRequest
     from dtx.broker.queues.queue import Queue
     from dtx.store.contract import NotStored
 
@@ -29,10 +29,10 @@ MAX_READ: Final = CHUNK
 """Octets of a message that can be read by management: larger ones are for consumers and browsers."""
 
 
-def queue_of(question: Question, name: str = "queue") -> Queue:
+def queue_of(request: ManagementRequest, name: str = "queue") -> Queue:
     """The lasting queue that an argument names."""
-    wanted = question.text(name)
-    queue = question.container.resource.queues.get(wanted)
+    wanted = request.text(name)
+    queue = request.container.resource.queues.get(wanted)
     if queue is None or queue.closing:
         raise refused(Code.XAER_NOTA, f"there is no queue {wanted!r}")
     if not queue.lasting:
@@ -41,12 +41,12 @@ def queue_of(question: Question, name: str = "queue") -> Queue:
 
 
 # -- looking
-def page(question: Question) -> list[Value]:
+def page(request: ManagementRequest) -> list[Value]:
     """A page of a queue's messages, in their order; with `ids`, of these only."""
-    queue, ids = queue_of(question), question.text("ids", "")
-    after = question.after
+    queue, ids = queue_of(request), request.text("ids", "")
+    after = request.after
     position = _hexadecimal(after) if after else -1
-    ages = question.container.resource.ages
+    ages = request.container.resource.ages
 
     def shown(entry: Entry) -> Map:
         origin = queue.origins.get(entry.number)
@@ -67,14 +67,14 @@ def page(question: Question) -> list[Value]:
 
     if ids:
         found = [entry for entry in queue.find(_numbers(ids)) if entry.position > position]
-        return question.page(found, shown)
-    return [shown(entry) for entry in queue.page(position, question.count)]
+        return request.page(found, shown)
+    return [shown(entry) for entry in queue.page(position, request.count)]
 
 
-def read(question: Question, answer: Answer) -> None:
+def read(request: ManagementRequest, answer: Answer) -> None:
     """A message's octets, as they came."""
-    queue = queue_of(question)
-    entry = _one(question, queue)
+    queue = queue_of(request)
+    entry = _one(request, queue)
     if entry.size > MAX_READ:
         told = f"the message has {entry.size} octets, and management reads up to {MAX_READ}: browse the queue"
         raise refused(Code.XAER_INVAL, told)
@@ -82,13 +82,13 @@ def read(question: Question, answer: Answer) -> None:
     def fetched(payload: bytes | None) -> None:
         answer({"octets": payload or b"", "deliveries": Ulong(entry.count)})
 
-    _fetch(question, entry, fetched)
+    _fetch(request, entry, fetched)
 
 
-def _one(question: Question, queue: Queue) -> Entry:
-    found = queue.find({_hexadecimal(question.text("id"))})
+def _one(request: ManagementRequest, queue: Queue) -> Entry:
+    found = queue.find({_hexadecimal(request.text("id"))})
     if not found:
-        raise refused(Code.XAER_NOTA, f"there is no message {question.text('id')} in {queue.name}")
+        raise refused(Code.XAER_NOTA, f"there is no message {request.text('id')} in {queue.name}")
     return found[0]
 
 
@@ -108,54 +108,54 @@ def _hexadecimal(text: str) -> int:
 
 
 # -- choosing
-def chosen(question: Question, queue: Queue) -> list[Entry]:
+def chosen(request: ManagementRequest, queue: Queue) -> list[Entry]:
     """The messages that a request is about: those of `ids`, or the first `most`, or all that are there now."""
-    ids = question.text("ids", "")
+    ids = request.text("ids", "")
     if ids:
         return queue.find(_numbers(ids))
-    most = question.number("most", 0)
+    most = request.number("most", 0)
     found = list(queue)
     return found[:most] if most else found
 
 
-def asked_for(question: Question) -> int:
+def asked_for(request: ManagementRequest) -> int:
     """How many messages were chosen by their ids; 0: they were not chosen so."""
-    ids = question.text("ids", "")
+    ids = request.text("ids", "")
     return len({_hexadecimal(one) for one in ids.split(",")}) if ids else 0
 
 
-def _about(question: Question, queue: Queue, **more: Any) -> dict[str, Any]:
+def _about(request: ManagementRequest, queue: Queue, **more: Any) -> dict[str, Any]:
     """What the audit log says of such a request."""
     told: dict[str, Any] = {"queue": queue.name, **more}
     for name in ("ids", "most"):
-        value = question.text(name, "") if name == "ids" else question.number(name, 0)
+        value = request.text(name, "") if name == "ids" else request.number(name, 0)
         if value:
             told[name] = value if isinstance(value, int) else value[:200]
     return told
 
 
 # -- changing
-def move(question: Question, answer: Answer) -> None:
+def move(request: ManagementRequest, answer: Answer) -> None:
     """To another queue."""
-    queue, target = queue_of(question), queue_of(question, "to")
+    queue, target = queue_of(request), queue_of(request, "to")
     if target is queue:
         raise refused(Code.XAER_INVAL, f"the messages are in {queue.name} already")
-    _transfer(question, answer, queue, lambda _: target, _about(question, queue, to=target.name))
+    _transfer(request, answer, queue, lambda _: target, _about(request, queue, to=target.name))
 
 
-def purge(question: Question, answer: Answer) -> None:
+def purge(request: ManagementRequest, answer: Answer) -> None:
     """Deletes messages."""
-    queue = queue_of(question)
-    _transfer(question, answer, queue, lambda _: None, _about(question, queue))
+    queue = queue_of(request)
+    _transfer(request, answer, queue, lambda _: None, _about(request, queue))
 
 
-def retry(question: Question, answer: Answer) -> None:
+def retry(request: ManagementRequest, answer: Answer) -> None:
     """Dead letters go back to where they came from, as if they had never been delivered. Of those that a consumer has
     sent, the name of their queue tells it."""
-    queue = queue_of(question)
-    resource = question.container.resource
+    queue = queue_of(request)
+    resource = request.container.resource
     queues, by_name = resource.queues, resource.source_of_dead_letters(queue)
-    fallback = queue_of(question, "to") if question.text("to", "") else None
+    fallback = queue_of(request, "to") if request.text("to", "") else None
 
     def target(entry: Entry) -> Queue | None:
         origin = queue.origins.get(entry.number)
@@ -166,11 +166,11 @@ def retry(question: Question, answer: Answer) -> None:
             raise Unmoved("it is not known where it came from: say where to with --to (field `to`)")
         raise Unmoved("the queue that it came from is gone: name another one with --to (field `to`)")
 
-    _transfer(question, answer, queue, target, _about(question, queue), anew=True)
+    _transfer(request, answer, queue, target, _about(request, queue), anew=True)
 
 
 def _transfer(
-    question: Question,
+    request: ManagementRequest,
     answer: Answer,
     queue: Queue,
     target: Callable[[Entry], Queue | None],
@@ -179,44 +179,44 @@ def _transfer(
     anew: bool = False,
 ) -> None:
     Transfer(
-        question.container,
+        request.container,
         queue,
-        chosen(question, queue),
+        chosen(request, queue),
         target,
         answer,
-        who=str(question.identity),
-        what=question.text("operation"),
+        who=str(request.identity),
+        what=request.text("operation"),
         told=told,
         anew=anew,
-        asked_for=asked_for(question),
+        asked_for=asked_for(request),
     ).go_on()
 
 
 # -- copying
-def copy(question: Question, answer: Answer) -> None:
+def copy(request: ManagementRequest, answer: Answer) -> None:
     """To another queue, as new messages. Messages that somebody holds are copied as well."""
-    queue, target = queue_of(question), queue_of(question, "to")
-    _Copy(question, queue, target, answer).go_on()
+    queue, target = queue_of(request), queue_of(request, "to")
+    _Copy(request, queue, target, answer).go_on()
 
 
 class _Copy:
     """Reads a message, then the next one; what was read is written some at a time."""
 
-    def __init__(self, question: Question, queue: Queue, target: Queue, answer: Answer) -> None:
-        self._question = question
-        self._resource = question.container.resource
-        self._audit = question.container.audit
+    def __init__(self, request: ManagementRequest, queue: Queue, target: Queue, answer: Answer) -> None:
+        self._question = request
+        self._resource = request.container.resource
+        self._audit = request.container.audit
         self._queue = queue
         self._target = target
         self._answer = answer
-        self._left = chosen(question, queue)[::-1]
+        self._left = chosen(request, queue)[::-1]
         self._batch = Batch()
         self._copies: list[Entry] = []
-        self._told = _about(question, queue, to=target.name)
+        self._told = _about(request, queue, to=target.name)
         self._entry = 0
         self._done = 0
         self._why: dict[str, int] = {}
-        self._asked_for = asked_for(question)
+        self._asked_for = asked_for(request)
 
     def go_on(self) -> None:
         """The next message."""
@@ -271,9 +271,9 @@ class _Copy:
         self._question.container.continue_later(self, self._question.identity.name)
 
 
-def _fetch(question: Question, entry: Entry, done: Callable[[bytes | None], None]) -> None:
+def _fetch(request: ManagementRequest, entry: Entry, done: Callable[[bytes | None], None]) -> None:
     """Reads a message from memory or the store."""
-    resource = question.container.resource
+    resource = request.container.resource
     if fits_one_piece(entry):
         payload = resource.payloads.get(entry)
         if payload is not None:

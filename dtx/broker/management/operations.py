@@ -14,7 +14,7 @@ from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.broker.access.permissions import Management
 from dtx.broker.management import changes, messages, users, views
-from dtx.broker.management.question import Question
+from dtx.broker.management.request import ManagementRequest
 from dtx.protocol.conditions import refused
 from xa import Code
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.amqp.values import Value
     from dtx.broker.container import Container
-    from dtx.broker.management.question import Answer
+    from dtx.broker.management.request import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Operation:
     """One operation. `carry_out` answers when what it changes is durable."""
 
     needs: Management
-    carry_out: Callable[[Question, Answer], None]
+    carry_out: Callable[[ManagementRequest, Answer], None]
 
 
-def _view(look: Callable[[Question], Value]) -> Operation:
+def _view(look: Callable[[ManagementRequest], Value]) -> Operation:
     return Operation(Management.VIEW, lambda question, answer: answer(look(question)))
 
 
-def _change(carry_out: Callable[[Question, Answer], None]) -> Operation:
+def _change(carry_out: Callable[[ManagementRequest, Answer], None]) -> Operation:
     return Operation(Management.MANAGE, carry_out)
 
 
@@ -89,7 +89,7 @@ def carry_out(container: Container, identity: Identity, request: Request, answer
         raise WireError(Condition.NOT_IMPLEMENTED, f"operation is one of {', '.join(sorted(OPERATIONS))}")
     if not permissions.may_manage(identity, found.needs):
         raise _unauthorized(identity, found.needs)
-    found.carry_out(Question(container, identity, arguments), answer)
+    found.carry_out(ManagementRequest(container, identity, arguments), answer)
 
 
 def _unauthorized(identity: Identity, needs: Management) -> Exception:

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from dtx.amqp.values import Map, Value
     from dtx.broker.access.credentials import Credentials
     from dtx.broker.access.permissions import Rule
-    from dtx.broker.management.question import Answer, Question
+    from dtx.broker.management.request import Answer, ManagementRequest
 
 
-def users(question: Question) -> list[Value]:
+def users(request: ManagementRequest) -> list[Value]:
     """A page of names that have a password, a rule or both, by name."""
-    accounts = question.container.accounts
+    accounts = request.container.accounts
     known = accounts.credentials.users if accounts.credentials is not None else []
     rules = accounts.permissions.rules
-    after = question.after
+    after = request.after
 
     def shown(name: str) -> Map:
         rule = rules.get(name)
@@ -39,12 +39,12 @@ def users(question: Question) -> list[Value]:
             "rule-from": None if rule is None else accounts.origin(RULE, name),
         }
 
-    return question.page(sorted(name for name in {*known, *rules} if name > after), shown)
+    return request.page(sorted(name for name in {*known, *rules} if name > after), shown)
 
 
-def rights(question: Question) -> Map:
+def rights(request: ManagementRequest) -> Map:
     """What the one who asks may do by management, and with the branches of others."""
-    identity, permissions = question.identity, question.container.permissions
+    identity, permissions = request.identity, request.container.permissions
     return {
         "user": str(identity),
         "manage": permissions.may_manage(identity, Management.MANAGE),
@@ -53,26 +53,26 @@ def rights(question: Question) -> Map:
     }
 
 
-def set_user(question: Question, answer: Answer) -> None:
+def set_user(request: ManagementRequest, answer: Answer) -> None:
     """A new user, or another password. It comes as a SCRAM verifier: nobody sends the password."""
-    credentials, name = _credentials(question), _name(question)
+    credentials, name = _credentials(request), _name(request)
     try:
-        verifier = Verifier.parse(question.text("verifier"))
+        verifier = Verifier.parse(request.text("verifier"))
     except ScramError as error:
         raise refused(Code.XAER_INVAL, f"verifier: {error}") from None
     batch = Batch()
-    undo = question.container.accounts.write_user(batch, name, verifier)
-    change(question, answer, batch, {"user": name}, lambda: credentials.set(name, verifier), undo)
+    undo = request.container.accounts.write_user(batch, name, verifier)
+    change(request, answer, batch, {"user": name}, lambda: credentials.set(name, verifier), undo)
 
 
-def remove_user(question: Question, answer: Answer) -> None:
+def remove_user(request: ManagementRequest, answer: Answer) -> None:
     """A user goes, with the user's rule; the user's connections are closed."""
-    credentials, name = _credentials(question), _name(question)
-    container = question.container
+    credentials, name = _credentials(request), _name(request)
+    container = request.container
     accounts = container.accounts
     if name not in credentials.users:
         raise refused(Code.XAER_NOTA, f"there is no user {name!r}")
-    if name == question.identity.name:
+    if name == request.identity.name:
         raise refused(Code.XAER_PROTO, "nobody removes the user that asks: nobody else might be able to undo it")
     batch = Batch()
     undos = [accounts.write_user(batch, name, None)]
@@ -91,52 +91,52 @@ def remove_user(question: Question, answer: Answer) -> None:
         for undo in undos:
             undo()
 
-    change(question, answer, batch, {"user": name}, done, undone)
+    change(request, answer, batch, {"user": name}, done, undone)
 
 
-def _credentials(question: Question) -> Credentials:
-    credentials = question.container.accounts.credentials
+def _credentials(request: ManagementRequest) -> Credentials:
+    credentials = request.container.accounts.credentials
     if credentials is None:
         told = "this broker has no file of users, so nobody has a password: start it with --users"
         raise refused(Code.XAER_PROTO, told)
     return credentials
 
 
-def _name(question: Question) -> str:
+def _name(request: ManagementRequest) -> str:
     try:
-        return user_name(question.text("user"))
+        return user_name(request.text("user"))
     except CredentialsError as error:
         raise refused(Code.XAER_INVAL, str(error)) from None
 
 
-def set_permissions(question: Question, answer: Answer) -> None:
+def set_permissions(request: ManagementRequest, answer: Answer) -> None:
     """Another rule for a name, in place of the one that it has. It holds for what is asked and attached from now on."""
-    name = question.text("user")
+    name = request.text("user")
     if not name:
         raise refused(Code.XAER_INVAL, 'user: expected a name, "*" or "anonymous"')
     try:
-        rule = rule_of_json(name, question.text("rule"))
+        rule = rule_of_json(name, request.text("rule"))
     except PermissionsError as error:
         raise refused(Code.XAER_INVAL, f"rule: {error}") from None
-    _change_rule(question, answer, name, rule)
+    _change_rule(request, answer, name, rule)
 
 
-def remove_permissions(question: Question, answer: Answer) -> None:
+def remove_permissions(request: ManagementRequest, answer: Answer) -> None:
     """The rule of a name goes."""
-    name = question.text("user")
-    if name not in question.container.permissions.rules:
+    name = request.text("user")
+    if name not in request.container.permissions.rules:
         raise refused(Code.XAER_NOTA, f"there are no permissions of {name!r}")
-    _change_rule(question, answer, name, None)
+    _change_rule(request, answer, name, None)
 
 
-def _change_rule(question: Question, answer: Answer, name: str, rule: Rule | None) -> None:
-    accounts = question.container.accounts
+def _change_rule(request: ManagementRequest, answer: Answer, name: str, rule: Rule | None) -> None:
+    accounts = request.container.accounts
     permissions = accounts.permissions
     then = Permissions(permissions.rules)
     then.set(name, rule)
-    if not then.may_manage(question.identity, Management.MANAGE):
-        raise refused(Code.XAER_PROTO, f"{question.identity} could not manage this broker any more, nor undo it")
+    if not then.may_manage(request.identity, Management.MANAGE):
+        raise refused(Code.XAER_PROTO, f"{request.identity} could not manage this broker any more, nor undo it")
     batch = Batch()
     undo = accounts.write_rule(batch, name, rule)
     told = {"user": name, "rule": "none" if rule is None else json.dumps(section_of(rule), ensure_ascii=False)}
-    change(question, answer, batch, told, lambda: permissions.set(name, rule), undo)
+    change(request, answer, batch, told, lambda: permissions.set(name, rule), undo)

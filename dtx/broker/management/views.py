@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dtx.amqp.values import Map, Value
     from dtx.broker.container import Container, ServedConnection, ServedLink
-    from dtx.broker.management.question import Question
+    from dtx.broker.management.request import ManagementRequest
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.branches import Branch
 
@@ -28,9 +28,9 @@ MAX_LOCKS: Final = 100
 """Branches that are named as holding messages of one queue."""
 
 
-def status(question: Question) -> Map:
+def status(request: ManagementRequest) -> Map:
     """The broker as a whole."""
-    container = question.container
+    container = request.container
     resource = container.resource
     return {
         "container": container.settings.container,
@@ -45,16 +45,16 @@ def status(question: Question) -> Map:
     }
 
 
-def configuration(question: Question) -> list[Value]:
+def configuration(request: ManagementRequest) -> list[Value]:
     """A page of settings, by name."""
-    after = question.after
-    told = (one for one in question.container.configuration if one[0] > after)
-    return question.page(told, lambda one: {"name": one[0], "value": one[1], "from": one[2]})
+    after = request.after
+    told = (one for one in request.container.configuration if one[0] > after)
+    return request.page(told, lambda one: {"name": one[0], "value": one[1], "from": one[2]})
 
 
-def queues(question: Question) -> list[Value]:
+def queues(request: ManagementRequest) -> list[Value]:
     """A page of queues, by name; with `queue`, this one only."""
-    container, after, wanted = question.container, question.after, question.text("queue", "")
+    container, after, wanted = request.container, request.after, request.text("queue", "")
     working: dict[str, list[Branch]] = {}
     for branch in container.registry.unprepared():
         for queue in branch.work.holdings():
@@ -63,7 +63,7 @@ def queues(question: Question) -> list[Value]:
     if wanted:
         names = [wanted] if wanted in known else []
     else:
-        names = nsmallest(question.count, (name for name in known if name > after))
+        names = nsmallest(request.count, (name for name in known if name > after))
     return [_queue(container, container.resource.queues[name], working.get(name, [])) for name in names]
 
 
@@ -107,16 +107,16 @@ def _time(ms: int) -> Timestamp | None:
     return Timestamp(ms) if ms else None
 
 
-def branches(question: Question) -> list[Value]:
+def branches(request: ManagementRequest) -> list[Value]:
     """A page of branches, by xid."""
-    container, after = question.container, question.after
+    container, after = request.container, request.after
     try:
         behind = Xid.parse(after) if after else NULL_XID
     except ValueError as error:
         raise WireError(Condition.INVALID_FIELD, f"after is not an xid: {error}") from None
     working = sorted((branch for branch in container.registry.unprepared() if branch.xid > behind), key=_xid_of)
     in_doubt = container.registry.in_doubt(behind, b"")
-    return question.page(merge(working, in_doubt, key=_xid_of), lambda branch: _branch(container, branch))
+    return request.page(merge(working, in_doubt, key=_xid_of), lambda branch: _branch(container, branch))
 
 
 def _xid_of(branch: Branch) -> Xid:
@@ -138,12 +138,12 @@ def _branch(container: Container, branch: Branch) -> Map:
     }
 
 
-def connections(question: Question) -> list[Value]:
+def connections(request: ManagementRequest) -> list[Value]:
     """A page of connections, by number."""
-    container = question.container
-    behind = _number(question.after)
+    container = request.container
+    behind = _number(request.after)
     numbers = sorted(number for number in container.connections if number > behind)
-    return question.page(numbers, lambda number: _connection(container, container.connections[number]))
+    return request.page(numbers, lambda number: _connection(container, container.connections[number]))
 
 
 def _number(text: str) -> int:
@@ -172,13 +172,13 @@ def _connection(container: Container, connection: ServedConnection) -> Map:
     }
 
 
-def links(question: Question) -> list[Value]:
+def links(request: ManagementRequest) -> list[Value]:
     """A page of links, by connection, session and name: those of `connection` and at `address`, where these are
     told."""
-    container, address = question.container, question.text("address", "")
-    wanted = question.text("connection", "")
+    container, address = request.container, request.text("address", "")
+    wanted = request.text("connection", "")
     numbers = sorted(container.connections) if not wanted else [_number(wanted)]
-    after = question.after
+    after = request.after
 
     def found() -> Iterator[Map]:
         for number in numbers:
@@ -192,7 +192,7 @@ def links(question: Question) -> list[Value]:
 
     ordered = sorted(found(), key=_key_of)
     behind = _key(after) if after else None
-    return question.page((one for one in ordered if behind is None or _key_of(one) > behind), lambda one: one)
+    return request.page((one for one in ordered if behind is None or _key_of(one) > behind), lambda one: one)
 
 
 def _link(connection: ServedConnection, session: int, link: ServedLink) -> Map:

@@ -16,7 +16,6 @@ from dtx.amqp.conditions import Condition
 from dtx.amqp.decoding import DecodeError, decode, decode_from
 from dtx.amqp.encoding import encode, encode_list
 from dtx.amqp.values import Described, Symbol, Ulong
-from dtx.broker.queues.failure_reasons import APART, MOST_TEXT, REASON
 from dtx.protocol.commands import MAX_TXN_ID
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL, error_octets
 
@@ -148,3 +147,36 @@ def transactional_state(txn_id: bytes, outcome: bytes | None = None) -> bytes:
 def rejected_state(refusal: Refusal) -> bytes:
     """The outcome rejected with the error that tells a refusal, encoded."""
     return b"\x00" + encode(Ulong(REJECTED)) + encode_list([error_octets(refusal)])
+
+
+# -- reasons of failures
+REASON: Final = Symbol("x-opt-retry-reason")
+APART: Final = Symbol("x-opt-retry-apart")
+"""The delivery annotation of a message that was in a transaction that was rolled back, or with a connection that was
+lost, without a fault of its own that is known: whoever gets it next handles it alone."""
+MOST_REASONS: Final = 1000
+MOST_TEXT: Final = 2000
+"""Characters of a reason that are kept."""
+
+
+class FailureReasons:
+    """What messages have failed with, by their numbers, as their consumers have said.
+
+    A consumer says it with the outcome of a transaction that it then rolls back: the outcome has no effect, and the
+    reason goes with the next deliveries of the message, as the delivery annotation `x-opt-retry-reason`. It is kept in
+    memory only, of the latest messages: a help for people, on which nothing depends.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, str] = {}
+
+    def note(self, number: int, reason: str) -> None:
+        """A message has failed with this."""
+        self._of.pop(number, None)
+        self._of[number] = reason
+        if len(self._of) > MOST_REASONS:
+            del self._of[next(iter(self._of))]
+
+    def of(self, number: int) -> str:
+        """What a message has failed with the last time; "" if that is not known."""
+        return self._of.get(number, "")

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dtx.broker.queues.entry import Browser, Consumer, Memory
+    from dtx.broker.queues.message_times import Schedule
     from dtx.broker.queues.outcomes import Outcome
-    from dtx.broker.queues.schedule import Schedule
     from dtx.broker.settings import QueueSettings
     from dtx.store.contract import Batch, StoredMessage
 

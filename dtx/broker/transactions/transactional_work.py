@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from dtx.broker.queues.entry import Memory
-    from dtx.broker.queues.failure_reasons import FailureReasons
+    from dtx.broker.queues.outcomes import FailureReasons
     from dtx.broker.settings import Limits
     from dtx.store.contract import Batch
 

@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 
 from dtx.store.contract import StoreError, StoreLocked
 from dtx.store.sql.database import LOCKED_MS, OPENING_FAILURES, Transactions, close_all, store_url
-from dtx.store.sql.reserve import BESIDES, LEAST, Reserve
+from dtx.store.sql.disk_reserve import BESIDES, LEAST, DiskReserve
 from xa.durable_files import force
 from xa.sql import sqlite
 from xa.sql.errors import ErrorKind, kind_of
@@ -74,7 +74,7 @@ class SqliteTransactions(Transactions):
 class DiskSpace:
     """The `Space` of a file, as the connection sees it that writes."""
 
-    def __init__(self, transactions: Transactions, reserve: Reserve) -> None:
+    def __init__(self, transactions: Transactions, reserve: DiskReserve) -> None:
         self._cursor = transactions.cursor
         self._failures = transactions.failures
         self._reserve = reserve
@@ -177,7 +177,7 @@ class SqliteDatabase:
         try:
             _make_folder(path.parent)
             self._lock = _locked(path.with_name(path.name + ".lock"))
-            self._reserve = Reserve(path.with_name(path.name + ".reserve"))
+            self._reserve = DiskReserve(path.with_name(path.name + ".reserve"))
             if _free(path.parent) < LITTLE:
                 self._reserve.release()
             created = not path.exists()

@@ -5,14 +5,14 @@
 3. It delivers the completion of the group to the event loop, which answers the batches in their order.
 
 The event loop carries a small group out itself (`write_now`) while the thread has nothing to do and forces are quick
-(`dtx.store.sql.pace`): this saves both changes of thread. Whatever is not plain remains the thread's: a group that was
-refused, a disk without space, and what keeps the file in order (`maintain`). A lock excludes one while the other is at
-work.
+(`dtx.store.sql.force_pace`): this saves both changes of thread. Whatever is not plain remains the thread's: a group
+that was refused, a disk without space, and what keeps the file in order (`maintain`). A lock excludes one while the
+other is at work.
 
 When the database takes nothing before step 2 (it is locked), the group is refused. When there is no space, only what
-takes some is refused, and the rest is carried out with the space that was kept for this (`dtx.store.sql.reserve`). When
-the database does not take what one of the batches says, they are carried out one by one, so that the others are kept.
-Any other failure stops the store.
+takes some is refused, and the rest is carried out with the space that was kept for this (`dtx.store.sql.disk_reserve`).
+When the database does not take what one of the batches says, they are carried out one by one, so that the others are
+kept. Any other failure stops the store.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from dtx.store.contract import Batch, NotStored, Step, StoreError, StoreFull, StoreRefused, StoreStopped
 from dtx.store.sql.batches import carry_out
 from dtx.store.sql.database import LOCKED_MS, not_stored
-from dtx.store.sql.pace import Pace
+from dtx.store.sql.force_pace import ForcePace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -71,7 +71,7 @@ class Writer:
         self._waiting: SimpleQueue[list[Submitted] | None] = SimpleQueue()
         self._stopped: StoreStopped | None = None
         self._clock = time.monotonic
-        self._pace = Pace(self._clock)
+        self._pace = ForcePace(self._clock)
         self._at_work = threading.Lock()
         """Held by the thread that uses the connection."""
         self._closed = False

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.amqp.conditions import Condition
+from dtx.amqp.conditions import Condition, ProtocolError, Scope
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
-from dtx.amqp.errors import ProtocolError, Scope
 from dtx.amqp.frames import (
     AMQP_HEADER,
     HEARTBEAT,

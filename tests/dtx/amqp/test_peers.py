@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dtx.amqp.peers import protocol_of
+from dtx.amqp.protocol_detection import protocol_of
 from rm_amqp import AmqpResource
 from rm_amqp.amqp010.resource import QpidResource
 from rm_db import MariaResource

@@ -9,8 +9,7 @@ import pytest
 
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.broker.access.permissions import Action
-from dtx.broker.config import Address, BrokerConfig, ConfigError, load
-from dtx.broker.config_origins import values_of
+from dtx.broker.config import Address, BrokerConfig, ConfigError, load, values_of
 from dtx.broker.settings import QueueSettings
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "broker.md"

@@ -30,9 +30,9 @@ from dtx.amqp.sasl.layer import SASL_HEADER
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.sasl.scram import Verifier
 from dtx.amqp.values import Described, Symbol, Uint, Ulong
-from dtx.broker.access.computations import Computations
 from dtx.broker.access.connection_limits import ADDRESSES, ConnectionLimits, network_of
 from dtx.broker.access.credentials import Credentials
+from dtx.broker.access.password_checks import PasswordChecks
 from dtx.broker.access.permissions import Permissions
 from dtx.broker.access.rate_limited_log import MOST, RateLimitedLog
 from dtx.broker.settings import Limits
@@ -179,7 +179,7 @@ async def test_a_peer_is_not_read_while_much_waits_for_the_store(broker: Broker)
             other = await Line.opened(broker)
             other.close()
             await other.writer.wait_closed()
-            turns += bool(broker.rounds._held)
+            turns += bool(broker.scheduler._held)
     taken = broker.container.resource.store.waiting_octets
     RELEASE.set()
     async with asyncio.timeout(LONG_S):
@@ -550,7 +550,7 @@ class World:
         self._calls: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self.limits = ConnectionLimits(Limits(), Permissions({}), lambda: self.now, 0.25)
-        self.computations = Computations(lambda: self.now, self.limits.failures, self._compute, self._later)
+        self.computations = PasswordChecks(lambda: self.now, self.limits.failures, self._compute, self._later)
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         self._number += 1

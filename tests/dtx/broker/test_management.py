@@ -14,7 +14,7 @@ from dtx.amqp.conditions import Condition
 from dtx.broker.access.permissions import EVERYTHING, Permissions, Rule
 from dtx.broker.management import messages as managed_messages
 from dtx.broker.management import transfers
-from dtx.broker.management.question import MAX_PAGE
+from dtx.broker.management.request import MAX_PAGE
 from dtx.broker.management.views import MAX_LOCKS
 from dtx.broker.queues.outcomes import REFUSED
 from dtx.broker.settings import QueueSettings, Settings

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from dtx.amqp.composites import WireError
 from dtx.amqp.encoding import encode
 from dtx.amqp.values import Described, Symbol, Uint, Ulong
-from dtx.broker.queues.failure_reasons import MOST, FailureReasons
 from dtx.broker.queues.outcomes import (
     FAILED,
     GIVEN_BACK,
+    MOST_REASONS,
     TAKEN,
+    FailureReasons,
     Outcome,
     decode_outcomes,
     encode_outcomes,
@@ -134,8 +135,14 @@ def test_an_outcome_of_a_rollback_that_would_take_the_message_is_refused(rest: b
 
 def test_reasons_are_bounded() -> None:
     reasons = FailureReasons()
-    for number in range(MOST + 5):
+    for number in range(MOST_REASONS + 5):
         reasons.note(number, f"reason {number}")
     reasons.note(5, "again")
-    reasons.note(MOST + 5, "the last")
-    assert [reasons.of(number) for number in (4, 5, 6, 7, MOST + 5)] == ["", "again", "", "reason 7", "the last"]
+    reasons.note(MOST_REASONS + 5, "the last")
+    assert [reasons.of(number) for number in (4, 5, 6, 7, MOST_REASONS + 5)] == [
+        "",
+        "again",
+        "",
+        "reason 7",
+        "the last",
+    ]

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Final, cast
 import pytest
 
 from dtx.broker.broker import Broker
-from dtx.broker.rounds import (
+from dtx.broker.fair_queue import AHEAD_S, FEWEST, URGENT_IN_A_ROW, FairQueue
+from dtx.broker.peer_scheduler import (
     LONG_TURN_S,
     LONGEST_SHARED_ROUND_S,
     SHARED_ROUND_S,
     SHARED_WAITING,
-    Rounds,
+    PeerScheduler,
 )
-from dtx.broker.turns import AHEAD_S, FEWEST, URGENT_IN_A_ROW, Turns
 from tests.cases import each
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 LONGEST_S = 0.004
 
 
-def served(turns: Turns[str], seconds: float, random: Random, urgent: frozenset[str] = frozenset()) -> Counter[str]:
+def served(turns: FairQueue[str], seconds: float, random: Random, urgent: frozenset[str] = frozenset()) -> Counter[str]:
     """What each payer had of so many seconds, in which everything that waits has always more to do."""
     shares: Counter[str] = Counter()
     spent_s = 0.0
@@ -55,7 +55,7 @@ def served(turns: Turns[str], seconds: float, random: Random, urgent: frozenset[
 @each("seed", range(5))
 def test_payers_have_equal_shares_however_many_peers_they_have(seed: int) -> None:
     random = Random(seed)
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     payers = [f"user {number}" for number in range(random.randint(2, 8))]
     for payer in payers:
         for number in range(random.choice((1, 20, 200))):
@@ -68,7 +68,7 @@ def test_payers_have_equal_shares_however_many_peers_they_have(seed: int) -> Non
 def test_who_decides_about_transactions_gets_no_more_than_a_little_ahead(seed: int) -> None:
     """One user floods with what is urgent, the other posts."""
     random = Random(seed)
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for number in range(random.choice((1, 20))):
         turns.add(f"urgent {number}", "one", urgent=True)
     turns.add("post", "other")
@@ -78,7 +78,7 @@ def test_who_decides_about_transactions_gets_no_more_than_a_little_ahead(seed: i
 
 
 def test_what_is_urgent_goes_first_and_keeps_nothing_of_its_payer_waiting() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for number in range(3):
         turns.add(f"post {number}", "one")
     for number in range(2):
@@ -95,7 +95,7 @@ def test_what_is_urgent_goes_first_and_keeps_nothing_of_its_payer_waiting() -> N
 
 def test_who_comes_with_little_is_next_at_once() -> None:
     """However long the others have been waiting, and however many they are."""
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for number in range(200):
         turns.add(f"greedy {number}", "greedy")
     random = Random(0)
@@ -108,7 +108,7 @@ def test_who_comes_with_little_is_next_at_once() -> None:
 
 def test_nobody_saves_time_up() -> None:
     """Who was away for long is not served alone when it comes back."""
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     turns.add("a", "one")
     served(turns, 100.0, Random(1))
     turns.add("b", "other")
@@ -117,7 +117,7 @@ def test_nobody_saves_time_up() -> None:
 
 
 def test_who_is_gone_has_no_turn() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for one, payer in (("a", "one"), ("b", "one"), ("c", "other")):
         turns.add(one, payer)
     turns.remove("a")
@@ -132,7 +132,7 @@ def test_who_is_gone_has_no_turn() -> None:
 
 def test_those_who_came_once_are_forgotten() -> None:
     """An address that can choose among many leaves no account behind for each."""
-    turns: Turns[int] = Turns()
+    turns: FairQueue[int] = FairQueue()
     turns.add(-1, "who waits")
     for number in range(10_000):
         turns.add(number, f"from {number}")
@@ -206,7 +206,7 @@ class Shell:
         self.ready: deque[Callable[[], None]] = deque()
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.number = 0
-        self.rounds = Rounds(self, lambda: self.now)
+        self.scheduler = PeerScheduler(self, lambda: self.now)
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         self.number += 1
@@ -232,7 +232,7 @@ class Shell:
         self.ready.append(self.flush)
 
     def flush(self) -> None:
-        if self.rounds.end() and not self.busy and self.submitted:
+        if self.scheduler.end() and not self.busy and self.submitted:
             group, self.submitted = self.submitted, []
             took_s = self.force_s + ROW_S * len(group)
             self.forces += 1
@@ -241,15 +241,15 @@ class Shell:
                 self.later(took_s, lambda: self.completed(group, took_s))
             else:
                 self.now += took_s
-                self.rounds.forced(took_s)
+                self.scheduler.forced(took_s)
                 self.answer(group)
-        self.rounds.go_on()
+        self.scheduler.go_on()
 
     def completed(self, group: list[Peer], took_s: float) -> None:
         self.busy = False
-        self.rounds.forced(took_s)
+        self.scheduler.forced(took_s)
         self.answer(group)
-        self.rounds.answered()
+        self.scheduler.answered()
         self.flush_soon()
 
     def answer(self, group: list[Peer]) -> None:
@@ -279,7 +279,7 @@ class Shell:
             for peer, count in sent:
                 if peer.reading:
                     peer.waiting, peer.unread = peer.waiting + count, peer.unread - count
-                    self.rounds.has_input(peer)
+                    self.scheduler.has_input(peer)
             for call in due:
                 call()
 
@@ -308,9 +308,9 @@ def test_who_comes_during_a_turn_is_next() -> None:
     shell = Shell(0.001, thread=False)
     greedy, honest = shell.connect("greedy", CREDIT), shell.connect("honest", 1)
     greedy.waiting = CREDIT
-    shell.rounds.has_input(greedy)
+    shell.scheduler.has_input(greedy)
     honest.waiting = 1
-    shell.rounds.has_input(honest)
+    shell.scheduler.has_input(honest)
     before = greedy.waiting
     while honest.waiting:
         heappop(shell.timers)[2]()
@@ -376,7 +376,7 @@ def test_who_waits_for_the_store_has_little_there() -> None:
     most = 0
     for _ in range(400):
         shell.run(0.005)
-        most = max(most, sum(shell.waiting.values()) if shell.rounds.is_shared else 0)
+        most = max(most, sum(shell.waiting.values()) if shell.scheduler.is_shared else 0)
     assert 0 < most <= 2 * SHARED_WAITING * LONGEST_SHARED_ROUND_S / SHARED_ROUND_S
 
 
@@ -387,7 +387,7 @@ def test_a_long_turn_is_counted() -> None:
 
     peer.waiting = 1
     shell.post_s = 2 * LONG_TURN_S
-    shell.rounds.has_input(peer)
+    shell.scheduler.has_input(peer)
     assert shell.now - began == 2 * LONG_TURN_S
     assert shell.long_turns == 1
 
@@ -397,7 +397,7 @@ def test_who_is_gone_is_not_served() -> None:
     peers = [shell.connect("one", CREDIT) for _ in range(20)] + [shell.connect("other", CREDIT)]
     shell.run(0.05)
     for peer in peers[:20]:
-        shell.rounds.left(peer)
+        shell.scheduler.left(peer)
         shell.peers.remove(peer)
         peer.waiting = -1  # to serve it would show
     shell.run(1.0)

@@ -13,7 +13,7 @@ from dtx.amqp.messages import DELIVERY_TIME
 from dtx.broker.queues import removals
 from dtx.broker.queues.removals import STEP
 from dtx.broker.settings import QueueSettings, Settings
-from dtx.broker.timers import MOST_DEAD, Timers
+from dtx.broker.timer_queue import MOST_DEAD, TimerQueue
 from dtx.protocol.commands import Commit, Rollback
 from dtx.store.contract import Batch, StoreFull, StoreStopped
 from dtx.store.contract import Step as StoreStep
@@ -36,7 +36,7 @@ from tests.dtx.broker.peer import (
 
 # -- timers
 def test_what_was_called_off_does_not_come_and_does_not_stay() -> None:
-    chance, timers, called = random.Random(7), Timers(), list[int]()
+    chance, timers, called = random.Random(7), TimerQueue(), list[int]()
     standing = {}
     for number in range(20_000):
         standing[number] = timers.add(1 + chance.random(), lambda number=number: called.append(number))  # type: ignore[misc]
@@ -52,7 +52,7 @@ def test_what_was_called_off_does_not_come_and_does_not_stay() -> None:
 
 
 def test_what_is_due_is_called_in_its_order_and_once_and_may_add_and_call_off_others() -> None:
-    timers, called = Timers(), list[str]()
+    timers, called = TimerQueue(), list[str]()
     for due in (5, 1, 3, 1):
         timers.add(due, lambda due=due: called.append(str(due)))  # type: ignore[misc]
     other = timers.add(6, lambda: called.append("other"))

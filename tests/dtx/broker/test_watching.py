@@ -314,7 +314,7 @@ def test_without_the_extra_there_are_probes_and_the_reason(tmp_path: Path, monke
 
     async def scenario() -> None:
         async with serving(tmp_path, config=HTTP) as broker:
-            assert "xabridge[metrics]" in broker.watching.notice
+            assert "xabridge[metrics]" in broker.monitoring.notice
             status, body = await asked(broker, "metrics")
             assert (status, b"xabridge[metrics]" in body) == (501, True)
             assert (await asked(broker, "ready"))[0] == 200

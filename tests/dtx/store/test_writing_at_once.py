@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dtx.store.contract import PENDING, Batch, Step, StoreBusy, StoreError, StoreFull, StoreRefused, StoreStopped
-from dtx.store.sql import SqlStore, pace
-from dtx.store.sql.pace import FOR_EACH, QUICK_S, SLOW_S, Pace
+from dtx.store.sql import SqlStore, force_pace
+from dtx.store.sql.force_pace import FOR_EACH, QUICK_S, SLOW_S, ForcePace
 from dtx.store.sql.sqlite import PAGE_SIZE, DiskSpace
 from dtx.store.sql.writer import SMALL_OCTETS, SMALL_ROWS
 from tests.dtx.store.stores import Clock, Loop, Opened, enqueued, until
@@ -68,8 +68,8 @@ class Turns:
 @pytest.fixture
 def turns(sqlite_place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     """A store on a disk that counts as quick, whatever else this machine does."""
-    monkeypatch.setattr(pace, "QUICK_S", float("inf"))
-    monkeypatch.setattr(pace, "SLOW_S", float("inf"))
+    monkeypatch.setattr(force_pace, "QUICK_S", float("inf"))
+    monkeypatch.setattr(force_pace, "SLOW_S", float("inf"))
     turns = Turns(sqlite_place)
     yield turns
     turns.store.close()
@@ -245,14 +245,14 @@ def test_unused_space_is_given_back(turns: Turns) -> None:
 
 # -- pace
 def test_the_first_force_is_the_threads() -> None:
-    paced = Pace(Clock())
+    paced = ForcePace(Clock())
     assert not paced.quick
     paced.took(QUICK_S / 2)
     assert [paced.quick] == [True]
 
 
 def test_a_disk_that_is_slow_on_average_is_the_threads() -> None:
-    paced = Pace(Clock())
+    paced = ForcePace(Clock())
     for _ in range(100):
         paced.took(2 * QUICK_S)
         assert not paced.quick
@@ -263,7 +263,7 @@ def test_a_disk_that_is_slow_on_average_is_the_threads() -> None:
 
 def test_after_one_slow_force_the_thread_forces_for_a_multiple_of_its_time() -> None:
     clock = Clock()
-    paced = Pace(clock)
+    paced = ForcePace(clock)
     for _ in range(100):
         paced.took(QUICK_S / 4)
     assert paced.quick

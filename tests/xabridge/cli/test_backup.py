@@ -21,7 +21,7 @@ import pytest
 
 from dtx.store.contract import PENDING, Batch
 from dtx.store.sql import SqlStore
-from dtx.store.sql.image import look_at_store
+from dtx.store.sql.inspection import look_at_store
 from rm_amqp import Message
 from tests.dtx.store.stores import Loop, Opened, enqueued
 from tests.rm_amqp.embedded import EmbeddedBroker

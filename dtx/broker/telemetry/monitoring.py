@@ -1,4 +1,4 @@
-"""Watching: what a broker offers to those who watch it: instruments, and the pages `/live`, `/ready` and `/metrics`.
+"""Monitoring: what a broker offers to those who watch it: instruments, and the pages `/live`, `/ready` and `/metrics`.
 
 The pages are answered on the broker's event loop. So `/live` says by its answer that the loop turns. The text of the
 metrics is made in another thread.
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import MeterProvider
 
-    from dtx.broker.broker_store import BrokerStore
     from dtx.broker.config import Address, BrokerConfig
     from dtx.broker.container import Container
     from dtx.broker.telemetry.figures import Figures
     from dtx.broker.telemetry.instruments import Instruments
+    from dtx.store.contract import BrokerStore
 
 
-class Watching:
+class Monitoring:
     """Of one broker, whose store is not open yet; to be made on its event loop. Without `http` and `telemetry` in the
     configuration nothing is measured and nothing of OpenTelemetry is loaded."""
 

@@ -1,4 +1,4 @@
-"""Timers: what is due later, and is often called off before. A timer that was called off costs nothing for long:
+"""TimerQueue: what is due later, and is often called off before. A timer that was called off costs nothing for long:
 a branch that lives a millisecond does not leave its timeout behind for ten minutes."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Timer:
 
     __slots__ = ("call", "timers")
 
-    def __init__(self, timers: Timers, call: Callable[[], None]) -> None:
+    def __init__(self, timers: TimerQueue, call: Callable[[], None]) -> None:
         self.call: Callable[[], None] | None = call
         self.timers = timers
 
@@ -29,7 +29,7 @@ class Timer:
             self.timers.cancelled()
 
 
-class Timers:
+class TimerQueue:
     """Timers by the moment at which they are due."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Question: a management request, with its arguments read by type."""
+"""ManagementRequest: a management request, with its arguments read by type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answer: TypeAlias = "Callable[[Value | Refusal], None]"
 MAX_PAGE: Final = 1000
 
 
-class Question:
+class ManagementRequest:
     """Who asks what. WireError for an argument that is missing, or of another type."""
 
     def __init__(self, container: Container, identity: Identity, arguments: Map) -> None:

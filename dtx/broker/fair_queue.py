@@ -1,4 +1,4 @@
-"""Turns: who is served next, so that nobody is kept waiting by those who have much to do.
+"""FairQueue: who is served next, so that nobody is kept waiting by those who have much to do.
 
 What is served (a connection, a piece of work that goes on, the computation of a password) belongs to a payer: a user,
 or an address where no user is known. `take` decides in this order:
@@ -55,7 +55,7 @@ class _Payer(Generic[T]):
         return self.ready.popitem(last=False)[0]
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """Those that wait for their turn. Whoever takes one serves it, says with `spent` how long that took, and adds it
     again where there is more to do."""
 

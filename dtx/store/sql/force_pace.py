@@ -1,4 +1,4 @@
-"""Pace: whether forces are so quick at present that the event loop may carry them out itself.
+"""ForcePace: whether forces are so quick at present that the event loop may carry them out itself.
 
 A hand-over to the writing thread and back costs more processor time than a small force. But whoever forces waits for
 the disk, and on the event loop every peer waits as well. So the loop forces only while forces take a few milliseconds
@@ -21,7 +21,7 @@ SHARE: Final = 16
 """A force counts as one part in so many of the average."""
 
 
-class Pace:
+class ForcePace:
     """The measured pace of one disk. The first force has to be the thread's, because nothing is known before it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

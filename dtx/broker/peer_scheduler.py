@@ -1,8 +1,8 @@
-"""Rounds: which peer is served now, and when what was done is written and answered.
+"""PeerScheduler: which peer is served now, and when what was done is written and answered.
 
 A peer is served at once if no one waits and the round has time left. Otherwise it waits for its turn
-(`dtx.broker.turns`: payers first, then their peers), and nothing more is read from it meanwhile. So of each peer at
-most one read waits. A round ends after a time; then its changes have one force together, and the answers are sent.
+(`dtx.broker.fair_queue`: payers first, then their peers), and nothing more is read from it meanwhile. So of each peer
+at most one read waits. A round ends after a time; then its changes have one force together, and the answers are sent.
 
 What a peer waits for at most is the rest of a round and of a force, and then its own. So both are short while several
 payers have work, whatever the others do:
@@ -23,7 +23,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from dtx.broker.turns import Turns
+from dtx.broker.fair_queue import FairQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -117,14 +117,14 @@ class Shell(Protocol[S_contra]):
         ...
 
 
-class Rounds(Generic[P]):
+class PeerScheduler(Generic[P]):
     """The rounds of one broker. `has_input` is called when a peer has sent something, `answered` when the store's
     thread has answered, `forced` after each force, `left` when a peer is gone."""
 
     def __init__(self, shell: Shell[P], clock: Callable[[], float]) -> None:
         self._shell = shell
         self._clock = clock
-        self._turns: Turns[P] = Turns()
+        self._turns: FairQueue[P] = FairQueue()
         self._held: dict[str, dict[P, None]] = {}
         """By payer: peers that wait until less waits for the store."""
         self._held_for: dict[P, str] = {}

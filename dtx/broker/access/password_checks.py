@@ -1,9 +1,9 @@
-"""Computations: what it takes to check passwords, one at a time, in a thread that does nothing else.
+"""PasswordChecks: what it takes to check passwords, one at a time, in a thread that does nothing else.
 
 A peer that nobody knows yet can order such a computation, of some milliseconds, with a few octets. So:
 
 - There is one thread for them, and each peer has at most one in the queue. `drop` takes it out when its peer is gone.
-- Addresses take turns (`dtx.broker.turns`). A computation that found a wrong password costs its address
+- Addresses take turns (`dtx.broker.fair_queue`). A computation that found a wrong password costs its address
   COSTS_MORE times what it took, so an address that tries passwords waits for all others.
 - After a wrong password the thread rests for as long as the computation took, and for RESTS times as long before it
   works for an address with failures. So strangers can't order more than half of a processor, and those of a few
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from dtx.broker.turns import Turns
+from dtx.broker.fair_queue import FairQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ class Computation:
         self.done: Done | None = done
 
 
-class Computations:
+class PasswordChecks:
     """The queue. `failures` says how often an address has failed lately; `compute` carries work out in the thread and
     calls what it is given with the result; `later` calls after so many seconds."""
 
@@ -51,7 +51,7 @@ class Computations:
         self._failures = failures
         self._compute = compute
         self._later = later
-        self._waiting: Turns[Computation] = Turns()
+        self._waiting: FairQueue[Computation] = FairQueue()
         self._is_at_work = False
         self._rests_until_s = 0.0
         self._rests_longer_until_s = 0.0

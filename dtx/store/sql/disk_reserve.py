@@ -1,4 +1,4 @@
-"""Reserve: a file that keeps some space of the store's disk, for when there is no other.
+"""DiskReserve: a file that keeps some space of the store's disk, for when there is no other.
 
 To free space takes space: what is deleted is written to SQLite's log first. So when the disk is full, the reserve is
 released, and from then on the store takes only what frees space, or needs next to none, until it can be made again.
@@ -23,7 +23,7 @@ REST: Final = LEAST // 2
 """So much has to be left on the disk itself, for what is written first to the log."""
 
 
-class Reserve:
+class DiskReserve:
     """The file; `held` while it is there."""
 
     def __init__(self, path: Path) -> None:
