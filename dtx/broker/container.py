@@ -15,7 +15,7 @@ from dtx.broker.access.accounts import Accounts
 from dtx.broker.access.audit import Audit
 from dtx.broker.access.permissions import Permissions, PermissionsError
 from dtx.broker.fair_queue import FairQueue
-from dtx.broker.rates import INTERVAL_S
+from dtx.broker.queues.counters import INTERVAL_S
 from dtx.broker.transactional_resource import TransactionalResource
 from dtx.broker.transactions.branches import Registry
 from dtx.broker.transactions.contexts import NoTransaction
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.amqp.session import Session as SessionEndpoint
     from dtx.broker.access.credentials import Credentials
+    from dtx.broker.queues.counters import Meter
     from dtx.broker.queues.entry import Continuing
-    from dtx.broker.rates import Meter
     from dtx.broker.settings import Settings
     from dtx.broker.transactional_resource import Clock
     from dtx.broker.transactions.txn_ids import TxnIds
@@ -213,7 +213,7 @@ class Container:
         """Now and then: how much has come and gone, for the rates that management tells."""
         now = self.resource.clock.monotonic()
         for queue in self.resource.queues.values():
-            queue.meter.note(now, queue.came, queue.went)
+            queue.counters.meter.note(now, queue.counters.came, queue.counters.went)
         for connection in self.connections.values():
             connection.meter.note(now, connection.received_messages, connection.sent_messages)
         self.resource.after(INTERVAL_S, self._note_rates)

@@ -15,7 +15,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.queues.entry import ORIGIN, Effect, Entry, Memory, Origin, State, write_post
+from dtx.broker.queues.counters import Memory
+from dtx.broker.queues.entry import ORIGIN, Effect, Entry, Origin, State, write_post
 from dtx.broker.queues.message_times import MessageAges, Schedule
 from dtx.broker.queues.outcomes import FailureReasons
 from dtx.broker.queues.payloads import Payloads
@@ -256,14 +257,8 @@ class TransactionalResource:
             number,
             name,
             settings if lasting else QueueSettings(max_depth=1000, max_deliveries=0, dead_letter=""),
+            self,
             lasting=lasting,
-            positions=self.number,
-            now_ms=self.clock.wall_ms,
-            dead_letter=self._dead_letter,
-            has_dead_letter=lambda queue: bool(self._dead_letter_name(queue)),
-            on_available=self._marked.append,
-            on_overfull=self.removals.add,
-            schedule=self.schedule,
             memory=memory,
         )
         self.queues[name] = queue
@@ -335,7 +330,17 @@ class TransactionalResource:
         name = f"{before}{queue.name[:room]}{behind}" if star else before
         return "" if name == queue.name else name
 
-    def _dead_letter(self, queue: Queue) -> Queue | None:
+    # -- what queues ask
+    def has_dead_letters(self, queue: Queue) -> bool:
+        return bool(self._dead_letter_name(queue))
+
+    def is_available(self, queue: Queue) -> None:
+        self._marked.append(queue)
+
+    def is_overfull(self, queue: Queue) -> None:
+        self.removals.add(queue)
+
+    def dead_letter_queue(self, queue: Queue) -> Queue | None:
         name = self._dead_letter_name(queue)
         if not name:
             return None

@@ -137,8 +137,8 @@ class EmbeddedBroker:
             for connection in broker.container.connections.values():
                 left += [f"txn-id {txn_id!r}" for txn_id in connection.txns.live]
             for queue in broker.container.resource.queues.values():
-                if queue.held or queue.pending:
-                    left.append(f"{queue.name}: {queue.held} held, {queue.pending} pending")
+                if queue.counters.held or queue.counters.pending:
+                    left.append(f"{queue.name}: {queue.counters.held} held, {queue.counters.pending} pending")
             return left
 
         return self.inside(look)

@@ -170,7 +170,7 @@ class Field(World):
 
         network.sleep(5)
         for queue in network.container.resource.queues.values():
-            assert queue.held == 0, f"{queue.name}: a manager that has nothing to do keeps messages"
+            assert queue.counters.held == 0, f"{queue.name}: a manager that has nothing to do keeps messages"
         self.pass_long(self.manager)
 
     def check(self, where: str) -> None:
@@ -183,7 +183,7 @@ class Field(World):
         assert len(set(data.values())) == len(data), where
         assert [str(branch) for branch in self.network.container.registry] == [], where
         for queue in self.network.container.resource.queues.values():
-            assert (queue.held, queue.pending) == (0, 0), where
+            assert (queue.counters.held, queue.counters.pending) == (0, 0), where
         assert not self.store.in_doubt, where
         assert not self.overdue, where
         assert not [end for end in self.network.ends if end.fileno() >= 0], f"{where}: sockets are open"

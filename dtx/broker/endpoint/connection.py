@@ -29,7 +29,7 @@ from dtx.broker.endpoint.dynamic_nodes import DynamicNodes
 from dtx.broker.endpoint.link import Session, error_of
 from dtx.broker.endpoint.output_room import TURN_S, OutputRoom
 from dtx.broker.endpoint.states import ATTACHMENT, CLOSING, SERVED, SERVICE, AttachmentVerb, Service, ServiceVerb
-from dtx.broker.rates import Meter
+from dtx.broker.queues.counters import Meter
 from dtx.broker.transactions.demarcation import DtxDemarcation
 from dtx.broker.transactions.txn_ids import TxnIds
 from dtx.protocol.addresses import TXN_ID

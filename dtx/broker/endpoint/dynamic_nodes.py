@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.queues.entry import Memory
+from dtx.broker.queues.counters import Memory
 from dtx.protocol.addresses import DYNAMIC
 from dtx.protocol.conditions import refused
 from xa import Code

@@ -110,11 +110,11 @@ def delete_queue(request: ManagementRequest, answer: Answer) -> None:
         raise _kept(f"{queue.name} has {queue.attached} consumers: close them first, or say `force`")
     queue.closing = True  # it takes and gives nothing more
     _detach(request, queue)
-    if queue.held or queue.pending:
+    if queue.counters.held or queue.counters.pending:
         queue.closing = False
         queue.look()
-        told = f"transactions or prepared branches hold {queue.held} messages of {queue.name}"
-        raise _kept(f"{told} and post {queue.pending} to it; nothing was deleted")
+        told = f"transactions or prepared branches hold {queue.counters.held} messages of {queue.name}"
+        raise _kept(f"{told} and post {queue.counters.pending} to it; nothing was deleted")
     was_unstored = container.resource.forget_unstored(queue)
     batch = Batch()
     batch.create_queue(queue.number, queue.name)  # if it is not stored yet: creations are carried out first

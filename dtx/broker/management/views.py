@@ -76,19 +76,19 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
         retired, posted = index.holdings(branch)[queue.name]
         locked_by[str(branch.xid)] = Ulong(retired + posted)
     oldest = queue.longest_waiting
-    rate_in, rate_out = queue.meter.rates(resource.clock.monotonic(), queue.came, queue.went)
+    rate_in, rate_out = queue.counters.meter.rates(resource.clock.monotonic(), queue.counters.came, queue.counters.went)
     return {
         "name": queue.name,
         "depth": Ulong(queue.depth),
-        "octets": Ulong(queue.octets),
+        "octets": Ulong(queue.counters.octets),
         "oldest": None if oldest is None else _time(resource.ages.since_ms(oldest.number)),
-        "held": Ulong(queue.held),
-        "delayed": Ulong(queue.delayed),
-        "pending": Ulong(queue.pending),
+        "held": Ulong(queue.counters.held),
+        "delayed": Ulong(queue.counters.delayed),
+        "pending": Ulong(queue.counters.pending),
         "consumers": Ulong(queue.attached),
         "willing": Ulong(queue.consumers),
-        "came": Ulong(queue.came),
-        "went": Ulong(queue.went),
+        "came": Ulong(queue.counters.came),
+        "went": Ulong(queue.counters.went),
         "rate-in": rate_in,
         "rate-out": rate_out,
         "lasting": queue.lasting,

@@ -74,17 +74,6 @@ def write_post(batch: Batch, entry: Entry) -> None:
     batch.enqueue(number, queue, position, payload, entry.expires_ms, 0, entry.due_ms, entry.group)
 
 
-class Memory:
-    """Octets of messages that are in memory only: their queue is not stored, they came in part, or their transactions
-    are open. `limit` bounds them."""
-
-    __slots__ = ("limit", "octets")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.octets = 0
-
-
 class Consumer(Protocol):
     """A taker of a queue's messages."""
 

@@ -1,4 +1,5 @@
-"""The times of messages: when those of all queues came (MessageAges), and when the delayed ones are due (Schedule).
+"""The times of messages: when those of all queues came (MessageAges), when the delayed ones are due (Schedule), and
+when those of one queue expire (Expirations).
 
 There is one timer for all delayed messages, the resource's. A message that is due has its place by its position, which
 it got when it was committed: in front of what was committed later. So the order is the same after a restart, nothing is
@@ -61,6 +62,46 @@ class Schedule:
     def next_ms(self) -> int | None:
         """When something is due; None: nothing is to come."""
         return self._heap[0][0] if self._heap else None
+
+
+class Expirations:
+    """The messages of one queue that can expire, by the time at which they do."""
+
+    __slots__ = ("_heap", "_until_ms")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Entry]] = []
+        """Every message that can expire, and whose time has not come by `_until_ms`."""
+        self._until_ms = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, entry: Entry) -> None:
+        """A message that can expire is in the queue."""
+        heappush(self._heap, (entry.expires_ms, entry.position, entry))
+
+    def add_again(self, entry: Entry) -> None:
+        """A message that can expire, and that was held, is available again."""
+        if entry.expires_ms <= self._until_ms:
+            self.add(entry)
+
+    def are_due(self, now_ms: int) -> bool:
+        """Whether there may be messages whose time has passed."""
+        return bool(self._heap) and self._heap[0][0] <= now_ms
+
+    def first(self, now_ms: int) -> Entry:
+        """The one whose time has passed first; `drop_first` is to follow. IndexError: there is none."""
+        self._until_ms = max(now_ms, self._until_ms)
+        return self._heap[0][2]
+
+    def drop_first(self) -> None:
+        """That one is dealt with."""
+        heappop(self._heap)
+
+    def clear(self) -> None:
+        """The queue is deleted."""
+        self._heap.clear()
 
 
 class MessageAges:

@@ -50,9 +50,9 @@ class QueueFigures:
 
     def count(self, queue: Queue) -> None:
         """Adds what `queue` has counted since it is there."""
-        self.came += queue.came
-        self.went += queue.went
-        self.dead_lettered += queue.dead_lettered
+        self.came += queue.counters.came
+        self.went += queue.counters.went
+        self.dead_lettered += queue.counters.dead_lettered
 
 
 @dataclass(slots=True)
@@ -135,9 +135,9 @@ class FiguresOf:
         if told is None:
             told = figures.queues[name] = QueueFigures()
         told.depth += queue.depth
-        told.octets += queue.octets
-        told.held += queue.held
-        told.delayed += queue.delayed
+        told.octets += queue.counters.octets
+        told.held += queue.counters.held
+        told.delayed += queue.counters.delayed
         told.consumers += queue.attached
         told.dead_letters += queue.depth if place.dead else len(queue.origins)
         told.count(queue)

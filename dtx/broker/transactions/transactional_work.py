@@ -19,7 +19,7 @@ from xa import Code
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from dtx.broker.queues.entry import Memory
+    from dtx.broker.queues.counters import Memory
     from dtx.broker.queues.outcomes import FailureReasons
     from dtx.broker.settings import Limits
     from dtx.store.contract import Batch

@@ -157,14 +157,14 @@ def test_credit_is_taken_back_for_a_large_message_that_is_still_read_from_the_st
     session = [Uint(0), Uint(2048), Uint(0), Uint(2048)]
     stranger.server.received(flow(0, 0, 1, None))
     queue = world.queue()
-    assert queue.held == 1, "it is on its way"
+    assert queue.counters.held == 1, "it is on its way"
     stranger.server.received(frame(FLOW, [*session, Uint(0), Uint(0), Uint(0), None, True]))
     stranger.heard += stranger.server.output()
     assert [code for _, code, _ in stranger.told()] == [FLOW]
     assert queue.available == 1
     stranger.say(flow(0, 0, 1, None))
     assert [code for _, code, _ in stranger.told()].count(TRANSFER) > 10
-    assert (queue.depth, queue.held) == (1, 1)
+    assert (queue.depth, queue.counters.held) == (1, 1)
 
 
 @pytest.mark.parametrize("settled", [False, True])
@@ -177,10 +177,10 @@ def test_a_large_message_comes_back_from_a_link_that_goes_before_its_first_part_
     mode = Ubyte(1) if settled else None
     stranger.say(frame(ATTACH, ["large", Uint(0), True, mode, None, source(), node(None)]))
     stranger.server.received(flow(0, 0, 1, None))
-    assert world.queue().held == 1
+    assert world.queue().counters.held == 1
     stranger.server.received(frame(DETACH, [Uint(0), True]))
     stranger.listen()
-    assert (world.queue().available, world.queue().held) == (1, 0)
+    assert (world.queue().available, world.queue().counters.held) == (1, 0)
 
 
 @pytest.mark.parametrize("frames", [3, 1500])

@@ -216,8 +216,8 @@ def test_messages_that_expire_unread_leave_nothing() -> None:
         peer.post_many(range(100))
         world.pass_time(1)
     assert (queue.depth, peer.drained("q")) == (1, ["lasts"])
-    assert len(queue._ready) < 1200
-    assert len(queue._expiring) == 1
+    assert len(queue._order.ready) < 1200
+    assert len(queue._expirations) == 1
     assert peer.bodies(peer.receiver("q", 10)) == ["lasts"]
 
 
@@ -230,7 +230,7 @@ def test_a_message_that_is_given_back_again_and_again_expires_once() -> None:
         if turn == 50:
             world.pass_time(2)
             assert queue.depth == 1, "it is held"
-        assert len(queue._expiring) <= 1
+        assert len(queue._expirations) <= 1
         peer.settle(delivery, Delivery.RELEASED)
     world.pass_time(2)
     assert queue.depth == 0
@@ -336,7 +336,7 @@ def test_what_branches_post_has_its_room_from_the_start(
     assert peer.ask(Rollback(second)) == OK
     queue = world.queue()
     assert queue.depth == 3
-    assert (queue.pending, queue.pending_octets) == (0, 0)
+    assert (queue.counters.pending, queue.counters.pending_octets) == (0, 0)
 
 
 @pytest.mark.parametrize("settings", [{"max_depth": 3}, {"max_octets": 3 * SIZE + 10}])
@@ -385,7 +385,7 @@ def test_a_commit_that_is_too_much_moves_the_oldest_then_and_not_before() -> Non
     assert peer.ask(Commit(first)) == OK
     assert peer.drained("q") == ["c", "d", "e"]
     assert peer.drained("q.dead") == ["a", "b"]
-    assert world.queue("q.dead").pending == 0
+    assert world.queue("q.dead").counters.pending == 0
 
 
 def test_full_dead_letters_take_no_more() -> None:

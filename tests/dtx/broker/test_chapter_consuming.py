@@ -39,7 +39,7 @@ def test_a_discharge_applies_the_outcome(settle: str) -> None:
     if settle == "later":
         delivery.settle()
         world.pump()
-    assert world.queue().held == 1
+    assert world.queue().counters.held == 1
     control.discharge(txn_id)
     assert world.queue().depth == 0
     assert world.crash().connect().drained("q") == []
@@ -62,7 +62,7 @@ def test_after_a_rollback_the_delivery_is_live() -> None:
     peer.retire(second, txn_id)
     control.discharge(txn_id, fail=True)
     assert not first.settled
-    assert world.queue().held == 2
+    assert world.queue().counters.held == 2
     txn_id = control.declare()
     peer.retire(first, txn_id)
     control.discharge(txn_id)
@@ -225,9 +225,9 @@ def test_a_rollback_takes_acquisition_and_outcome_back(settled: bool, fail: bool
     assert delivery.settled == settled
     if not settled:
         peer.retire(delivery, txn_id)
-    assert world.queue().held == 1
+    assert world.queue().counters.held == 1
     control.discharge(txn_id, fail=fail)
-    assert world.queue().held == 0
+    assert world.queue().counters.held == 0
     assert peer.drained("q") == (["x"] if fail else [])
     if not settled:
         assert delivery.settled
@@ -256,7 +256,7 @@ def test_the_txn_id_of_a_link_is_cleared_by_the_discharge() -> None:
     peer.fill("q", "y")
     second, _ = peer.taken(receiver)
     assert int(second.remote_state) == 0, "acquired with the credit that was left, outside of any transaction"
-    assert world.queue().held == 2
+    assert world.queue().counters.held == 2
     peer.settle(first, Delivery.ACCEPTED)
     assert world.queue().depth == 1
 
@@ -382,7 +382,7 @@ def about_to_send_settled(*bodies: str, cached_size: int = 0) -> tuple[World, Pe
     peer.acquire_for(receiver, txn_id)
     receiver.flow(len(bodies))
     world.pump(store=False)
-    assert world.queue().held == len(bodies)
+    assert world.queue().counters.held == len(bodies)
     assert world.jobs
     return world, peer, control, receiver, txn_id
 

@@ -153,7 +153,7 @@ def test_a_closed_control_link_rolls_back(world: World, how: str) -> None:
     world.pump()
     assert watcher.drained("q") == []
     if how == "vanish":
-        assert world.queue().pending == 0
+        assert world.queue().counters.pending == 0
         return
     for txn_id in lost:
         assert peer.post(sender, "late", txn_id).remote_state == Delivery.REJECTED

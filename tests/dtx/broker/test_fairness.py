@@ -91,12 +91,12 @@ async def test_a_user_with_many_connections_leaves_the_others_their_turns(broker
         for user in ("honest", *["greedy"] * CONNECTIONS)
     ]
     peers = [Talking(one, pipelined(one)) for one in others]
-    await until(lambda: "greedy" in queues and queues["greedy"].came > 1000)
-    forces, came = store.groups, queues["greedy"].came
+    await until(lambda: "greedy" in queues and queues["greedy"].counters.came > 1000)
+    forces, came = store.groups, queues["greedy"].counters.came
     peers.append(Talking(honest, one_by_one(honest)))
     async with asyncio.timeout(LONG_S):
         await peers[-1].ended
-    forces, came = store.groups - forces, queues["greedy"].came - came
+    forces, came = store.groups - forces, queues["greedy"].counters.came - came
     for peer in peers:
         peer.close()
     assert forces / POSTS <= MOST_FORCES

@@ -247,13 +247,13 @@ def test_every_group_id_is_a_group(group: str) -> None:
 def test_nothing_is_left_of_groups_that_are_empty() -> None:
     world, peer = grouped(*(f"{letter}{number}" for letter in "abc" for number in range(3)))
     queue = world.queue()
-    assert queue._groups is not None
-    assert len(queue._groups) == 3
+    assert queue._order.groups is not None
+    assert len(queue._order.groups) == 3
     one, ours, other, theirs = two(world)
     settle(one, take(one, ours, 5))
     settle(other, take(other, theirs, 9))
     assert peer.drained("q") == []
-    assert (len(queue._groups), queue._groups.reserved) == (0, 0)
+    assert (len(queue._order.groups), queue._order.groups.reserved) == (0, 0)
 
 
 @dataclass(eq=False)
@@ -379,4 +379,4 @@ def test_any_history_keeps_the_order(seed: int) -> None:
     history.end()
     assert history.done == {letter: list(range(count)) for letter, count in history.posted.items() if count}
     queue = history.world.queue()
-    assert (queue.depth, queue.held, queue.kept_octets, queue.octets) == (0, 0, 0, 0)
+    assert (queue.depth, queue.counters.held, queue.counters.kept_octets, queue.counters.octets) == (0, 0, 0, 0)

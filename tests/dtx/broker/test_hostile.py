@@ -695,4 +695,4 @@ def test_broken_conversations(world: World) -> None:
         if number % 100 == 0:
             serves(world)
             emptied(world)
-    assert sum(len(queue._ready) for queue in world.container.resource.queues.values()) < 1000
+    assert sum(len(queue._order.ready) for queue in world.container.resource.queues.values()) < 1000

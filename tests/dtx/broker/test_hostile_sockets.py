@@ -259,10 +259,10 @@ async def test_a_peer_that_reads_nothing_is_sent_no_more_and_dropped_although_it
             except OSError:
                 dropped = True
             await asyncio.sleep(0.1)
-            held = max(held, queue.held)
+            held = max(held, queue.counters.held)
             transports = [peer._transport for peer in broker.open_peers]
             waits = max([waits, *(one.get_write_buffer_size() for one in transports if one is not None)])
-        while queue.held:
+        while queue.counters.held:
             await serves(broker)
     assert 0 < held < 200, "messages wait for a peer that does not read"
     assert waits < 2_000_000

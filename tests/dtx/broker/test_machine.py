@@ -619,7 +619,7 @@ class BrokerMachine(RuleBasedStateMachine):
             posted = sum(1 for message in mine if message.txn is not None and message in message.txn.posts)
             delayed = sum(1 for message in mine if message.delayed and message.txn is None)
             taken = sum(1 for message in mine if not message.available) - posted - delayed
-            assert (queue.held, queue.pending, queue.delayed) == (taken, posted, delayed)
+            assert (queue.counters.held, queue.counters.pending, queue.counters.delayed) == (taken, posted, delayed)
 
     def teardown(self) -> None:
         """When everybody is gone and all is decided, every message that was not retired can be had."""

@@ -262,7 +262,7 @@ def test_a_message_that_was_given_back_is_nobody_elses_to_accept() -> None:
     peer.exchange()
     world.pump()
     queue = world.queue()
-    assert (queue.depth, queue.held) == (1, 1)
+    assert (queue.depth, queue.counters.held) == (1, 1)
     other.vanish()
     assert peer.drained("q") == [0]
 

@@ -99,7 +99,7 @@ def test_consumers_compete_in_turn() -> None:
 def test_a_consumer_holds_no_more_than_it_may() -> None:
     world, peer = filled(*range(10), settings=Settings(limits=Limits(unsettled=3)))
     receiver = peer.receiver("q", 10)
-    assert world.queue().held == 3
+    assert world.queue().counters.held == 3
     assert peer.bodies(receiver) == [0, 1, 2]
     world.pump()
     assert peer.bodies(receiver) == [3, 4, 5]
@@ -277,4 +277,4 @@ def test_what_is_held_is_counted() -> None:
             world = world.crash()
             peer = world.connect()
         for queue in world.container.resource.queues.values():
-            assert queue.held == sum(entry.state is State.HELD for entry in queue)
+            assert queue.counters.held == sum(entry.state is State.HELD for entry in queue)

@@ -87,7 +87,7 @@ def test_a_timeout_makes_an_unprepared_branch_rollback_only_and_frees_its_locks(
     if not ended:
         late = peer.post(peer.sender("out"), "late", txn_id)
         assert refused_with(late).condition == Condition.TIMEOUT
-    assert world.queue("out").pending == 0
+    assert world.queue("out").counters.pending == 0
     peer.vanish()
     assert queues(world) == (["in"], [])
     assert world.connect().ask(Prepare(XID)) == Result(Code.XA_RBTIMEOUT)

@@ -83,7 +83,7 @@ def test_an_internal_error_while_publishing_is_fatal_and_others_go_on(world: Wor
     assert not closed(theirs)
     assert peer.post(beside, "mine").remote_state == Delivery.ACCEPTED
     assert not world.stopped
-    assert world.queue().pending == 0
+    assert world.queue().counters.pending == 0
     assert world.crash().connect().drained("q") == ["theirs", "mine"]
 
 
@@ -191,7 +191,7 @@ def test_a_payload_that_the_store_lacks_is_an_internal_error(size: int, *, settl
     assert refusal.condition == Condition.INTERNAL_ERROR
     assert "q" in refusal.description
     queue = world.queue()
-    assert (queue.depth, queue.held) == (1, 0)
+    assert (queue.depth, queue.counters.held) == (1, 0)
     assert peer.bodies(peer.receiver("r", 5)) == ["other"]
     assert not world.stopped
 

@@ -195,12 +195,12 @@ def test_operators_move_and_purge_what_is_delayed(world: World, peer: Peer) -> N
 def test_many_that_are_due_at_once_keep_nobody_waiting(world: World, peer: Peer) -> None:
     peer.post_many(["x"] * 2400, annotations={symbol(DELIVERY_TIME): NOW_MS + 5000})
     queue = world.queue()
-    assert queue.delayed == 2400
+    assert queue.counters.delayed == 2400
     world.pass_time(6)
-    assert (queue.delayed, queue.available) == (1400, 1000), "so many in one turn"
+    assert (queue.counters.delayed, queue.available) == (1400, 1000), "so many in one turn"
     world.pass_time(0.01)
     world.pass_time(0.01)
-    assert (queue.delayed, queue.available) == (0, 2400)
+    assert (queue.counters.delayed, queue.available) == (0, 2400)
 
 
 def test_the_next_look_is_when_something_is_due(world: World, peer: Peer) -> None:
@@ -251,7 +251,7 @@ def test_without_dead_letters_it_vanishes() -> None:
         world.pass_time(pause_s)
     assert peer.drained("q") == []
     assert not world.disk.messages
-    assert world.queue().delayed == 0
+    assert world.queue().counters.delayed == 0
     assert "q.dead" not in world.container.resource.queues
 
 
@@ -295,7 +295,7 @@ def test_what_a_prepared_branch_holds_is_not_touched(world: World, peer: Peer, *
         world = world.crash()
         world.pass_time(3600)
         peer = world.connect()
-    assert world.queue().held == 1
+    assert world.queue().counters.held == 1
     assert dead(peer) == []
     assert peer.ask(Commit(XID) if commit else Rollback(XID)) == OK
     world.pass_time(1)
@@ -386,7 +386,7 @@ def test_a_store_that_takes_nothing_loses_nothing(world: World, peer: Peer) -> N
     world.fault = StoreFull("no space")
     for _ in range(3):
         world.pass_time(6)
-    assert (world.queue().depth, world.queue().held) == (10, 0)
+    assert (world.queue().depth, world.queue().counters.held) == (10, 0)
     world.fault = None
     world.pass_time(1)
     assert peer.drained("q.dead") == list(range(10))

@@ -377,7 +377,7 @@ def test_a_process_that_stood_still_keeps_nothing(*, held_by_another: bool) -> N
             pooled.connection.run(pooled.channel.tokens.release(held))
         field.network.sleep(5)
         for queue in field.network.container.resource.queues.values():
-            assert queue.held == 0, f"{queue.name}, {where}"
+            assert queue.counters.held == 0, f"{queue.name}, {where}"
         other.close("", RMID)
         field.recover()
         field.check(told, where)

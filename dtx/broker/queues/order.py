@@ -1,4 +1,5 @@
-"""Groups: the messages of one group-id go to one consumer at a time, in their order.
+"""Order: which available message of a queue a consumer gets next; and Groups: the messages of one group-id go to one
+consumer at a time, in their order.
 
 A group is held as long as somebody holds a message of it. Meanwhile its next message is for that consumer only, and for
 nobody where a prepared branch holds one (a branch in doubt holds its group): if it were given out, and the branch
@@ -14,13 +15,21 @@ stand in some order: an offer counts if and only if it is the group's `first`, a
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from collections import deque
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 from dtx.broker.queues.entry import Consumer, Entry, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from dtx.broker.queues.queue import Queue
+
+
+FEW: Final = 1000
+"""Messages that are gone and may wait until somebody would take them, before they are sorted out."""
 
 
 class Group:
@@ -217,3 +226,97 @@ class Groups:
                 self.reserved += 1
                 heappush(group.holder.own, (position, entry))
             return
+
+
+class Order:
+    """The available messages of one queue, by their positions. `changed` is called when there is one for consumers that
+    was not there before, `freed` with a group whose messages others may have now."""
+
+    __slots__ = ("_changed", "groups", "ready", "returned")
+
+    def __init__(self, changed: Callable[[], None], freed: Callable[[str], None], *, ordered_groups: bool) -> None:
+        self._changed = changed
+        self.ready: deque[Entry] = deque()
+        """Messages in the order in which they came; also some that went meanwhile."""
+        self.returned: list[tuple[int, Entry]] = []
+        """Messages that are available at a place in front of others, by position; also some that went meanwhile."""
+        self.groups = Groups(self._line_up, freed) if ordered_groups else None
+
+    def _line_up(self, entry: Entry) -> None:
+        """The message of a group that is in front may be taken by everybody."""
+        ready = self.ready
+        if ready and ready[-1].position > entry.position:
+            heappush(self.returned, (entry.position, entry))
+        else:
+            ready.append(entry)
+        self._changed()
+
+    def put_back(self, entry: Entry) -> None:
+        """A message is available at its place, which others are behind of."""
+        heappush(self.returned, (entry.position, entry))
+
+    def first(self, queue: Queue, now_ms: int, consumer: Consumer) -> Entry | None:
+        """Takes the first message that `consumer` may have and has not given back as undeliverable out of the order;
+        None when there is none. Expired ones are left out."""
+        without = consumer.undeliverable
+        passed: list[Entry] = []
+        entry = self._next(queue, now_ms)
+        while entry is not None and entry in without:
+            passed.append(entry)
+            entry = self._next(queue, now_ms)
+        for one in passed:
+            self.put_back(one)
+
+        if self.groups is not None and self.groups.reserved:
+            own = self._next_own(now_ms, consumer, self.groups)
+            if own is not None and (entry is None or own.position < entry.position):
+                if entry is not None:
+                    self.put_back(entry)
+                entry = own
+        return entry
+
+    def _next_own(self, now_ms: int, consumer: Consumer, groups: Groups) -> Entry | None:
+        """The first message that is for `consumer` only."""
+        entry = groups.next_own(consumer)
+        while entry is not None and entry.expires_ms and entry.expires_ms <= now_ms:
+            groups.pass_over(entry)
+            entry = groups.next_own(consumer)
+        return None if entry in consumer.undeliverable else entry
+
+    def _next(self, queue: Queue, now_ms: int) -> Entry | None:
+        """The first message that everybody may take, which stands nowhere in the order any more."""
+        ready, returned = self.ready, self.returned
+        while ready or returned:
+            if returned and (not ready or returned[0][0] < ready[0].position):
+                entry = heappop(returned)[1]
+            else:
+                entry = ready.popleft()
+            if entry.state is not State.AVAILABLE or entry.queue is not queue:  # or it is a dead letter by now
+                continue
+            groups = self.groups
+            if entry.group and groups is not None and not groups.offers(entry):
+                continue
+            if entry.expires_ms and entry.expires_ms <= now_ms:
+                if entry.group and groups is not None:
+                    groups.pass_over(entry)
+                continue
+            return entry
+        return None
+
+    def upcoming(self, count: int) -> list[Entry]:
+        """Messages that will be taken soon: the first `count` that wait, as far as they are available."""
+        return [entry for entry in islice(self.ready, count) if entry.state is State.AVAILABLE]
+
+    def tidy(self, depth: int) -> None:
+        """Forgets messages that went while they stood in the order, where there are many more than the queue has."""
+        if len(self.ready) + len(self.returned) > 2 * depth + FEW:
+            self.ready = deque(entry for entry in self.ready if entry.state is State.AVAILABLE)
+            self.returned = [item for item in self.returned if item[1].state is State.AVAILABLE]
+            heapify(self.returned)
+
+    def clear(self) -> None:
+        """The queue is deleted."""
+        self.ready.clear()
+        self.returned.clear()
+        if self.groups is not None:
+            self.groups.clear()
