@@ -41,6 +41,7 @@ MACHINES: Final = (
     ("dtx.broker.endpoint.states", "SERVICE", "design: whether the broker serves a peer"),
     ("dtx.broker.endpoint.states", "ATTACHMENT", "design: what ends a link of the broker"),
     ("dtx.broker.endpoint.states", "CUSTODY", "design: a message at a consumer of the broker"),
+    ("rm_openwire.states", "BEGINNING", "design: a branch at ActiveMQ or Artemis"),
     ("tm.log.sql.states", "GTRID", "design: a transaction in the decision log that is a table"),
     ("tm.log.incarnations", "INCARNATION", "design: what a decision log knows of each opening"),
     ("xabridge.pipeline.core.epoch_states", "EPOCH", "design: what one micro-batch of a pipeline reads"),

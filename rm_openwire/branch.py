@@ -33,6 +33,7 @@ from rm_openwire.errors import ConnectionLost, Refused
 from rm_openwire.messages import decoded_message, destination_of, encoded_message
 from rm_openwire.primitives import decode_map, encode_map
 from rm_openwire.session import Session
+from rm_openwire.states import BEGINNING, ROLLED_BACK, Beginning, BeginningVerb
 from rm_openwire.wire import (
     LAST_DELIVERED_NONE,
     LAST_DELIVERED_UNKNOWN,
@@ -54,6 +55,7 @@ from rm_openwire.wire import (
 )
 from xa import ROLLBACK_CODES, Code, XaError, xa_error
 from xa.branches import Unit
+from xa.machine import advance
 
 if TYPE_CHECKING:
     from collections import deque
@@ -164,15 +166,9 @@ class BranchWork(Unit):
         self._connection: Connection | None = pool.acquire(work=True, wait=wait)
         self._begun: int | None = None
         """The number of BEGIN, once it was sent."""
-        self._confirmed = False
-        """The broker has begun the branch, and it is ours."""
         self._looked: int | None = None
         """The number of the RECOVER beside it."""
-        self._used = False
-        """Whether BEGIN was sent."""
-
-        self._foreign = False
-        """It is not known to be ours: there is nothing to roll back."""
+        self._beginning = Beginning.UNSENT
         self._taken: XaError | None = None
         """The XAER_DUPID that prepare and commit come to: the xid is another's. What is sent is dropped."""
         self._began_at = 0.0
@@ -220,7 +216,7 @@ class BranchWork(Unit):
         connection = self._own("prepare")
         if self._taken is not None:
             raise self._taken
-        if not self._used:
+        if self._beginning is Beginning.UNSENT:
             self._leave()
             return Code.XA_RDONLY
 
@@ -243,7 +239,7 @@ class BranchWork(Unit):
         connection = self._own("commit")
         if self._taken is not None:
             raise self._taken
-        if self._used:
+        if self._beginning is not Beginning.UNSENT:
             with connection.lock:
                 try:
                     self._ask(TransactionKind.COMMIT_ONE_PHASE)
@@ -302,7 +298,8 @@ class BranchWork(Unit):
             )
             self._leave(delivered=True)
             return xa_error(Code.XA_RBTIMEOUT, f"prepare: {refused}", self.xid)
-        self._foreign = self._foreign or code is Code.XAER_PROTO  # another client prepared a branch of this xid
+        if code is Code.XAER_PROTO:  # another client prepared a branch of this xid
+            self._learn(BeginningVerb.DOUBT)
         self._roll_back(self._own("prepare"))
         told = code if code in ROLLBACK_CODES else Code.XA_RBOTHER
         return xa_error(told or Code.XA_RBOTHER, f"prepare: {refused}", self.xid)
@@ -318,7 +315,7 @@ class BranchWork(Unit):
 
     def _roll_back(self, connection: Connection) -> None:
         """Rolls back over its own connection, or where that is lost over another one."""
-        if not self._used or self._foreign:
+        if self._beginning not in ROLLED_BACK:
             self._leave(delivered=not self._excused)
             return
 
@@ -381,7 +378,10 @@ class BranchWork(Unit):
             raise xa_error(Code.XA_RBROLLBACK, "work: the branch has been rolled back", self.xid)
         if self._fault is not None:
             raise self._fault
-        if self._used and time.monotonic() - self._began_at > self._settings.branch_timeout_s:
+        if (
+            self._beginning is not Beginning.UNSENT
+            and time.monotonic() - self._began_at > self._settings.branch_timeout_s
+        ):
             told = f"work: the branch is older than branch_timeout={self._settings.branch_timeout_s:g} s"
             self._fault = xa_error(Code.XA_RBTIMEOUT, told, self.xid)
             raise self._fault
@@ -391,19 +391,21 @@ class BranchWork(Unit):
         """Sends BEGIN with the first work."""
         if self._begun is None:
             self._began_at = time.monotonic()
-            self._used = True
+            self._learn(BeginningVerb.SEND)
             if connection.endpoint.is_classic:
                 self._looked = connection.send(recovery(connection))
             self._begun = connection.send(self._transaction(TransactionKind.BEGIN))
 
+    def _learn(self, verb: BeginningVerb) -> None:
+        self._beginning = advance(BEGINNING, self._beginning, verb)
+
     def _await_begin(self, connection: Connection) -> None:
         """The broker has the branch. Work of a branch that it does not know would not be undone."""
-        if self._confirmed or self._taken is not None:
+        if self._beginning is Beginning.OURS or self._taken is not None:
             return
         self._begin(connection)
         assert self._begun is not None  # noqa: S101 — it was sent
-        self._foreign = True  # until it is known to be ours
-
+        self._learn(BeginningVerb.AWAIT)
         try:
             listed = [] if self._looked is None else in_doubt(connection.wait(self._looked))
             connection.wait(self._begun)
@@ -413,11 +415,11 @@ class BranchWork(Unit):
         else:
             is_taken = transaction_id(self.xid) in listed
             if not is_taken:
-                self._foreign = False
-                self._confirmed = True
+                self._learn(BeginningVerb.CONFIRM)
                 return
             told = "work: another client has prepared a branch with this xid, and xids must be unique"
         if is_taken:
+            self._learn(BeginningVerb.FIND_TAKEN)
             self._taken = xa_error(Code.XAER_DUPID, told, self.xid)
             return
         self._fault = xa_error(Code.XA_RBPROTO, told, self.xid)
