@@ -72,7 +72,7 @@ _NAMES: Final[dict[int, str]] = {
 
 
 class WireError(ValueError):
-    """What the peer sent can't be understood; `condition` is what the peer is told."""
+    """What the peer sent can't be understood; `condition` is sent to the peer."""
 
     def __init__(self, condition: Condition, message: str) -> None:
         super().__init__(message)
@@ -224,8 +224,8 @@ class Composite(Generic[T_co]):
 
     def _wrong(self, index: int, constructor: int) -> WireError:
         field = self.fields[index]
-        told = f"{self.name}, {field.name}: {field.kind.name} is expected, not {kind_of(constructor)}"
-        return WireError(Condition.INVALID_FIELD, told)
+        message = f"{self.name}, {field.name}: {field.kind.name} is expected, not {kind_of(constructor)}"
+        return WireError(Condition.INVALID_FIELD, message)
 
 
 class Catalog(Generic[T]):

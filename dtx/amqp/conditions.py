@@ -46,7 +46,7 @@ class Scope(Enum):
 
 
 class ProtocolError(Exception):
-    """The peer broke the protocol. `condition` and the message are what it is told."""
+    """The peer broke the protocol. `condition` and the message are sent to it."""
 
     def __init__(self, scope: Scope, condition: str, description: str) -> None:
         super().__init__(description)

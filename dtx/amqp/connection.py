@@ -215,8 +215,8 @@ class Connection:
         """The performative that was read last is kept: how many octets that are, which are to be let go."""
         octets = self._reader.octets
         if self.kept_octets + octets > MAX_KEPT:
-            told = f"the names and properties of sessions and links have more than {MAX_KEPT} octets"
-            raise ProtocolError(Scope.CONNECTION, Condition.RESOURCE_LIMIT, told)
+            message = f"the names and properties of sessions and links have more than {MAX_KEPT} octets"
+            raise ProtocolError(Scope.CONNECTION, Condition.RESOURCE_LIMIT, message)
         self.kept_octets += octets
         return octets
 
@@ -226,11 +226,11 @@ class Connection:
         self.output_octets += len(octets)
 
     def owes_echo(self, one: Session | Link) -> None:
-        """The peer is to be told the state of a session or a link, once, with the next output."""
+        """The state of a session or a link is to be sent to the peer, once, with the next output."""
         self._owed[one] = None
 
     def owes_nothing(self, one: Session | Link) -> None:
-        """The peer was told the state of a session or a link."""
+        """The state of a session or a link was sent to the peer."""
         self._owed.pop(one, None)
 
     def has_dispositions(self, session: Session) -> None:
@@ -285,8 +285,8 @@ class Connection:
 
     def tick(self, now_ms: int, held_ms: int = 0) -> int:
         """Sends a heartbeat where the peer expects one, and ends the connection where the peer was silent for too long.
-        `held_ms`: how long nobody could read, so that this is not the peer's silence. Returns when to call again, 0 for
-        never."""
+        `held_ms`: how long nothing could be read, so that this is not the peer's silence. Returns when to call again, 0
+        for never."""
         due = []
         if self._idle_timeout_ms and self.state not in _DEAF:
             self._silent_at_ms += held_ms
@@ -294,13 +294,13 @@ class Connection:
                 self._heard = False
                 self._silent_at_ms = now_ms + self._idle_timeout_ms
             elif now_ms >= self._silent_at_ms:
-                told = f"nothing was heard for {self._idle_timeout_ms} ms"
-                self._fail(ProtocolError(Scope.CONNECTION, Condition.RESOURCE_LIMIT, told))
+                message = f"nothing was heard for {self._idle_timeout_ms} ms"
+                self._fail(ProtocolError(Scope.CONNECTION, Condition.RESOURCE_LIMIT, message))
                 return 0
             due.append(self._silent_at_ms)
         if self._remote_idle_ms and self.state is OPENED:
             # What was said between two calls may have been said just behind the first: a quarter of the peer's time
-            # between the calls makes it half of that time at most in which it hears nothing.
+            # between the calls makes it half of that time at most in which it is sent nothing.
             if not self._said and now_ms >= self._beat_at_ms:
                 self.write(HEARTBEAT)
                 self._said = True
@@ -330,10 +330,10 @@ class Connection:
             return
         session = self.sessions.get(channel)
         if session is None:
-            told = f"a frame {kind.__name__.lower()}, and channel {channel} has no session"
+            message = f"a frame {kind.__name__.lower()}, and channel {channel} has no session"
             outside = channel > self.channel_max
             condition = Condition.FRAMING_ERROR if outside else Condition.NOT_ALLOWED
-            raise ProtocolError(Scope.CONNECTION, condition, told)
+            raise ProtocolError(Scope.CONNECTION, condition, message)
         if type(performative) is End:
             if session.state in _ENDED_BY_PEER:
                 raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, f"a second end on channel {channel}")
@@ -382,20 +382,20 @@ class Connection:
                 self.state = advance(CONNECTION, self.state, ConnectionVerb.RECEIVE_OTHER)
         except IllegalTransition as error:
             state: str = error.state.value
-            told = f"a frame {type(performative).__name__.lower()} while the connection is: {state}"
-            raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, told) from None
+            message = f"a frame {type(performative).__name__.lower()} while the connection is: {state}"
+            raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, message) from None
 
     def _received_open(self, channel: int, remote: Open) -> None:
         self.state = advance(CONNECTION, self.state, ConnectionVerb.RECEIVE_OPEN)
         if channel:
             raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, f"an open on channel {channel}, not on 0")
         if remote.max_frame_size < MIN_MAX_FRAME_SIZE:
-            told = f"max-frame-size is at least {MIN_MAX_FRAME_SIZE}, not {remote.max_frame_size}"
-            raise ProtocolError(Scope.CONNECTION, Condition.INVALID_FIELD, told)
+            message = f"max-frame-size is at least {MIN_MAX_FRAME_SIZE}, not {remote.max_frame_size}"
+            raise ProtocolError(Scope.CONNECTION, Condition.INVALID_FIELD, message)
         idle_ms = remote.idle_timeout_ms or 0
         if 0 < idle_ms < MIN_IDLE_MS:
-            told = f"an idle-time-out of {idle_ms} ms; {MIN_IDLE_MS} ms is the shortest that is supported"
-            raise ProtocolError(Scope.CONNECTION, Condition.INVALID_FIELD, told)
+            message = f"an idle-time-out of {idle_ms} ms; {MIN_IDLE_MS} ms is the shortest that is supported"
+            raise ProtocolError(Scope.CONNECTION, Condition.INVALID_FIELD, message)
         self.remote = remote
         self.max_body = min(remote.max_frame_size, LARGEST_FRAME) - FRAME_HEADER
         self._remote_idle_ms = idle_ms
@@ -404,11 +404,11 @@ class Connection:
 
     def _received_begin(self, channel: int, begin: Begin) -> None:
         if channel > self.channel_max:
-            told = f"a begin on channel {channel}; the last one is {self.channel_max}"
-            raise ProtocolError(Scope.CONNECTION, Condition.FRAMING_ERROR, told)
+            message = f"a begin on channel {channel}; the last one is {self.channel_max}"
+            raise ProtocolError(Scope.CONNECTION, Condition.FRAMING_ERROR, message)
         if channel in self.sessions:
-            told = f"there is a session on channel {channel} already"
-            raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, told)
+            message = f"there is a session on channel {channel} already"
+            raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, message)
         if begin.remote_channel is None:
             try:
                 session = self._new_session()
@@ -417,8 +417,8 @@ class Connection:
         else:
             answered = self._channels.get(begin.remote_channel)
             if answered is None or answered.state is not SessionState.BEGIN_SENT:
-                told = f"a begin that answers one on channel {begin.remote_channel}, and none was sent"
-                raise ProtocolError(Scope.CONNECTION, Condition.INVALID_FIELD, told)
+                message = f"a begin that answers one on channel {begin.remote_channel}, and none was sent"
+                raise ProtocolError(Scope.CONNECTION, Condition.INVALID_FIELD, message)
             session = answered
         session.received_begin(begin, channel)
         session.kept_octets += self.keep()
@@ -426,16 +426,16 @@ class Connection:
         self._events.append(SessionBegun(session))
 
     def _fail(self, error: ProtocolError) -> None:
-        """Ends the connection because of what the peer did. It is not listened to any more: whoever can't keep to the
-        protocol may not get to a close either."""
-        told = Error(error.condition, error.description)
+        """Ends the connection because of what the peer did. It is not listened to any more: a peer that can't keep to
+        the protocol may not get to a close either."""
+        sent_error = Error(error.condition, error.description)
         if self._reader.started:
-            self.close(told)
-        elif self.state is ConnectionState.START:  # who does not speak AMQP 1.0 is told the header that we speak (2.2)
+            self.close(sent_error)
+        elif self.state is ConnectionState.START:  # a peer without AMQP 1.0 is sent the header that we speak (2.2)
             self._send_header()
         self._lose_sessions()
         self.state = advance(CONNECTION, self.state, ConnectionVerb.LOSE)
-        self._events.append(ConnectionClosed(told, by_peer=False))
+        self._events.append(ConnectionClosed(sent_error, by_peer=False))
 
     # -- sessions
     def _new_session(self) -> Session:

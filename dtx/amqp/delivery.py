@@ -110,7 +110,7 @@ class OutgoingDelivery:
             self._forget()
 
     def settle(self) -> None:
-        """Settles it; that is told unless the peer has settled it first. One that is incomplete is aborted."""
+        """Settles it; that is sent unless the peer has settled it first. One that is incomplete is aborted."""
         if self.progress is UNSETTLED:
             self.link.session.dispose(self.id, self.local_state, receiver=False, settled=True)
             self._forget()
@@ -145,7 +145,7 @@ class IncomingDelivery:
         self.format = message_format
         self.progress = WAITING
         self.sent_settled = False
-        """Whether it was sent settled: then nothing can be told of it."""
+        """Whether it was sent settled: then no state of it can be sent."""
         self.settles_second = False
         """Whether the receiver is to settle only when the sender has: the link's mode, or what the sender asks for."""
         self.aborted = False
@@ -169,7 +169,7 @@ class IncomingDelivery:
             self._forget()
 
     def settle(self) -> None:
-        """Settles it without a state; that is told unless the peer has settled it first."""
+        """Settles it without a state; that is sent unless the peer has settled it first."""
         self.update(None, settled=True)
 
     def _forget(self) -> None:

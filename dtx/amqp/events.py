@@ -64,7 +64,7 @@ class LinkDetached:
 
 @dataclass(slots=True)
 class LinkFlow:
-    """The peer told the state of a link: credit and drain of one on which we send, or what the sender has left."""
+    """The peer sent the state of a link: credit and drain of one on which we send, or what the sender has left."""
 
     link: SenderLink | ReceiverLink
     properties: Map | None
@@ -82,7 +82,7 @@ class Transferred:
 
 @dataclass(slots=True)
 class Disposed:
-    """The peer told the state of deliveries, which are not settled here. `state` is encoded; `settled` says whether the
+    """The peer sent the state of deliveries, which are not settled here. `state` is encoded; `settled` says whether the
     peer has settled them; `unknown` says whether it named others as well, which are settled or gone with their link."""
 
     deliveries: list[IncomingDelivery | OutgoingDelivery]

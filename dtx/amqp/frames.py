@@ -140,7 +140,7 @@ def performative_frame(channel: int, performative: Performative) -> bytes:
 
 def body_within(performative: Performative, room: int) -> bytes | None:
     """The body of a frame with a performative and nothing else; None where it takes more than `room` octets. An error
-    that is too long is told without its details."""
+    that is too long is reported without its details."""
     body = PERFORMATIVES.encode(performative)
     if len(body) > room and isinstance(performative, (Detach, End, Close)) and performative.error is not None:
         error = performative.error

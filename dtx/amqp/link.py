@@ -165,7 +165,7 @@ class Link:
 
     @abstractmethod
     def received_flow(self, flow: Flow) -> None:
-        """The peer told its state of the link."""
+        """The peer said in which state the link is."""
 
     def echo(self) -> None:
         """Tells the peer our state of the link."""
@@ -239,8 +239,8 @@ class SenderLink(Link):
         """Sends a message, or with `more` its first part. There has to be credit for it, and no other delivery that
         is incomplete. Tag and state fit in the smallest frame: they have at most MAX_TAG and MAX_STATE octets."""
         if self.state is not ATTACHED:
-            told: str = self.state.value
-            raise ValueError(f"the link {self.name!r} is {told}")
+            message: str = self.state.value
+            raise ValueError(f"the link {self.name!r} is {message}")
         if len(tag) > MAX_TAG or (state is not None and len(state) > MAX_STATE):
             raise ValueError("the delivery's tag or state is too long")
         if self.current is not None:
@@ -385,8 +385,8 @@ class ReceiverLink(Link):
 
     def _check_continuation(self, delivery: IncomingDelivery, transfer: Transfer) -> None:
         if transfer.delivery_id is not None and transfer.delivery_id != delivery.id:
-            told = f"delivery {transfer.delivery_id} begins, and delivery {delivery.id} is not complete"
-            raise self._error(Condition.INVALID_FIELD, told)
+            message = f"delivery {transfer.delivery_id} begins, and delivery {delivery.id} is not complete"
+            raise self._error(Condition.INVALID_FIELD, message)
         if transfer.delivery_tag is not None and transfer.delivery_tag != delivery.tag:
             raise self._error(Condition.INVALID_FIELD, "the delivery-tag changes within a delivery")
         if transfer.message_format is not None and transfer.message_format != delivery.format:

@@ -221,8 +221,8 @@ def read_facts(octets: bytes, at: int) -> Facts:
 
 def _check_size(octets: int) -> None:
     if octets > MAX_ANNOTATIONS:
-        told = f"message annotations of {octets} octets; {MAX_ANNOTATIONS} are allowed where a broker has to read them"
-        raise WireError(Condition.INVALID_FIELD, told)
+        limit = f"{MAX_ANNOTATIONS} are allowed where a broker has to read them"
+        raise WireError(Condition.INVALID_FIELD, f"message annotations of {octets} octets; {limit}")
 
 
 def _read_delivery(octets: bytes, start: int) -> tuple[int, int]:

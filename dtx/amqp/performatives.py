@@ -1,8 +1,8 @@
 """The performatives of AMQP's transport, and the composites in them, as tables (part 2 and 3 of the specification).
 
 `PERFORMATIVES` reads any of them from the body of a frame. A delivery state stays as the octets that it is: an endpoint
-passes it on, and whoever understands its states (`dtx.amqp.states`, the transactions of `dtx.protocol`) reads it there.
-Everything that an endpoint keeps is bounded by MAX_PERFORMATIVE and MAX_TAG.
+passes it on, and the layer that understands its states (`dtx.amqp.states`, the transactions of `dtx.protocol`) reads it
+there. Everything that an endpoint keeps is bounded by MAX_PERFORMATIVE and MAX_TAG.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Attach:
     name: str
     handle: int
     receiver: bool
-    """The role of whoever sent the attach."""
+    """The role of the end that sent the attach."""
     snd_settle_mode: int = SENDER_MIXED
     rcv_settle_mode: int = RECEIVER_FIRST
     source: Source | None = None
@@ -200,7 +200,7 @@ class Disposition:
     """Tells the state of deliveries."""
 
     receiver: bool
-    """The role of whoever sent the disposition."""
+    """The role of the end that sent the disposition."""
     first: int
     last: int | None = None
     settled: bool = False

@@ -1,7 +1,7 @@
 """Sessions: windows, the handles of links, and the deliveries that are not settled.
 
-A session that the peer begins is told by `SessionBegun` and answered by `begin`. What is transferred beyond the peer's
-window waits in the session, in the order in which it was given; `waiting_octets` says how much that is.
+A session that the peer begins is reported by `SessionBegun` and answered by `begin`. What is transferred beyond the
+peer's window waits in the session, in the order in which it was given; `waiting_octets` says how much that is.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ class Session:
         else:
             self.connection.write(frame(self.channel, body))
 
-    def _too_small(self, told: str) -> None:
-        """The peer's frames are too small for what it has to be told: the session can't go on."""
-        error = Error(Condition.FRAME_SIZE, told)
+    def _too_small(self, message: str) -> None:
+        """The peer's frames are too small for what has to be sent to it: the session can't go on."""
+        error = Error(Condition.FRAME_SIZE, message)
         self.end(error)
         self.connection.tell(SessionEnded(self, error, by_peer=False))
 
@@ -226,8 +226,8 @@ class Session:
     def abort(self, delivery: OutgoingDelivery) -> None:
         """A delivery is not to be transferred to its end."""
         if delivery.progress is not WAITING and delivery.progress is not PARTIAL:
-            told: str = delivery.progress.value
-            raise ValueError(f"a delivery that is {told} can't be aborted")
+            message: str = delivery.progress.value
+            raise ValueError(f"a delivery that is {message} can't be aborted")
         link = delivery.link
         self.waiting_octets -= delivery.size
         delivery.parts.clear()
@@ -327,8 +327,8 @@ class Session:
     def received_attach(self, attach: Attach, events: deque[Event]) -> None:
         """The peer attached a link, or answered our attach."""
         if attach.handle > self.connection.handle_max:
-            told = f"an attach with handle {attach.handle}; the last one is {self.connection.handle_max}"
-            raise ProtocolError(Scope.CONNECTION, Condition.FRAMING_ERROR, told)
+            message = f"an attach with handle {attach.handle}; the last one is {self.connection.handle_max}"
+            raise ProtocolError(Scope.CONNECTION, Condition.FRAMING_ERROR, message)
         if attach.handle in self.links:
             raise ProtocolError(Scope.CONNECTION, Condition.HANDLE_IN_USE, f"the handle {attach.handle} is in use")
         kept = self.connection.keep()
@@ -365,20 +365,20 @@ class Session:
     def received_detach(self, detach: Detach, events: deque[Event]) -> None:
         """The peer detached a link, or answered our detach."""
         link = self._link(detach.handle)
-        told = link.state is not LinkState.DETACH_SENT
+        is_news = link.state is not LinkState.DETACH_SENT
         del self.links[detach.handle]
         self.kept_octets -= link.kept_octets
         self.connection.kept_octets -= link.kept_octets
-        if told:
+        if is_news:
             self.drop_link(link)
         link.received_detach()
-        if told:
+        if is_news:
             events.append(LinkDetached(link, detach.error, detach.closed, by_peer=True))
         else:
             self.free_link(link)
 
     def received_flow(self, flow: Flow, events: deque[Event]) -> None:
-        """The peer told the state of its windows, and perhaps of a link."""
+        """The peer sent the state of its windows, and perhaps of a link."""
         counted = 0 if flow.next_incoming_id is None else flow.next_incoming_id
         window = counted + min(flow.incoming_window, HALF - 1)
         self._remote_window = max(0, ahead(window & MAX_UINT, self._next_outgoing_id))
@@ -401,14 +401,14 @@ class Session:
         self._next_incoming_id = (self._next_incoming_id + 1) & MAX_UINT
         self._incoming_window -= 1
         if self._incoming_window < 0:
-            told = f"a transfer beyond the window of {self._capacity} frames"
-            raise ProtocolError(Scope.SESSION, Condition.WINDOW_VIOLATION, told)
+            message = f"a transfer beyond the window of {self._capacity} frames"
+            raise ProtocolError(Scope.SESSION, Condition.WINDOW_VIOLATION, message)
         if 2 * self._incoming_window < self._capacity:
             self.connection.owes_echo(self)
         link = self._link(transfer.handle)
         if type(link) is not ReceiverLink:
-            told = f"a transfer from the receiver of the link with handle {transfer.handle}"
-            raise ProtocolError(Scope.SESSION, Condition.NOT_ALLOWED, told)
+            message = f"a transfer from the receiver of the link with handle {transfer.handle}"
+            raise ProtocolError(Scope.SESSION, Condition.NOT_ALLOWED, message)
         if link.attached:
             try:
                 events.append(link.received_transfer(transfer, octets))
@@ -426,11 +426,11 @@ class Session:
             raise ProtocolError(Scope.SESSION, Condition.INVALID_FIELD, f"delivery {number} behind delivery {last}")
 
     def received_disposition(self, disposition: Disposition) -> DispositionSteps | None:
-        """The peer told the state of deliveries: events say that, step by step. None where it says nothing."""
+        """The peer sent the state of deliveries: events say that, step by step. None where it says nothing."""
         span = 0 if disposition.last is None else ahead(disposition.last, disposition.first)
         if span < 0:
-            told = f"deliveries from {disposition.first} to {disposition.last}"
-            raise ProtocolError(Scope.SESSION, Condition.INVALID_FIELD, told)
+            message = f"deliveries from {disposition.first} to {disposition.last}"
+            raise ProtocolError(Scope.SESSION, Condition.INVALID_FIELD, message)
         if disposition.state is None and not disposition.settled:
             return None
         return DispositionSteps(self, disposition, span)

@@ -1,8 +1,8 @@
 """The state tables of an AMQP 1.0 endpoint: connection, session, link and delivery.
 
 The specification names the states of connections (2.4.6), sessions (2.5.5) and links (2.6.3 to 2.6.6); deliveries are
-ours. "Send" is what this endpoint does, "receive" what the peer does. What has no row is an error of whoever did it:
-of the peer (`dtx.amqp.conditions.ProtocolError`), or of our caller.
+ours. "Send" is what this endpoint does, "receive" what the peer does. What has no row is an error of the end that did
+it: of the peer (`dtx.amqp.conditions.ProtocolError`), or of our caller.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class DeliveryVerb(Member):
     TRANSFER_SETTLED = "transfer the last part, settled"
     ABORT = "abort"
     SETTLE = "settle"
-    RECEIVE_SETTLED = "hear that the peer has settled"
+    RECEIVE_SETTLED = "receive that the peer has settled"
     LOSE = "lose the link"
 
 

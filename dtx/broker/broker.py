@@ -125,7 +125,7 @@ class Broker:
         self._forces_since = 0.0
         """When the store was given what it has not answered; 0: it has answered everything."""
         self._unheard: set[PeerProtocol] = set()
-        """Peers that are told nothing, because another process may have the store by now."""
+        """Peers to which nothing is sent, because another process may have the store by now."""
         self._flushing = False
         self._continuing = False
         settings = config.settings
@@ -342,7 +342,7 @@ class Broker:
     def _compute(self, work: Callable[[], object], done: Callable[[object], None]) -> None:
         """Does work of milliseconds in the thread that is for it."""
 
-        def told(future: asyncio.Future[object]) -> None:
+        def answered(future: asyncio.Future[object]) -> None:
             if future.cancelled():  # the broker shuts down
                 return
             error = future.exception()
@@ -350,21 +350,21 @@ class Broker:
                 LOG.error("a password could not be checked, and counts as wrong", exc_info=error)
             done(future.result() if error is None else False)
 
-        self._loop.run_in_executor(self._computing, work).add_done_callback(told)
+        self._loop.run_in_executor(self._computing, work).add_done_callback(answered)
 
     @property
     def may_tell(self) -> bool:
-        """Whether what is known here may be told: nobody else can have the store."""
+        """Whether what is known here may be sent to peers: no one else can have the store."""
         return self._store.may_tell
 
     def hold_back(self, peer: PeerProtocol) -> None:
-        """Another process may have the store: tells this peer nothing until it is known that none has."""
+        """Another process may have the store: sends this peer nothing until it is known that none has."""
         if not self._unheard:
             LOG.warning("the lease on the store has run out: nobody is told anything until it is renewed")
         self._unheard.add(peer)
 
     def _tell_again(self) -> None:
-        """The lease may have been renewed, so that nobody else had the store meanwhile."""
+        """The lease may have been renewed, so that no one else had the store meanwhile."""
         if self._unheard and self.may_tell:
             unheard, self._unheard = self._unheard, set()
             for peer in unheard:
@@ -388,7 +388,7 @@ class Broker:
 
     def _tick(self) -> None:
         """Time has passed. Where the process was stopped, or the loop waited for the disk, what the peers said
-        meanwhile may not have been read yet: that time is nobody's silence."""
+        meanwhile may not have been read yet: that time is no peer's silence."""
         if self.failure is None:
             held_s = max(0.0, self._loop.time() - self._tick_at)
             delay = self.container.resource.tick()
@@ -556,11 +556,11 @@ class PeerProtocol(asyncio.Protocol):
 
     def _come_in(self, connection: BrokerConnection) -> None:
         self._is_in = True
-        told = self._broker.connection_limits.refusal(self, connection.identity)
-        if told is not None:
+        message = self._broker.connection_limits.refusal(self, connection.identity)
+        if message is not None:
             user = connection.identity
-            self._broker.lines.warn("%s, %s: refused, %s", self.address, user, told, user=user)
-            connection.close(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
+            self._broker.lines.warn("%s, %s: refused, %s", self.address, user, message, user=user)
+            connection.close(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR))
         self._broker.tick_within(HEARTBEAT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:

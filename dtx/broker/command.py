@@ -1,4 +1,4 @@
-"""`xabridge broker`, and `python -m dtx`: runs the embedded broker until it is told to stop."""
+"""`xabridge broker`, and `python -m dtx`: runs the embedded broker until it is stopped."""
 
 from __future__ import annotations
 

@@ -117,8 +117,8 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> BrokerConfig:
             raise ConfigError(f"{path}: {error}") from error
     if not isinstance(section, dict):
         raise ConfigError("broker: expected a table")
-    told = {**section, **{name: value for name, value in overrides.items() if value is not None}}
-    config = _read({name: _expanded(value, f"broker.{name}") for name, value in told.items()})
+    table = {**section, **{name: value for name, value in overrides.items() if value is not None}}
+    config = _read({name: _expanded(value, f"broker.{name}") for name, value in table.items()})
     config = replace(config, origins=_origins_of(path, section, overrides))
     if not config.listen and not config.listen_tls:
         config = replace(config, listen=(Address.parse(DEFAULT_LISTEN),))
@@ -143,48 +143,48 @@ def _expanded(value: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {not_set(error.args[0])}") from None
 
 
-def _read(told: dict[str, Any]) -> BrokerConfig:
+def _read(table: dict[str, Any]) -> BrokerConfig:
     tables = {"limits", "queue_defaults", "queues", "permissions"}
-    plain = {name: value for name, value in told.items() if name not in tables | _OWN}
-    defaults = _queue(_table(told, "queue_defaults"), "broker.queue_defaults", QueueSettings())
+    plain = {name: value for name, value in table.items() if name not in tables | _OWN}
+    defaults = _queue(_table(table, "queue_defaults"), "broker.queue_defaults", QueueSettings())
     queues = {
         name: _queue(_named(value, f"broker.queues.{name}"), f"broker.queues.{name}", defaults)
-        for name, value in _table(told, "queues").items()
+        for name, value in _table(table, "queues").items()
     }
-    limits = _fill(Limits, _table(told, "limits"), "broker.limits")
+    limits = _fill(Limits, _table(table, "limits"), "broker.limits")
     settings = _fill(Settings, plain, "broker")
     try:
-        permissions = Permissions.from_section(told["permissions"]) if "permissions" in told else None
+        permissions = Permissions.from_section(table["permissions"]) if "permissions" in table else None
     except PermissionsError as error:
         raise ConfigError(f"broker.permissions: {error}") from error
     return BrokerConfig(
-        listen=_addresses(told.get("listen", []), "listen"),
-        listen_tls=_addresses(told.get("listen_tls", []), "listen_tls"),
-        store=_typed(told.get("store", DEFAULT_STORE), str, "broker.store"),
-        certificate=_path(told, "certificate"),
-        key=_path(told, "key"),
-        client_ca=_path(told, "client_ca"),
-        users=_path(told, "users"),
-        anonymous=_typed(told.get("anonymous", False), bool, "broker.anonymous"),
-        plain_without_tls=_typed(told.get("plain_without_tls", False), bool, "broker.plain_without_tls"),
-        standby=_typed(told.get("standby", False), bool, "broker.standby"),
-        http=Address.parse(_typed(told["http"], str, "broker.http")) if "http" in told else None,
-        telemetry=_typed(told.get("telemetry", False), bool, "broker.telemetry"),
-        log_format=_log_format(told.get("log_format", "text")),
+        listen=_addresses(table.get("listen", []), "listen"),
+        listen_tls=_addresses(table.get("listen_tls", []), "listen_tls"),
+        store=_typed(table.get("store", DEFAULT_STORE), str, "broker.store"),
+        certificate=_path(table, "certificate"),
+        key=_path(table, "key"),
+        client_ca=_path(table, "client_ca"),
+        users=_path(table, "users"),
+        anonymous=_typed(table.get("anonymous", False), bool, "broker.anonymous"),
+        plain_without_tls=_typed(table.get("plain_without_tls", False), bool, "broker.plain_without_tls"),
+        standby=_typed(table.get("standby", False), bool, "broker.standby"),
+        http=Address.parse(_typed(table["http"], str, "broker.http")) if "http" in table else None,
+        telemetry=_typed(table.get("telemetry", False), bool, "broker.telemetry"),
+        log_format=_log_format(table.get("log_format", "text")),
         settings=replace(settings, limits=limits, queues=queues, queue_defaults=defaults),
         permissions=permissions,
     )
 
 
-def _queue(told: dict[str, Any], where: str, base: QueueSettings) -> QueueSettings:
-    settings = _fill(QueueSettings, told, where, base)
+def _queue(table: dict[str, Any], where: str, base: QueueSettings) -> QueueSettings:
+    settings = _fill(QueueSettings, table, where, base)
     if settings.when_full is WhenFull.DEAD_LETTER and not settings.dead_letter:
         raise ConfigError(f"{where}.when_full: the queue has no dead letters (dead_letter is empty)")
     return settings
 
 
-def _table(told: dict[str, Any], name: str) -> dict[str, Any]:
-    return _named(told.get(name, {}), f"broker.{name}")
+def _table(table: dict[str, Any], name: str) -> dict[str, Any]:
+    return _named(table.get(name, {}), f"broker.{name}")
 
 
 def _named(value: Any, where: str) -> dict[str, Any]:
@@ -200,8 +200,8 @@ def _addresses(value: Any, name: str) -> tuple[Address, ...]:
     return tuple(map(Address.parse, items))
 
 
-def _path(told: dict[str, Any], name: str) -> Path | None:
-    value = told.get(name)
+def _path(table: dict[str, Any], name: str) -> Path | None:
+    value = table.get(name)
     return None if value is None else Path(_typed(value, str, f"broker.{name}"))
 
 
@@ -224,12 +224,12 @@ def _typed(value: Any, wanted: type[T], where: str) -> T:
     return value
 
 
-def _fill(make: type[T], told: dict[str, Any], where: str, base: T | None = None) -> T:
+def _fill(make: type[T], table: dict[str, Any], where: str, base: T | None = None) -> T:
     """A dataclass of simple fields from a table; what the table leaves out is as in `base`."""
     hints = get_type_hints(make)
     simple = {one.name: hints[one.name] for one in fields(make) if hints[one.name] in (*_SIMPLE, WhenFull)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
-    for name, value in told.items():
+    for name, value in table.items():
         if name not in simple:
             raise ConfigError(f"{where}.{name}: there is no such setting")
         values[name] = _typed(value, simple[name], f"{where}.{name}")

@@ -224,8 +224,8 @@ class Container:
         before = self._links.get(key)
         self._links[key] = link
         if before is not None and before is not link:
-            told = f"the link {link.name!r} was attached again, on the connection from {link.peer}"
-            before.detach(Refusal(Condition.STOLEN, told, Code.XAER_PROTO))
+            message = f"the link {link.name!r} was attached again, on the connection from {link.peer}"
+            before.detach(Refusal(Condition.STOLEN, message, Code.XAER_PROTO))
 
     def disclaim(self, key: LinkKey, link: ServedLink) -> None:
         """A link is gone."""
@@ -264,7 +264,7 @@ class Container:
         self._touched[connection] = None
 
     def take_touched(self) -> list[ServedConnection]:
-        """Which connections have something to say; each is told once."""
+        """Which connections have something to say; each is listed once."""
         touched = list(self._touched)
         self._touched.clear()
         return touched
@@ -274,7 +274,7 @@ class Container:
         self._wanting[connection] = None
 
     def take_wanting(self) -> list[ServedConnection]:
-        """Which connections have more to send in another turn; each is told once."""
+        """Which connections have more to send in another turn; each is listed once."""
         if not self._wanting:
             return []
         wanting = list(self._wanting)

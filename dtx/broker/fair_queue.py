@@ -1,18 +1,18 @@
-"""FairQueue: who is served next, so that nobody is kept waiting by those who have much to do.
+"""FairQueue: who is served next, so that no one is kept waiting by those who have much to do.
 
 What is served (a connection, a piece of work that goes on, the computation of a password) belongs to a payer: a user,
 or an address where no user is known. `take` decides in this order:
 
 1. Each payer has an account: the seconds that were spent on it. The payer with the lowest account is next. So payers
    that want more than they can have get equal shares of the time, however many connections each of them has. A payer
-   that was away begins at the account of the one that is being served: nobody saves time up, and whoever asks for
+   that was away begins at the account of the one that is being served: no one saves time up, and a payer that asks for
    little is next at once.
 2. Where something urgent of a payer waits, its account counts as AHEAD_S lower. So urgent work of one payer goes before
    other work of all, until that payer is AHEAD_S ahead of the others; then shares are equal again.
 3. Among what belongs to one payer, the urgent ones are first, but after URGENT_IN_A_ROW of them comes one that is not.
-   Otherwise they take turns: whoever was served and has more to do waits behind the others.
+   Otherwise they take turns: one that was served and has more to do waits behind the others.
 
-Nobody can starve: an account that is charged only grows, so each payer that waits becomes the lowest one, and has each
+No one can starve: an account that is charged only grows, so each payer that waits becomes the lowest one, and has each
 of its connections served in turn.
 """
 
@@ -56,8 +56,8 @@ class _Payer(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Those that wait for their turn. Whoever takes one serves it, says with `spent` how long that took, and adds it
-    again where there is more to do."""
+    """Those that wait for their turn. The caller that takes one serves it, says with `spent` how long that took, and
+    adds it again where there is more to do."""
 
     def __init__(self) -> None:
         self._payers: dict[str, _Payer[T]] = {}

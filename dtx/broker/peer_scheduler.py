@@ -214,7 +214,7 @@ class PeerScheduler(Generic[P]):
 
     @property
     def _may_serve_next(self) -> bool:
-        """Whether the round has time left, or whoever is next had none of it."""
+        """Whether the round has time left, or the next payer had none of it."""
         return not self._is_over or (self._spent_s < ROUND_S and self._turns.next_payer not in self._payers)
 
     def _go_round_soon(self) -> None:
@@ -256,7 +256,7 @@ class PeerScheduler(Generic[P]):
         took = self._clock() - began
         self._spent_s += took
         self._payers.add(payer)
-        if more:  # before it is charged: so whoever comes meanwhile begins at what the account was
+        if more:  # before it is charged: so a payer that comes meanwhile begins at what the account was
             self._wait(peer)
         self._turns.spent(payer, took)
         if took > LONG_TURN_S:

@@ -11,7 +11,7 @@ MEGABYTE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one peer, or all of them together, may take. Beyond it they hear a refusal; nobody else
+    """The most that one peer, or all of them together, may take. Beyond it they are refused; no one else
     notices."""
 
     connections: int = 1000
@@ -38,7 +38,8 @@ class Limits:
     queues: int = 10_000
     branches: int = 100_000
     branches_per_user: int = 20_000
-    """Prepared and unprepared ones. Rollback-only branches that nobody works for make room when a limit is reached."""
+    """Prepared and unprepared ones. Rollback-only branches that no session works for make room when a limit is
+    reached."""
     fences: int = 100_000
     fences_per_user: int = 50_000
     transaction_messages: int = 100_000
@@ -61,7 +62,7 @@ class WhenFull(StrEnum):
     REFUSE = "refuse"
     """It is refused."""
     DEAD_LETTER = "dead-letter"
-    """It is taken, and the oldest messages that nobody holds go to the dead letters."""
+    """It is taken, and the oldest messages that are not held go to the dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Settings:
     handshake_s: float = 15.0
     """How long a peer may take to say who it is and to open the connection."""
     wrong_password_s: float = 0.25
-    """How long whoever gave a wrong password waits for the answer; twice as long for each further one from the same
+    """How long a peer with a wrong password waits for the answer; twice as long for each further one from the same
     address, up to 5 s."""
     branch_timeout_s: int = 600
     """A branch that is not prepared by then becomes rollback-only, unless set-timeout says otherwise."""
@@ -108,4 +109,4 @@ class Settings:
     lease_s: float = 10.0
     """How long the broker has a store in PostgreSQL for itself without renewing it; at least 1."""
     metrics_queues: int = 200
-    """Queues whose metrics have their names; all others are told as one."""
+    """Queues whose metrics have their names; all others are counted as one."""

@@ -2,7 +2,7 @@
 
 Everything happens in turns. In a turn changes that no transaction decides gather in one batch (`turn`),
 queues that got messages are marked; `settle` ends the turn: it hands messages out, submits the batch, and
-asks the store for payloads. Nobody hears that something is done before the store said that it is durable.
+asks the store for payloads. No reply says that something is done before the store said that it is durable.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Turn:
 
 
 class TransactionalResource:
-    """Queues over a store. `stopped` is called once when the store can't say any more what is durable: nobody
+    """Queues over a store. `stopped` is called once when the store can't say any more what is durable: no peer
     may be answered from then on."""
 
     def __init__(
@@ -136,8 +136,8 @@ class TransactionalResource:
         self._owed_answers: list[Callable[[Refusal | None], None]] = []
         """The answers that wait until such a message is deleted from a store that takes nothing now."""
         self._unstored: dict[int, Queue] = {}
-        """Queues that may not be stored yet: every batch tells them, as it may bring messages of theirs, and an earlier
-        one that told them may be refused."""
+        """Queues that may not be stored yet: every batch has them, as it may bring messages of theirs, and an earlier
+        one that had them may be refused."""
 
     # -- opening
     def open(self) -> Restored:
@@ -152,10 +152,10 @@ class TransactionalResource:
             if record.kind == PAUSED and record.number in by_number:
                 by_number[record.number].paused = record.text
             elif record.kind == CONFIGURED:
-                told = json.loads(record.text)
-                configured = by_number.get(told.pop("queue"))
+                settings = json.loads(record.text)
+                configured = by_number.get(settings.pop("queue"))
                 if configured is not None:
-                    configured.settings = changed_settings(configured.settings, told)
+                    configured.settings = changed_settings(configured.settings, settings)
                     configured.configured = record.number
             elif record.kind == MARK:
                 self.ages.mark(record.number, int(record.text))
@@ -206,7 +206,7 @@ class TransactionalResource:
 
     @property
     def now_ms(self) -> int:
-        """The time, for what is delivered later, expires or is told to people."""
+        """The time, for what is delivered later, expires or is shown to people."""
         return self.clock.wall_ms()
 
     def tick(self) -> float:
@@ -286,7 +286,7 @@ class TransactionalResource:
         return self.create(name)
 
     def make_dynamic(self, name: str, memory: Memory) -> Queue:
-        """A queue that is not stored; whoever asked for it deletes it with `drop_dynamic`."""
+        """A queue that is not stored; its owner deletes it with `drop_dynamic`."""
         return self._make(self.number(), name, lasting=False, memory=memory)
 
     def drop_dynamic(self, queue: Queue) -> None:
@@ -394,8 +394,8 @@ class TransactionalResource:
 
     # -- the store
     def submit(self, batch: Batch, done: Callable[[NotStored | None], None]) -> None:
-        """Makes `batch` durable, after the turn so far. `done` hears None, or why it never will be
-        durable."""
+        """Makes `batch` durable, after the turn so far. `done` is called with None, or with the reason why it never
+        will be durable."""
         self._submit_turn()
         self._submit(batch, done)
 
@@ -407,7 +407,7 @@ class TransactionalResource:
         weight = max(batch.rows + batch.octets // ROW_OCTETS, 1)  # an empty batch waits as well
         self.waiting[payer] = self.waiting.get(payer, 0) + weight
 
-        def told(error: StoreError | None) -> None:
+        def answered(error: StoreError | None) -> None:
             left = self.waiting[payer] - weight
             if left:
                 self.waiting[payer] = left
@@ -422,7 +422,7 @@ class TransactionalResource:
                 done(error)
                 self.settle()
 
-        self.store.submit(batch, told)
+        self.store.submit(batch, answered)
 
     def _tell_queues(self, batch: Batch) -> None:
         for queue in self._unstored.values():
@@ -482,13 +482,13 @@ class TransactionalResource:
         self._submit_turn()
 
 
-def changed_settings(settings: QueueSettings, told: dict[str, Any]) -> QueueSettings:
+def changed_settings(settings: QueueSettings, details: dict[str, Any]) -> QueueSettings:
     """The settings with these in place of theirs. RefusedError for a value that is none."""
     try:
-        when_full = WhenFull(told.get("when_full", settings.when_full))
+        when_full = WhenFull(details.get("when_full", settings.when_full))
     except ValueError:
         raise refused(Code.XAER_INVAL, f"when_full is one of {', '.join(WhenFull)}") from None
-    return replace(settings, **{**told, "when_full": when_full})
+    return replace(settings, **{**details, "when_full": when_full})
 
 
 def not_stored(error: NotStored, code: Code, xid: Xid | None = None) -> Refusal:

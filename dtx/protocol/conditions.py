@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One code: its number on the wire, and the condition of a refusal with it (None: told as a result)."""
+    """One code: its number on the wire, and the condition of a refusal with it (None: it is answered as a result)."""
 
     code: Code
     status: int
@@ -103,11 +103,11 @@ class Refusal:
     def read(cls, condition: str, description: str | None, info: Map | None) -> Refusal:
         """The refusal in the parts of an error, also in one of a broker that knows nothing of this
         protocol."""
-        told = info or {}
-        status = told.get(STATUS_KEY)
+        fields = info or {}
+        status = fields.get(STATUS_KEY)
         code = CODE_OF.get(status) if isinstance(status, int) else None
         try:
-            xid = Xid.parse(str(told[XID_KEY])) if XID_KEY in told else None
+            xid = Xid.parse(str(fields[XID_KEY])) if XID_KEY in fields else None
         except ValueError:
             xid = None
         if code is None:
@@ -125,5 +125,5 @@ class RefusedError(Exception):
 
 def refused(code: Code, description: str, xid: Xid | None = None, condition: Condition | None = None) -> RefusedError:
     """The exception that refuses with `code`; its condition is the table's where none is given."""
-    told = condition or CONDITION_OF[code] or Condition.INTERNAL_ERROR
-    return RefusedError(Refusal(told, description, code, xid))
+    chosen = condition or CONDITION_OF[code] or Condition.INTERNAL_ERROR
+    return RefusedError(Refusal(chosen, description, code, xid))

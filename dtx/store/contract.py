@@ -82,7 +82,7 @@ class StoreRefused(NotStored):
 
 class StoreStopped(StoreError):
     """A write or force failed: whether the batch is durable is unknown until the store is opened again, and
-    nothing more is written until then. Answer nobody, and stop the broker."""
+    nothing more is written until then. Answer no peer, and stop the broker."""
 
 
 class Step(Enum):
@@ -193,7 +193,7 @@ class Batch:
 
     It is filled and submitted on the broker's event loop, then it belongs to the store. Within one batch, and
     among batches that wait for the same force, creations come first, then changes of existing things, then
-    deletions; because numbers are never used twice, the result is that of the order in which they were told.
+    deletions; because numbers are never used twice, the result is that of the order in which they were made.
     A change that names a number that is not in the store does nothing.
     """
 
@@ -261,15 +261,15 @@ class Batch:
         merged = cls()
         for batch in group:
             for name in cls.__slots__:
-                told, all_told = getattr(batch, name), getattr(merged, name)
-                if not told:
+                added, total = getattr(batch, name), getattr(merged, name)
+                if not added:
                     continue
                 if name == "octets":
-                    merged.octets += told
-                elif isinstance(all_told, dict):
-                    all_told.update(told)
+                    merged.octets += added
+                elif isinstance(total, dict):
+                    total.update(added)
                 else:
-                    all_told += told
+                    total += added
         return merged
 
     def create_queue(self, queue: int, name: str, settings: str = "") -> None:
@@ -449,7 +449,7 @@ class BrokerStore(MessageStore, Protocol):
 
     @property
     def may_tell(self) -> bool:
-        """Whether what is known of the store may be told: no other process can have it now."""
+        """Whether what is known of the store may be sent to peers: no other process can have it now."""
         ...
 
     @property
@@ -459,7 +459,7 @@ class BrokerStore(MessageStore, Protocol):
 
     @property
     def octets(self) -> int | None:
-        """Its size; None where nobody here knows."""
+        """Its size; None where it is not known here."""
         ...
 
     forced: Callable[[float, int], None]

@@ -117,8 +117,8 @@ class SaslLayer(ABC):
     def computed(self, result: object) -> None:
         """Goes on with the result of `computation`, which the caller carried out."""
         if self.state is not State.COMPUTING:
-            told: str = self.state.value
-            raise ValueError(f"no computation is outstanding: {told}")
+            message: str = self.state.value
+            raise ValueError(f"no computation is outstanding: {message}")
         self.computation = None
         self.state = State.EXCHANGE
         try:

@@ -185,7 +185,7 @@ async def plain_client(user: str, password: str) -> None:
 
 async def scram_client(user: str, password: str, nonce: Callable[[int], bytes]) -> None:
     """RFC 5802; ends only when the server has proved that it knows the password's verifier. ScramError, before anything
-    is sent: nobody can have this name or password."""
+    is sent: no one can have this name or password."""
     scram.saslprep(password)
     own = scram.encoded(nonce(NONCE_OCTETS))
     bare = f"n={scram.escaped(scram.saslprep(user))},r={own}"

@@ -146,7 +146,7 @@ async def _from_initial(initial: bytes | None, begin: Callable[[bytes], ServerCo
 
 def _described(header: bytes) -> str:
     """How the peer began, for the log."""
-    for beginning, told in BEGINNINGS:
+    for beginning, protocol in BEGINNINGS:
         if header.startswith(beginning):
-            return told
+            return protocol
     return f"with {header!r}, which is not AMQP 1.0"

@@ -28,7 +28,7 @@ RULE: Final = "rule"
 
 
 class Accounts:
-    """`credentials` is None where the broker has no file of users: then nobody has a password."""
+    """`credentials` is None where the broker has no file of users: then no one has a password."""
 
     def __init__(
         self, resource: TransactionalResource, permissions: Permissions, credentials: Credentials | None
@@ -43,15 +43,15 @@ class Accounts:
         """Has what management said hold."""
         for record in restored.records:
             if record.kind in (USER, RULE):
-                name, told = json.loads(record.text)
+                name, value = json.loads(record.text)
                 self._records[record.kind, name] = record.number
-                self._apply(record.kind, name, told)
+                self._apply(record.kind, name, value)
 
-    def _apply(self, kind: str, name: str, told: Any) -> None:
+    def _apply(self, kind: str, name: str, value: Any) -> None:
         if kind == RULE:
-            self.permissions.set(name, None if told is None else rule_from(name, told))
+            self.permissions.set(name, None if value is None else rule_from(name, value))
         elif self.credentials is not None:
-            self.credentials.set(name, None if told is None else Verifier.parse(told))
+            self.credentials.set(name, None if value is None else Verifier.parse(value))
 
     def write_user(self, batch: Batch, name: str, verifier: Verifier | None) -> Undo:
         """Writes a user's new verifier; None: the user goes. `credentials.set` has it hold when the batch is
@@ -63,12 +63,12 @@ class Accounts:
         What is returned is to be called if it never will be."""
         return self._write(batch, RULE, name, None if rule is None else section_of(rule))
 
-    def _write(self, batch: Batch, kind: str, name: str, told: Any) -> Undo:
+    def _write(self, batch: Batch, kind: str, name: str, value: Any) -> Undo:
         key = (kind, name)
         is_new = key not in self._records
         if is_new:
             self._records[key] = self._resource.number()
-        batch.record(self._records[key], kind, json.dumps([name, told], ensure_ascii=False))
+        batch.record(self._records[key], kind, json.dumps([name, value], ensure_ascii=False))
 
         def undo() -> None:
             if is_new:

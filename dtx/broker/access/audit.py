@@ -38,11 +38,11 @@ class Audit:
             if record.kind == KIND:
                 self._entries[record.number] = json.loads(record.text)
 
-    def write(self, batch: Batch, who: str, what: str, told: dict[str, Any], number: int = 0) -> int:
+    def write(self, batch: Batch, who: str, what: str, details: dict[str, Any], number: int = 0) -> int:
         """Writes an entry into the batch of the change that it tells; in place of the one with this `number`, where
         that is given. The entry's number."""
         resource = self._resource
-        entry = {"when": resource.clock.wall_ms(), "who": who, "what": what, **told}
+        entry = {"when": resource.clock.wall_ms(), "who": who, "what": what, **details}
         number = number or resource.number()
         self._entries[number] = entry
         text = json.dumps(entry, ensure_ascii=False)
@@ -50,8 +50,8 @@ class Audit:
         while len(self._entries) > MOST:
             oldest, _ = self._entries.popitem(last=False)
             batch.drop_record(oldest)
-        queue, branch = told.get("queue"), told.get("xid")
-        LOG.info("%s", text, extra=about(queue=queue, branch=branch, connection=told.get("connection"), user=who))
+        queue, branch = details.get("queue"), details.get("xid")
+        LOG.info("%s", text, extra=about(queue=queue, branch=branch, connection=details.get("connection"), user=who))
         return number
 
     def forget(self, number: int) -> None:

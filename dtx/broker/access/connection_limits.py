@@ -26,7 +26,7 @@ ADDRESSES: Final = 1000
 FORGOTTEN_S: Final = 60.0
 LONGEST_S: Final = 5.0
 NETWORK_BITS: Final = 64
-"""Of an address of IPv6: whoever has one has all that begin like it."""
+"""Of an address of IPv6: the owner of one has all that begin like it."""
 
 
 class Peer(Protocol):
@@ -73,7 +73,7 @@ class ConnectionLimits:
 
     @property
     def full(self) -> bool:
-        """Whether nobody at all can come in."""
+        """Whether no peer at all can come in."""
         return len(self._in) >= self._limits.connections
 
     def comes(self, peer: Peer) -> Peer | None:

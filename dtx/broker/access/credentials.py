@@ -2,7 +2,7 @@
 
 Lines are `<verifier> <name>`, with the verifier as in `dtx.amqp.sasl.scram` and the name up to the end of the
 line; `decoy <base64>` is the secret from which the verifiers of names that are not there are made, so that
-nobody can find out which names are. Empty lines and those that begin with # say nothing.
+no one can find out which names are. Empty lines and those that begin with # say nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """PasswordChecks: what it takes to check passwords, one at a time, in a thread that does nothing else.
 
-A peer that nobody knows yet can order such a computation, of some milliseconds, with a few octets. So:
+A peer that is not known yet can order such a computation, of some milliseconds, with a few octets. So:
 
 - There is one thread for them, and each peer has at most one in the queue. `drop` takes it out when its peer is gone.
 - Addresses take turns (`dtx.broker.fair_queue`). A computation that found a wrong password costs its address
@@ -71,7 +71,7 @@ class PasswordChecks:
         return asked
 
     def drop(self, computation: Computation) -> None:
-        """The peer is gone: nobody wants to know any more."""
+        """The peer is gone: no one waits for the result."""
         computation.done = None
         self._waiting.remove(computation)
 

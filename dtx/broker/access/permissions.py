@@ -45,14 +45,14 @@ class Coordination(Enum):
 
 
 class Management(Enum):
-    """A permission at the management node. Whoever may manage may look."""
+    """A permission at the management node. A user that may manage may look."""
 
     VIEW = "view"
     MANAGE = "manage"
     READ_PAYLOAD = "read_payload"
 
     @property
-    def told(self) -> str:
+    def phrase(self) -> str:
         """The permission as a verb, for the sentence that refuses it."""
         return "read messages by management of" if self is Management.READ_PAYLOAD else self.value
 
@@ -114,7 +114,7 @@ class Permissions:
 
     def _of(self, identity: Identity) -> list[Rule]:
         names = (ANONYMOUS,) if identity.is_anonymous else (identity.name, EVERYBODY)
-        if identity.name in RESERVED:  # of a certificate, say: nobody is called so
+        if identity.name in RESERVED:  # of a certificate, say: no user has this name
             names = (EVERYBODY,)
         return [self._rules[name] for name in names if name in self._rules]
 
@@ -150,11 +150,11 @@ class Permissions:
 
 def section_of(rule: Rule) -> dict[str, Any]:
     """The rule as the configuration has it, without what is not allowed."""
-    told: dict[str, Any] = {
+    details: dict[str, Any] = {
         one.name: list(value) if isinstance(value := getattr(rule, one.name), tuple) else value for one in fields(rule)
     }
-    told["coordinate"] = rule.coordinate.value
-    return {name: value for name, value in told.items() if value and value != Coordination.NONE.value}
+    details["coordinate"] = rule.coordinate.value
+    return {name: value for name, value in details.items() if value and value != Coordination.NONE.value}
 
 
 def rule_of_json(name: str, text: str) -> Rule:
@@ -212,7 +212,7 @@ def open_to_this_machine(hosts: Sequence[str]) -> tuple[Permissions, str]:
 
 
 def open_to_users(hosts: Sequence[str]) -> tuple[Permissions, str]:
-    """The table of a broker that knows who its peers are, and was told nothing else of them; and the sentence that
+    """The table of a broker that knows who its peers are, and has no other rule; and the sentence that
     says so. PermissionsError where others than this machine could reach it."""
     reachable = [host for host in hosts if not is_loopback(host)]
     if reachable:

@@ -28,18 +28,18 @@ class RateLimitedLog:
         self._kinds: dict[str, tuple[float, int]] = {}
         """Format → when its period began, and how many lines there were to be in it."""
 
-    def warn(self, told: str, *words: object, user: object = None) -> None:
+    def warn(self, message: str, *words: object, user: object = None) -> None:
         """One line, unless there were many of this kind; then the next period says how many were left out. The first
         of `words` is the peer's address."""
         now = self._clock()
-        began, count = self._kinds.get(told, (now, 0))
+        began, count = self._kinds.get(message, (now, 0))
         if now - began >= PERIOD_S:
             if count > MOST:
                 LOG.warning("… and %d more lines of the same kind in %.0f s", count - MOST, now - began)
             began, count = now, 0
-        self._kinds[told] = began, count + 1
+        self._kinds[message] = began, count + 1
         if count < MOST:
             shown = [printable(str(one)) for one in words]
-            LOG.warning(told, *shown, extra=about(connection=shown[0] if shown else None, user=user))
+            LOG.warning(message, *shown, extra=about(connection=shown[0] if shown else None, user=user))
         elif count == MOST:
-            LOG.warning("… the next lines of this kind are counted only: %s", told)
+            LOG.warning("… the next lines of this kind are counted only: %s", message)

@@ -72,8 +72,8 @@ def attach(connection: LinkConnection, session: Session, endpoint: LinkEndpoint)
         raise ValueError("the peer has not attached the link")
     try:
         if len(session.links) >= connection.container.limits.links:
-            told = f"a session may have {connection.container.limits.links} links"
-            raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
+            message = f"a session may have {connection.container.limits.links} links"
+            raise refused(Code.XAER_RMERR, message, condition=Condition.RESOURCE_LIMIT)
         _check(remote)
         if isinstance(endpoint, ReceiverLink):
             return _receiver(connection, session, endpoint, remote)
@@ -91,15 +91,15 @@ def _check(remote: Attach) -> None:
     for terminus in (remote.source, remote.target):
         if terminus is None or isinstance(terminus, Coordinator):
             continue
-        for capability, told in UNSUPPORTED.items():
+        for capability, message in UNSUPPORTED.items():
             if capability in terminus.capabilities:
-                raise _not_implemented(told)
+                raise _not_implemented(message)
         if terminus.address is not None and terminus.address.startswith(TOPIC_SCHEME):
             raise _not_implemented(UNSUPPORTED["topic"])
 
 
-def _not_implemented(told: str) -> RefusedError:
-    return refused(Code.XAER_INVAL, told, condition=Condition.NOT_IMPLEMENTED)
+def _not_implemented(message: str) -> RefusedError:
+    return refused(Code.XAER_INVAL, message, condition=Condition.NOT_IMPLEMENTED)
 
 
 def _honoured(capabilities: tuple[str, ...], *, dynamic: bool = False) -> tuple[str, ...]:
@@ -109,13 +109,13 @@ def _honoured(capabilities: tuple[str, ...], *, dynamic: bool = False) -> tuple[
 def _receiver(connection: LinkConnection, session: Session, endpoint: ReceiverLink, remote: Attach) -> Link:
     """A link on which the peer sends."""
     target, source = remote.target, remote.source
-    answered = source and Source(source.address, outcomes=source.outcomes, capabilities=_honoured(source.capabilities))
+    echo = source and Source(source.address, outcomes=source.outcomes, capabilities=_honoured(source.capabilities))
     link: Link
     if isinstance(target, Coordinator):
         select = DISTRIBUTED in target.capabilities
         session.demarcation.attach(select=select)
         link = ControlLink(connection, session, endpoint, source.outcomes if source is not None else ())
-        endpoint.attach(answered, Coordinator(ALL_CAPABILITIES if select else PLAIN_CAPABILITIES))
+        endpoint.attach(echo, Coordinator(ALL_CAPABILITIES if select else PLAIN_CAPABILITIES))
         return link
     if target is None:
         raise _not_implemented(NO_ADDRESS.format("target"))
@@ -123,28 +123,28 @@ def _receiver(connection: LinkConnection, session: Session, endpoint: ReceiverLi
     if target.dynamic:
         node = connection.nodes.make(shared=True)
         link = IncomingLink(connection, session, endpoint, lambda _: node, node)
-        told = Target(
+        answer = Target(
             node.name,
             expiry_policy="link-detach",
             dynamic=True,
             dynamic_node_properties=_DELETED_ON_CLOSE,
             capabilities=_honoured(target.capabilities, dynamic=True),
         )
-        endpoint.attach(answered, told, max_message_size=limit, offered=OFFERED)
+        endpoint.attach(echo, answer, max_message_size=limit, offered=OFFERED)
         return link
     if target.address is None:
         link = IncomingLink(connection, session, endpoint, partial(_queue_in, connection), relays=True)
-        endpoint.attach(answered, Target(), max_message_size=limit, offered=OFFERED)
+        endpoint.attach(echo, Target(), max_message_size=limit, offered=OFFERED)
         return link
-    told = Target(target.address, capabilities=_honoured(target.capabilities))
+    answer = Target(target.address, capabilities=_honoured(target.capabilities))
     service = SERVICES.get(target.address)
     if service is not None:
         link = service(connection, session, endpoint)
-        endpoint.attach(answered, told)
+        endpoint.attach(echo, answer)
         return link
     queue = _queue(connection, target.address, Action.PRODUCE)
     link = IncomingLink(connection, session, endpoint, lambda _: queue)
-    endpoint.attach(answered, told, max_message_size=limit, offered=OFFERED)
+    endpoint.attach(echo, answer, max_message_size=limit, offered=OFFERED)
     return link
 
 
@@ -153,32 +153,34 @@ def _sender(connection: LinkConnection, session: Session, endpoint: SenderLink, 
     source, target = remote.source, remote.target
     if source is None:
         raise _not_implemented(NO_ADDRESS.format("source"))
-    told = Source(
+    answer = Source(
         source.address,
         expiry_policy="link-detach",  # nothing is kept of a link that is detached
         default_outcome=source.default_outcome,
         outcomes=tuple(one for one in source.outcomes if one in OUTCOMES),
         capabilities=_honoured(source.capabilities, dynamic=source.dynamic),
     )
-    answered = None
+    echo = None
     if isinstance(target, Target):
-        answered = Target(target.address, capabilities=_honoured(target.capabilities))
-    link = _sending(connection, session, endpoint, source, told)
+        echo = Target(target.address, capabilities=_honoured(target.capabilities))
+    link = _sending(connection, session, endpoint, source, answer)
     if isinstance(link, OutgoingLink | BrowsingLink):
         link.largest = remote.max_message_size
-    endpoint.attach(told, answered)
+    endpoint.attach(answer, echo)
     return link
 
 
-def _sending(connection: LinkConnection, session: Session, endpoint: SenderLink, source: Source, told: Source) -> Link:
-    """The link for a source; `told` is the source in our answer."""
+def _sending(
+    connection: LinkConnection, session: Session, endpoint: SenderLink, source: Source, answer: Source
+) -> Link:
+    """The link for a source; `answer` is the source in our answer."""
     default = _default_outcome(source)
     if source.dynamic:
-        selector = _selector(source, told)
+        selector = _selector(source, answer)
         queue = connection.nodes.make()
-        told.dynamic, told.address = True, queue.name
-        told.distribution_mode = MOVE
-        told.dynamic_node_properties = _DELETED_ON_CLOSE
+        answer.dynamic, answer.address = True, queue.name
+        answer.distribution_mode = MOVE
+        answer.dynamic_node_properties = _DELETED_ON_CLOSE
         if selector is not None:
             return SelectingLink(connection, session, endpoint, queue, selector, default=default, dynamic=True)
         return OutgoingLink(connection, session, endpoint, queue, default=default, dynamic=True)
@@ -197,30 +199,30 @@ def _sending(connection: LinkConnection, session: Session, endpoint: SenderLink,
         if branch.state is not BranchState.S3:
             reason = f"only a prepared branch can be read, this one is {branch.state.value}"
             raise refused(Code.XAER_PROTO, reason, xid)
-        told.distribution_mode = COPY
+        answer.distribution_mode = COPY
         return BranchBrowser(connection, session, endpoint, branch, work)
     if address.startswith(DEPTH):
         counted = _queue(connection, address.removeprefix(DEPTH), Action.CONSUME)
         return DepthLink(connection, session, endpoint, counted)
     _check_permission(connection, address, Action.CONSUME)  # reading a selector is work, and finding a queue makes it
-    selector = _selector(source, told)
+    selector = _selector(source, answer)
     queue = _queue(connection, address, Action.CONSUME)
     if source.distribution_mode == COPY:
-        told.distribution_mode = COPY
+        answer.distribution_mode = COPY
         return QueueBrowser(connection, session, endpoint, queue, selector)
-    told.distribution_mode = MOVE
+    answer.distribution_mode = MOVE
     if selector is not None:
         return SelectingLink(connection, session, endpoint, queue, selector, default=default)
     return OutgoingLink(connection, session, endpoint, queue, default=default)
 
 
-def _selector(source: Source, told: Source) -> Selector | None:
+def _selector(source: Source, answer: Source) -> Selector | None:
     """The selector among the filters of a source; what is honoured of them is echoed."""
     try:
         selector, honoured = selector_of(source.filters)
     except SelectorError as error:
         raise refused(Code.XAER_INVAL, f"the selector can't be read: {error}") from None
-    told.filters = honoured or None
+    answer.filters = honoured or None
     return selector
 
 
@@ -228,8 +230,8 @@ def _check_permission(connection: LinkConnection, address: str, action: Action) 
     """RefusedError where the peer may not do this at a queue."""
     reserved = address.startswith(RESERVED)
     if not reserved and not connection.container.permissions.may(connection.identity, action, address):
-        told = f"{connection.identity} may not {action.value} at {address!r}"
-        raise refused(Code.XAER_RMERR, told, condition=Condition.UNAUTHORIZED)
+        message = f"{connection.identity} may not {action.value} at {address!r}"
+        raise refused(Code.XAER_RMERR, message, condition=Condition.UNAUTHORIZED)
 
 
 def _queue(connection: LinkConnection, address: str, action: Action) -> Queue:
@@ -241,8 +243,8 @@ def _queue(connection: LinkConnection, address: str, action: Action) -> Queue:
             raise refused(Code.XAER_NOTA, f"there is no dynamic node {address!r}, or not any more")
         own = address in connection.nodes.queues or address in container.shared_nodes
         if action is not Action.PRODUCE and not own:
-            told = "only the connection that made a dynamic source may receive from it"
-            raise refused(Code.XAER_RMERR, told, condition=Condition.NOT_ALLOWED)
+            message = "only the connection that made a dynamic source may receive from it"
+            raise refused(Code.XAER_RMERR, message, condition=Condition.NOT_ALLOWED)
         return node
     if address.startswith(RESERVED):
         raise refused(Code.XAER_NOTA, f"there is no node {address!r}")
@@ -260,8 +262,8 @@ def _queue_in(connection: LinkConnection, octets: bytes) -> Queue:
     if is_topic or (address is not None and address.startswith(TOPIC_SCHEME)):
         raise _not_implemented(UNSUPPORTED["topic"])
     if not address:
-        told = "a message on a link without an address says in `to` where it goes"
-        raise refused(Code.XAER_INVAL, told, condition=Condition.PRECONDITION_FAILED)
+        message = "a message on a link without an address says in `to` where it goes"
+        raise refused(Code.XAER_INVAL, message, condition=Condition.PRECONDITION_FAILED)
     return _queue(connection, address, Action.PRODUCE)
 
 
@@ -274,6 +276,6 @@ def _default_outcome(source: Source) -> Outcome | None:
     except WireError as error:
         raise RefusedError(refusal_of(error)) from None
     if txn_id is not None or outcome is None:
-        told = "a default outcome is accepted, rejected, released or modified"
-        raise RefusedError(Refusal(Condition.NOT_IMPLEMENTED, told, Code.XAER_INVAL))
+        message = "a default outcome is accepted, rejected, released or modified"
+        raise RefusedError(Refusal(Condition.NOT_IMPLEMENTED, message, Code.XAER_INVAL))
     return outcome

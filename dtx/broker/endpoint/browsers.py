@@ -84,7 +84,7 @@ class BrowsingLink(Link, ABC):
         """A message is available again: who has passed it does not show it twice."""
 
     def came_due(self, entry: Entry) -> None:
-        """A message that was delayed is available: nobody has shown it yet."""
+        """A message that was delayed is available: it has not been shown yet."""
 
     def group_freed(self, group: str) -> None:
         """Others may have messages of this group again. Here all of them are shown."""
@@ -148,12 +148,12 @@ class BrowsingLink(Link, ABC):
     def _ask_piece(self, entry: Entry, pieces: list[bytes], number: int) -> None:
         last = (number + 1) * CHUNK >= entry.size
 
-        def told(piece: bytes | None) -> None:
+        def answered(piece: bytes | None) -> None:
             self._arrived(pieces, piece, last=last or piece is None)
             if piece is not None and not last and self.is_attached:
                 self._ask_piece(entry, pieces, number + 1)
 
-        self._resource.fetch_piece(entry, number, told)
+        self._resource.fetch_piece(entry, number, answered)
 
     def _arrived(self, pieces: list[bytes], octets: bytes | None, *, last: bool) -> None:
         """The store has answered. What is at hand at once is no reason to ask for more: `advance` is asking, and would
@@ -181,8 +181,8 @@ class BrowsingLink(Link, ABC):
 
     def _send(self, octets: bytes) -> None:
         if self.largest and len(octets) > self.largest:
-            told = f"a message has {len(octets)} octets, and the receiver takes {self.largest}"
-            self.detach(Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL))
+            message = f"a message has {len(octets)} octets, and the receiver takes {self.largest}"
+            self.detach(Refusal(Condition.MESSAGE_SIZE, message, Code.XAER_INVAL))
             return
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
         self.sender.send(self._tag.to_bytes(4, "big"), octets, settled=self._settles)
@@ -284,8 +284,8 @@ class BranchBrowser(BrowsingLink):
 
     def missed(self, entry: Entry) -> None:
         # The branch was decided meanwhile. Who reads it must not take the rest for the whole.
-        told = f"the branch was decided while it was read, message {entry.number} is gone"
-        self.detach(Refusal(Condition.ILLEGAL_STATE, told, Code.XAER_PROTO, self._branch.xid))
+        message = f"the branch was decided while it was read, message {entry.number} is gone"
+        self.detach(Refusal(Condition.ILLEGAL_STATE, message, Code.XAER_PROTO, self._branch.xid))
 
     def gone(self) -> None:
         super().gone()
@@ -301,11 +301,11 @@ class DepthLink(Link):
         super().__init__(connection, session, endpoint)
         self.sender = endpoint
         self._queue = queue
-        self._told = False
+        self._is_sent = False
 
     def flow_event(self) -> None:
-        if not self._told and self.sender.credit > 0:
-            self._told = True
+        if not self._is_sent and self.sender.credit > 0:
+            self._is_sent = True
             octets = encode(Described(Ulong(VALUE), Ulong(self._queue.available)))
             self.sender.send(b"0", octets, settled=True)
             self.container.touch(self.connection)

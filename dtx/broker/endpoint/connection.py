@@ -76,7 +76,7 @@ class BrokerConnection:
         self.peer = peer
         self.peer_container = ""
         self.product = ""
-        """The name of the peer's library, as it told it."""
+        """The name of the peer's library, as its open says."""
         self.since_ms = container.resource.clock.wall_ms()
         self.meter = Meter()
         self._messages_gone = [0, 0]
@@ -316,8 +316,8 @@ class BrokerConnection:
         with contextlib.suppress(WireError):
             context = self.txns.live.get(self.txns.read(state)[0] or b"")
             if context is not None:
-                told = "an outcome for a delivery that is gone: its link was detached, or it is settled"
-                context.refuse_success(Refusal(Condition.ROLLBACK, told, Code.XA_RBPROTO))
+                message = "an outcome for a delivery that is gone: its link was detached, or it is settled"
+                context.refuse_success(Refusal(Condition.ROLLBACK, message, Code.XA_RBPROTO))
 
     @property
     def received_messages(self) -> int:
@@ -353,11 +353,11 @@ class BrokerConnection:
 
 def _product(properties: Map | None) -> str:
     """What the peer's properties say of its library."""
-    told = {str(key): value for key, value in (properties or {}).items()}
-    words = [value for key in ("product", "version") if isinstance(value := told.get(key), str)]
+    details = {str(key): value for key, value in (properties or {}).items()}
+    words = [value for key in ("product", "version") if isinstance(value := details.get(key), str)]
     return " ".join(words)[:MAX_PRODUCT]
 
 
 def _in_order(event: LinkDetached | SessionEnded | ConnectionClosed) -> bool:
-    """Whether the peer closed something, and told no error."""
+    """Whether the peer closed something, without an error."""
     return event.by_peer and event.error is None

@@ -1,8 +1,8 @@
 """ControlLink: a link to the coordinator. declare, discharge, end.
 
 A refusal is a rejected outcome where the source of the link knows that outcome, and otherwise closes the
-link with the error. A control message that was sent settled closes the link: nobody could be told what came
-of it. When the link is closed, for whatever reason, the local transactions that it declared are rolled
+link with the error. A control message that was sent settled closes the link: no result could be sent for
+it. When the link is closed, for whatever reason, the local transactions that it declared are rolled
 back, and the branches that are associated through it become rollback-only.
 """
 
@@ -19,7 +19,7 @@ from dtx.protocol.capabilities import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI
 from dtx.protocol.commands import CONTROL, Declare, Discharge, End
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.protocol.replies import DECLARED_TYPE, Declared, result_state
-from dtx.protocol.replies import Result as Told
+from dtx.protocol.replies import Result as ResultReply
 from xa import Code
 from xa.tables import AssociationVerb
 
@@ -59,8 +59,8 @@ class ControlLink(ReceivingLink):
     # -- messages
     def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         if settled or context is not None:
-            told = "no transactional work is allowed here" if context else "a control message is not sent settled"
-            self.terminate(Refusal(Condition.NOT_ALLOWED, told, Code.XAER_PROTO))
+            message = "no transactional work is allowed here" if context else "a control message is not sent settled"
+            self.terminate(Refusal(Condition.NOT_ALLOWED, message, Code.XAER_PROTO))
             return
         self.wait(delivery)
         try:
@@ -76,7 +76,7 @@ class ControlLink(ReceivingLink):
             self._answer(delivery, refusal_of(error))
 
     def _answer(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
-        """Tells that a control message was carried out, or why not."""
+        """Answers that a control message was carried out, or why not."""
         if not self.waits(delivery):
             return
         if refusal is None:
@@ -131,11 +131,11 @@ class ControlLink(ReceivingLink):
     def _discharge_partial(self, delivery: IncomingDelivery, context: WorkContext, *, fail: bool) -> None:
         """A delivery of the transaction's work is not complete: it is rolled back, and the link is closed
         with that error. A discharge that asked for the rollback has had it."""
-        told = "rolled back: the transaction was discharged with a delivery that is not complete"
+        message = "rolled back: the transaction was discharged with a delivery that is not complete"
         self._lose(context)
         if fail:
             self._answer(delivery, None)
-        self.terminate(Refusal(Condition.ROLLBACK, told, Code.XA_RBPROTO))
+        self.terminate(Refusal(Condition.ROLLBACK, message, Code.XA_RBPROTO))
 
     # -- end
     def _end(self, delivery: IncomingDelivery, end: End) -> None:
@@ -168,7 +168,7 @@ class ControlLink(ReceivingLink):
         """The result of an end with prepare."""
         if not self.waits(delivery):
             return
-        if isinstance(reply, Told):
+        if isinstance(reply, ResultReply):
             self.answer(delivery, result_state(reply))
         elif isinstance(reply, Refusal):
             self._answer(delivery, reply)

@@ -107,7 +107,7 @@ class IncomingLink(ReceivingLink):
     def _refused(
         self, delivery: IncomingDelivery, context: WorkContext | None, refusal: Refusal, *, settled: bool
     ) -> None:
-        """A message can't be taken: who sent it unsettled hears it, and may still discharge the
+        """A message can't be taken: a peer that sent it unsettled gets the outcome, and may still discharge the
         transaction; who sent it settled may not."""
         fatal = refusal.condition in FATAL and not self._relays
         if not settled:

@@ -156,7 +156,7 @@ class Link:
         """A part of a delivery came."""
 
     def disposed(self, delivery: IncomingDelivery | OutgoingDelivery, state: bytes | None, *, settled: bool) -> None:
-        """The peer told the state of a delivery, or settled it."""
+        """The peer sent the state of a delivery, or settled it."""
 
     def flow_event(self) -> None:
         """The peer's credit changed."""
@@ -164,14 +164,14 @@ class Link:
     def flow_properties(self, txn_id: Value) -> None:
         """The properties of a flow named this txn-id; None: no more. Most links have nothing to acquire."""
         if txn_id is not None:
-            told = "this link supports no transactional acquisition"
-            self.detach(Refusal(Condition.NOT_IMPLEMENTED, told, Code.XAER_INVAL))
+            message = "this link supports no transactional acquisition"
+            self.detach(Refusal(Condition.NOT_IMPLEMENTED, message, Code.XAER_INVAL))
 
     def transaction_ended(self, context: WorkContext) -> None:
         """A transaction is discharged, or lost."""
 
     def gone(self) -> None:
-        """The link is closed, whoever closed it."""
+        """The link is closed, by either side."""
 
     def drain(self) -> None:
         """The peer wants the credit used up or back."""
@@ -268,18 +268,18 @@ class ReceivingLink(Link, ABC):
         if len(self._parts) > self._limit:
             self._too_large()
         elif self._empty_parts > MOST_EMPTY:
-            told = f"a message with more than {MOST_EMPTY} parts that are empty"
-            self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
+            message = f"a message with more than {MOST_EMPTY} parts that are empty"
+            self.detach(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR))
         elif connection.partial_octets > self.container.limits.partial_octets:
-            told = f"{connection.partial_octets} octets of messages that are not complete"
-            self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
+            message = f"{connection.partial_octets} octets of messages that are not complete"
+            self.detach(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR))
         elif unstored.octets > unstored.limit:
-            told = f"{unstored.octets} octets of messages that are not complete, or whose transactions are open"
-            self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
+            message = f"{unstored.octets} octets of messages that are not complete, or whose transactions are open"
+            self.detach(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR))
 
     def _too_large(self) -> None:
-        told = f"a message has at most {self._limit} octets here"
-        self.detach(Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL))
+        message = f"a message has at most {self._limit} octets here"
+        self.detach(Refusal(Condition.MESSAGE_SIZE, message, Code.XAER_INVAL))
 
     def _drop_parts(self) -> None:
         self.connection.partial_octets -= len(self._parts)
@@ -309,8 +309,8 @@ class ReceivingLink(Link, ABC):
             self._broken = refusal_of(error)
             return
         if txn_id != self._first_txn:
-            told = "the frames of one delivery name different transactions"
-            self._broken = Refusal(Condition.ROLLBACK, told, Code.XA_RBPROTO)
+            message = "the frames of one delivery name different transactions"
+            self._broken = Refusal(Condition.ROLLBACK, message, Code.XA_RBPROTO)
 
     def _end_partial(self) -> None:
         if self._partial is not None:
@@ -338,7 +338,7 @@ class ReceivingLink(Link, ABC):
     def _break(
         self, delivery: IncomingDelivery, context: WorkContext | None, refusal: Refusal, *, settled: bool
     ) -> None:
-        """The delivery's transaction is wrong: it is refused, and where nobody would hear that, the link is."""
+        """The delivery's transaction is wrong: it is refused, and where no outcome can be sent, the link is."""
         if context is not None:
             context.refuse_success(refusal)
         if settled:
@@ -359,8 +359,8 @@ class ReceivingLink(Link, ABC):
     # -- messages
     @abstractmethod
     def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
-        """A whole message came, under the transaction `context`, or none. Of one that was sent `settled` nothing can be
-        told."""
+        """A whole message came, under the transaction `context`, or none. No outcome of one that was sent `settled` can
+        be sent."""
 
     def wait(self, delivery: IncomingDelivery) -> IncomingDelivery:
         """The delivery's answer comes later."""
@@ -372,7 +372,7 @@ class ReceivingLink(Link, ABC):
         return delivery in self._unsettled
 
     def answer(self, delivery: IncomingDelivery, state: bytes) -> None:
-        """Tells the outcome, encoded, and settles unless the sender is to settle first."""
+        """Sends the outcome, encoded, and settles unless the sender is to settle first."""
         if delivery.settles_second and not delivery.settled_by_peer:
             self._unsettled.setdefault(delivery)
             delivery.update(state, settled=False)
@@ -383,18 +383,18 @@ class ReceivingLink(Link, ABC):
 
     def decided(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
         """The transaction of a posted delivery that is not settled yet is over. Committed: its state is the
-        outcome that was applied. Rolled back: the outcome that was told belongs to a transaction that is
+        outcome that was applied. Rolled back: the outcome that was sent belongs to a transaction that is
         gone."""
         if refusal is None and self.waits(delivery):
             delivery.update(TAKEN_OCTETS, settled=False)
             self.container.touch(self.connection)
 
     def accept(self, delivery: IncomingDelivery) -> None:
-        """Tells that the message is taken."""
+        """Sends the outcome that the message is accepted."""
         self.answer(delivery, TAKEN_OCTETS)
 
     def refuse(self, delivery: IncomingDelivery, refusal: Refusal, context: WorkContext | None) -> None:
-        """Tells that the message is rejected, in the transaction under which it came."""
+        """Sends the outcome that the message is rejected, in the transaction under which it came."""
         state = rejected_state(refusal)
         self.answer(delivery, state if context is None else transactional_state(context.txn_id, state))
 

@@ -1,4 +1,4 @@
-"""A message at a consumer: what is known of it until both sides have settled it, and how it is told on the way."""
+"""A message at a consumer: what is known of it until both sides have settled it, and how it is sent."""
 
 from __future__ import annotations
 
@@ -123,9 +123,9 @@ class Stream:
     def ask(self, number: int) -> None:
         """Reads a piece, and sends it."""
         sent = self._sent
-        sent.link.resource.fetch_piece(sent.entry, number, lambda piece: self._told(number, piece))
+        sent.link.resource.fetch_piece(sent.entry, number, lambda piece: self._arrived(number, piece))
 
-    def _told(self, number: int, piece: bytes | None) -> None:
+    def _arrived(self, number: int, piece: bytes | None) -> None:
         sent, link = self._sent, self._sent.link
         if not link.is_attached or sent.custody is ENDED:
             return

@@ -131,7 +131,7 @@ class OutgoingLink(Link):
             return True
         if outgoing < self.room.little:  # payloads that are being read fill it: nothing that is sent would make room
             self.room.when_unloaded()
-        elif not self._crowded:  # of messages that are sent settled nothing is heard that would wake the link
+        elif not self._crowded:  # of messages that are sent settled no outcome comes that would wake the link
             self._crowded = True
             self.room.when_sent(self, self._has_room)
         return False
@@ -153,8 +153,8 @@ class OutgoingLink(Link):
         """Takes a message, which is HELD from now on; `payload` where it is at hand."""
         if self.largest and size_with_facts(entry) > self.largest:
             self._queue.give_back(entry)
-            told = f"message {entry.number} has {entry.size} octets, and the receiver takes {self.largest}"
-            self._too_large = Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL)
+            message = f"message {entry.number} has {entry.size} octets, and the receiver takes {self.largest}"
+            self._too_large = Refusal(Condition.MESSAGE_SIZE, message, Code.XAER_INVAL)
             self._detach_at_last()
             return
         self._credit -= 1
@@ -182,13 +182,13 @@ class OutgoingLink(Link):
             self.detach(self._too_large)
 
     def queue_deleted(self) -> None:
-        told = f"the queue {self._queue.name} is gone"
-        self.detach(Refusal(Condition.RESOURCE_DELETED, told, Code.XAER_NOTA))
+        message = f"the queue {self._queue.name} is gone"
+        self.detach(Refusal(Condition.RESOURCE_DELETED, message, Code.XAER_NOTA))
 
     def _fetched(self, sent: OutgoingDelivery, payload: bytes | None) -> None:
         if self.attachment is not ATTACHED or sent.custody is ENDED:
             return
-        if payload is None:  # before it is sent nobody can have decided about it
+        if payload is None:  # before it is sent the consumer can't have decided about it
             self.missing(sent)
             return
         sent.payload = payload
@@ -198,8 +198,8 @@ class OutgoingLink(Link):
 
     def missing(self, sent: OutgoingDelivery) -> None:
         """The store lacks a payload that it has to have. The message stays in its queue, for an operator to see."""
-        told = f"the store lacks the payload of message {sent.entry.number} of {self._queue.name}"
-        self.detach(Refusal(Condition.INTERNAL_ERROR, told, Code.XAER_RMERR))
+        message = f"the store lacks the payload of message {sent.entry.number} of {self._queue.name}"
+        self.detach(Refusal(Condition.INTERNAL_ERROR, message, Code.XAER_RMERR))
 
     def _flush(self) -> None:
         waiting = self._waiting
@@ -380,8 +380,8 @@ class OutgoingLink(Link):
                 kept = {one for one in self.undeliverable if one.queue is self._queue and one.state is not State.GONE}
                 self.undeliverable = kept
                 if len(kept) >= UNDELIVERABLE:
-                    told = f"{len(kept)} messages of {self._queue.name} are undeliverable here"
-                    self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
+                    message = f"{len(kept)} messages of {self._queue.name} are undeliverable here"
+                    self.detach(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR))
 
     def _transactional(self, sent: OutgoingDelivery, txn_id: bytes, outcome: Outcome | None, *, settled: bool) -> None:
         context = self._txns.live.get(txn_id)
@@ -389,8 +389,8 @@ class OutgoingLink(Link):
             self._stale(sent, txn_id, settled=settled)
             return
         if sent.context is not None and sent.context is not context:
-            told = "the delivery belongs to another transaction that is not discharged"
-            self._conflict(context, told)
+            message = "the delivery belongs to another transaction that is not discharged"
+            self._conflict(context, message)
             return
         if sent.custody is DECIDED:
             return
@@ -416,8 +416,8 @@ class OutgoingLink(Link):
         else:
             self.detach(unknown_id(txn_id))
 
-    def _conflict(self, context: WorkContext, told: str) -> None:
-        context.control.terminate(Refusal(Condition.ROLLBACK, f"rolled back: {told}", Code.XA_RBPROTO))
+    def _conflict(self, context: WorkContext, message: str) -> None:
+        context.control.terminate(Refusal(Condition.ROLLBACK, f"rolled back: {message}", Code.XA_RBPROTO))
 
     # -- what becomes of deliveries
     def _forget(self, sent: OutgoingDelivery) -> None:
@@ -432,13 +432,13 @@ class OutgoingLink(Link):
                 self.wake()
 
     def finish(self, sent: OutgoingDelivery, outcome: Outcome) -> None:
-        """The outcome is in force: it is told, and settled."""
+        """The outcome is in force: it is sent, and settled."""
         if self.attachment is ATTACHED and sent.custody is not ENDED and sent.delivery is not None:
             sent.delivery.update(outcome.encode(), settled=True)
             self._forget(sent)
 
     def refuse(self, sent: OutgoingDelivery, refusal: Refusal) -> None:
-        """The store did not take what the peer said of a delivery: it hears that, and the link is closed."""
+        """The store did not take what the peer said of a delivery: that is sent to it, and the link is closed."""
         if self.attachment is ATTACHED and sent.custody is not ENDED and sent.delivery is not None:
             sent.delivery.update(rejected_state(refusal), settled=True)
             self._forget(sent)

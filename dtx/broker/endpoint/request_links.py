@@ -48,12 +48,12 @@ class RequestLink(ReceivingLink):
             if request.reply_to not in self.connection.nodes.queues:
                 raise refused(Code.XAER_INVAL, "reply-to is to be a dynamic node of this connection")
             if self.connection.nodes.queues[request.reply_to].full:
-                told = "too many responses are waiting to be read"
-                raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
+                message = "too many responses are waiting to be read"
+                raise refused(Code.XAER_RMERR, message, condition=Condition.RESOURCE_LIMIT)
         except (RefusedError, WireError) as error:
             if not settled:
                 self.refuse(delivery, refusal_of(error), None)
-            elif context is not None:  # nobody hears it otherwise, and the transaction would commit as if it were done
+            elif context is not None:  # no outcome says it, and the transaction would commit as if it were done
                 context.refuse_success(refusal_of(error))
             return
         if not settled:
@@ -65,7 +65,7 @@ class RequestLink(ReceivingLink):
         """Carries out a request, and answers it."""
 
     def respond(self, request: Request, value: bytes, properties: Map | None = None) -> None:
-        """Sends the response, if somebody waits for it still."""
+        """Sends the response, if the requester waits for it still."""
         queue = self.connection.nodes.queues.get(request.reply_to or "")
         if queue is not None:
             octets = response_message(value, request.correlation, properties)

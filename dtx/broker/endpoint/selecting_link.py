@@ -1,9 +1,9 @@
 """SelectingLink: a consumer that takes only the messages that its selector matches.
 
 It reads the queue in its order, some messages ahead of its decisions, and takes a message when its selector matches
-and nobody else has taken it meanwhile. A message that does not match is looked at once, and again only if it was
+and no other consumer has taken it meanwhile. A message that does not match is looked at once, and again only if it was
 delivered to somebody and comes back. A turn looks at no more than LOOKS messages; the rest waits for the next turn,
-so that a selector that matches nothing in a deep queue keeps nobody waiting.
+so that a selector that matches nothing in a deep queue keeps no one waiting.
 """
 
 from __future__ import annotations

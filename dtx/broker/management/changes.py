@@ -35,13 +35,13 @@ def change(
     request: ManagementRequest,
     answer: Answer,
     batch: Batch,
-    told: dict[str, Any],
+    details: dict[str, Any],
     done: Callable[[], None],
     undone: Callable[[], None] = lambda: None,
 ) -> None:
     """Makes a change durable with its entry in the audit log, carries it out then, and answers."""
     audit = request.container.audit
-    number = audit.write(batch, str(request.identity), request.text("operation"), told)
+    number = audit.write(batch, str(request.identity), request.text("operation"), details)
 
     def written(error: NotStored | None) -> None:
         if error is None:
@@ -62,8 +62,8 @@ def create_queue(request: ManagementRequest, answer: Answer) -> None:
     if name in resource.queues:
         raise refused(Code.XAER_DUPID, f"there is a queue {name!r} already")
     if not name or len(name) > MAX_NAME or not name.isprintable() or name.startswith(RESERVED):
-        told = f"a queue's name has 1 to {MAX_NAME} printable characters, and does not begin with {RESERVED}"
-        raise refused(Code.XAER_INVAL, told)
+        message = f"a queue's name has 1 to {MAX_NAME} printable characters, and does not begin with {RESERVED}"
+        raise refused(Code.XAER_INVAL, message)
     resource.create(name)
     change(request, answer, Batch(), {"queue": name}, lambda: None)
 
@@ -71,7 +71,7 @@ def create_queue(request: ManagementRequest, answer: Answer) -> None:
 def configure_queue(request: ManagementRequest, answer: Answer) -> None:
     """Some settings of a queue change, in place of what the configuration says, also after a restart."""
     resource, queue = request.container.resource, queue_of(request)
-    told: dict[str, Any] = {}
+    details: dict[str, Any] = {}
     for name in CONFIGURABLE:
         argument = name.replace("_", "-")
         if name == "when_full":
@@ -79,11 +79,11 @@ def configure_queue(request: ManagementRequest, answer: Answer) -> None:
         else:
             value = request.number(argument, UNTOLD)
         if value not in {"", UNTOLD}:
-            told[name] = value
-    if not told:
+            details[name] = value
+    if not details:
         raise refused(Code.XAER_INVAL, f"nothing is to change: name one of {', '.join(CONFIGURABLE)}")
     before = queue.settings
-    settings = changed_settings(before, told)
+    settings = changed_settings(before, details)
     if settings.when_full is WhenFull.DEAD_LETTER and not settings.dead_letter:
         raise refused(Code.XAER_INVAL, f"when_full: {queue.name} has no dead letters (dead_letter is empty)")
     batch = Batch()
@@ -95,7 +95,7 @@ def configure_queue(request: ManagementRequest, answer: Answer) -> None:
     def done() -> None:
         queue.settings, queue.configured = settings, number
 
-    change(request, answer, batch, {"queue": queue.name, **told}, done)
+    change(request, answer, batch, {"queue": queue.name, **details}, done)
 
 
 def delete_queue(request: ManagementRequest, answer: Answer) -> None:
@@ -113,8 +113,8 @@ def delete_queue(request: ManagementRequest, answer: Answer) -> None:
     if queue.counters.held or queue.counters.pending:
         queue.closing = False
         queue.look()
-        told = f"transactions or prepared branches hold {queue.counters.held} messages of {queue.name}"
-        raise _kept(f"{told} and post {queue.counters.pending} to it; nothing was deleted")
+        message = f"transactions or prepared branches hold {queue.counters.held} messages of {queue.name}"
+        raise _kept(f"{message} and post {queue.counters.pending} to it; nothing was deleted")
     was_unstored = container.resource.forget_unstored(queue)
     batch = Batch()
     batch.create_queue(queue.number, queue.name)  # if it is not stored yet: creations are carried out first
@@ -138,8 +138,8 @@ def delete_queue(request: ManagementRequest, answer: Answer) -> None:
     change(request, answer, batch, {"queue": queue.name, "messages": queue.depth}, done, undone)
 
 
-def _kept(told: str) -> Exception:
-    return refused(Code.XAER_PROTO, told)
+def _kept(message: str) -> Exception:
+    return refused(Code.XAER_PROTO, message)
 
 
 def _detach(request: ManagementRequest, queue: Queue) -> None:
@@ -182,12 +182,12 @@ def close_connection(request: ManagementRequest, answer: Answer) -> None:
     if not found:
         raise refused(Code.XAER_NOTA, f"there is no connection {wanted}")
     (connection,) = found
-    told = {"connection": wanted, "user": str(connection.identity), "peer": connection.peer}
+    details = {"connection": wanted, "user": str(connection.identity), "peer": connection.peer}
 
     def done() -> None:
         connection.close(Refusal(Condition.CONNECTION_FORCED, "an operator closed the connection", Code.XAER_RMFAIL))
 
-    change(request, answer, Batch(), told, done)
+    change(request, answer, Batch(), details, done)
 
 
 def drop_branch(request: ManagementRequest, answer: Answer) -> None:
@@ -200,8 +200,8 @@ def drop_branch(request: ManagementRequest, answer: Answer) -> None:
 
     def check() -> None:
         if branch.state not in EXPIRING or branch.waiting is not None:
-            told = f"the branch is {branch.state.value}: only one that is not prepared can be dropped"
-            raise refused(Code.XAER_PROTO, f"{told}. `xabridge recover` completes those in doubt", xid)
+            message = f"the branch is {branch.state.value}: only one that is not prepared can be dropped"
+            raise refused(Code.XAER_PROTO, f"{message}. `xabridge recover` completes those in doubt", xid)
 
     check()
 

@@ -76,8 +76,8 @@ def read(request: ManagementRequest, answer: Answer) -> None:
     queue = queue_of(request)
     entry = _one(request, queue)
     if entry.size > MAX_READ:
-        told = f"the message has {entry.size} octets, and management reads up to {MAX_READ}: browse the queue"
-        raise refused(Code.XAER_INVAL, told)
+        message = f"the message has {entry.size} octets, and management reads up to {MAX_READ}: browse the queue"
+        raise refused(Code.XAER_INVAL, message)
 
     def fetched(payload: bytes | None) -> None:
         answer({"octets": payload or b"", "deliveries": Ulong(entry.count)})
@@ -126,12 +126,12 @@ def asked_for(request: ManagementRequest) -> int:
 
 def _about(request: ManagementRequest, queue: Queue, **more: Any) -> dict[str, Any]:
     """What the audit log says of such a request."""
-    told: dict[str, Any] = {"queue": queue.name, **more}
+    details: dict[str, Any] = {"queue": queue.name, **more}
     for name in ("ids", "most"):
         value = request.text(name, "") if name == "ids" else request.number(name, 0)
         if value:
-            told[name] = value if isinstance(value, int) else value[:200]
-    return told
+            details[name] = value if isinstance(value, int) else value[:200]
+    return details
 
 
 # -- changing
@@ -174,7 +174,7 @@ def _transfer(
     answer: Answer,
     queue: Queue,
     target: Callable[[Entry], Queue | None],
-    told: dict[str, Any],
+    details: dict[str, Any],
     *,
     anew: bool = False,
 ) -> None:
@@ -186,7 +186,7 @@ def _transfer(
         answer,
         who=str(request.identity),
         what=request.text("operation"),
-        told=told,
+        details=details,
         anew=anew,
         asked_for=asked_for(request),
     ).go_on()
@@ -212,7 +212,7 @@ class _Copy:
         self._left = chosen(request, queue)[::-1]
         self._batch = Batch()
         self._copies: list[Entry] = []
-        self._told = _about(request, queue, to=target.name)
+        self._details = _about(request, queue, to=target.name)
         self._entry = 0
         self._done = 0
         self._why: dict[str, int] = {}
@@ -251,9 +251,9 @@ class _Copy:
 
     def _write(self) -> None:
         batch, copies, self._batch, self._copies = self._batch, self._copies, Batch(), []
-        told = {**self._told, "messages": self._done + len(copies)}
+        details = {**self._details, "messages": self._done + len(copies)}
         who = str(self._question.identity)
-        self._entry = self._audit.write(batch, who, "copy", told, self._entry)
+        self._entry = self._audit.write(batch, who, "copy", details, self._entry)
         self._resource.submit(batch, lambda error: self._written(copies, error))
 
     def _written(self, copies: list[Entry], error: NotStored | None) -> None:

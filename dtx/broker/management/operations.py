@@ -1,8 +1,8 @@
 """The operations of the management node: what each may be asked for, by whom, and how it is answered.
 
 A request has everything in its application properties: `operation`, and the arguments of that operation. The response
-is a map, or a list of maps; a refusal is told as on the command channel. Lists come in pages: `count` entries (at most
-MAX_PAGE) behind the one that `after` names.
+is a map, or a list of maps; a refusal is answered as on the command channel. Lists come in pages: `count` entries (at
+most MAX_PAGE) behind the one that `after` names.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
 
 
 def carry_out(container: Container, identity: Identity, request: Request, answer: Answer) -> None:
-    """Carries a request out; `answer` hears the response. RefusedError, WireError: the request is refused, and nothing
-    was done."""
+    """Carries a request out; `answer` is called with the response. RefusedError, WireError: the request is refused, and
+    nothing was done."""
     permissions = container.permissions
     if not any(permissions.may_manage(identity, each) for each in Management):  # nothing of the request is decoded
         raise _unauthorized(identity, Management.VIEW)
@@ -93,5 +93,5 @@ def carry_out(container: Container, identity: Identity, request: Request, answer
 
 
 def _unauthorized(identity: Identity, needs: Management) -> Exception:
-    told = f"{identity} may not {needs.told} this broker"
-    return refused(Code.XAER_RMERR, told, condition=Condition.UNAUTHORIZED)
+    message = f"{identity} may not {needs.phrase} this broker"
+    return refused(Code.XAER_RMERR, message, condition=Condition.UNAUTHORIZED)

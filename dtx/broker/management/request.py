@@ -70,5 +70,5 @@ class ManagementRequest:
         return [shown(item) for item in islice(items, self.count)]
 
 
-def _wrong(told: str) -> WireError:
-    return WireError(Condition.INVALID_FIELD, told)
+def _wrong(message: str) -> WireError:
+    return WireError(Condition.INVALID_FIELD, message)

@@ -1,8 +1,8 @@
 """Transfer: moves messages of a queue, or deletes them, some hundred at a time.
 
-It takes what nobody holds, and only that: what a consumer or a prepared branch has is left as it is. A step of it
+It takes what is not held, and only that: what a consumer or a prepared branch has is left as it is. A step of it
 
-1. holds the messages, so that nobody else gets them,
+1. holds the messages, so that no one else gets them,
 2. writes a batch in which they go, or get their place in another queue, together with the audit log's entry,
 3. waits until the batch is durable, and only then carries it out. If the store did not take it, they are given back.
 
@@ -35,8 +35,8 @@ class Unmoved(Exception):
 
 class Transfer:
     """One transfer. `target` says where a message goes, None: nowhere; it raises Unmoved for one that stays. `anew`: it
-    counts as never delivered. `asked_for` is how many were named by their ids, if they were. `answer` hears how many
-    went, and why others did not."""
+    counts as never delivered. `asked_for` is how many were named by their ids, if they were. `answer` is called with
+    how many went, and why others did not."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Transfer:
         *,
         who: str,
         what: str,
-        told: dict[str, Any],
+        details: dict[str, Any],
         anew: bool = False,
         asked_for: int = 0,
     ) -> None:
@@ -60,7 +60,7 @@ class Transfer:
         self._answer = answer
         self._who = who
         self._what = what
-        self._told = told
+        self._details = details
         self._anew = anew
         self._asked_for = asked_for
         self._entry = 0
@@ -85,8 +85,8 @@ class Transfer:
             else:
                 self._answer(result(self._done, self._unmoved, self._asked_for))
             return
-        told = {**self._told, "messages": self._done + len(effects)}
-        self._entry = self._container.audit.write(batch, self._who, self._what, told, self._entry)
+        details = {**self._details, "messages": self._done + len(effects)}
+        self._entry = self._container.audit.write(batch, self._who, self._what, details, self._entry)
         self._resource.submit(batch, lambda error: self._written(effects, error))
 
     def _plan(self, entry: Entry, batch: Batch) -> Effect:

@@ -54,7 +54,7 @@ def rights(request: ManagementRequest) -> Map:
 
 
 def set_user(request: ManagementRequest, answer: Answer) -> None:
-    """A new user, or another password. It comes as a SCRAM verifier: nobody sends the password."""
+    """A new user, or another password. It comes as a SCRAM verifier: the password is not sent."""
     credentials, name = _credentials(request), _name(request)
     try:
         verifier = Verifier.parse(request.text("verifier"))
@@ -97,8 +97,8 @@ def remove_user(request: ManagementRequest, answer: Answer) -> None:
 def _credentials(request: ManagementRequest) -> Credentials:
     credentials = request.container.accounts.credentials
     if credentials is None:
-        told = "this broker has no file of users, so nobody has a password: start it with --users"
-        raise refused(Code.XAER_PROTO, told)
+        message = "this broker has no file of users, so nobody has a password: start it with --users"
+        raise refused(Code.XAER_PROTO, message)
     return credentials
 
 
@@ -138,5 +138,5 @@ def _change_rule(request: ManagementRequest, answer: Answer, name: str, rule: Ru
         raise refused(Code.XAER_PROTO, f"{request.identity} could not manage this broker any more, nor undo it")
     batch = Batch()
     undo = accounts.write_rule(batch, name, rule)
-    told = {"user": name, "rule": "none" if rule is None else json.dumps(section_of(rule), ensure_ascii=False)}
-    change(request, answer, batch, told, lambda: permissions.set(name, rule), undo)
+    details = {"user": name, "rule": "none" if rule is None else json.dumps(section_of(rule), ensure_ascii=False)}
+    change(request, answer, batch, details, lambda: permissions.set(name, rule), undo)

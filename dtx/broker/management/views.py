@@ -48,8 +48,8 @@ def status(request: ManagementRequest) -> Map:
 def configuration(request: ManagementRequest) -> list[Value]:
     """A page of settings, by name."""
     after = request.after
-    told = (one for one in request.container.configuration if one[0] > after)
-    return request.page(told, lambda one: {"name": one[0], "value": one[1], "from": one[2]})
+    settings = (one for one in request.container.configuration if one[0] > after)
+    return request.page(settings, lambda one: {"name": one[0], "value": one[1], "from": one[2]})
 
 
 def queues(request: ManagementRequest) -> list[Value]:
@@ -174,7 +174,7 @@ def _connection(container: Container, connection: ServedConnection) -> Map:
 
 def links(request: ManagementRequest) -> list[Value]:
     """A page of links, by connection, session and name: those of `connection` and at `address`, where these are
-    told."""
+    given."""
     container, address = request.container, request.text("address", "")
     wanted = request.text("connection", "")
     numbers = sorted(container.connections) if not wanted else [_number(wanted)]

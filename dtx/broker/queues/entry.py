@@ -27,7 +27,7 @@ class Entry:
     """A message of a queue. `payload` is there while the store has not got it, and always in a queue that
     does not last; `count` is how often it was delivered in vain. `due_ms` is when it may be delivered: 0 at once, a
     negative one says how long after it is committed. `group` is the name of its group, "" for none.
-    `apart`, which is known until the broker stops, says that whoever gets it next is to handle it alone."""
+    `apart`, which is known until the broker stops, says that its next consumer is to handle it alone."""
 
     __slots__ = (
         "apart",

@@ -2,12 +2,12 @@
 consumer at a time, in their order.
 
 A group is held as long as somebody holds a message of it. Meanwhile its next message is for that consumer only, and for
-nobody where a prepared branch holds one (a branch in doubt holds its group): if it were given out, and the branch
+no consumer where a prepared branch holds one (a branch in doubt holds its group): if it were given out, and the branch
 rolled back then, the one behind would have been dealt with before the one in front.
 
-Of each group at most one message, its `first`, is offered: in the queue's order for everybody if nobody holds the
+Of each group at most one message, its `first`, is offered: in the queue's order for everybody if no one holds the
 group, else in the `own` order of the consumer that holds it. All others wait in the group. So a consumer never meets
-messages that it may not have, and a million messages of a group that is held cost nobody else anything.
+messages that it may not have, and a million messages of a group that is held cost other consumers nothing.
 
 Whatever changes who may have the next message calls `_offer`, which decides anew. What was offered before may still
 stand in some order: an offer counts if and only if it is the group's `first`, and who finds it may have it.
@@ -42,23 +42,23 @@ class Group:
         self.held = 0
         """How many of its messages are held."""
         self.holder: Consumer | None = None
-        """Who holds it; None, while some are held: nobody who could get more."""
+        """The consumer that holds it; None, while some are held: by none that could get more."""
         self.in_doubt: set[int] | None = None
         """The numbers of those that prepared branches hold; None for none."""
         self.reserved = False
         """Whether the first is for the holder only."""
         self.waiting: list[tuple[int, Entry]] = []
-        """The others that nobody holds, by position; also some that went meanwhile."""
+        """The others that are not held, by position; also some that went meanwhile."""
 
     @property
     def shut(self) -> bool:
-        """Whether nobody gets its messages now."""
+        """Whether no consumer gets its messages now."""
         return self.in_doubt is not None or (self.held > 0 and self.holder is None)
 
 
 class Groups:
-    """The groups of one queue. `order` puts a message into the queue's order; `freed` hears of groups whose messages
-    others may have now."""
+    """The groups of one queue. `order` puts a message into the queue's order; `freed` is called with groups whose
+    messages others may have now."""
 
     def __init__(self, order: Callable[[Entry], None], freed: Callable[[str], None]) -> None:
         self._groups: dict[str, Group] = {}
@@ -194,7 +194,7 @@ class Groups:
         return group is None or not (group.shut or (group.held and group.holder is not consumer))
 
     def pass_over(self, entry: Entry) -> None:
-        """The first message of a group is expired: nobody waits for it to go."""
+        """The first message of a group is expired: no consumer waits for it to go."""
         group = self._groups.get(entry.group)
         if group is not None and group.first is entry:
             self._withdraw(group)

@@ -51,7 +51,7 @@ class Outcome:
     apart: bool = field(default=False, compare=False)
     rolled_back: Outcome | None = field(default=None, compare=False)
     lost: bool = field(default=False, compare=False)
-    """Whether the connection was lost, so that nobody knows whether the message has anything to do with it."""
+    """Whether the connection was lost, so that it is not known whether the message has anything to do with it."""
 
     def encode(self) -> bytes:
         """The octets, as the module's docstring says."""
@@ -89,9 +89,9 @@ def outcome_from(value: Value) -> Outcome | None:
         if not isinstance(failed, bool | None) or not isinstance(undeliverable, bool | None):
             raise WireError(Condition.INVALID_FIELD, "delivery-failed and undeliverable-here are booleans")
         reason = annotations.get(REASON) if type(annotations) is dict else None
-        told = reason[:MOST_TEXT] if isinstance(reason, str) else ""
+        text = reason[:MOST_TEXT] if isinstance(reason, str) else ""
         apart = type(annotations) is dict and annotations.get(APART) is True
-        return Outcome(MODIFIED, failed is True, undeliverable is True, told, apart)
+        return Outcome(MODIFIED, failed is True, undeliverable is True, text, apart)
     return Outcome(code)
 
 
@@ -103,10 +103,10 @@ def encode_outcomes(committed: Outcome, rolled_back: Outcome) -> bytes:
 def decode_outcomes(octets: bytes) -> tuple[Outcome, Outcome]:
     """The outcomes of the message with a commit, and with a rollback."""
     value, end = decode_from(octets, 0)
-    told = [value]
+    values = [value]
     if end < len(octets):
-        told.append(decode(octets[end:]))
-    committed, *others = map(outcome_from, told)
+        values.append(decode(octets[end:]))
+    committed, *others = map(outcome_from, values)
     if committed is None or None in others:
         raise ValueError(f"no outcome: {octets.hex()}")
     return committed, next((one for one in others if one is not None), FAILED)
@@ -114,7 +114,7 @@ def decode_outcomes(octets: bytes) -> tuple[Outcome, Outcome]:
 
 def read_state(octets: bytes) -> tuple[bytes | None, Outcome | None]:
     """The txn-id of a delivery state, None for one that is not transactional, and its outcome, None for a state that is
-    not terminal, or that nobody here knows. WireError for what is no delivery state."""
+    not terminal, or that is unknown here. WireError for what is no delivery state."""
     try:
         state = decode(octets)
     except DecodeError as error:
@@ -153,7 +153,7 @@ def rejected_state(refusal: Refusal) -> bytes:
 REASON: Final = Symbol("x-opt-retry-reason")
 APART: Final = Symbol("x-opt-retry-apart")
 """The delivery annotation of a message that was in a transaction that was rolled back, or with a connection that was
-lost, without a fault of its own that is known: whoever gets it next handles it alone."""
+lost, without a fault of its own that is known: its next consumer handles it alone."""
 MOST_REASONS: Final = 1000
 MOST_TEXT: Final = 2000
 """Characters of a reason that are kept."""

@@ -2,7 +2,7 @@
 
 A consumer that takes message by message would wait for the store at each of them. So where a message of a queue is
 read, the ones behind it are read as well, up to AHEAD of them and ROOM octets over all queues. When there is no room,
-the oldest payload goes for the next one: it can be read again, and nobody reads much more than is sent.
+the oldest payload goes for the next one: it can be read again, and not much more is read than is sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOM: Final = 4 << 20
 
 
 class Payloads:
-    """Reads payloads of stored messages. `failed` is told that the store can't any more; `settle` ends the turn
+    """Reads payloads of stored messages. `failed` is called when the store can't any more; `settle` ends the turn
     in which payloads came."""
 
     def __init__(self, store: MessageStore, failed: Callable[[StoreError], None], settle: Callable[[], None]) -> None:

@@ -118,7 +118,7 @@ class Queue:
 
     @property
     def available(self) -> int:
-        """Messages that nobody holds, and whose time has come."""
+        """Messages that are not held, and whose time has come."""
         counters = self.counters
         return len(self._entries) - counters.held - counters.delayed
 
@@ -493,7 +493,7 @@ class Queue:
         return self._expirations.are_due(now_ms)
 
     def plan_expired(self, now_ms: int, most: int, batch: Batch) -> list[Effect]:
-        """What becomes of at most so many messages whose time has passed, and which nobody holds, written into `batch`;
+        """What becomes of at most so many messages whose time has passed, and which are not held, written into `batch`;
         they are held until that is carried out."""
         effects: list[Effect] = []
         while len(effects) < most and self._expirations.are_due(now_ms):
@@ -532,7 +532,7 @@ class Queue:
         return effects
 
     def _plan_to_leave(self, entry: Entry, reason: str, batch: Batch) -> Effect | None:
-        """A message that nobody holds leaves for the dead letters, where there are to be any; None: they are full, and
+        """A message that is not held leaves for the dead letters, where there are to be any; None: they are full, and
         it stays."""
         target = self._owner.dead_letter_queue(self)
         if target is None and self._owner.has_dead_letters(self):

@@ -1,8 +1,8 @@
 """Readers: browsers, and consumers with a selector, which read a queue in its order instead of taking what is first.
 
 Each message concerns every one of them, and one user may have thousands. So they are kept by user, and where a user has
-more than a few, they get their turns later, at that user's cost. What they read is one line of all messages: nobody has
-a copy of it.
+more than a few, they get their turns later, at that user's cost. What they read is one line of all messages: no reader
+has a copy of it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ An expired message, and the oldest one of a queue whose setting `when_full` says
 vanishes where there are none. What a delivery, a transaction or a prepared branch holds is never touched: it is judged
 when it comes back. Some hundred go at a time, over all queues. A step
 
-1. holds the messages, so that nobody gets them,
+1. holds the messages, so that no consumer gets them,
 2. writes a batch in which they go, or get their place among the dead letters, with the reason,
 3. waits until the batch is durable, and carries it out only then. If the store did not take it, they are given back.
 

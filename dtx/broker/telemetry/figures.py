@@ -1,12 +1,12 @@
 """Figures: how a broker is at one moment, as numbers.
 
-They are taken on the event loop, from what its parts have counted anyway, STEP things at a time, so that nobody waits
-for them for long. Nothing is counted while nobody asks.
+They are taken on the event loop, from what its parts have counted anyway, STEP things at a time, so that no one waits
+for them for long. Nothing is counted while no one asks.
 
-At most `most` queues are told by their names, so that ten thousand queues don't make ten thousand series: those that
-were there first, as long as they exist. All others are one, OTHER. A queue that is told there remains there, and what
-came into queues that are deleted is still counted there, because a counter must not fall. Queues that live in memory
-are always there: clients make and drop them as they like, under names that nobody knows again.
+At most `most` queues are listed by their names, so that ten thousand queues don't make ten thousand series: those that
+were there first, as long as they exist. All others are one, OTHER. A queue that is counted there remains there, and
+what came into queues that are deleted is still counted there, because a counter must not fall. Queues that live in
+memory are always there: clients make and drop them as they like, under names that are not used again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STATES: Final = {
 
 @dataclass(slots=True)
 class QueueFigures:
-    """One queue, or several in one. `oldest_s` is None where no message waits, or nobody knows when it came."""
+    """One queue, or several in one. `oldest_s` is None where no message waits, or it is not known when it came."""
 
     depth: int = 0
     octets: int = 0
@@ -73,14 +73,14 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """How a queue is told: whether by its name, and whether all that is in it are dead letters."""
+    """How a queue is listed: whether by its name, and whether all that is in it are dead letters."""
 
     named: bool
     dead: bool
 
 
 class FiguresOf:
-    """Takes the figures of one broker, again and again. `most` bounds the queues that are told by their names."""
+    """Takes the figures of one broker, again and again. `most` bounds the queues that are listed by their names."""
 
     def __init__(self, container: Container, most: int) -> None:
         self._container = container
@@ -88,7 +88,7 @@ class FiguresOf:
         self._places: dict[Queue, _Place] = {}
         self._named = 0
         self._gone = QueueFigures()
-        """What the queues had counted that were told as OTHER, and are deleted."""
+        """What the queues had counted that were listed as OTHER, and are deleted."""
 
     async def take(self) -> Figures:
         """The figures now."""
@@ -131,20 +131,20 @@ class FiguresOf:
     def _add(self, figures: Figures, queue: Queue, now_ms: int) -> None:
         place = self._places.get(queue) or self._new_place(queue)
         name = queue.name if place.named else OTHER
-        told = figures.queues.get(name)
-        if told is None:
-            told = figures.queues[name] = QueueFigures()
-        told.depth += queue.depth
-        told.octets += queue.counters.octets
-        told.held += queue.counters.held
-        told.delayed += queue.counters.delayed
-        told.consumers += queue.attached
-        told.dead_letters += queue.depth if place.dead else len(queue.origins)
-        told.count(queue)
+        target = figures.queues.get(name)
+        if target is None:
+            target = figures.queues[name] = QueueFigures()
+        target.depth += queue.depth
+        target.octets += queue.counters.octets
+        target.held += queue.counters.held
+        target.delayed += queue.counters.delayed
+        target.consumers += queue.attached
+        target.dead_letters += queue.depth if place.dead else len(queue.origins)
+        target.count(queue)
         oldest = queue.longest_waiting
         since_ms = self._container.resource.ages.since_ms(oldest.number) if oldest is not None else 0
         if since_ms:
-            told.oldest_s = max(told.oldest_s or 0.0, (now_ms - since_ms) / 1000)
+            target.oldest_s = max(target.oldest_s or 0.0, (now_ms - since_ms) / 1000)
 
     def _new_place(self, queue: Queue) -> _Place:
         named = queue.lasting and self._named < self._most and queue.name != OTHER

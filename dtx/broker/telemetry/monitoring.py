@@ -43,7 +43,7 @@ class Monitoring:
         self._metrics: MetricsPage | None = None
         self._instruments: Instruments | None = None
         self.notice = ""
-        """What keeps metrics from being told, if something does."""
+        """What keeps metrics from being read, if something does."""
         providers: list[MeterProvider | None] = [None] if config.telemetry else []
         if config.http is not None:
             try:
@@ -77,7 +77,7 @@ class Monitoring:
         return type(self._http)(self._http.host, port)
 
     async def close(self) -> None:
-        """Answers nobody any more, and records nothing."""
+        """Answers no one any more, and records nothing."""
         if self._endpoint is not None:
             await self._endpoint.close()
         if self._instruments is not None:

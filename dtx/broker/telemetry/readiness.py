@@ -2,7 +2,7 @@
 
 Where nothing was written a moment ago, the store is given a record to write, which has to become durable within
 WRITE_S. It takes no space, so a store without space is ready as long as it takes what frees some: were clients kept
-away from it then, nobody could consume, and it would stay full.
+away from it then, no one could consume, and it would stay full.
 """
 
 from __future__ import annotations

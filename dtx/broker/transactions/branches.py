@@ -44,8 +44,8 @@ class Branch:
 
     __slots__ = (
         "_cause",
+        "_cause_text",
         "_registry",
-        "_told",
         "associations",
         "deadline",
         "number",
@@ -80,7 +80,7 @@ class Branch:
         self._registry = registry
         self._cause: Code | None = None
         """Why it will be, or is, rollback-only."""
-        self._told = ""
+        self._cause_text = ""
 
     # -- what moves it
     def move(self, verb: BranchVerb, result: Result = Result.OK) -> None:
@@ -97,7 +97,7 @@ class Branch:
         """Why the branch takes no work, or can't be prepared."""
         code = self._cause or Code.XA_RBROLLBACK
         condition = Condition.TIMEOUT if code is Code.XA_RBTIMEOUT else Condition.ROLLBACK
-        return Refusal(condition, self._told or "the branch is rollback-only", code, self.xid)
+        return Refusal(condition, self._cause_text or "the branch is rollback-only", code, self.xid)
 
     @property
     def cause(self) -> Code:
@@ -109,14 +109,14 @@ class Branch:
         """Whether the next end answers with a rollback code."""
         return self._cause is not None
 
-    def fail(self, told: str, code: Code = Code.XA_RBOTHER) -> None:
+    def fail(self, message: str, code: Code = Code.XA_RBOTHER) -> None:
         """The branch can't succeed any more; every end of it says so."""
         if self._cause is None and self.state in UNPREPARED:
-            self._cause, self._told = code, f"the branch is rollback-only: {told}"
+            self._cause, self._cause_text = code, f"the branch is rollback-only: {message}"
 
-    def undo(self, verb: BranchVerb, told: str, code: Code, result: Result = Result.OK) -> None:
+    def undo(self, verb: BranchVerb, message: str, code: Code, result: Result = Result.OK) -> None:
         """The branch becomes rollback-only, and what it holds is free."""
-        self.fail(told, code)
+        self.fail(message, code)
         self.move(verb, result)
         self._registry.undo(self)
 
@@ -187,7 +187,8 @@ class Registry:
         self._of_gtrid: dict[tuple[int, bytes], dict[Xid, Branch]] = {}
         self._of_user: Counter[str] = Counter()
         self._dead: dict[str, dict[Xid, Branch]] = {}
-        """By owner: rollback-only branches with which nobody is associated, in the order in which they became so."""
+        """By owner: rollback-only branches with which no session is associated, in the order in which they became
+        so."""
         self.prepared_by_queue = BranchIndex()
 
     # -- opening
@@ -283,11 +284,11 @@ class Registry:
             raise refused(Code.XAER_DUPID, f"the branch exists already, it is {known.state.value}", xid)
         limits = self._resource.limits
         if self._of_user[owner] >= limits.branches_per_user and not self._forget_dead(owner):
-            told = f"{owner or 'anonymous'} has {self._of_user[owner]} branches, as many as a user may have"
-            raise refused(Code.XAER_RMERR, told, xid, Condition.RESOURCE_LIMIT)
+            message = f"{owner or 'anonymous'} has {self._of_user[owner]} branches, as many as a user may have"
+            raise refused(Code.XAER_RMERR, message, xid, Condition.RESOURCE_LIMIT)
         if len(self._branches) >= limits.branches and not any(map(self._forget_dead, tuple(self._dead))):
-            told = f"there are {len(self._branches)} branches"
-            raise refused(Code.XAER_RMERR, told, xid, Condition.RESOURCE_LIMIT)
+            message = f"there are {len(self._branches)} branches"
+            raise refused(Code.XAER_RMERR, message, xid, Condition.RESOURCE_LIMIT)
         branch = Branch(
             self, xid, owner, TransactionalWork(self._resource.limits, self._resource.unstored, self._resource.reasons)
         )
@@ -301,8 +302,8 @@ class Registry:
     def check_timeout(timeout_s: int, xid: Xid) -> None:
         """RefusedError: what an unprepared branch holds must not stay away from all others for so long."""
         if timeout_s > MAX_TIMEOUT_S:
-            told = f"a timeout of {timeout_s} s is above the largest, {MAX_TIMEOUT_S} s"
-            raise refused(Code.XAER_INVAL, told, xid)
+            message = f"a timeout of {timeout_s} s is above the largest, {MAX_TIMEOUT_S} s"
+            raise refused(Code.XAER_INVAL, message, xid)
 
     def set_timeout(self, branch: Branch, timeout_s: int) -> None:
         """From now on the branch may take so long; 0 is the default."""
@@ -323,8 +324,8 @@ class Registry:
         if branch.waiting is not None:  # a prepare, commit or rollback is being forced: it decides
             self._after(1.0, branch, self._expire)
         elif branch.state is not BranchState.S4:
-            told = f"it was not prepared within {branch.timeout_s} s"
-            branch.undo(BranchVerb.EXPIRE, told, Code.XA_RBTIMEOUT)
+            message = f"it was not prepared within {branch.timeout_s} s"
+            branch.undo(BranchVerb.EXPIRE, message, Code.XA_RBTIMEOUT)
 
     def undo(self, branch: Branch) -> None:
         """Undoes the work of a branch that is not prepared; it is remembered for a while."""
@@ -333,7 +334,7 @@ class Registry:
         self._after(self._resource.settings.rollback_only_s, branch, self._let_go)
 
     def _forget_dead(self, owner: str) -> bool:
-        """Forgets the oldest rollback-only branch of `owner` that nobody works for; whether there was one."""
+        """Forgets the oldest rollback-only branch of `owner` that no session works for; whether there was one."""
         for branch in self._dead.get(owner, {}).values():
             if branch.state is BranchState.S4 and not branch.associations and branch.waiting is None:
                 branch.move(BranchVerb.ROLLBACK)
@@ -342,7 +343,7 @@ class Registry:
         return False
 
     def _let_go(self, branch: Branch) -> None:
-        """Nobody came to hear that the branch is rollback-only; presumed abort says the same."""
+        """No one asked for the outcome of the rollback-only branch; presumed abort says the same."""
         if branch.state is BranchState.S4 and self._branches.get(branch.xid) is branch:
             if branch.associations or branch.waiting is not None:
                 self._after(60.0, branch, self._let_go)

@@ -89,7 +89,7 @@ class TransactionalContext(Protocol):
         ...
 
     def refuse_success(self, refusal: Refusal) -> None:
-        """Something could not be done, and nobody hears of that alone: the transaction can't succeed any more."""
+        """Something could not be done, and no reply says that: the transaction can't succeed any more."""
         ...
 
 
@@ -201,10 +201,10 @@ class WorkContext:
             retirement.delivery = None
 
     def _check_room(self) -> None:
-        """What is too much can't be left out, as nobody would hear of it: the transaction can't succeed."""
+        """What is too much can't be left out, as no reply would say it: the transaction can't succeed."""
         if not self.work.takes:
-            told = f"the transaction retires {len(self.work.retired)} messages"
-            refusal = Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR)
+            message = f"the transaction retires {len(self.work.retired)} messages"
+            refusal = Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_RMERR)
             self.refuse_success(refusal)
             raise RefusedError(refusal)
 
@@ -244,7 +244,7 @@ class LocalTransaction(WorkContext):
             raise RefusedError(self._cause or unknown_id(self.txn_id))
 
     def discharge(self, *, fail: bool, answer: Callable[[Refusal | None], None]) -> None:
-        """Commits or rolls back. `answer` hears None once that is done, and durable where it has to be."""
+        """Commits or rolls back. `answer` is called with None once that is done, and durable where it has to be."""
         if fail:
             active = self.state is Local.ACTIVE
             self.state = advance(LOCAL, self.state, LocalVerb.ROLLBACK)
@@ -291,8 +291,8 @@ class LocalTransaction(WorkContext):
     def refuse_success(self, refusal: Refusal) -> None:
         if self.state is Local.ACTIVE:
             self.state = advance(LOCAL, self.state, LocalVerb.BREAK)
-            told = f"rolled back: {refusal.description}"
-            self._cause = Refusal(Condition.ROLLBACK, told, Code.XA_RBOTHER)
+            message = f"rolled back: {refusal.description}"
+            self._cause = Refusal(Condition.ROLLBACK, message, Code.XA_RBOTHER)
             self._undo()
 
     def lose(self) -> None:
@@ -307,8 +307,8 @@ class LocalTransaction(WorkContext):
         if self.state is Local.ACTIVE:
             self.state = advance(LOCAL, self.state, LocalVerb.EXPIRE)
             timeout_s = self._resource.settings.local_timeout_s
-            told = f"rolled back: the transaction took longer than {timeout_s} s"
-            self._cause = Refusal(Condition.TIMEOUT, told, Code.XA_RBTIMEOUT)
+            message = f"rolled back: the transaction took longer than {timeout_s} s"
+            self._cause = Refusal(Condition.TIMEOUT, message, Code.XA_RBTIMEOUT)
             self._undo()
 
     def _over(self) -> None:

@@ -28,7 +28,7 @@ from dtx.protocol.commands import (
 )
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.protocol.replies import Details, Holding, Recovered, Timeout
-from dtx.protocol.replies import Result as Told
+from dtx.protocol.replies import Result as ResultReply
 from xa import Code
 from xa.tables import BRANCH, AssociationState, AssociationVerb, BranchState, BranchVerb
 
@@ -64,8 +64,8 @@ class DtxCoordination:
         """What every command of `identity` is refused with, if it may coordinate nothing, not even its own branches."""
         if self._permissions.may_coordinate(identity, identity.name):
             return None
-        told = f"{identity} may coordinate no branch of this broker"
-        return Refusal(Condition.UNAUTHORIZED, told, Code.XAER_RMERR)
+        message = f"{identity} may coordinate no branch of this broker"
+        return Refusal(Condition.UNAUTHORIZED, message, Code.XAER_RMERR)
 
     def handle(self, command: Coordination, identity: Identity, session: DtxDemarcation, answer: Answer) -> None:
         """Carries out a command of `identity` that came over `session`."""
@@ -155,10 +155,10 @@ class DtxCoordination:
         if isinstance(command, SetTimeout):
             self._registry.check_timeout(command.timeout_s, branch.xid)
             if branch.state not in UNPREPARED:
-                told = f"the branch is {branch.state.value}: no timeout touches it any more"
-                raise refused(Code.XAER_PROTO, told, branch.xid)
+                message = f"the branch is {branch.state.value}: no timeout touches it any more"
+                raise refused(Code.XAER_PROTO, message, branch.xid)
             self._registry.set_timeout(branch, command.timeout_s)
-            return Told(Code.XA_OK)
+            return ResultReply(Code.XA_OK)
         return Timeout(branch.timeout_s)
 
     # -- recovery
@@ -190,8 +190,8 @@ class DtxCoordination:
             return
         owners = {branch.owner for branch in self._registry.of(command.format_id, command.gtrid)}
         if not all(self._permissions.may_coordinate(identity, owner) for owner in owners):
-            told = f"{identity} may not coordinate this global transaction"
-            raise refused(Code.XAER_RMERR, told, condition=Condition.UNAUTHORIZED)
+            message = f"{identity} may not coordinate this global transaction"
+            raise refused(Code.XAER_RMERR, message, condition=Condition.UNAUTHORIZED)
         self._fences.put(command.format_id, command.gtrid, identity.name, answer, for_all=for_all)
 
 

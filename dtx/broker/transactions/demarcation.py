@@ -36,7 +36,7 @@ ENDED = {
 
 
 class DtxDemarcation:
-    """The demarcation of one session. `released` is told when a txn-id is no longer in use."""
+    """The demarcation of one session. `released` is called when a txn-id is no longer in use."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class DtxDemarcation:
     def _channel(self, verb: ChannelVerb) -> None:
         code = CHANNEL.refusal(self.channel, verb)
         if code is not None:
-            told = f"{verb.value}: the session is {self.channel.value} for distributed transactions"
-            raise refused(code, f"{told}; attach a control link that desires them first")
+            message = f"{verb.value}: the session is {self.channel.value} for distributed transactions"
+            raise refused(code, f"{message}; attach a control link that desires them first")
         self.channel = advance(CHANNEL, self.channel, verb)
 
     # -- start
@@ -182,8 +182,8 @@ class DtxDemarcation:
         if branch.state is BranchState.S4:
             branch.move(BranchVerb.LOSE)
         else:
-            told = "a connection, session or control link was lost while it was associated"
-            branch.undo(BranchVerb.LOSE, told, Code.XA_RBCOMMFAIL)
+            message = "a connection, session or control link was lost while it was associated"
+            branch.undo(BranchVerb.LOSE, message, Code.XA_RBCOMMFAIL)
 
     # -- the branch that the session runs
     @property

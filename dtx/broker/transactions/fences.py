@@ -1,6 +1,6 @@
 """Fences: global transactions of which no branch can be started or prepared any more.
 
-Whoever coordinates a global transaction fences it when it is decided, so that a late attempt somewhere
+The coordinator of a global transaction fences it when it is decided, so that a late attempt somewhere
 can't leave a prepared branch behind. A fence is durable, and goes after a time.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.amqp.conditions import Condition
 from dtx.broker.transactional_resource import not_stored
 from dtx.protocol.conditions import refused
-from dtx.protocol.replies import Result as Told
+from dtx.protocol.replies import Result as ResultReply
 from dtx.store.contract import Batch
 from xa import Code
 from xa.tables import BranchState, BranchVerb
@@ -61,20 +61,20 @@ class Fences:
             fence_key(xid.format_id, xid.gtrid) in self._fences
             or fence_key(xid.format_id, xid.gtrid, owner) in self._fences
         ):
-            told = "the global transaction is fenced: no branch of it can be started or prepared any more"
-            raise refused(Code.XA_RBOTHER, told, xid)
+            message = "the global transaction is fenced: no branch of it can be started or prepared any more"
+            raise refused(Code.XA_RBOTHER, message, xid)
 
     def put(self, format_id: int, gtrid: bytes, owner: str, answer: Answer, *, for_all: bool) -> None:
-        """Fences a global transaction: durable before `answer` hears it."""
+        """Fences a global transaction: durable before `answer` is called."""
         key = fence_key(format_id, gtrid, None if for_all else owner)
         limits, now_ms = self._resource.limits, self._resource.clock.wall_ms()
         known = self._fences.get(key)
         if known is None and len(self._fences) >= limits.fences:
-            told = f"there are {len(self._fences)} fences"
-            raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
+            message = f"there are {len(self._fences)} fences"
+            raise refused(Code.XAER_RMERR, message, condition=Condition.RESOURCE_LIMIT)
         if known is None and self._of_user[owner] >= limits.fences_per_user:
-            told = f"{owner or 'anonymous'} has {self._of_user[owner]} fences, as many as a user may have"
-            raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
+            message = f"{owner or 'anonymous'} has {self._of_user[owner]} fences, as many as a user may have"
+            raise refused(Code.XAER_RMERR, message, condition=Condition.RESOURCE_LIMIT)
         batch = Batch()
         batch.fence(key, owner, now_ms)
         self._put(key, owner, now_ms)  # at once: what is started or prepared from here on comes too late
@@ -84,7 +84,7 @@ class Fences:
 
         def done(error: NotStored | None) -> None:
             if error is None:
-                answer(Told(Code.XA_OK))
+                answer(ResultReply(Code.XA_OK))
                 return
             if known is None:
                 self._drop(key)
@@ -95,7 +95,7 @@ class Fences:
     def lift(self, format_id: int, gtrid: bytes, owner: str, answer: Answer, *, for_all: bool) -> None:
         """The fence goes: that of `owner`, or, `for_all`, that around everybody's branches."""
         key = fence_key(format_id, gtrid, None if for_all else owner)
-        before = fence_key(format_id, gtrid)  # what the owner set when fences of owners were not told apart
+        before = fence_key(format_id, gtrid)  # what the owner set when fences of owners were not kept apart
         if not for_all and key not in self._fences and self._fences.get(before, ("", 0))[0] == owner:
             key = before
         if key not in self._fences:
@@ -106,7 +106,7 @@ class Fences:
         def done(error: NotStored | None) -> None:
             if error is None:
                 self._drop(key)
-                answer(Told(Code.XA_OK))
+                answer(ResultReply(Code.XA_OK))
             else:
                 answer(not_stored(error, Code.XAER_RMERR))
 

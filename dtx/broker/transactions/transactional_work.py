@@ -89,7 +89,7 @@ class TransactionalWork:
 
     @property
     def lost(self) -> str:
-        """Why an outcome that was told for a posted message can't be applied any more; empty when all can."""
+        """Why an outcome that was sent for a posted message can't be applied any more; empty when all can."""
         gone = {entry.queue.name for entry in self.posts if entry.queue.deleted}
         return f"the queue {min(gone)} is gone" if gone else ""
 
@@ -105,7 +105,7 @@ class TransactionalWork:
 
     # -- what the controller does
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None = None) -> None:
-        """A message to be made available; `answer` hears whether it was. WorkFullError: nothing happened."""
+        """A message to be made available; `answer` is called with the result. WorkFullError: nothing happened."""
         if (
             len(self.posts) >= self.limits.transaction_messages
             or self.octets + entry.size > self.limits.transaction_octets
@@ -137,8 +137,8 @@ class TransactionalWork:
         return True
 
     def write_prepare(self, batch: Batch) -> tuple[list[int], list[tuple[int, bytes]]]:
-        """Writes the posted messages; what the branch enqueues and dequeues, as the store is to be told.
-        What lives in memory only is not told: it ends with its connection, prepared or not."""
+        """Writes the posted messages; what the branch enqueues and dequeues, as the store is to have it.
+        What lives in memory only is left out: it ends with its connection, prepared or not."""
         enqueues = []
         for entry in self.posts:
             if entry.queue.lasting:
@@ -214,7 +214,7 @@ class TransactionalWork:
 
     # -- rolling back
     def write_rollback(self, batch: Batch, *, stored: bool) -> list[Effect]:
-        """Writes the rollback: posted messages go where they were `stored`, and messages that nobody can say
+        """Writes the rollback: posted messages go where they were `stored`, and messages that no consumer can say
         anything about any more get their default outcome."""
         if stored:
             for entry in self.posts:
@@ -229,7 +229,7 @@ class TransactionalWork:
 
     def rollback(self, effects: Iterable[Effect], batch: Batch) -> None:
         """The work is undone. A delivery that ended since its rollback was written gets its default outcome
-        now, in `batch`: nobody waits for that."""
+        now, in `batch`: no one waits for that."""
         for entry in self.posts:
             entry.queue.expect_no_more(entry)
             entry.state = State.GONE
@@ -253,7 +253,7 @@ class TransactionalWork:
         self._clear(Refusal(Condition.ROLLBACK, "rolled back", Code.XA_RBROLLBACK))
 
     def _note(self, number: int, held: Retirement) -> None:
-        """What the consumer has said of a message whose transaction is rolled back, for whoever gets it next."""
+        """What the consumer has said of a message whose transaction is rolled back, for its next consumer."""
         reason = held.default.reason or (held.outcome.reason if held.outcome is not None else "")
         if reason:
             self._reasons.note(number, reason)

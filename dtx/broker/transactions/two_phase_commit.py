@@ -13,7 +13,7 @@ from dtx.amqp.conditions import Condition
 from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK
 from dtx.broker.transactional_resource import not_stored
 from dtx.protocol.conditions import Refusal, RefusedError, refused
-from dtx.protocol.replies import Result as Told
+from dtx.protocol.replies import Result as ResultReply
 from dtx.store.contract import Batch
 from xa import Code
 from xa.machine import Result
@@ -49,13 +49,14 @@ class TwoPhaseCommit:
     def prepare(
         self, branch: Branch, answer: Answer, *, keep: bool, given_back: Mapping[int, Outcome] | None = None
     ) -> None:
-        """The vote, forced before `answer` hears XA_OK. `given_back`: outcomes of retired messages, by their places."""
+        """The vote, forced before `answer` is called with XA_OK. `given_back`: outcomes of retired messages, by their
+        places."""
         branch.legal(BranchVerb.PREPARE)
         self._check_ended(branch)
         if branch.state is BranchState.S4:
             branch.move(BranchVerb.PREPARE, Result.RB)
             self._registry.remove(branch)
-            answer(Told(branch.cause))
+            answer(ResultReply(branch.cause))
             return
         if branch.work.lost:
             branch.fail(branch.work.lost)
@@ -63,12 +64,13 @@ class TwoPhaseCommit:
             return
         branch.work.let_go_undecided()
         if given_back and not branch.work.give_back(given_back):
-            told = f"the branch retires {len(branch.work.retired)} messages; {max(given_back)} is no place among them"
-            raise refused(Code.XAER_INVAL, told, branch.xid)
+            count = len(branch.work.retired)
+            message = f"the branch retires {count} messages; {max(given_back)} is no place among them"
+            raise refused(Code.XAER_INVAL, message, branch.xid)
         if branch.work.empty and not keep:
             branch.move(BranchVerb.PREPARE, Result.RDONLY)
             self._registry.remove(branch)
-            answer(Told(Code.XA_RDONLY))
+            answer(ResultReply(Code.XA_RDONLY))
             return
         resource = self._resource
         branch.number = resource.number()
@@ -83,7 +85,7 @@ class TwoPhaseCommit:
                 branch.since_ms = since_ms
                 branch.work.prepared()
                 self._registry.prepared(branch)
-                answer(Told(Code.XA_OK))
+                answer(ResultReply(Code.XA_OK))
             else:
                 branch.move(BranchVerb.PREPARE, Result.RMERR)
                 answer(not_stored(error, Code.XAER_RMERR, branch.xid))
@@ -91,7 +93,7 @@ class TwoPhaseCommit:
         self._force(branch, batch, done)
 
     def commit(self, branch: Branch, answer: Answer, *, one_phase: bool) -> None:
-        """Commits, forced before `answer` hears XA_OK."""
+        """Commits, forced before `answer` is called with XA_OK."""
         verb = BranchVerb.COMMIT_ONE_PHASE if one_phase else BranchVerb.COMMIT
         branch.legal(verb)
         self._check_ended(branch)
@@ -100,7 +102,7 @@ class TwoPhaseCommit:
         elif branch.state is BranchState.S4:
             branch.move(verb, Result.RB)
             self._registry.remove(branch)
-            answer(Told(branch.cause))
+            answer(ResultReply(branch.cause))
         else:
             if one_phase and branch.work.lost:
                 branch.fail(branch.work.lost)
@@ -122,7 +124,7 @@ class TwoPhaseCommit:
                 branch.move(verb)
                 self._registry.remove(branch)
                 branch.work.commit(effects)
-                answer(Told(Code.XA_OK))
+                answer(ResultReply(Code.XA_OK))
             elif one_phase:
                 branch.fail(str(error))
                 why = Refusal(Condition.ROLLBACK, f"rolled back: {error}", branch.cause, branch.xid)
@@ -141,10 +143,10 @@ class TwoPhaseCommit:
         branch.move(verb, Result.RB)
         self._registry.remove(branch)
         self._registry.undo_now(branch)
-        answer(Told(branch.cause))
+        answer(ResultReply(branch.cause))
 
     def rollback(self, branch: Branch, answer: Answer) -> None:
-        """Rolls back; what was prepared, forced before `answer` hears XA_OK."""
+        """Rolls back; what was prepared, forced before `answer` is called with XA_OK."""
         branch.legal(BranchVerb.ROLLBACK)
         self._check_ended(branch)
         if branch.state is BranchState.S5:
@@ -154,7 +156,7 @@ class TwoPhaseCommit:
             branch.move(BranchVerb.ROLLBACK)
             self._registry.remove(branch)
             self._registry.undo_now(branch)
-            answer(Told(Code.XA_OK))
+            answer(ResultReply(Code.XA_OK))
             return
         batch = Batch()
         effects = branch.work.write_rollback(batch, stored=True)
@@ -165,7 +167,7 @@ class TwoPhaseCommit:
                 branch.move(BranchVerb.ROLLBACK)
                 self._registry.remove(branch)
                 branch.work.rollback(effects, self._resource.turn.batch)
-                answer(Told(Code.XA_OK))
+                answer(ResultReply(Code.XA_OK))
             else:
                 answer(not_stored(error, Code.XAER_RMFAIL, branch.xid))
 
@@ -193,7 +195,7 @@ class TwoPhaseCommit:
                 branch.work.commit(effects)
             else:
                 branch.work.rollback(effects, self._resource.turn.batch)
-            answer(Told(Code.XA_OK))
+            answer(ResultReply(Code.XA_OK))
 
         self._force(branch, batch, done)
 
@@ -207,7 +209,7 @@ class TwoPhaseCommit:
             if error is None:
                 branch.move(BranchVerb.FORGET)
                 self._registry.remove(branch)
-                answer(Told(Code.XA_OK))
+                answer(ResultReply(Code.XA_OK))
             else:
                 branch.move(BranchVerb.FORGET, Result.RMERR)
                 answer(not_stored(error, Code.XAER_RMERR, branch.xid))
@@ -216,24 +218,24 @@ class TwoPhaseCommit:
 
     def _heuristic(self, branch: Branch, verb: BranchVerb, answer: Answer) -> None:
         branch.move(verb, Result.HEUR)
-        answer(Told(branch.outcome or Code.XA_HEURHAZ))
+        answer(ResultReply(branch.outcome or Code.XA_HEURHAZ))
 
     def _check_ended(self, branch: Branch) -> None:
         if branch.associations:
-            told = f"{branch.active} associations are at work and {branch.suspended} suspended: end them first"
-            raise refused(Code.XAER_PROTO, told, branch.xid)
+            message = f"{branch.active} associations are at work and {branch.suspended} suspended: end them first"
+            raise refused(Code.XAER_PROTO, message, branch.xid)
 
     # -- one operation at a time
     def _force(self, branch: Branch, batch: Batch, done: Callable[[NotStored | None], None]) -> None:
         branch.waiting = deque()
 
-        def told(error: NotStored | None) -> None:
+        def answered(error: NotStored | None) -> None:
             waiting, branch.waiting = branch.waiting, None
             done(error)
             for call in waiting or ():
                 call()
 
-        self._resource.submit(batch, told)
+        self._resource.submit(batch, answered)
 
     def in_turn(self, branch: Branch, answer: Answer, operation: Callable[[], None]) -> None:
         """Runs `operation` when no other one of this branch is being forced; a refusal goes to `answer`."""
@@ -245,7 +247,7 @@ class TwoPhaseCommit:
             except RefusedError as error:
                 answer(error.refusal)
         elif len(branch.waiting) >= self._resource.limits.waiting_commands:
-            told = f"{len(branch.waiting)} operations of this branch are waiting"
-            answer(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_PROTO, branch.xid))
+            message = f"{len(branch.waiting)} operations of this branch are waiting"
+            answer(Refusal(Condition.RESOURCE_LIMIT, message, Code.XAER_PROTO, branch.xid))
         else:
             branch.waiting.append(lambda: self.in_turn(branch, answer, operation))

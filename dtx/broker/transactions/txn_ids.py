@@ -33,8 +33,8 @@ class TxnIds:
     def new(self) -> bytes:
         """A txn-id that the connection has not in use. RefusedError: it has as many as it may."""
         if len(self.live) >= self._limit:
-            told = f"a connection may have {self._limit} transactions at once"
-            raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
+            message = f"a connection may have {self._limit} transactions at once"
+            raise refused(Code.XAER_RMERR, message, condition=Condition.RESOURCE_LIMIT)
         while True:
             self._number += 1
             txn_id = (self._number & 0xFFFF_FFFF).to_bytes(4, "big")

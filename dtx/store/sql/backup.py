@@ -2,7 +2,7 @@
 
 The copy says of itself when it was made, in a record of the kind `COPY`: "openings milliseconds". It is a copy as it
 was made as long as the store counts these openings. The record has the last number that the opening could have used,
-which is nobody else's.
+which no other opening uses.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def _change(batch: Batch, transactions: Transactions, statements: Statements) ->
         _rows(transactions, statements.insert_fences, fenced)
     if batch.records:
         _keys(transactions, statements.delete_records, batch.records)
-        told = [(number, *record) for number, record in batch.records.items() if record is not None]
-        _rows(transactions, statements.insert_records, told)
+        rows = [(number, *record) for number, record in batch.records.items() if record is not None]
+        _rows(transactions, statements.insert_records, rows)
     if batch.completions:
         _rows(transactions, statements.complete, batch.completions)
         _keys(transactions, statements.delete_work, [branch for branch, _, _ in batch.completions])

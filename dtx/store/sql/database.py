@@ -86,7 +86,7 @@ class Space(Protocol):
 
 
 class UnknownSpace:
-    """The space of another machine's disk: nobody knows of it here, so everything is tried."""
+    """The space of another machine's disk: nothing is known of it here, so everything is tried."""
 
     tight: Final = False
     log_is_long: Final = False
@@ -155,8 +155,8 @@ class Database(Protocol):
         ...
 
     def take(self, writer: Connection) -> None:
-        """Begins an opening, in the transaction in which the caller counts it: nobody else can open the store until it
-        ends. StoreLocked: another process has it."""
+        """Begins an opening, in the transaction in which the caller counts it: no other process can open the store
+        until it ends. StoreLocked: another process has it."""
         ...
 
     def taken(self, writer: Connection, epoch: int) -> None:

@@ -1,9 +1,9 @@
 """ForcePace: whether forces are so quick at present that the event loop may carry them out itself.
 
-A hand-over to the writing thread and back costs more processor time than a small force. But whoever forces waits for
-the disk, and on the event loop every peer waits as well. So the loop forces only while forces take a few milliseconds
-on average, as long as a peer's turn may take. After one that took much longer, the thread forces for FOR_EACH times as
-long as that took. So such forces hold the loop up for at most one part in FOR_EACH of the time.
+A hand-over to the writing thread and back costs more processor time than a small force. But the thread that forces
+waits for the disk, and on the event loop every peer waits as well. So the loop forces only while forces take a few
+milliseconds on average, as long as a peer's turn may take. After one that took much longer, the thread forces for
+FOR_EACH times as long as that took. So such forces hold the loop up for at most one part in FOR_EACH of the time.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class BranchImage:
 
 @dataclass(frozen=True, slots=True)
 class StoreImage:
-    """A store at one moment. `copied_ms`: when this copy was made, where it is one that nobody has opened since;
+    """A store at one moment. `copied_ms`: when this copy was made, where it is one that has not been opened since;
     `last_ms`: the latest time that the store has noted, at most a minute before its last change; 0: none. `faults` say
     what does not fit together."""
 
@@ -100,9 +100,9 @@ def _image(connection: Connection) -> StoreImage:
     records: dict[str, list[str]] = {COPY: [], _MARK: []}
     if inspect(connection).has_table(RECORD.name):  # a store of an earlier version has none
         chosen = select(RECORD.c.kind, RECORD.c.text).where(RECORD.c.kind.in_(list(records)))
-        for kind, told in connection.execute(chosen):
-            records[kind].append(told)
-    copies = [told.split() for told in records[COPY]]
+        for kind, text_of_record in connection.execute(chosen):
+            records[kind].append(text_of_record)
+    copies = [text_of_record.split() for text_of_record in records[COPY]]
     copied = [int(at_ms) for of, at_ms in copies if int(of) == openings]
     branches = tuple(_branches(connection))
     last_ms = max([*map(int, records[_MARK]), *(branch.prepared_ms for branch in branches)], default=0)
@@ -122,18 +122,18 @@ def _branches(connection: Connection) -> Iterator[BranchImage]:
         BRANCH.c.outcome,
     )  # fmt: skip
     for number, format_id, gtrid, bqual, owner, prepared_ms, outcome in connection.execute(chosen.order_by("number")):
-        told = None if outcome is None else Code(outcome)
+        code = None if outcome is None else Code(outcome)
         yield BranchImage(
-            Xid(format_id, bytes(gtrid), bytes(bqual)), owner, prepared_ms, told, tuple(held.get(number, ()))
+            Xid(format_id, bytes(gtrid), bytes(bqual)), owner, prepared_ms, code, tuple(held.get(number, ()))
         )
 
 
 def _faults(connection: Connection) -> Iterator[str]:
     """What a store that a broker has written never has."""
     if connection.dialect.name == "sqlite":
-        told = connection.execute(text("PRAGMA quick_check")).scalar_one()
-        if told != "ok":
-            yield f"the file is damaged: {told}"
+        result = connection.execute(text("PRAGMA quick_check")).scalar_one()
+        if result != "ok":
+            yield f"the file is damaged: {result}"
             return
 
     def count(condition: Any, *of: Any) -> int:

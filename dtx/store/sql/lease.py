@@ -3,14 +3,15 @@
 Two things keep a process out that was paused, or cut off, while another one took the store:
 
     epoch   the number of the opening, `openings` in dtx_meta. Every transaction that writes compares it, and holds a
-            lock on its row until it ends. Whoever takes the store raises it first. So what a former holder began before
-            that is over by then, and nothing that it writes later has an effect, however late it comes.
-    lease   the row of dtx_lease: until when, by the server's clock, nobody else takes the store. The holder renews it,
+            lock on its row until it ends. The process that takes the store raises it first. So what a former holder
+            began before that is over by then, and nothing that it writes later has an effect, however late it comes.
+    lease   the row of dtx_lease: until when, by the server's clock, no one else takes the store. The holder renews it,
             and tells its peers nothing while it may have run out. That is judged by this machine's own clock, which
             counts from before the renewal was sent, and less than the server was asked for (`SHARE`).
 
-A lease that ran out and was taken by nobody can still be renewed: what is in memory is what is in the store, because
-the epoch is the same. So whoever was paused for long says nothing until the server has answered, and goes on, or stops.
+A lease that ran out and was not taken can still be renewed: what is in memory is what is in the store, because the
+epoch is the same. So a holder that was paused for long says nothing until the server has answered, and goes on, or
+stops.
 
 The algorithm (`Lease.renew`), which a thread carries out again and again:
 
@@ -52,7 +53,7 @@ class Lease:
 
     `renew` renews it, and answers whether the epoch is still this one; it raises one of `failures` where that can't be
     found out. `lost` is called once, in the lease's thread, when this process has to stop; `break_off` breaks the
-    store's connections, so that nobody waits for a server that does not answer."""
+    store's connections, so that no one waits for a server that does not answer."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Lease:
 
     @property
     def lasts(self) -> bool:
-        """Whether nobody else can have the store now, so that what is known here may be told."""
+        """Whether no one else can have the store now, so that what is known here may be sent."""
         return self._clock() < self._until
 
     def watch(self) -> None:
@@ -132,5 +133,5 @@ class Lease:
 
     def _stop(self, reason: str) -> None:
         self._until = float("-inf")
-        self._break_off()  # whoever waits for the server hears no more of it
+        self._break_off()  # a caller that waits for the server gets no reply from it
         self._lost(StoreStopped(reason))

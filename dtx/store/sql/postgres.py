@@ -1,8 +1,8 @@
 """A SQL store in PostgreSQL.
 
 Its tables are in the first schema of the search path. A lease (`dtx.store.sql.lease`) keeps others out, and an advisory
-lock whoever opens the store at the same moment. A broker of a version without leases keeps that lock for as long as it
-has the store.
+lock a process that opens the store at the same moment. A broker of a version without leases keeps that lock for as long
+as it has the store.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REPLY_S: Final = 600.0
 the lease, much earlier."""
 MAX_REPLY: Final = 1 << 40
 _FENCE: Final = "SELECT 1 FROM dtx_meta WHERE name = 'openings' AND value = %s FOR SHARE"
-"""The lock is kept to the end of the transaction, and whoever takes the store has to wait for it."""
+"""The lock is kept to the end of the transaction, and a process that takes the store has to wait for it."""
 _NOW: Final = literal_column(SECONDS_1970["postgresql"], Double)
 
 
@@ -56,7 +56,7 @@ class PostgresTransactions(Transactions):
         self.failures = (*self.failures, LeaseLost)
         self._epoch = epoch
 
-    def begin(self, wait_ms: int) -> None:  # noqa: ARG002 — nobody locks the database
+    def begin(self, wait_ms: int) -> None:  # noqa: ARG002 — no other process locks the database
         self.cursor.execute(_FENCE, (self._epoch,))
         if self.cursor.fetchone() is None:
             raise LeaseLost("another process has taken the store")

@@ -276,8 +276,9 @@ def _free(folder: Path) -> int:
 
 
 def compact(url: str) -> tuple[int, int]:
-    """Gives the space that a store in SQLite does not use back, which nobody may have open; octets before and after.
-    It takes as much space as the store will have, for a moment. From then on the store gives it back by itself."""
+    """Gives the space that a store in SQLite does not use back, which no process may have open; octets before and
+    after. It takes as much space as the store will have, for a moment. From then on the store gives it back by
+    itself."""
     parsed = store_url(url)
     if parsed.get_backend_name() != "sqlite":
         raise StoreError("only a store in SQLite is made smaller; PostgreSQL does so by itself, or by VACUUM FULL")

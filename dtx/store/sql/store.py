@@ -127,8 +127,8 @@ class SqlStore:
 
     @property
     def may_tell(self) -> bool:
-        """Whether no other process can have the store now. Otherwise nothing that is known of it may be told: to be
-        asked after something was found out, and before it is told."""
+        """Whether no other process can have the store now. Otherwise nothing that is known of it may be sent: to be
+        asked after something was found out, and before it is sent."""
         opened = self._opened
         return opened is not None and (opened.lease is None or opened.lease.lasts)
 
@@ -230,7 +230,7 @@ class SqlStore:
 
 
 def _not_measured(took_s: float, batches: int) -> None:
-    """Nobody wants to know."""
+    """Does nothing."""
 
 
 def open_database(url: str, lease_s: float = LEASE_S) -> Database:
@@ -269,8 +269,8 @@ def _add_columns(connection: Connection) -> None:
     there = {column["name"] for column in inspect(connection).get_columns(MESSAGE.name)}
     for column in ADDED:
         if column.name not in there:
-            told = CreateColumn(column).compile(dialect=connection.dialect)
-            connection.execute(text(f"ALTER TABLE {MESSAGE.name} ADD COLUMN {told}"))
+            definition = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE {MESSAGE.name} ADD COLUMN {definition}"))
 
 
 def _opening_error(error: Exception) -> StoreError:

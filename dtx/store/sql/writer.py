@@ -50,8 +50,8 @@ SMALL_OCTETS: Final = 256 * 1024
 
 
 class Writer:
-    """The thread. `completed(group, error)` is delivered once per group; `forced` is told how long each force took,
-    with what was written for it, and how many batches it made durable."""
+    """The thread. `completed(group, error)` is delivered once per group; `forced` is called with how long each force
+    took, with what was written for it, and how many batches it made durable."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Writer:
         self._look_at = 0.0
         self._untidy = True
         """Whether there may be space to give back; also what an earlier process left."""
-        self._told = False
-        """Whether the log was told that there is no space, and not yet that there is some."""
+        self._is_reported = False
+        """Whether the log says that there is no space, and not yet that there is some."""
         self._tell_at = 0.0
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
@@ -87,7 +87,7 @@ class Writer:
     @property
     def full(self) -> bool:
         """Whether nothing is taken but what frees space."""
-        return self._told or self._space.tight
+        return self._is_reported or self._space.tight
 
     def submit(self, batches: list[Submitted]) -> None:
         """Queues batches."""
@@ -109,14 +109,14 @@ class Writer:
         error: StoreError | None = None
         foreseen = False
         try:
-            if self._closed or self._told or not self._has_room(size[0]):
+            if self._closed or self._is_reported or not self._has_room(size[0]):
                 foreseen = True
                 return False
             error = self._force(batches, size, 0)
             foreseen = True
         finally:
             self._at_work.release()
-            if not foreseen:  # a defect of ours: it is reported, and nobody waits for ever
+            if not foreseen:  # a defect of ours: it is reported, and no caller waits for ever
                 completed(group, self._stop("a write ended unexpectedly"))
         if isinstance(error, NotStored):  # it is undone: the thread finds out what can be taken
             return False
@@ -148,7 +148,7 @@ class Writer:
                         self._write(group)
                     group = []
         finally:
-            if not ended:  # something that nobody foresaw: it is reported, and nobody waits for ever
+            if not ended:  # something unforeseen: it is reported, and no caller waits for ever
                 self._answer_all(group)
 
     def _next_group(self) -> tuple[list[Submitted], bool]:
@@ -205,8 +205,8 @@ class Writer:
                 self._write_what_frees(group, StoreFull(TIGHT))
                 return
         error = self._force([batch for batch, _ in group])
-        if self._told and error is None and octets:
-            self._told = False
+        if self._is_reported and error is None and octets:
+            self._is_reported = False
             LOG.warning("there is space again: what takes space is taken")
         if isinstance(error, StoreFull):
             self._write_what_frees(group, error)
@@ -249,7 +249,7 @@ class Writer:
         """Says now and then that something is refused for lack of space."""
         now = self._clock()
         if now >= self._tell_at:
-            self._tell_at, self._told = now + TELL_AGAIN_S, True
+            self._tell_at, self._is_reported = now + TELL_AGAIN_S, True
             LOG.error("%d changes that take space were refused: %s (logged once in %.0f s)", count, full, TELL_AGAIN_S)
 
     def _look_for_room(self, octets: int) -> None:
@@ -263,7 +263,7 @@ class Writer:
     def _force(
         self, batches: list[Batch], size: tuple[int, int] | None = None, wait_ms: int = LOCKED_MS
     ) -> StoreError | None:
-        """Makes the group, of this size, durable; the error that its batches are told, or None. `wait_ms`: how long
+        """Makes the group, of this size, durable; the error that its batches get, or None. `wait_ms`: how long
         somebody else may have locked the database."""
         if self._stopped is not None:
             return self._stopped

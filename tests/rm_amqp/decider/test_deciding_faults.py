@@ -209,7 +209,9 @@ class Field(World):
         """What is left of branches, transactions and locks."""
         container = network.container
         left = [str(branch) for branch in container.registry]
-        return left + [queue.name for queue in container.resource.queues.values() if queue.held or queue.pending]
+        return left + [
+            queue.name for queue in container.resource.queues.values() if queue.counters.held or queue.counters.pending
+        ]
 
 
 def campaign(
