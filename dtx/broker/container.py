@@ -60,98 +60,58 @@ LinkKey: TypeAlias = tuple[str, str, str, bool]
 
 
 class ServedLink(Protocol):
-    """A link, as the container and management know it."""
+    """A link, as the container and management know it: what its members mean, `dtx.broker.endpoint.link.Link` says."""
 
     kind: str
-    """For people: what it is for."""
     name: str
     endpoint: LinkEndpoint
 
     @property
-    def peer(self) -> str:
-        """The address of the peer, for people."""
-        ...
-
+    def peer(self) -> str: ...
     @property
-    def address(self) -> str:
-        """The address of the node that it is attached to; "" where that has none."""
-        ...
-
+    def address(self) -> str: ...
     @property
-    def credit(self) -> int:
-        """How many messages may be sent now, by the end that sends on it."""
-        ...
-
+    def credit(self) -> int: ...
     @property
-    def messages(self) -> int:
-        """How many messages have gone over it."""
-        ...
-
+    def messages(self) -> int: ...
     @property
-    def unsettled(self) -> int:
-        """How many of these are not settled."""
-        ...
+    def unsettled(self) -> int: ...
 
-    def detach(self, refusal: Refusal) -> None:
-        """Closes the link with an error."""
-        ...
+    def detach(self, refusal: Refusal) -> None: ...
 
 
 class ServedSession(Protocol):
     """A session, as management knows it."""
 
     @property
-    def links(self) -> Mapping[LinkEndpoint, ServedLink]:
-        """Its links."""
-        ...
+    def links(self) -> Mapping[LinkEndpoint, ServedLink]: ...
 
 
 class ServedConnection(Protocol):
-    """A connection, as the container, the shell and management know it."""
+    """A connection, as the container, the shell and management know it: what its members mean,
+    `dtx.broker.endpoint.connection.BrokerConnection` says."""
 
     number: int
-    """What distinguishes it from the other connections of the broker."""
     identity: Identity
     peer: str
-    """The address of the peer, for people."""
     peer_container: str
     product: str
-    """The name of the peer's library, as its open says."""
     since_ms: int
     meter: Meter
     txns: TxnIds
 
     @property
-    def sessions(self) -> Mapping[SessionEndpoint, ServedSession]:
-        """Its sessions."""
-        ...
-
+    def sessions(self) -> Mapping[SessionEndpoint, ServedSession]: ...
     @property
-    def links(self) -> Mapping[LinkEndpoint, ServedLink]:
-        """The links of all its sessions."""
-        ...
-
+    def links(self) -> Mapping[LinkEndpoint, ServedLink]: ...
     @property
-    def received_messages(self) -> int:
-        """How many messages the peer has sent."""
-        ...
-
+    def received_messages(self) -> int: ...
     @property
-    def sent_messages(self) -> int:
-        """How many messages were sent to the peer."""
-        ...
+    def sent_messages(self) -> int: ...
 
-    def go_on(self) -> bool:
-        """Carries out what the peer sent, as far as a turn goes; whether there may be more."""
-        ...
-
-    def tick(self, now_ms: int, held_ms: int) -> int:
-        """Idle time-outs; when to call again, 0 for never. `held_ms`: how long nothing was read."""
-        ...
-
-    def close(self, refusal: Refusal | None) -> None:
-        """Closes the connection, with an error where there is one."""
-        ...
+    def go_on(self) -> bool: ...
+    def tick(self, now_ms: int, held_ms: int) -> int: ...
+    def close(self, refusal: Refusal | None) -> None: ...
 
 
 class Container:

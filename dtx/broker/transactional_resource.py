@@ -392,6 +392,27 @@ class TransactionalResource:
 
         self.store.fetch_chunk(entry.number, number, fetched)
 
+    def fetch_message(
+        self, entry: Entry, done: Callable[[bytes | None], None], is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Reads a whole stored message, piece by piece as long as it is wanted; None when it is not there any more."""
+        if fits_one_piece(entry):
+            self.payloads.fetch(entry, done)
+            return
+        pieces: list[bytes] = []
+
+        def fetched(piece: bytes | None) -> None:
+            if piece is None:
+                done(None)
+                return
+            pieces.append(piece)
+            if len(pieces) * CHUNK >= entry.size:
+                done(b"".join(pieces))
+            elif is_wanted():
+                self.fetch_piece(entry, len(pieces), fetched)
+
+        self.fetch_piece(entry, 0, fetched)
+
     # -- the store
     def submit(self, batch: Batch, done: Callable[[NotStored | None], None]) -> None:
         """Makes `batch` durable, after the turn so far. `done` is called with None, or with the reason why it never

@@ -17,10 +17,10 @@ from dtx.amqp.messages import read_destination
 from dtx.amqp.performatives import Coordinator, Source, Target
 from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.broker.access.permissions import Action
-from dtx.broker.endpoint.browsers import BranchBrowser, BrowsingLink, DepthLink, QueueBrowser
+from dtx.broker.endpoint.browsers import BranchBrowser, DepthLink, QueueBrowser
 from dtx.broker.endpoint.control_link import ALL_CAPABILITIES, PLAIN_CAPABILITIES, ControlLink
 from dtx.broker.endpoint.incoming_link import IncomingLink
-from dtx.broker.endpoint.link import error_of, refusal_of
+from dtx.broker.endpoint.link import SendingLink, error_of, refusal_of
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
 from dtx.broker.endpoint.request_links import CommandLink, ManagementLink
 from dtx.broker.endpoint.selecting_link import SelectingLink
@@ -164,7 +164,7 @@ def _sender(connection: LinkConnection, session: Session, endpoint: SenderLink, 
     if isinstance(target, Target):
         echo = Target(target.address, capabilities=_honoured(target.capabilities))
     link = _sending(connection, session, endpoint, source, answer)
-    if isinstance(link, OutgoingLink | BrowsingLink):
+    if isinstance(link, SendingLink):
         link.largest = remote.max_message_size
     endpoint.attach(answer, echo)
     return link

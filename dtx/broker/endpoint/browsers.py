@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dtx.amqp.conditions import Condition
@@ -11,12 +12,11 @@ from dtx.amqp.encoding import encode
 from dtx.amqp.messages import VALUE, read_header, with_delivery_annotations, with_header
 from dtx.amqp.performatives import SENDER_UNSETTLED
 from dtx.amqp.values import Described, Symbol, Ulong
-from dtx.broker.endpoint.link import Link, claim_reader
+from dtx.broker.endpoint.link import MessageRead, SendingLink, claim_reader
 from dtx.broker.queues.entry import State
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.protocol.addresses import ORIGIN_QUEUE, ORIGIN_WORK
 from dtx.protocol.conditions import Refusal
-from dtx.store.contract import CHUNK
 from xa import Code
 
 if TYPE_CHECKING:
@@ -33,32 +33,17 @@ AHEAD = 50
 """Messages whose payloads are asked for at once."""
 
 
-class BrowsingLink(Link, ABC):
+class BrowsingLink(SendingLink, ABC):
     """Sends copies, settled unless the peer wants them unsettled. What it says of them changes nothing."""
 
     def __init__(self, connection: LinkConnection, session: Session, endpoint: SenderLink) -> None:
         super().__init__(connection, session, endpoint)
-        self.sender = endpoint
         self._resource = connection.container.resource
         self._settles = endpoint.snd_settle_mode != SENDER_UNSETTLED
         self._unsettled = 0
-        self._asked: deque[tuple[Entry, list[bytes]]] = deque()
-        self._tag = 0
-        self._crowded = False
-        """Whether it waits until its session has little left to send."""
-        self._waits_for_turn = False
-        self.largest = 0
-        """Octets of the largest message that the peer takes, 0 for any."""
+        self._asked: deque[MessageRead] = deque()
 
     kind = "browse"
-
-    @property
-    def credit(self) -> int:
-        return self.sender.credit
-
-    @property
-    def messages(self) -> int:
-        return self._tag
 
     @property
     def unsettled(self) -> int:
@@ -94,15 +79,11 @@ class BrowsingLink(Link, ABC):
 
     def flow_event(self) -> None:
         self.advance()
-        if self.sender.drain:
-            self.room.draining[self] = None
+        super().flow_event()
 
-    def drain(self) -> None:
-        if not self.sender.drain:
-            self.room.draining.pop(self, None)
-        elif not (self._asked or self._crowded or self._waits_for_turn) and self.sender.idle:
-            self.room.draining.pop(self, None)
-            self.sender.drained()
+    @property
+    def has_nothing_to_send(self) -> bool:
+        return not (self._asked or self._crowded or self._waits_for_turn)
 
     def advance(self) -> None:
         """Asks for the payloads of what the credit allows to send."""
@@ -134,47 +115,28 @@ class BrowsingLink(Link, ABC):
         self.advance()
 
     def _ask(self, entry: Entry) -> None:
-        pieces: list[bytes] = []
-        self._asked.append((entry, pieces))
-        if not fits_one_piece(entry):
-            self._ask_piece(entry, pieces, 0)
-            return
-        payload = self._resource.payloads.get(entry)
+        asked = MessageRead(entry)
+        self._asked.append(asked)
+        payload = self._resource.payloads.get(entry) if fits_one_piece(entry) else None
         if payload is not None:
-            self._got(pieces, payload, last=True)
+            asked.payload, asked.known = payload, True
+            self._flush()
         else:
-            self._resource.payloads.fetch(entry, lambda found: self._arrived(pieces, found, last=True))
+            self._resource.fetch_message(entry, partial(self._arrived, asked), lambda: self.is_attached)
 
-    def _ask_piece(self, entry: Entry, pieces: list[bytes], number: int) -> None:
-        last = (number + 1) * CHUNK >= entry.size
-
-        def answered(piece: bytes | None) -> None:
-            self._arrived(pieces, piece, last=last or piece is None)
-            if piece is not None and not last and self.is_attached:
-                self._ask_piece(entry, pieces, number + 1)
-
-        self._resource.fetch_piece(entry, number, answered)
-
-    def _arrived(self, pieces: list[bytes], octets: bytes | None, *, last: bool) -> None:
+    def _arrived(self, asked: MessageRead, payload: bytes | None) -> None:
         """The store has answered. What is at hand at once is no reason to ask for more: `advance` is asking, and would
         be called in itself, message by message."""
-        self._got(pieces, octets, last=last)
-        if last:
+        asked.payload, asked.known = payload, True
+        if self.is_attached:
+            self._flush()
             self.advance()
 
-    def _got(self, pieces: list[bytes], octets: bytes | None, *, last: bool) -> None:
-        if not self.is_attached:
-            return
-        pieces.append(octets or b"")
-        if last:
-            pieces.append(b"")  # complete, or gone from the store meanwhile
-            self._flush()
-
     def _flush(self) -> None:
-        while self._asked and self._asked[0][1] and self._asked[0][1][-1] == b"":
-            entry, pieces = self._asked.popleft()
-            payload = b"".join(pieces)
-            if len(payload) != entry.size:
+        while self._asked and self._asked[0].known:
+            asked = self._asked.popleft()
+            entry, payload = asked.entry, asked.payload
+            if payload is None:
                 self.missed(entry)
             elif self.shows(entry, payload):
                 self._send(self.shown(entry, payload))
@@ -197,8 +159,8 @@ class BrowsingLink(Link, ABC):
             self.advance()
 
     def gone(self) -> None:
+        super().gone()
         self._asked.clear()
-        self.room.draining.pop(self, None)
 
 
 class QueueBrowser(BrowsingLink):
@@ -292,14 +254,13 @@ class BranchBrowser(BrowsingLink):
         self._left.clear()
 
 
-class DepthLink(Link):
+class DepthLink(SendingLink):
     """Sends one message: how many are available in a queue. Those that have expired since the last look count."""
 
     kind = "depth"
 
     def __init__(self, connection: LinkConnection, session: Session, endpoint: SenderLink, queue: Queue) -> None:
         super().__init__(connection, session, endpoint)
-        self.sender = endpoint
         self._queue = queue
         self._is_sent = False
 
@@ -309,15 +270,4 @@ class DepthLink(Link):
             octets = encode(Described(Ulong(VALUE), Ulong(self._queue.available)))
             self.sender.send(b"0", octets, settled=True)
             self.container.touch(self.connection)
-        if self.sender.drain:
-            self.room.draining[self] = None
-
-    def drain(self) -> None:
-        if not self.sender.drain:
-            self.room.draining.pop(self, None)
-        elif self.sender.idle:
-            self.room.draining.pop(self, None)
-            self.sender.drained()
-
-    def gone(self) -> None:
-        self.room.draining.pop(self, None)
+        super().flow_event()

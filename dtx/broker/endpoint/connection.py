@@ -28,7 +28,16 @@ from dtx.broker.endpoint.attach import attach
 from dtx.broker.endpoint.dynamic_nodes import DynamicNodes
 from dtx.broker.endpoint.link import Session, error_of
 from dtx.broker.endpoint.output_room import TURN_S, OutputRoom
-from dtx.broker.endpoint.states import ATTACHMENT, CLOSING, SERVED, SERVICE, AttachmentVerb, Service, ServiceVerb
+from dtx.broker.endpoint.states import (
+    ATTACHMENT,
+    CLOSED,
+    CLOSING,
+    SERVED,
+    SERVICE,
+    AttachmentVerb,
+    Service,
+    ServiceVerb,
+)
 from dtx.broker.queues.counters import Meter
 from dtx.broker.transactions.demarcation import DtxDemarcation
 from dtx.broker.transactions.txn_ids import TxnIds
@@ -119,7 +128,7 @@ class BrokerConnection:
     @property
     def closed(self) -> bool:
         """Whether it is gone."""
-        return self.state is Service.CLOSED
+        return self.state is CLOSED
 
     # -- octets
     def received(self, octets: bytes) -> None:
@@ -130,13 +139,13 @@ class BrokerConnection:
 
     def feed(self, octets: bytes) -> None:
         """Takes what the peer sent; `go_on` carries it out."""
-        if not self.closed:
+        if self.state is not CLOSED:
             self._endpoint.feed(octets)
 
     def go_on(self, events: int = 1000, budget_s: float = TURN_S) -> bool:
         """Carries out what was fed: at most so many events, and no new one after so long; whether there may be more."""
         next_event, handlers, clock = self._endpoint.next_event, self._handlers, self.container.resource.clock
-        more, over_s = not self.closed, clock.monotonic() + budget_s
+        more, over_s = self.state is not CLOSED, clock.monotonic() + budget_s
         self.room.begin_turn(budget_s)
         while more and events:
             event = next_event(FRAMES_PER_EVENT)
@@ -145,7 +154,7 @@ class BrokerConnection:
                 break
             handlers[type(event)](event)
             events -= 1
-            more = not self.closed
+            more = self.state is not CLOSED
             if clock.monotonic() > over_s:
                 break
         self.container.touch(self)
@@ -155,23 +164,23 @@ class BrokerConnection:
     @property
     def urgent(self) -> bool:
         """Whether what comes next of what was fed is for the coordinator: it decides about a transaction."""
-        event = None if self.closed else self._endpoint.peek()
+        event = None if self.state is CLOSED else self._endpoint.peek()
         link = self.links.get(event.delivery.link) if isinstance(event, Transferred) else None
         return link is not None and link.decides
 
     @property
     def writes(self) -> bool:
         """Whether what comes next of what was fed may change the store."""
-        return not self.closed and isinstance(self._endpoint.peek(), Transferred | Disposed)
+        return self.state is not CLOSED and isinstance(self._endpoint.peek(), Transferred | Disposed)
 
     @property
     def has_input(self) -> bool:
         """Whether there is more to carry out, or the beginning of it."""
-        return not self.closed and self._endpoint.has_input
+        return self.state is not CLOSED and self._endpoint.has_input
 
     def output(self) -> bytes:
         """The octets that are to be sent now. When there is nothing, and nothing to come, the peer is let go."""
-        if self.closed:
+        if self.state is CLOSED:
             return b""
         octets = self.room.output()
         if self.state is CLOSING and not octets:
@@ -180,7 +189,7 @@ class BrokerConnection:
 
     def tick(self, now_ms: int, held_ms: int) -> int:
         """Idle time-outs; when to call again, 0 for never. `held_ms`: how long nothing was read."""
-        if self.closed:
+        if self.state is CLOSED:
             return 0
         due = self._endpoint.tick(now_ms, held_ms)
         if self._endpoint.ended and self._endpoint.has_input:
@@ -211,7 +220,7 @@ class BrokerConnection:
 
     def lost(self) -> None:
         """The peer is gone. What it held is free; prepared branches are as they were."""
-        if self.closed:
+        if self.state is CLOSED:
             return
         self.state = advance(SERVICE, self.state, ServiceVerb.LOSE)
         self._end_sessions(in_order=False)

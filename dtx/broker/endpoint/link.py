@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery, OutgoingDelivery
     from dtx.amqp.events import Transferred
     from dtx.amqp.link import Link as Endpoint
-    from dtx.amqp.link import ReceiverLink
+    from dtx.amqp.link import ReceiverLink, SenderLink
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.amqp.session import Session as SessionEndpoint
     from dtx.amqp.values import Value
     from dtx.broker.container import Container
     from dtx.broker.endpoint.dynamic_nodes import DynamicNodes
     from dtx.broker.endpoint.output_room import OutputRoom
-    from dtx.broker.queues.entry import Browser, Continuing
+    from dtx.broker.queues.entry import Browser, Continuing, Entry
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import TransactionalContext, WorkContext
     from dtx.broker.transactions.demarcation import DtxDemarcation
@@ -179,6 +179,62 @@ class Link:
     def detach(self, refusal: Refusal) -> None:
         """Closes the link with an error."""
         self.connection.detach(self, refusal)
+
+
+class SendingLink(Link):
+    """Sends messages, as far as the peer's credit and the connection's room go."""
+
+    def __init__(self, connection: LinkConnection, session: Session, endpoint: SenderLink) -> None:
+        super().__init__(connection, session, endpoint)
+        self.sender = endpoint
+        self.largest = 0
+        """Octets of the largest message that the peer takes, 0 for any."""
+        self._tag = 0
+        self._crowded = False
+        """Whether it waits until its session has little left to send."""
+        self._waits_for_turn = False
+
+    @property
+    def credit(self) -> int:
+        return self.sender.credit
+
+    @property
+    def messages(self) -> int:
+        return self._tag
+
+    @property
+    def has_nothing_to_send(self) -> bool:
+        """Whether no message is on its way to the peer, or could be: the credit that is left may go back."""
+        return True
+
+    def flow_event(self) -> None:
+        if self.sender.drain:
+            self.room.draining[self] = None
+
+    def drain(self) -> None:
+        if not self.sender.drain:
+            self.room.draining.pop(self, None)
+        elif self.has_nothing_to_send and self.sender.idle:
+            self.room.draining.pop(self, None)
+            self.drained()
+
+    def drained(self) -> None:
+        """Gives the credit that is left back; the queue had its turn."""
+        self.sender.drained()
+
+    def gone(self) -> None:
+        self.room.draining.pop(self, None)
+
+
+class MessageRead:
+    """A message whose payload is being read; `known` when that is done: None for one that is not there any more."""
+
+    __slots__ = ("entry", "known", "payload")
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.payload: bytes | None = None
+        self.known = False
 
 
 class ReceivingLink(Link, ABC):

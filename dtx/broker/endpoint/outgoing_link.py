@@ -17,7 +17,7 @@ from dtx.amqp.delivery import PARTIAL, WAITING
 from dtx.amqp.messages import with_delivery_annotations
 from dtx.amqp.performatives import SENDER_SETTLED
 from dtx.amqp.values import Symbol
-from dtx.broker.endpoint.link import Link, refusal_of
+from dtx.broker.endpoint.link import SendingLink, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import NOTES, OutgoingDelivery, Stream, size_with_facts, with_facts
 from dtx.broker.endpoint.states import ATTACHED, DECIDED, ENDED, FREE, Attachment
 from dtx.broker.queues.entry import State
@@ -46,7 +46,7 @@ UNDELIVERABLE: Final = 1000
 """Messages of its queue that a link may have given back as undeliverable here: the queue passes them over."""
 
 
-class OutgoingLink(Link):
+class OutgoingLink(SendingLink):
     """A link that consumes from a queue; one that is `dynamic` goes with the link. `default` is the outcome that the
     peer named as the default of its source, if any."""
 
@@ -64,7 +64,6 @@ class OutgoingLink(Link):
         dynamic: bool = False,
     ) -> None:
         super().__init__(connection, session, endpoint)
-        self.sender = endpoint
         self._queue = queue
         self.own: list[tuple[int, Entry]] = []
         self._dynamic = dynamic
@@ -80,14 +79,8 @@ class OutgoingLink(Link):
         self._waiting: deque[OutgoingDelivery] = deque()
         self._sent: dict[Delivery, OutgoingDelivery] = {}
         self._streaming: OutgoingDelivery | None = None
-        self._tag = 0
-        self._crowded = False
-        """Whether it waits until its session has little left to send."""
-        self._waits_for_turn = False
         self._limit = connection.container.limits.unsettled
         self._output_limit = connection.container.limits.output_octets
-        self.largest = 0
-        """Octets of the largest message that the peer takes, 0 for any."""
         self.undeliverable: set[Entry] = set()
         self._too_large: Refusal | None = None
         """Why the link is to be closed: the next message is larger."""
@@ -95,14 +88,6 @@ class OutgoingLink(Link):
     @property
     def address(self) -> str:
         return self._queue.name
-
-    @property
-    def credit(self) -> int:
-        return self.sender.credit
-
-    @property
-    def messages(self) -> int:
-        return self._tag
 
     @property
     def unsettled(self) -> int:
@@ -292,24 +277,18 @@ class OutgoingLink(Link):
             self._streaming = None
             sent.give_back()
             self._credit += 1
-        if self.sender.drain:
-            self.room.draining[self] = None
+        super().flow_event()
         if self._credit > 0:
             self.wake()
 
     @property
-    def _has_nothing_to_send(self) -> bool:
+    def has_nothing_to_send(self) -> bool:
         waits = self._waiting or self._crowded or self._waits_for_turn
         return not waits and self._streaming is None and not self.searches
 
-    def drain(self) -> None:
-        # The queue had its turn.
-        if not self.sender.drain:
-            self.room.draining.pop(self, None)
-        elif self._has_nothing_to_send and self.sender.idle:
-            self.room.draining.pop(self, None)
-            self.sender.drained()
-            self._credit = 0
+    def drained(self) -> None:
+        super().drained()
+        self._credit = 0
 
     def flow_properties(self, txn_id: Value) -> None:
         # What is acquired from now on belongs to this transaction.
@@ -474,7 +453,7 @@ class OutgoingLink(Link):
         # also if the peer named this default: Qpid JMS always names `modified` with delivery-failed.
         self._queue.attached -= 1
         self._queue.forget(self)
-        self.room.draining.pop(self, None)
+        super().gone()
         for sent in self._waiting:
             sent.give_back()
         self._waiting.clear()

@@ -22,51 +22,22 @@ DELIVERIES_PER_S: Final = 32_000
 """The messages that a peer is sent in a turn take about as long as the turn may."""
 
 
-class SendingLink(Protocol):
-    """A link that sends, as the room of its connection knows it."""
+class WaitingLink(Protocol):
+    """A link that sends, or waits for room: what its members mean, `dtx.broker.endpoint.link.Link` says."""
 
     @property
-    def is_attached(self) -> bool:
-        """Whether neither side has closed it."""
-        ...
-
+    def is_attached(self) -> bool: ...
     @property
-    def queued(self) -> bool:
-        """Whether deliveries wait for the peer's window."""
-        ...
-
+    def queued(self) -> bool: ...
     @property
-    def waiting_octets(self) -> int:
-        """Octets that are sent before the next message of the link."""
-        ...
+    def waiting_octets(self) -> int: ...
 
-    def drain(self) -> None:
-        """The peer wants the credit used up or back."""
-        ...
+    def drain(self) -> None: ...
 
 
 class OutputRoom:
     """What the links of `connection` may send. `endpoint` is our end of it in AMQP; `wake` has every link look whether
     it may send."""
-
-    __slots__ = (
-        "_aborted",
-        "_connection",
-        "_container",
-        "_full_of_payloads",
-        "_has_room",
-        "_unsent",
-        "_wake",
-        "_wants_turn",
-        "_withdrawing",
-        "allowance",
-        "draining",
-        "endpoint",
-        "limit",
-        "little",
-        "loading",
-        "writable",
-    )
 
     def __init__(
         self, container: Container, connection: ServedConnection, endpoint: Connection, wake: Callable[[], None]
@@ -84,14 +55,14 @@ class OutputRoom:
         """Octets of messages that are read, or being read, and that are not sent yet."""
         self.allowance = int(DELIVERIES_PER_S * TURN_S)
         """Messages that links may still send before the others have their turn."""
-        self.draining: dict[SendingLink, None] = {}
+        self.draining: dict[WaitingLink, None] = {}
         """Links whose peers want their credit used up or back."""
         self._wants_turn = False
         self._has_room = False
         self._full_of_payloads = False
-        self._aborted: dict[SendingLink, None] = {}
+        self._aborted: dict[WaitingLink, None] = {}
         self._withdrawing: list[Callable[[], None]] = []
-        self._unsent: list[tuple[SendingLink, Callable[[], None]]] = []
+        self._unsent: list[tuple[WaitingLink, Callable[[], None]]] = []
 
     # -- turns
     def begin_turn(self, budget_s: float) -> None:
@@ -108,7 +79,7 @@ class OutputRoom:
             self._container.wants_turn(self._connection)
 
     # -- room
-    def when_sent(self, link: SendingLink, call: Callable[[], None]) -> None:
+    def when_sent(self, link: WaitingLink, call: Callable[[], None]) -> None:
         """Calls `call` when the link's session has little left to send; a link asks for one of a kind at a time."""
         self._unsent.append((link, call))
 
@@ -129,7 +100,7 @@ class OutputRoom:
         self._container.touch(self._connection)
 
     # -- deliveries that are aborted
-    def aborted(self, link: SendingLink) -> None:
+    def aborted(self, link: WaitingLink) -> None:
         """A delivery of `link` was aborted; that has to be sent to the peer."""
         self._aborted[link] = None
 

@@ -13,7 +13,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from dtx.broker.endpoint.link import claim_reader
+from dtx.broker.endpoint.link import MessageRead, claim_reader
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
 from dtx.broker.endpoint.states import ATTACHED
 from dtx.broker.queues.entry import State
@@ -31,20 +31,9 @@ AHEAD: Final = 50
 """Messages whose payloads are read at once."""
 LOOKS: Final = 200
 TURN_S: Final = 0.004
+"""How many messages are looked at in one turn, and how long, whichever is less."""
 MOST_AGAIN: Final = 1000
 """Messages that came back, and that a link remembers while it takes none."""
-"""How many messages are looked at in one turn, and how long, whichever is less."""
-
-
-class _Examined:
-    """A message whose payload is read; `known` when it is, None for one that is not there any more."""
-
-    __slots__ = ("entry", "known", "payload")
-
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
-        self.payload: bytes | None = None
-        self.known = False
 
 
 class SelectingLink(OutgoingLink):
@@ -70,7 +59,7 @@ class SelectingLink(OutgoingLink):
         """Messages to be looked at before those, by position: they came back, or there was no credit for them."""
         self._barred: dict[str, list[Entry]] = {}
         """Messages that were passed because somebody else holds their group, by that."""
-        self._examined: deque[_Examined] = deque()
+        self._examined: deque[MessageRead] = deque()
         claim_reader(self, connection.identity, queue)
 
     # -- reading the queue
@@ -155,7 +144,7 @@ class SelectingLink(OutgoingLink):
 
     # -- deciding
     def _examine(self, entry: Entry) -> None:
-        examined = _Examined(entry)
+        examined = MessageRead(entry)
         self._examined.append(examined)
         if not fits_one_piece(entry):  # what a selector needs is in front
             self.resource.fetch_piece(entry, 0, partial(self._read, examined))
@@ -167,7 +156,7 @@ class SelectingLink(OutgoingLink):
             examined.payload, examined.known = payload, True
             self._decide()
 
-    def _read(self, examined: _Examined, payload: bytes | None) -> None:
+    def _read(self, examined: MessageRead, payload: bytes | None) -> None:
         """The store has answered."""
         examined.payload, examined.known = payload, True
         if self.attachment is ATTACHED:

@@ -41,6 +41,7 @@ SERVICE: Final = Machine(
 
 SERVED: Final = Service.SERVED
 CLOSING: Final = Service.CLOSING
+CLOSED: Final = Service.CLOSED
 
 
 # --- link --------------------

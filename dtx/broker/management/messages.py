@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.amqp.values import Timestamp, Ulong
+from dtx.amqp.values import Ulong
+from dtx.broker.management.request import time_of
 from dtx.broker.management.transfers import Transfer, Unmoved, result
 from dtx.broker.queues.entry import Entry, write_post
 from dtx.broker.transactional_resource import fits_one_piece, not_stored
@@ -56,10 +57,10 @@ def page(request: ManagementRequest) -> list[Value]:
             "state": entry.state.value,
             "octets": Ulong(entry.size),
             "deliveries": Ulong(entry.count),
-            "posted": _time(ages.since_ms(entry.number)),
-            "since": _time(ages.since_ms(entry.position)),
-            "expires": _time(entry.expires_ms),
-            "due": _time(entry.due_ms),
+            "posted": time_of(ages.since_ms(entry.number)),
+            "since": time_of(ages.since_ms(entry.position)),
+            "expires": time_of(entry.expires_ms),
+            "due": time_of(entry.due_ms),
             "group": entry.group or None,
             "from": None if origin is None else origin.queue,
             "why": None if origin is None else origin.reason,
@@ -90,10 +91,6 @@ def _one(request: ManagementRequest, queue: Queue) -> Entry:
     if not found:
         raise refused(Code.XAER_NOTA, f"there is no message {request.text('id')} in {queue.name}")
     return found[0]
-
-
-def _time(ms: int) -> Timestamp | None:
-    return Timestamp(ms) if ms else None
 
 
 def _numbers(ids: str) -> set[int]:
@@ -274,23 +271,8 @@ class _Copy:
 def _fetch(request: ManagementRequest, entry: Entry, done: Callable[[bytes | None], None]) -> None:
     """Reads a message from memory or the store."""
     resource = request.container.resource
-    if fits_one_piece(entry):
-        payload = resource.payloads.get(entry)
-        if payload is not None:
-            done(payload)
-        else:
-            resource.payloads.fetch(entry, done)
-        return
-    pieces: list[bytes] = []
-
-    def fetched(piece: bytes | None) -> None:
-        if piece is None:
-            done(None)
-            return
-        pieces.append(piece)
-        if len(pieces) * CHUNK >= entry.size:
-            done(b"".join(pieces))
-        else:
-            resource.fetch_piece(entry, len(pieces), fetched)
-
-    resource.fetch_piece(entry, 0, fetched)
+    payload = resource.payloads.get(entry) if fits_one_piece(entry) else None
+    if payload is not None:
+        done(payload)
+    else:
+        resource.fetch_message(entry, done)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
+from dtx.amqp.values import Timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -72,3 +73,8 @@ class ManagementRequest:
 
 def _wrong(message: str) -> WireError:
     return WireError(Condition.INVALID_FIELD, message)
+
+
+def time_of(ms: int) -> Timestamp | None:
+    """Milliseconds since the epoch, as a response has them; None for 0."""
+    return Timestamp(ms) if ms else None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.values import Timestamp, Ulong
+from dtx.broker.management.request import time_of
 from xa import NULL_XID, Xid
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
         "name": queue.name,
         "depth": Ulong(queue.depth),
         "octets": Ulong(queue.counters.octets),
-        "oldest": None if oldest is None else _time(resource.ages.since_ms(oldest.number)),
+        "oldest": None if oldest is None else time_of(resource.ages.since_ms(oldest.number)),
         "held": Ulong(queue.counters.held),
         "delayed": Ulong(queue.counters.delayed),
         "pending": Ulong(queue.counters.pending),
@@ -101,10 +102,6 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
         "branches": Ulong(len(working) + len(prepared)),
         "locked-by": locked_by,
     }
-
-
-def _time(ms: int) -> Timestamp | None:
-    return Timestamp(ms) if ms else None
 
 
 def branches(request: ManagementRequest) -> list[Value]:

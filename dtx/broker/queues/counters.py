@@ -44,20 +44,6 @@ class Memory:
 class Counters:
     """Those of one queue; of one that lives in memory, `memory` counts the octets as well."""
 
-    __slots__ = (
-        "came",
-        "dead_lettered",
-        "delayed",
-        "held",
-        "kept_octets",
-        "memory",
-        "meter",
-        "octets",
-        "pending",
-        "pending_octets",
-        "went",
-    )
-
     def __init__(self, memory: Memory | None) -> None:
         self.memory = memory
         self.pending = 0
