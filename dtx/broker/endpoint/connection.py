@@ -27,7 +27,7 @@ from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.attach import attach
 from dtx.broker.endpoint.dynamic_nodes import DynamicNodes
 from dtx.broker.endpoint.link import Session, error_of
-from dtx.broker.endpoint.output_room import TURN_S, OutputRoom
+from dtx.broker.endpoint.output_room import DELIVERIES_PER_S, TURN_S, OutputRoom
 from dtx.broker.endpoint.states import (
     ATTACHMENT,
     CLOSED,
@@ -146,7 +146,9 @@ class BrokerConnection:
         """Carries out what was fed: at most so many events, and no new one after so long; whether there may be more."""
         next_event, handlers, clock = self._endpoint.next_event, self._handlers, self.container.resource.clock
         more, over_s = self.state is not CLOSED, clock.monotonic() + budget_s
-        self.room.begin_turn(budget_s)
+        self.room.allowance = int(DELIVERIES_PER_S * budget_s)
+        if self.room.awaits_turn:
+            self.room.begin_turn()
         while more and events:
             event = next_event(FRAMES_PER_EVENT)
             if event is None:
@@ -182,7 +184,12 @@ class BrokerConnection:
         """The octets that are to be sent now. When there is nothing, and nothing to come, the peer is let go."""
         if self.state is CLOSED:
             return b""
-        octets = self.room.output()
+        room = self.room
+        if room.is_free or room.draining:
+            room.before_output()
+        octets = self._endpoint.output()
+        if room.unsent or room.withdrawing:
+            room.after_output()
         if self.state is CLOSING and not octets:
             self.lost()
         return octets

@@ -57,31 +57,31 @@ class OutputRoom:
         """Messages that links may still send before the others have their turn."""
         self.draining: dict[WaitingLink, None] = {}
         """Links whose peers want their credit used up or back."""
-        self._wants_turn = False
-        self._has_room = False
+        self.awaits_turn = False
+        """Whether links have more to send than went into the last turn."""
+        self.is_free = False
+        """Whether there is room that links do not know of yet."""
         self._full_of_payloads = False
         self._aborted: dict[WaitingLink, None] = {}
-        self._withdrawing: list[Callable[[], None]] = []
-        self._unsent: list[tuple[WaitingLink, Callable[[], None]]] = []
+        self.withdrawing: list[Callable[[], None]] = []
+        self.unsent: list[tuple[WaitingLink, Callable[[], None]]] = []
 
     # -- turns
-    def begin_turn(self, budget_s: float) -> None:
-        """The connection has another turn, which lasts so long."""
-        self.allowance = int(DELIVERIES_PER_S * budget_s)
-        if self._wants_turn:
-            self._wants_turn = False
-            self._wake()
+    def begin_turn(self) -> None:
+        """The links that have more than went into the last turn send it."""
+        self.awaits_turn = False
+        self._wake()
 
     def wants_turn(self) -> None:
         """Links have sent what they may send in one turn, and have more."""
-        if not self._wants_turn:
-            self._wants_turn = True
+        if not self.awaits_turn:
+            self.awaits_turn = True
             self._container.wants_turn(self._connection)
 
     # -- room
     def when_sent(self, link: WaitingLink, call: Callable[[], None]) -> None:
         """Calls `call` when the link's session has little left to send; a link asks for one of a kind at a time."""
-        self._unsent.append((link, call))
+        self.unsent.append((link, call))
 
     def unloaded(self, octets: int) -> None:
         """The octets of a message are sent, or are not wanted any more: there may be room for others."""
@@ -96,7 +96,7 @@ class OutputRoom:
 
     def has_room(self) -> None:
         """Links may send again."""
-        self._has_room = True
+        self.is_free = True
         self._container.touch(self._connection)
 
     # -- deliveries that are aborted
@@ -108,7 +108,7 @@ class OutputRoom:
         """Calls `call` when no delivery is in the middle of being aborted: a discharge that failed is
         answered after its last partial delivery has ended."""
         if self._aborting():
-            self._withdrawing.append(call)
+            self.withdrawing.append(call)
         else:
             call()
 
@@ -119,25 +119,26 @@ class OutputRoom:
         return bool(self._aborted)
 
     # -- octets
-    def output(self) -> bytes:
-        """The octets that are to be sent now; then those are called that waited for them to leave."""
-        if self._has_room:
-            self._has_room = False
+    def before_output(self) -> None:
+        """Octets are to be sent: where there is room, links send more before."""
+        if self.is_free:
+            self.is_free = False
             self._wake()
             self._container.resource.settle()
         for link in tuple(self.draining):
             link.drain()
-        octets = self.endpoint.output()
-        if self._unsent:
+
+    def after_output(self) -> None:
+        """Octets were taken to be sent: calls those that waited for them to leave."""
+        if self.unsent:
             self._call_sent()
-        if self._withdrawing and not self._aborting():
-            calls, self._withdrawing = self._withdrawing, []
+        if self.withdrawing and not self._aborting():
+            calls, self.withdrawing = self.withdrawing, []
             for call in calls:
                 call()
-        return octets
 
     def _call_sent(self) -> None:
-        unsent, self._unsent = self._unsent, []
+        unsent, self.unsent = self.unsent, []
         for link, call in unsent:
             if not link.is_attached:
                 continue
@@ -145,6 +146,6 @@ class OutputRoom:
                 call()
                 self._container.touch(self._connection)
             else:
-                self._unsent.append((link, call))
-        if len(self._unsent) < len(unsent):
+                self.unsent.append((link, call))
+        if len(self.unsent) < len(unsent):
             self._container.resource.settle()  # what was called may have asked the store for payloads

@@ -333,13 +333,6 @@ class Queue:
         return self._owner.number()
 
     # -- out
-    def take(self, now_ms: int, consumer: Consumer) -> Entry | None:
-        """The first available message that `consumer` may have, HELD from now on; None when there is none."""
-        entry = self._order.first(self, now_ms, consumer)
-        if entry is not None:
-            self.hold(entry, consumer)
-        return entry
-
     def hold(self, entry: Entry, consumer: Consumer | None = None) -> None:
         """A message is HELD from now on by `consumer`, or by somebody who takes no more; also one that is delayed, or
         not the first one."""
@@ -593,13 +586,14 @@ class Queue:
                 consumer.willing = False
                 willing.popleft()
                 continue
-            entry = self.take(now_ms, consumer)
+            entry = self._order.first(self, now_ms, consumer)
             if entry is None:
                 if not consumer.undeliverable and not (self._order.groups is not None and self._order.groups.reserved):
                     return
                 willing.rotate(-1)
                 passed += 1
                 continue
+            self.hold(entry, consumer)
             passed = 0
             if len(willing) > 1:
                 willing.rotate(-1)

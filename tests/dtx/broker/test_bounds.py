@@ -264,7 +264,7 @@ def test_flows_of_a_peer_that_reads_nothing_are_not_kept() -> None:
     flow = [Uint(0), Uint(2048), Uint(0), Uint(2048), Uint(0), Uint(0)]
     for credit in range(1, 500):
         stranger.server.received(frame(FLOW, [*flow, Uint(credit)]))
-    assert len(stranger.server.room._unsent) == 1
+    assert len(stranger.server.room.unsent) == 1
     stranger.listen()
     assert [code for _, code, _ in stranger.told()].count(TRANSFER) == 5
     stranger.leave()
