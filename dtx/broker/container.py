@@ -15,14 +15,15 @@ from dtx.broker.access.accounts import Accounts
 from dtx.broker.access.audit import Audit
 from dtx.broker.access.permissions import Permissions, PermissionsError
 from dtx.broker.fair_queue import FairQueue
-from dtx.broker.queues.counters import INTERVAL_S
+from dtx.broker.queues.counters import INTERVAL_S, Memory
 from dtx.broker.transactional_resource import TransactionalResource
 from dtx.broker.transactions.branches import Registry
 from dtx.broker.transactions.contexts import NoTransaction
 from dtx.broker.transactions.coordination import DtxCoordination
 from dtx.broker.transactions.fences import Fences
 from dtx.broker.transactions.two_phase_commit import TwoPhaseCommit
-from dtx.protocol.conditions import Refusal
+from dtx.protocol.addresses import DYNAMIC
+from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import StoreDamaged
 from xa import Code
 from xa.printable import printable
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from dtx.broker.access.credentials import Credentials
     from dtx.broker.queues.counters import Meter
     from dtx.broker.queues.entry import Continuing
+    from dtx.broker.queues.queue import Queue
     from dtx.broker.settings import Settings
     from dtx.broker.transactional_resource import Clock
     from dtx.broker.transactions.txn_ids import TxnIds
@@ -245,3 +247,33 @@ class Container:
     def overloaded(self) -> bool:
         """Whether so much waits for the store that peers should not be read for a while."""
         return self.resource.store.waiting_octets > self.limits.waiting_octets
+
+
+class DynamicNodes:
+    """The queues that one connection has made for the time of its links, mostly for replies, by their names."""
+
+    __slots__ = ("_container", "_memory", "queues")
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._memory = Memory(container.limits.dynamic_octets)
+        self.queues: dict[str, Queue] = {}
+
+    def make(self, *, shared: bool = False) -> Queue:
+        """A new node. Its name can't be guessed: a peer that knows it may send there, and also receive if the node is
+        `shared`."""
+        name = f"{DYNAMIC}{self._container.nonce(16).hex()}"
+        if len(self.queues) >= self._container.limits.dynamic_nodes:
+            message = f"a connection may have {self._container.limits.dynamic_nodes} dynamic nodes"
+            raise refused(Code.XAER_RMERR, message, condition=Condition.RESOURCE_LIMIT)
+        queue = self._container.resource.make_dynamic(name, self._memory)
+        self.queues[name] = queue
+        if shared:
+            self._container.shared_nodes.add(name)
+        return queue
+
+    def drop(self, queue: Queue) -> None:
+        """The node goes."""
+        if self.queues.pop(queue.name, None) is not None:
+            self._container.shared_nodes.discard(queue.name)
+            self._container.resource.drop_dynamic(queue)

@@ -6,7 +6,9 @@ On the control link the standard `declare` and `discharge`, where `global-id` is
 and beyond it `complete` (an operator decides a prepared branch) and `fence`. A null xid means the branch
 that the session runs.
 
-docs/wire.md shows every one in octets.
+The descriptors of our composites are symbols, `xabridge:NAME:list`. Each has a number as well (0x58414231, the domain,
+in the upper 32 bits), which is taken everywhere, and sent where proton can send numbers only. docs/wire.md shows every
+one in octets.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, TypeVarTuple
 
+from dtx.amqp import composites
 from dtx.amqp.composites import (
     BINARY,
     BOOLEAN,
@@ -31,14 +34,29 @@ from dtx.amqp.composites import (
     standard,
 )
 from dtx.amqp.decoding import MAX_DEPTH, skip
-from dtx.protocol.extension import composite
+from dtx.amqp.values import Symbol, Ulong
 from xa import NULL_XID, Xid
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.amqp.composites import Composite, Table
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+DOMAIN: Final = 0x58414231
+"""The upper half of our numeric descriptors: "XAB1"."""
 MAX_TXN_ID: Final = 32
 MAX_PAGE: Final = 1000
 MAX_PLACES: Final = 1_000_000
 NULL_FORMAT: Final = 0xFFFF_FFFF
 """The format of the null XID, −1, as an uint."""
+
+
+def composite(make: Callable[[*Ts], T], name: str, number: int, table: Table[*Ts]) -> Composite[T]:
+    """A composite of this protocol: the dataclass `make` has an attribute for each field of the table."""
+    symbol = Symbol(f"xabridge:{name}:list")
+    return composites.composite(make, name, symbol, Ulong(DOMAIN << 32 | number), symbol, table)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,8 @@ from dtx.amqp.composites import (
 )
 from dtx.amqp.encoding import encode, encode_symbol, encode_ushort
 from dtx.amqp.values import Ushort
-from dtx.protocol.commands import MAX_PAGE, NAMED_XID, TXN_ID, Found
+from dtx.protocol.commands import MAX_PAGE, NAMED_XID, TXN_ID, Found, composite
 from dtx.protocol.conditions import CODE_OF, STATUS_OF, Refusal
-from dtx.protocol.extension import composite
 from xa import Code, Xid  # noqa: TC001 — compiled dataclasses have the types of their fields
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from dtx.amqp.events import (
     Transferred,
 )
 from dtx.amqp.values import Symbol
+from dtx.broker.container import DynamicNodes
 from dtx.broker.endpoint.attach import attach
-from dtx.broker.endpoint.dynamic_nodes import DynamicNodes
 from dtx.broker.endpoint.link import Session, error_of
 from dtx.broker.endpoint.output_room import DELIVERIES_PER_S, TURN_S, OutputRoom
 from dtx.broker.endpoint.states import (

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.amqp.session import Session as SessionEndpoint
     from dtx.amqp.values import Value
-    from dtx.broker.container import Container
-    from dtx.broker.endpoint.dynamic_nodes import DynamicNodes
+    from dtx.broker.container import Container, DynamicNodes
     from dtx.broker.endpoint.output_room import OutputRoom
     from dtx.broker.queues.entry import Browser, Continuing, Entry
     from dtx.broker.queues.queue import Queue

@@ -19,6 +19,7 @@ from dtx.amqp.values import Described, Map, Symbol, Ubyte, Uint, Ulong, Ushort, 
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
+    DOMAIN,
     START,
     XID_TYPE,
     Commit,
@@ -37,7 +38,6 @@ from dtx.protocol.commands import (
     Start,
 )
 from dtx.protocol.conditions import CODE_OF, CODE_OF_CONDITION, CONDITION_OF, STATUS_OF, TABLE, Refusal
-from dtx.protocol.extension import DOMAIN
 from dtx.protocol.replies import (
     DETAILS,
     HOLDING,
