@@ -28,6 +28,7 @@ VIOLATIONS = {
     "no-broker": ("rm_amqp.planted", "dtx.broker"),
     "dtx": ("dtx.protocol.planted", "dtx.store"),
     "tm": ("tm.recovery.planted", "tm.manager"),
+    "broker": ("dtx.broker.queues.planted", "dtx.broker.container"),
     "pyspark": ("tm.planted", "pyspark"),
     "core": ("xabridge.pipeline.core.planted", "pyarrow"),
     "proton-once": ("rm_amqp.planted", "proton"),

@@ -39,7 +39,7 @@ def test_every_machine_of_the_contract_is_on_it() -> None:
 
 def test_every_machine_that_is_defined_anywhere_is_on_it() -> None:
     """Whoever adds a table adds it to the page."""
-    packages = ("xabridge", "xa", "dtx", "rm_amqp", "rm_db", "tm")
+    packages = ("xabridge", "xa", "dtx", "rm_amqp", "rm_db", "rm_openwire", "tm")
     found = {
         (str(path.relative_to(ROOT).with_suffix("")).replace("/", "."), name)
         for package in packages
