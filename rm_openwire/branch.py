@@ -169,6 +169,7 @@ class BranchWork(Unit):
         self._looked: int | None = None
         """The number of the RECOVER beside it."""
         self._beginning = Beginning.UNSENT
+
         self._taken: XaError | None = None
         """The XAER_DUPID that prepare and commit come to: the xid is another's. What is sent is dropped."""
         self._began_at = 0.0
@@ -406,6 +407,7 @@ class BranchWork(Unit):
         self._begin(connection)
         assert self._begun is not None  # noqa: S101 — it was sent
         self._learn(BeginningVerb.AWAIT)
+
         try:
             listed = [] if self._looked is None else in_doubt(connection.wait(self._looked))
             connection.wait(self._begun)

@@ -159,6 +159,7 @@ class Composite(Generic[T_co]):
         self._needed = tuple([index for index, field in enumerate(table) if field.mandatory])
         self._least = 1 + self._needed[-1] if self._needed else 0
         self._writers: list[tuple[Callable[[object], object], Callable[[object], bytes], object, bool]] = []
+
         for attribute, field in zip(attributes, table, strict=True):
             get: Callable[[object], object] = attrgetter(attribute)
             self._writers.append((get, field.kind.write, field.absent, field.mandatory))
@@ -193,6 +194,7 @@ class Composite(Generic[T_co]):
             reader = readers[index].get(constructor)
             if reader is None:
                 raise self._wrong(index, constructor)
+
             try:
                 values[index], at = reader(octets, at + 1, stop, depth - 1)
             except (WireError, DecodeError):
@@ -203,6 +205,7 @@ class Composite(Generic[T_co]):
             raise DecodeError(f"a list ends at {at}, its size says {stop}")
         if count < self._least:
             raise self._lacks(next(index for index in self._needed if index >= count))
+
         try:
             return self.make(*values), stop
         except ValueError as error:

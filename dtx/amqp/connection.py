@@ -104,6 +104,7 @@ class Connection:
         self.sessions: dict[int, Session] = {}
         """The sessions by the peer's channels, until both sides have ended them."""
         self._channels: dict[int, Session] = {}
+
         self._reader = FrameReader(max_frame_size)
         self._events: deque[Event] = deque()
         self._steps: DispositionSteps | None = None
@@ -157,6 +158,7 @@ class Connection:
                 self.unfinished = True
                 return False
             frames -= 1
+
             try:
                 if not reader.started:
                     if not reader.header():
@@ -243,6 +245,7 @@ class Connection:
         if self.state in {ConnectionState.START, ConnectionState.HDR_RCVD}:
             self._send_header()
         self.state = advance(CONNECTION, self.state, ConnectionVerb.SEND_OPEN)
+
         # Half of the time is announced, as the specification suggests: a late heartbeat ends nothing.
         idle_ms = self._idle_timeout_ms // 2 or None
         self._send(
@@ -298,6 +301,7 @@ class Connection:
                 self._fail(ProtocolError(Scope.CONNECTION, Condition.RESOURCE_LIMIT, message))
                 return 0
             due.append(self._silent_at_ms)
+
         if self._remote_idle_ms and self.state is OPENED:
             # What was said between two calls may have been said just behind the first: a quarter of the peer's time
             # between the calls makes it half of that time at most in which it is sent nothing.
@@ -334,6 +338,7 @@ class Connection:
             outside = channel > self.channel_max
             condition = Condition.FRAMING_ERROR if outside else Condition.NOT_ALLOWED
             raise ProtocolError(Scope.CONNECTION, condition, message)
+
         if type(performative) is End:
             if session.state in _ENDED_BY_PEER:
                 raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, f"a second end on channel {channel}")
@@ -409,6 +414,7 @@ class Connection:
         if channel in self.sessions:
             message = f"there is a session on channel {channel} already"
             raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, message)
+
         if begin.remote_channel is None:
             try:
                 session = self._new_session()

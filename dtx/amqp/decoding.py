@@ -246,6 +246,7 @@ def _array(width: int) -> Reader[Array]:
         items = Array()
         if not count:
             items.empty_of = octets[start:at]
+
         for _ in range(count):
             item, at = READERS[element](octets, at, stop, depth - 1)
             for descriptor in descriptors[::-1]:
@@ -380,6 +381,7 @@ def skip(octets: bytes, at: int = 0, end: int | None = None) -> int:
         if not code:  # a descriptor and a value follow
             values += 1
             continue
+
         half = code >> 4
         if half in _WIDTHS:
             at += _WIDTHS[half]
@@ -442,6 +444,7 @@ def list_head(octets: bytes, at: int, end: int) -> tuple[int, int, int]:
         at, stop, count = _head(octets, at + 1, end, 1 if code == 0xC0 else 4)
     else:
         raise DecodeError("a list is expected")
+
     if count > stop - at:
         raise DecodeError(f"a list of {count} items in {stop - at} octets")
     return at, stop, count

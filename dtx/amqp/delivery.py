@@ -56,6 +56,7 @@ class OutgoingDelivery:
         self.local_state = state
         self.parts: deque[bytes] = deque()
         """What is not transferred yet, or only in part."""
+
         self.start = 0
         """How many octets of the first of `parts` are transferred."""
         self.size = 0
@@ -82,6 +83,7 @@ class OutgoingDelivery:
         if len(parts) == 1 and self.size <= room and not self.start:
             self.size = 0
             return parts.popleft()
+
         taken: list[bytes] = []
         while parts and room:
             start = self.start

@@ -105,11 +105,13 @@ class FrameReader:
         start = at + 4 * doff
         if kind != 0 or doff < 2 or start > stop:
             raise _fatal(Condition.FRAMING_ERROR, f"a frame of type {kind} with its body at {4 * doff}")
+
         self._at = stop
         if start == stop:
             return channel, None, b""
         if data[start] != 0:
             raise _fatal(Condition.DECODE_ERROR, "a frame without a performative")
+
         try:
             if stop - start > MAX_PERFORMATIVE:
                 _check_size(data, start, stop)

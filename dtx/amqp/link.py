@@ -74,6 +74,7 @@ class Link:
         self.state = LinkState.DETACHED
         self.remote: Attach | None = None
         """The peer's attach."""
+
         self.kept_octets = 0
         """Octets of that."""
         self.snd_settle_mode = SENDER_MIXED
@@ -105,6 +106,7 @@ class Link:
         if self.state is LinkState.ATTACH_SENT:
             self.session.expect(self)
         self.initial_count = self.delivery_count
+
         self.session.send(
             Attach(
                 self.name,
@@ -192,6 +194,7 @@ class SenderLink(Link):
         """Whether the peer wants the credit used up, or given back; until `drained`."""
         self._told_drain = False
         """What the peer's last flow says of that: ours say the same."""
+
         self.available = 0
         self.waiting: OrderedDict[OutgoingDelivery, int] = OrderedDict()
         """The deliveries that have something to transfer when the peer's window is open, in the order in which they
@@ -334,10 +337,12 @@ class ReceiverLink(Link):
             delivery.progress = ABORT[delivery.progress]
             self.drop(delivery.id)
             return Transferred(delivery, b"", None)
+
         if transfer.settled:
             if self.snd_settle_mode == SENDER_UNSETTLED:
                 raise self._error(Condition.INVALID_FIELD, "a settled transfer on a link whose sender settles nothing")
             delivery.sent_settled = True
+
         if transfer.more:
             delivery.progress = TRANSFER_PART[delivery.progress]
             if not delivery.sent_settled:
@@ -376,6 +381,7 @@ class ReceiverLink(Link):
             raise self._error(Condition.TRANSFER_LIMIT, "a delivery was sent, and there is no credit for it")
         if len(self.session.incoming) >= MAX_UNSETTLED:
             raise self._error(Condition.RESOURCE_LIMIT, f"{MAX_UNSETTLED} deliveries of the session are not settled")
+
         self.session.received_delivery_id(transfer.delivery_id)
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & MAX_UINT

@@ -170,6 +170,7 @@ def _header(octets: bytes) -> Header:
         raise WireError(Condition.DECODE_ERROR, f"header: {error}") from None
     if type(items) is not list or len(items) > 5:
         raise WireError(Condition.INVALID_FIELD, "the header is a list of at most 5 fields")
+
     durable, priority, ttl, first, count = (*items, None, None, None, None, None)[:5]
     if (
         (durable is not None and not isinstance(durable, bool))
@@ -200,6 +201,7 @@ def read_facts(octets: bytes, at: int) -> Facts:
     if octets[at : at + 4] == _NO_PROPERTIES:
         return NO_FACTS
     due_ms = delay_ms = 0
+
     try:
         while at < len(octets):
             code, start = read_section(octets, at)

@@ -62,6 +62,7 @@ class Session:
         self.kept_octets = 0
         """Octets of the peer's begin, and of the attaches of links that it has not detached."""
         self._handles: dict[int, Link] = {}
+
         self._unanswered: dict[tuple[str, bool], Link] = {}
         """The links whose attach of ours the peer has not answered, by their names and whether we are the receiver."""
         self._capacity = connection.window
@@ -228,6 +229,7 @@ class Session:
         if delivery.progress is not WAITING and delivery.progress is not PARTIAL:
             message: str = delivery.progress.value
             raise ValueError(f"a delivery that is {message} can't be aborted")
+
         link = delivery.link
         self.waiting_octets -= delivery.size
         delivery.parts.clear()
@@ -297,12 +299,14 @@ class Session:
             self.outgoing.pop(delivery.id, None)
             link.unsettled.pop(delivery.id, None)
             return True
+
         if more:
             delivery.progress = TRANSFER_PART[delivery.progress]
         elif delivery.settles_at_end:
             delivery.progress = TRANSFER_SETTLED[delivery.progress]
         else:
             delivery.progress = TRANSFER[delivery.progress]
+
         if first and not delivery.settles_at_end:
             self.outgoing[delivery.id] = link.unsettled[delivery.id] = delivery
         return not delivery.size and more is delivery.more
@@ -348,10 +352,12 @@ class Session:
             stolen = Error(Condition.STOLEN, f"the link {attach.name!r} was attached again")
             link.detach(error=stolen)
             events.append(LinkDetached(link, stolen, closed=True, by_peer=False))
+
         try:
             handle = self._free_handle()
         except ValueError as error:
             raise ProtocolError(Scope.SESSION, Condition.RESOURCE_LIMIT, str(error)) from None
+
         kind = SenderLink if attach.receiver else ReceiverLink
         link = kind(self, attach.name, handle)
         link.snd_settle_mode = attach.snd_settle_mode
@@ -383,6 +389,7 @@ class Session:
         window = counted + min(flow.incoming_window, HALF - 1)
         self._remote_window = max(0, ahead(window & MAX_UINT, self._next_outgoing_id))
         self._next_incoming_id = flow.next_outgoing_id
+
         if flow.handle is not None:
             link = self._link(flow.handle)
             if link.attached:
@@ -409,6 +416,7 @@ class Session:
         if type(link) is not ReceiverLink:
             message = f"a transfer from the receiver of the link with handle {transfer.handle}"
             raise ProtocolError(Scope.SESSION, Condition.NOT_ALLOWED, message)
+
         if link.attached:
             try:
                 events.append(link.received_transfer(transfer, octets))
@@ -459,6 +467,7 @@ class Session:
             if link.current is not None:
                 link.current.lose()
                 link.current = None
+
             for number, sent in link.unsettled.items():
                 del self.outgoing[number]
                 sent.lose()

@@ -100,6 +100,7 @@ class Broker:
         self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)
         self._loop = asyncio.get_running_loop()
         self._store: BrokerStore
+
         if make_store is None:
             self._store = SqlStore(
                 config.store,
@@ -111,6 +112,7 @@ class Broker:
             )
         else:
             self._store = make_store(self._deliver)
+
         self.container = Container(
             self._store, clock, config.settings, permissions, self._store_stopped, credentials=users
         )
@@ -159,6 +161,7 @@ class Broker:
         except StoreError:
             await self.monitoring.close()
             raise
+
         tls = self._tls() if self.config.listen_tls else None
         for address, context in [(one, None) for one in self.config.listen] + [
             (one, tls) for one in self.config.listen_tls
@@ -230,6 +233,7 @@ class Broker:
             self._gone.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), GOODBYE_S)
+
         for peer in tuple(self.open_peers):
             peer.abort()
         await asyncio.sleep(0)
@@ -291,6 +295,7 @@ class Broker:
                 peer = self.peers.get(connection)
                 if peer is not None:
                     peer.write()
+
         for connection in self.container.take_wanting():
             peer = self.peers.get(connection)
             if peer is not None:
@@ -400,6 +405,7 @@ class Broker:
                 due_ms = connection.tick(now_ms, int(unheard_s * 1000))
                 if due_ms:
                     delay = min(delay, max(HEARTBEAT_S, (due_ms - now_ms) / 1000))
+
             self._drop_stalled(held_s)
             self.flush()
             self._tell_again()
@@ -448,6 +454,7 @@ class PeerProtocol(asyncio.Protocol):
         self.host = ""
         self.payer = ""
         """Who pays for the time that the peer is served."""
+
         self._is_in = False
         self._sasl: SaslServer | None = None
         self._connection: BrokerConnection | None = None
@@ -478,6 +485,7 @@ class PeerProtocol(asyncio.Protocol):
         if isinstance(goes, PeerProtocol):
             broker.lines.warn("%s: dropped, too many peers have not said who they are", goes.address)
             goes.abort()
+
         broker.open_peers.add(self)
         loop = asyncio.get_running_loop()
         self._handshake = loop.call_later(broker.config.settings.handshake_s, self._too_slow)
@@ -500,6 +508,7 @@ class PeerProtocol(asyncio.Protocol):
             if encrypted is None:  # also when it took too long, and the task was cancelled
                 transport.abort()
                 self._broker.left(self)
+
         if encrypted is None:
             return
         self._transport = encrypted
@@ -609,6 +618,7 @@ class PeerProtocol(asyncio.Protocol):
             self.pause_reading()
             asyncio.get_running_loop().call_later(delay_s, self._say_no, octets)
             return
+
         if octets:
             transport.write(octets)
         if sasl.computation is not None:

@@ -74,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="set a user's password in the file of users from an environment variable, before the broker starts",
     )
     parser.add_argument("--anonymous", action="store_true", default=None, help="accept peers that don't authenticate")
+
     parser.add_argument(
         "--plain-without-tls", action="store_true", default=None, help="accept passwords in the clear, without TLS"
     )
@@ -104,6 +105,7 @@ def run(arguments: argparse.Namespace, listening: Callable[[Broker], None] = lam
             _set_user(config, given)
         if arguments.set_password is not None:
             return _set_password(config, arguments.set_password)
+
         if arguments.compact:
             return _compact(config)
         sys.setswitchinterval(SWITCH_S)
@@ -152,6 +154,7 @@ async def _serve(config: BrokerConfig, listening: Callable[[Broker], None]) -> i
     await broker.start()
     if not broker.addresses:
         return EXIT_OK
+
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     gc.enable()

@@ -117,6 +117,7 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> BrokerConfig:
             raise ConfigError(f"{path}: {error}") from error
     if not isinstance(section, dict):
         raise ConfigError("broker: expected a table")
+
     table = {**section, **{name: value for name, value in overrides.items() if value is not None}}
     config = _read({name: _expanded(value, f"broker.{name}") for name, value in table.items()})
     config = replace(config, origins=_origins_of(path, section, overrides))
@@ -153,10 +154,12 @@ def _read(table: dict[str, Any]) -> BrokerConfig:
     }
     limits = _fill(Limits, _table(table, "limits"), "broker.limits")
     settings = _fill(Settings, plain, "broker")
+
     try:
         permissions = Permissions.from_section(table["permissions"]) if "permissions" in table else None
     except PermissionsError as error:
         raise ConfigError(f"broker.permissions: {error}") from error
+
     return BrokerConfig(
         listen=_addresses(table.get("listen", []), "listen"),
         listen_tls=_addresses(table.get("listen_tls", []), "listen_tls"),

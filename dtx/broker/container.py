@@ -140,6 +140,7 @@ class Container:
         self.fences = Fences(self.resource, self.registry)
         self.coordination = DtxCoordination(self.registry, self.two_phase, self.fences, permissions)
         self.outside = NoTransaction(self.resource)
+
         self.configuration: list[tuple[str, str, str]] = []
         """The settings, for people: name, value, and where that comes from."""
         self.audit = Audit(self.resource)

@@ -132,6 +132,7 @@ class PeerScheduler(Generic[P]):
         """How long peers were served in this round."""
         self._payers: set[str] = set()
         """Who was served in this round."""
+
         self._is_satisfied = False
         """Whether some payer has had all that it wants in this round."""
         self._is_due = False
@@ -252,6 +253,7 @@ class PeerScheduler(Generic[P]):
         if payer != self._latest:
             self._shared_until = began + SHARED_FOR_S if self._latest else 0.0
             self._latest = payer
+
         more = self._shell.serve(peer, SHARED_TURN_S if began < self._shared_until else TURN_S)
         took = self._clock() - began
         self._spent_s += took

@@ -118,6 +118,7 @@ class TransactionalResource:
         self._stopped = stopped
         self._number = 0
         self._marked: list[Queue] = []
+
         self.timers = TimerQueue()
         self.schedule = Schedule()
         self.reasons = FailureReasons()
@@ -160,6 +161,7 @@ class TransactionalResource:
             elif record.kind == MARK:
                 self.ages.mark(record.number, int(record.text))
                 self._marks.append(record.number)
+
         self._marks_due = ((self.number(), self.now_ms),)
         self.ages.mark(self._marks_due[0][0], self.now_ms)
         return restored
@@ -221,6 +223,7 @@ class TransactionalResource:
         if now >= self._look_at:
             self._look_at = now + LOOK_S
             self.removals.look(self.queues.values())
+
         for number, size in self._owed:
             self.turn.batch.dequeue(number, size)
         self._owed.clear()
@@ -475,6 +478,7 @@ class TransactionalResource:
             if not isinstance(error, StoreRefused):
                 self._owed_answers += turn.retired
                 turn.retired = []
+
         for answer in turn.answers:
             answer(refusal)
         for answer in turn.retired:

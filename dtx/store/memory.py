@@ -66,6 +66,7 @@ class Disk:
             branch = self.branches.get(number)
             if branch is not None:
                 branch.outcome, branch.completed_ms, branch.work = Code(outcome), completed_ms, []
+
         for gtrid, fence in batch.fences.items():
             if fence is None:
                 self.fences.pop(gtrid, None)
@@ -119,6 +120,7 @@ class _Restored:
         self.queues: Sequence[StoredQueue] = list(disk.queues.values())
         self.fences: Sequence[StoredFence] = list(disk.fences.values())
         self.records: Sequence[StoredRecord] = sorted(disk.records.values())
+
         self.branches: Sequence[StoredBranch] = [
             StoredBranch(
                 number,
@@ -182,6 +184,7 @@ class MemoryStore:
         group, self._waiting = self._waiting, []
         if not group:
             return
+
         failure: StoreError | None = self._stopped
         refused: dict[Batch, StoreRefused] = {}
         if failure is None:

@@ -126,6 +126,7 @@ def test_it_refuses_posts_and_goes_on_with_all_that_frees_space(small: Path, tmp
         consume(manager, taken - 5)
         (small / "somebody-elses").unlink()
         assert empty(manager)
+
         for _ in range(100):
             if post(manager, 1):
                 break
@@ -204,12 +205,14 @@ def test_a_store_whose_file_is_unused_takes_posts_after_a_start(
             other.execute("INSERT INTO backlog VALUES (zeroblob(100000))")
             other.commit()
             other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
         for row in range(1, 63):
             other.execute("DELETE FROM backlog WHERE rowid = ?", (row,))
             other.commit()
             other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         other.execute("DROP TABLE backlog")
         other.commit()
+
     before = path.stat().st_size
     assert before > 6_000_000
     if filled:

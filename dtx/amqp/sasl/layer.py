@@ -145,6 +145,7 @@ class SaslLayer(ABC):
             return True
         if self.state in {State.COMPUTING, State.DONE, State.FAILED} or len(self._input) < _FRAME.size:
             return False
+
         size, doff, kind, _ = _frame_at(self._input)
         start = 4 * doff
         if not start < size <= MAX_FRAME or doff < 2 or kind != 1:

@@ -139,6 +139,7 @@ async def plain_server(initial: bytes, users: Verifiers) -> Verdict:
         if not accepted or known is None:
             return Verdict(None, reason=f"wrong name or password for {name!r}")
         users.remember(name, known, password)
+
     if authzid not in {"", given}:
         return Verdict(None, reason=f"{name!r} asked to act as {authzid!r}")
     return Verdict(Identity(name))
@@ -159,6 +160,7 @@ async def scram_server(initial: bytes, users: Verifiers, nonce: Callable[[int], 
         final = scram.ClientFinal.parse(answer)
     except scram.ScramError as error:
         return Verdict(None, b"e=other-error", str(error))
+
     message = f"{first.bare},{server_first},{final.without_proof}"
     proven = scram.proves(verifier, message, final.proof)
     if not hmac.compare_digest(final.nonce.encode(), server_first.nonce.encode()):

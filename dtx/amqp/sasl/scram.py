@@ -196,6 +196,7 @@ def saslprep(text: str) -> str:
     distinct = set(prepared)
     if any(_is_prohibited(char) for char in distinct):
         raise ScramError("a name or password has a character that is not allowed there")
+
     if any(stringprep.in_table_d1(char) for char in distinct):
         mixed = any(stringprep.in_table_d2(char) for char in distinct)
         if mixed or not (stringprep.in_table_d1(prepared[0]) and stringprep.in_table_d1(prepared[-1])):

@@ -140,6 +140,7 @@ def _read(path: Path) -> tuple[dict[str, Verifier], bytes | None]:
         kind, _, rest = line.partition(" ")
         if not line.strip() or line.startswith("#"):
             continue
+
         try:
             if kind == "decoy":
                 secret = binascii.a2b_base64(rest.encode(), strict_mode=True)

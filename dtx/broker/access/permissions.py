@@ -179,6 +179,7 @@ def rule_from(name: str, given: Any) -> Rule:
         if not isinstance(value, list) or not all(isinstance(pattern, str) for pattern in value):
             raise PermissionsError(f"permissions of {name!r}: {action.value} is a list of address patterns")
         patterns[action.value] = tuple(value)
+
     try:
         coordinate = Coordination(given.get("coordinate", "none"))
     except (ValueError, TypeError):  # what can't be hashed is no member either

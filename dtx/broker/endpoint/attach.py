@@ -119,6 +119,7 @@ def _receiver(connection: LinkConnection, session: Session, endpoint: ReceiverLi
         return link
     if target is None:
         raise _not_implemented(NO_ADDRESS.format("target"))
+
     limit = connection.container.limits.message_octets
     if target.dynamic:
         node = connection.nodes.make(shared=True)
@@ -136,6 +137,7 @@ def _receiver(connection: LinkConnection, session: Session, endpoint: ReceiverLi
         link = IncomingLink(connection, session, endpoint, partial(_queue_in, connection), relays=True)
         endpoint.attach(echo, Target(), max_message_size=limit, offered=OFFERED)
         return link
+
     answer = Target(target.address, capabilities=_honoured(target.capabilities))
     service = SERVICES.get(target.address)
     if service is not None:
@@ -153,6 +155,7 @@ def _sender(connection: LinkConnection, session: Session, endpoint: SenderLink, 
     source, target = remote.source, remote.target
     if source is None:
         raise _not_implemented(NO_ADDRESS.format("source"))
+
     answer = Source(
         source.address,
         expiry_policy="link-detach",  # nothing is kept of a link that is detached
@@ -187,10 +190,12 @@ def _sending(
     address = source.address
     if not address:
         raise _not_implemented(NO_ADDRESS.format("source"))
+
     try:
         browsed = parse_branch_address(address)
     except ValueError as error:
         raise refused(Code.XAER_INVAL, str(error)) from None
+
     if browsed is not None:
         xid, work = browsed
         branch = connection.container.registry.find(xid)
@@ -248,6 +253,7 @@ def _queue(connection: LinkConnection, address: str, action: Action) -> Queue:
         return node
     if address.startswith(RESERVED):
         raise refused(Code.XAER_NOTA, f"there is no node {address!r}")
+
     _check_permission(connection, address, action)
     if address not in container.resource.queues and not container.permissions.may(
         connection.identity, Action.CREATE, address

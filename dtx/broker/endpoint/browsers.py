@@ -104,6 +104,7 @@ class BrowsingLink(SendingLink, ABC):
                 self._waits_for_turn = True
                 self.room.wants_turn()
                 return
+
             entry = self.next_entry()
             if entry is None:
                 return

@@ -96,6 +96,7 @@ class BrokerConnection:
         self.txns = TxnIds(limits.transactions)
         self.nodes = DynamicNodes(container)
         self.state: Service = SERVED
+
         self._endpoint = Connection(
             container.settings.container,
             max_frame_size=limits.frame_octets,
@@ -149,6 +150,7 @@ class BrokerConnection:
         self.room.allowance = int(DELIVERIES_PER_S * budget_s)
         if self.room.awaits_turn:
             self.room.begin_turn()
+
         while more and events:
             event = next_event(FRAMES_PER_EVENT)
             if event is None:

@@ -63,6 +63,7 @@ class ControlLink(ReceivingLink):
             self.terminate(Refusal(Condition.NOT_ALLOWED, message, Code.XAER_PROTO))
             return
         self.wait(delivery)
+
         try:
             command = CONTROL.decode(body_value(octets))
             match command:
@@ -156,6 +157,7 @@ class ControlLink(ReceivingLink):
                 keep=end.keep,
             )
             return
+
         verb = AssociationVerb.END
         if end.fail:
             verb = AssociationVerb.END_FAIL

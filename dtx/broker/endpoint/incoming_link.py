@@ -89,6 +89,7 @@ class IncomingLink(ReceivingLink):
         full = queue.refusal(len(octets))
         if full:
             raise WireError(Condition.RESOURCE_LIMIT, full)
+
         header = read_header(octets)
         facts = read_facts(octets, header.end)
         if header.delivery_count or header.first_acquirer:  # both are for the queue to say

@@ -297,6 +297,7 @@ class ReceivingLink(Link, ABC):
         elif self._in_parts:
             self._continued(event.state)
             parts = self._parts
+
             self._drop_parts()
             parts += event.octets
             self._complete(delivery, bytes(parts), self._first_txn)
@@ -312,6 +313,7 @@ class ReceivingLink(Link, ABC):
             self._continued(event.state)
         else:
             self._begin_partial(event.state)
+
         self._in_parts = True
         octets = event.octets
         self._parts += octets
@@ -383,6 +385,7 @@ class ReceivingLink(Link, ABC):
             context = self._txns.live.get(txn_id)
             if context is None:
                 broken = broken or unknown_id(txn_id)
+
         settled = delivery.sent_settled
         if broken is not None:
             self._break(delivery, context, broken, settled=settled)

@@ -143,6 +143,7 @@ class Stream:
         else:
             sent.delivery.add(piece, more=not last)
             link.container.touch(link.connection)
+
         if last:
             link.streamed(sent)
         else:

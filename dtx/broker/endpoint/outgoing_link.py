@@ -73,6 +73,7 @@ class OutgoingLink(SendingLink):
         self.resource = connection.container.resource
         self._outside = connection.container.outside
         self.settles = endpoint.snd_settle_mode == SENDER_SETTLED
+
         self._context: TransactionalContext = self._outside
         self._acquisition: bytes | None = None
         self._credit = 0
@@ -114,6 +115,7 @@ class OutgoingLink(SendingLink):
         outgoing = self.waiting_octets
         if self.room.loading + outgoing < self._output_limit:
             return True
+
         if outgoing < self.room.little:  # payloads that are being read fill it: nothing that is sent would make room
             self.room.when_unloaded()
         elif not self._crowded:  # of messages that are sent settled no outcome comes that would wake the link
@@ -153,6 +155,7 @@ class OutgoingLink(SendingLink):
             sent.payload = self.resource.payloads.get(entry) if payload is None else payload
             if sent.payload is None:
                 self.resource.payloads.fetch(entry, lambda payload: self._fetched(sent, payload))
+
         if sent.payload is not None and not waiting and self._streaming is None:
             self._send(sent)
         else:
@@ -325,6 +328,7 @@ class OutgoingLink(SendingLink):
             if settled:
                 delivery.settle()
             return
+
         try:
             txn_id, outcome = (None, None) if state is None else self._txns.read(state)
         except WireError as error:
@@ -432,6 +436,7 @@ class OutgoingLink(SendingLink):
             sent.end()
             sent.unload()
             self._credit += 1
+
             if sent is self._streaming:
                 self._end_stream(sent)
             else:
@@ -460,6 +465,7 @@ class OutgoingLink(SendingLink):
         streaming = self._streaming
         if streaming is not None and (streaming.delivery is None or self.settles):
             streaming.give_back()  # nothing of it was sent, or it was not sent to its end
+
         for sent in self._sent.values():
             if sent.retirement is not None:
                 sent.retirement.delivery = None

@@ -53,6 +53,7 @@ class OutputRoom:
         """A session with fewer octets to send has room."""
         self.loading = 0
         """Octets of messages that are read, or being read, and that are not sent yet."""
+
         self.allowance = int(DELIVERIES_PER_S * TURN_S)
         """Messages that links may still send before the others have their turn."""
         self.draining: dict[WaitingLink, None] = {}

@@ -56,6 +56,7 @@ class RequestLink(ReceivingLink):
             elif context is not None:  # no outcome says it, and the transaction would commit as if it were done
                 context.refuse_success(refusal_of(error))
             return
+
         if not settled:
             self.accept(delivery)
         self.handle(request)

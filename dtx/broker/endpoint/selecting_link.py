@@ -173,6 +173,7 @@ class SelectingLink(OutgoingLink):
                 continue
             if not self._is_available(entry):
                 continue
+
             if not self._queue.allows(entry, self):
                 self._barred.setdefault(entry.group, []).append(entry)
                 continue

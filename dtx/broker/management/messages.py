@@ -229,6 +229,7 @@ class _Copy:
                 break
             _fetch(self._question, entry, partial(self._fetched, entry))
             return
+
         if self._copies:
             self._write()
         else:

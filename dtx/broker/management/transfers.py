@@ -79,6 +79,7 @@ class Transfer:
                 effects.append(self._plan(entry, batch))
             except Unmoved as why:
                 self._unmoved[str(why)] = self._unmoved.get(str(why), 0) + 1
+
         if not effects:
             if self._left:
                 self._container.continue_later(self, self._who)
@@ -106,6 +107,7 @@ class Transfer:
             target.expect(entry)
             position, count = target.next_position(), 0 if self._anew else entry.count
             batch.place(entry.number, target.number, position, count, entry.expires_ms, entry.due_ms)
+
         if entry.number in queue.origins:
             batch.drop_record(entry.number)
         return Effect(entry, target, position, count, None, entry.expires_ms, entry.due_ms)
@@ -118,6 +120,7 @@ class Transfer:
             if effect.target is not None:
                 effect.target.expect_no_more(effect.entry)
             self._queue.give_back(effect.entry)
+
         if error is None:
             self._done += len(effects)
         else:

@@ -76,6 +76,7 @@ def _queue(container: Container, queue: Queue, working: list[Branch]) -> Map:
     for branch in islice(chain(working, prepared), MAX_LOCKS):
         retired, posted = index.holdings(branch)[queue.name]
         locked_by[str(branch.xid)] = Ulong(retired + posted)
+
     oldest = queue.longest_waiting
     rate_in, rate_out = queue.counters.meter.rates(resource.clock.monotonic(), queue.counters.came, queue.counters.went)
     return {
@@ -152,6 +153,7 @@ def _connection(container: Container, connection: ServedConnection) -> Map:
     received, sent = connection.received_messages, connection.sent_messages
     now = container.resource.clock.monotonic()
     rate_in, rate_out = connection.meter.rates(now, received, sent)
+
     return {
         "number": f"{connection.number:x}",
         "peer": connection.peer,

@@ -53,6 +53,7 @@ class Counters:
         """Messages that deliveries or transactions hold."""
         self.delayed = 0
         """Messages whose time has not come."""
+
         self.kept_octets = 0
         """Of those that are held or delayed."""
         self.octets = 0

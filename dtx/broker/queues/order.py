@@ -214,6 +214,7 @@ class Groups:
             heappush(waiting, (first.position, first))
         if group.shut:
             return
+
         while waiting:
             position, entry = heappop(waiting)
             if entry.state is not State.AVAILABLE or entry.position != position:
@@ -293,6 +294,7 @@ class Order:
                 entry = ready.popleft()
             if entry.state is not State.AVAILABLE or entry.queue is not queue:  # or it is a dead letter by now
                 continue
+
             groups = self.groups
             if entry.group and groups is not None and not groups.offers(entry):
                 continue

@@ -77,6 +77,7 @@ def outcome_from(value: Value) -> Outcome | None:
         return None
     if type(value) is not Described or type(value.value) is not list:
         raise WireError(Condition.INVALID_FIELD, "an outcome is a described list")
+
     code = _CODES.get(value.descriptor) if type(value.descriptor) in {Symbol, Ulong} else None
     if code is None:
         if value.descriptor in {Ulong(0x23), Symbol("amqp:received:list")}:
@@ -126,6 +127,7 @@ def read_state(octets: bytes) -> tuple[bytes | None, Outcome | None]:
         return None, outcome_from(state) if descriptor in _CODES else None
     if not 1 <= len(state.value) <= 3:
         raise WireError(Condition.INVALID_FIELD, "a transactional-state has a txn-id and outcomes")
+
     txn_id = state.value[0]
     if type(txn_id) is not bytes or len(txn_id) > MAX_TXN_ID:
         raise WireError(Condition.INVALID_FIELD, f"a txn-id is binary, of at most {MAX_TXN_ID} octets")

@@ -77,6 +77,7 @@ class Payloads:
                     self._coming[entry.number] = []
                     self.octets += entry.size
                     entries[entry.number] = entry
+
         asked = list(entries.values())
         ahead = frozenset(entries).difference(entry.number for entry in wanted)
         for start in range(0, len(asked), AT_ONCE):

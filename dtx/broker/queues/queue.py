@@ -97,6 +97,7 @@ class Queue:
         """The user that has paused it: no consumer gets messages of it; "" while it is not paused."""
         self.configured = 0
         """The number of the store's record of settings that management has changed; 0: there is none."""
+
         self.origins: dict[int, Origin] = {}
         """Of its messages that are dead letters, by their numbers."""
         self.attached = 0
@@ -170,6 +171,7 @@ class Queue:
             not settings.max_octets or size + octets <= settings.max_octets
         ):
             return ""
+
         if settings.when_full == WhenFull.DEAD_LETTER and self._owner.dead_letter_queue(self) is not None:
             depth, size = counters.held + counters.delayed, counters.kept_octets
         if depth + counters.pending >= settings.max_depth:
@@ -243,6 +245,7 @@ class Queue:
                 self._order.groups.add(entry)
             else:
                 self._order.ready.append(entry)
+
         counters = self.counters
         counters.came += 1
         counters.octets += entry.size
@@ -303,6 +306,7 @@ class Queue:
         now_ms, octets = self._owner.now_ms, 0
         names: dict[str, str] = {}
         """The names of groups, each of them once in memory."""
+
         for number, _, position, size, count, expires_ms, due_ms, name in messages:
             group = names.setdefault(name, name) if name else ""
             entry = entries[position] = Entry(self, number, size, expires_ms, None, position, count, due_ms, group)
@@ -324,6 +328,7 @@ class Queue:
                     ready.append(entry)
             if expires_ms:
                 self._expirations.add(entry)
+
         self.counters.held = len(held)
         self.counters.octets += octets
         return held
@@ -379,6 +384,7 @@ class Queue:
             limit = self.settings.max_deliveries * (LOST_TIMES if outcome.lost or outcome.reason else 1)
             dead = outcome.undeliverable or (limit > 0 and count >= limit)
             reason = "undeliverable" if outcome.undeliverable else f"delivery-count reached {count}"
+
         if dead:
             target = self._owner.dead_letter_queue(self)
             if target is not None:
@@ -427,6 +433,7 @@ class Queue:
         if origin is not None:
             target.origins[entry.number] = origin
             counters.dead_lettered += 1
+
         entry.apart = False
         entry.queue, entry.position, entry.count, entry.expires_ms = target, position, count, expires_ms
         target.append(entry)
@@ -463,6 +470,7 @@ class Queue:
             self._order.groups.given_back(entry)
         else:
             self._order.put_back(entry)
+
         for browser in self.readers:
             browser.returned(entry)
         if self.overfull:
@@ -515,6 +523,7 @@ class Queue:
                 oldest.append(entry)
                 messages -= 1
                 octets -= entry.size
+
         for entry in oldest:
             if self._owner.dead_letter_queue(self) is None:
                 break
@@ -578,6 +587,7 @@ class Queue:
         self.readers.look(news=news)
         if self.quiet:
             return
+
         willing = self._willing
         passed = 0  # consumers in a row for whom there is nothing but what is undeliverable there
         while passed < len(willing):

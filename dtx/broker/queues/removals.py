@@ -65,6 +65,7 @@ class Removals:
             if len(effects) >= STEP:
                 break
             del self._queues[queue]  # all of it is planned, or can't go now: then it is looked at again later
+
         if not effects:
             return
         if not batch.rows:  # of queues that live in memory

@@ -228,6 +228,7 @@ class _Message:
         at, end, count = map_head(octets, *section)
         if count > 2 * MAX_PROPERTIES:
             raise DecodeError(f"there are more than {MAX_PROPERTIES} application properties")
+
         found: dict[str, int] = {}
         for _ in range(count // 2):
             if octets[at : at + 1] not in _NAMES_OF_PROPERTIES:
@@ -289,6 +290,7 @@ def _decimal_as_double(decimal: values.Decimal) -> float:
         implied = 4 << coefficient_bits
     else:
         return float("nan" if number >> (bits - 6) & 1 else sign + "inf")
+
     exponent = (number >> coefficient_bits & ((1 << exponent_bits) - 1)) - bias
     coefficient = implied | number & ((1 << coefficient_bits) - 1)
     if coefficient >= 10 ** (bits // 32 * 9 - 2):  # more digits than the format has: such a decimal is 0
@@ -657,6 +659,7 @@ def _tokens(text: str) -> list[_Token]:
             if text[at] == "'":
                 raise SelectorError(at, "a string does not end")
             raise _misplaced(text, at)
+
         start, at = at, match.end()
         kind, token = match.lastgroup or "", match.group()
         if kind == "word":
@@ -795,6 +798,7 @@ class _Parser:
                 self._number(left)
                 self._number(right)
             return _Expression(_Kind.CONDITION, _comparison(token.kind, left.evaluate, right.evaluate), left.position)
+
         negated = self._kind() == "NOT"
         rule = {"BETWEEN": self._between, "LIKE": self._like, "IN": self._in}.get(self._kind(1 if negated else 0))
         if rule is not None:
@@ -884,6 +888,7 @@ class _Parser:
         token = self._take("(", "identifier", "string", "exact", "approximate", "TRUE", "FALSE")
         if token is None:
             raise self._unexpected("a value")
+
         self._count(token.kind != "(", token.position)
         if token.kind == "(":
             inner = self._nested(token.position, self._or)

@@ -107,6 +107,7 @@ class FiguresOf:
             self._add(figures, queue, now_ms)
             if not number % STEP:
                 await asyncio.sleep(0)
+
         other = figures.queues.get(OTHER)
         if other is not None or self._gone.came:
             other = figures.queues.setdefault(OTHER, QueueFigures())
@@ -136,6 +137,7 @@ class FiguresOf:
             target = figures.queues[name] = QueueFigures()
         target.depth += queue.depth
         target.octets += queue.counters.octets
+
         target.held += queue.counters.held
         target.delayed += queue.counters.delayed
         target.consumers += queue.attached

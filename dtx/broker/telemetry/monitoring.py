@@ -44,6 +44,7 @@ class Monitoring:
         self._instruments: Instruments | None = None
         self.notice = ""
         """What keeps metrics from being read, if something does."""
+
         providers: list[MeterProvider | None] = [None] if config.telemetry else []
         if config.http is not None:
             try:

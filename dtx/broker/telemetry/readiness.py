@@ -45,6 +45,7 @@ class Readiness:
             return ""
         if self._writing is None:
             self._writing = self._write(loop)
+
         try:
             error = await asyncio.wait_for(asyncio.shield(self._writing), WRITE_S)
         except TimeoutError:

@@ -70,6 +70,7 @@ class Branch:
         """Its key in the store, once it is prepared."""
         self.outcome: Code | None = None
         """How it was completed heuristically."""
+
         self.timeout_s = 0
         self.deadline = 0.0
         self.timer: Timer | None = None
@@ -228,6 +229,7 @@ class Registry:
             else:
                 self.prepared_by_queue.add(branch)
             self._add(branch)
+
         self._in_doubt = sorted(self._branches)
         for xid in self._in_doubt:
             self._in_doubt_of.setdefault(self._branches[xid].owner, []).append(xid)
@@ -289,6 +291,7 @@ class Registry:
         if len(self._branches) >= limits.branches and not any(map(self._forget_dead, tuple(self._dead))):
             message = f"there are {len(self._branches)} branches"
             raise refused(Code.XAER_RMERR, message, xid, Condition.RESOURCE_LIMIT)
+
         branch = Branch(
             self, xid, owner, TransactionalWork(self._resource.limits, self._resource.unstored, self._resource.reasons)
         )
@@ -379,6 +382,7 @@ class Registry:
             dead.pop(branch.xid, None)
             if not dead:
                 del self._dead[branch.owner]
+
         self.prepared_by_queue.drop(branch)
         if branch.timer is not None:
             branch.timer.cancel()

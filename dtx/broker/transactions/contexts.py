@@ -195,6 +195,7 @@ class WorkContext:
             delivery.hold(self, retirement)
         elif outcome is not None:
             retirement.outcome = outcome
+
         if outcome is not None and outcome.rolled_back is not None:
             retirement.default = outcome.rolled_back
         if settled:

@@ -74,6 +74,7 @@ class DtxDemarcation:
         self._channel(ChannelVerb.START)
         if start.timeout_s is not None:
             self._registry.check_timeout(start.timeout_s, start.xid)
+
         if start.resume:
             context = self._resume(start.xid, txn_id, control)
         elif start.join:
@@ -124,6 +125,7 @@ class DtxDemarcation:
         ]
         if not suspended:
             raise refused(Code.XAER_PROTO, "this control link has suspended no association with it", xid)
+
         context = suspended[0]
         if branch.state is BranchState.S4 or branch.failed:
             context.state = advance(ASSOCIATION, context.state, AssociationVerb.RESUME, Result.RB)
@@ -144,6 +146,7 @@ class DtxDemarcation:
         code = ASSOCIATION.refusal(context.state, verb)
         if code is not None:
             raise refused(code, f"{verb.value}: the association is {context.state.value}", branch.xid)
+
         others = branch.active - (context.state is AssociationState.T1)
         moved = ENDED[verb]
         if verb is not AssociationVerb.END_FAIL and others and context.state is AssociationState.T1:

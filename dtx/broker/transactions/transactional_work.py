@@ -204,6 +204,7 @@ class TransactionalWork:
             if queue.lasting:
                 entry.payload = None
             queue.append(entry)
+
         for effect in effects:
             if effect.entry.state is State.HELD:
                 effect.entry.queue.carry_out(effect)
@@ -239,6 +240,7 @@ class TransactionalWork:
         for _, held in reversed(retired):  # the last one first: those behind it on its link would be sent when it goes
             if held.acquired and held.delivery is not None:
                 held.delivery.withdrawn()
+
         for number, held in retired:
             self._note(number, held)
             effect = planned.get(number)

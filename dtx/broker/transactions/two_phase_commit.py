@@ -97,6 +97,7 @@ class TwoPhaseCommit:
         verb = BranchVerb.COMMIT_ONE_PHASE if one_phase else BranchVerb.COMMIT
         branch.legal(verb)
         self._check_ended(branch)
+
         if branch.state is BranchState.S5:
             self._heuristic(branch, verb, answer)
         elif branch.state is BranchState.S4:

@@ -42,6 +42,7 @@ class DiskReserve:
         octets = min(MOST, max(LEAST, free // SHARE))
         if free + unused < BESIDES * octets or free < octets + REST:
             return False
+
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:

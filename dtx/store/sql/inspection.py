@@ -117,6 +117,7 @@ def _branches(connection: Connection) -> Iterator[BranchImage]:
     work = select(*columns, func.count()).select_from(messages).group_by(*columns).order_by(*columns)
     for branch, to, queue, count in connection.execute(work):
         held.setdefault(branch, []).append(HeldMessages(queue, count, bool(to)))
+
     chosen = select(
         BRANCH.c.number, BRANCH.c.format_id, BRANCH.c.gtrid, BRANCH.c.bqual, BRANCH.c.owner, BRANCH.c.prepared_ms,
         BRANCH.c.outcome,

@@ -121,6 +121,7 @@ class PostgresDatabase:
             if kind_of(error) is not ErrorKind.LOCKED:
                 raise
             raise StoreLocked(f"the store {where} is in use (its advisory lock is held; see pg_locks)") from error
+
         if row is None:
             return
         who, until_s, lasts_s = row

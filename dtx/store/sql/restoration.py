@@ -56,6 +56,7 @@ class RestoredFromSql:
                 enqueues.setdefault(branch, []).append(StoredMessage(*facts))
             else:
                 dequeues.setdefault(branch, []).append(StoredDequeue(message, outcome))
+
         for row in self._connection.execute(select(BRANCH).order_by(BRANCH.c.number)):
             number, format_id, gtrid, bqual, owner, prepared_ms, outcome, completed_ms = row
             yield StoredBranch(

@@ -186,6 +186,7 @@ class SqliteDatabase:
                 force(path.parent)
         except OSError as error:
             raise StoreError(f"the store {path} can't be opened: {error}") from error
+
         self._engine = create_engine(
             url,
             poolclass=NullPool,
@@ -285,6 +286,7 @@ def compact(url: str) -> tuple[int, int]:
     path = Path(str(parsed.database))
     if not path.exists():
         raise StoreError(f"there is no store {path}")
+
     database = SqliteDatabase(parsed)
     try:
         before = path.stat().st_size

@@ -86,6 +86,7 @@ class SqlStore:
         self._hook = hook
         self._soon = soon
         self._gathered: list[Submitted] = []
+
         self._in_thread = 0
         """Batches that the writing thread has, or has written, and that are not answered."""
         self._cache = PayloadCache(cache_octets)
@@ -101,6 +102,7 @@ class SqlStore:
         if self._opened is not None:
             raise StoreError("this store is open already")
         database = open_database(self._url, self._lease_s)
+
         try:
             connection = database.writer()
             epoch = _prepare_tables(connection, database)

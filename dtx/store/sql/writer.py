@@ -72,6 +72,7 @@ class Writer:
         self._stopped: StoreStopped | None = None
         self._clock = time.monotonic
         self._pace = ForcePace(self._clock)
+
         self._at_work = threading.Lock()
         """Held by the thread that uses the connection."""
         self._closed = False
@@ -106,6 +107,7 @@ class Writer:
             return False
         if not self._at_work.acquire(blocking=False):  # the thread keeps the file in order
             return False
+
         error: StoreError | None = None
         foreseen = False
         try:
@@ -208,6 +210,7 @@ class Writer:
         if self._is_reported and error is None and octets:
             self._is_reported = False
             LOG.warning("there is space again: what takes space is taken")
+
         if isinstance(error, StoreFull):
             self._write_what_frees(group, error)
             return
@@ -242,6 +245,7 @@ class Writer:
                     error = self._force([alike[0][0]])
             self._completed(alike, error)
             del group[: len(alike)]
+
         if self._space.tight:
             self._look_for_room(0)
 
@@ -275,6 +279,7 @@ class Writer:
             self._hook(Step.WRITTEN)
         except self._transactions.failures as error:
             return self._not_written(error)
+
         try:
             self._transactions.commit()  # the force: what the batches tell is durable from here on
         except self._transactions.failures as error:

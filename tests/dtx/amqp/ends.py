@@ -63,6 +63,7 @@ class Application:
         self.count = count
         """Where the serial numbers of its sessions and links begin."""
         self.rules = FrameRules(connection.container)
+
         self.sessions: list[Session] = []
         self.links: list[Link] = []
         self.messages: dict[str, list[bytes]] = defaultdict(list)

@@ -49,6 +49,7 @@ class Cutter:
             assert self.octets[:8] == HEADER
             del self.octets[:8]
             self.started = True
+
         while self.started and len(self.octets) >= 8:
             size = int.from_bytes(self.octets[:4], "big")
             if len(self.octets) < size:
@@ -131,6 +132,7 @@ class FrameRules:
             assert not self.closed, "a frame behind close"
             assert self.opened or one.code == OPEN, "a frame before open"
             assert one.size <= self._largest, f"a frame of {one.size} octets where {self._largest} are taken"
+
             if one.code == OPEN:
                 assert not self.opened, "a second open"
                 assert one.channel == 0
@@ -176,6 +178,7 @@ class FrameRules:
             assert one[2] == session.next_outgoing % 2**32
             if one[0] is not None:
                 assert one[0] == session.next_incoming % 2**32
+
             if one[4] is not None:
                 link = self._handle(session, one[4])
                 assert one[5] is not None or link.receives
@@ -221,6 +224,7 @@ class FrameRules:
         assert not link.receives, "a receiver sends a transfer"
         assert distance(session.window_end, session.next_outgoing) > 0, "a transfer beyond the window"
         session.next_outgoing = (session.next_outgoing + 1) % 2**32
+
         if link.current is None:
             assert one[1] is not None
             assert one[2] is not None
@@ -271,6 +275,7 @@ class FrameRules:
                     session = self._by_sent[one[0]]
                 else:  # the other end may break the rules
                     continue
+
                 session.received_begin = True
                 session.next_incoming = one[1]
                 session.window_end = session.next_outgoing + one[2]
@@ -285,6 +290,7 @@ class FrameRules:
         elif one.code == ATTACH:
             link = self._unanswered(session, one[0], receives=not one[2], by_us=True)
             link.received_attach = True
+
             session.received_handles[one[1]] = link
         elif one.code == DETACH:
             detached = session.received_handles.pop(one[0], None)

@@ -67,6 +67,7 @@ class Walk:
             count=pick((0, 2**32 - 3, 2**31 - 2)),
             numbers=pick((None, self.random)),
         )
+
         self.sent: dict[str, list[bytes]] = defaultdict(list)
         """By the names of links, what was sent whole and not aborted."""
         self.open: dict[OutgoingDelivery, bytes] = {}
@@ -253,6 +254,7 @@ class Walk:
             assert numbers(session, UNSETTLED) == numbers(there, UNSETTLED, incoming=True)
             assert not numbers(session, SETTLED_THERE) & set(there.incoming)
             assert not numbers(there, SETTLED_THERE, incoming=True) & set(session.outgoing)
+
             for link in session.links.values():
                 if isinstance(link, SenderLink):
                     peer = there._handles[link.remote_handle]
@@ -350,6 +352,7 @@ def lose(seed: int) -> None:
             link.detach()
             if isinstance(link, ReceiverLink):
                 link.give_credit(1)
+
         for delivery in deliveries(end):
             delivery.update(ACCEPTED, settled=True)
             delivery.settle()
@@ -458,7 +461,7 @@ def test_every_state_is_reached_and_left_and_a_loss_ends_it(machine: AnyMachine)
 def test_a_sender_and_a_receiver_of_the_same_frames_are_never_at_odds() -> None:
     """The tables of both ends, driven by the same frames in every order in which they can cross: what one end may send,
     the other one may receive, whatever it has sent meanwhile."""
-    for machine, pairs in (
+    tables: tuple[tuple[AnyMachine, dict[Any, Any]], ...] = (
         (
             SESSION,
             {
@@ -483,7 +486,9 @@ def test_a_sender_and_a_receiver_of_the_same_frames_are_never_at_odds() -> None:
                 ConnectionVerb.SEND_ERROR: ConnectionVerb.RECEIVE_CLOSE,
             },
         ),
-    ):
+    )
+
+    for machine, pairs in tables:
         crossings(machine, pairs)
 
 
@@ -499,6 +504,7 @@ def crossings(machine: AnyMachine, pairs: dict[Any, Any]) -> None:
             for send, receive in pairs.items():
                 if machine.refusal(own, send) is None and answers(machine, own, state[1 - side], inbound, send):
                     moves.append((advance(machine, own, send), inbound, (*outbound, receive)))
+
             if inbound and own not in UNANSWERED:
                 moves.append((advance(machine, own, inbound[0]), inbound[1:], outbound))
             for after, came, went in moves:

@@ -260,6 +260,7 @@ def test_a_long_error_is_told_without_its_details(description: str, room: int) -
         assert type(told) is type(said)
         assert told.error is not None
         assert told.error.condition == "amqp:internal-error"
+
         if told != said:
             assert told.error.info is None
             assert description.startswith(told.error.description)

@@ -40,6 +40,7 @@ def test_seventy_sessions_and_links() -> None:
         stranger.say(Begin(None, 0, 10, 10), End())
     assert kinds(stranger) == {"Begin": 70, "End": 70}
     assert kept(stranger.end.connection) == 0
+
     for channel in range(70):
         stranger.say(Begin(None, 0, 10, 10), channel=channel)
     found = stranger.hear()
@@ -124,6 +125,7 @@ def test_a_detach_in_the_middle_of_a_large_delivery() -> None:
     for _ in range(frames - 1):
         stranger.say(Transfer(0, more=True), payload=payload)
         assert all(isinstance(one, Flow) for _, one, _ in stranger.hear())  # the window is opened again and again
+
     assert stranger.end.connection._reader.pending == 0
     assert sum(map(len, stranger.end.partial["x"])) == frames * len(payload)
     stranger.say(Detach(0))

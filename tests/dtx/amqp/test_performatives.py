@@ -94,6 +94,7 @@ def strategy(composite: Composite[Any], index: int) -> st.SearchStrategy[Any]:
     field = composite.fields[index]
     kind = field.kind.name
     found: st.SearchStrategy[Any]
+
     if kind in NUMBERS:
         found = st.integers(0, LIMITS.get(field.name, NUMBERS[kind]))
     elif kind in INNER:
@@ -296,6 +297,7 @@ def test_what_the_engine_of_proton_says() -> None:
     receiver.flow(3)
     found = said_by(client)
     client.push(AMQP_HEADER)
+
     for answer in (
         Open("server"),
         Begin(0, 0, 100, 100),
@@ -303,6 +305,7 @@ def test_what_the_engine_of_proton_says() -> None:
         Attach("in", 1, receiver=False, initial_delivery_count=0),
     ):
         client.push(performative_frame(0, answer))
+
     found += said_by(client, started=True)
     receiver.close()
     found += said_by(client, started=True)

@@ -397,6 +397,7 @@ def test_protons_server() -> None:
         server.push(layer.output())
         layer.feed(server.output())
         assert not layer.failed
+
     while sent := client.output():
         server.push(sent)
         server.connection.open()

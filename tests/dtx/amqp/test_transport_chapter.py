@@ -197,6 +197,7 @@ def test_frames_fit_the_peer(octets: int) -> None:
     stranger = begun(said=Open("stranger", max_frame_size=512))
     name = "x" * octets
     stranger.say(attach(name, 0, receiver=False))
+
     answers = [one for _, one, _ in stranger.hear()]  # the rules look at the sizes
     if octets < 400:
         assert isinstance(answers[0], Attach)
@@ -336,6 +337,7 @@ def test_heartbeats() -> None:
                 assert connection.output() == HEARTBEAT
                 silent_since = now + 1
             now = due
+
         connection.close()
         connection.output()
         assert connection.tick(now + 10_000) == 0
@@ -610,6 +612,7 @@ def test_a_link_that_is_attached_again_has_nothing_unsettled() -> None:
         for name, handle, receiver in (("in", 0, False), ("out", 1, True)):
             answer = stranger.attach(name, handle, receiver=receiver)
             assert (answer.unsettled, answer.incomplete_unsettled) == (None, False)
+
         stranger.say(Transfer(0, len(stranger.end.incoming), b"0"), Flow(0, WINDOW, 0, WINDOW, 1, 0, 10))
         link = stranger.end.links[-1]
         assert isinstance(link, SenderLink)
@@ -839,6 +842,7 @@ def test_each_end_says_how_it_settles() -> None:
         link.attach(None, None)
         both.send(both.client)
         both.wires[both.client] = b""
+
     client = both.client.connection
     answers = Attach("in", 0, False, SENDER_UNSETTLED, RECEIVER_FIRST, initial_delivery_count=0)
     found: list[Link] = []
@@ -1055,6 +1059,7 @@ def test_a_delivery_is_kept_until_both_ends_have_settled_it() -> None:
     both.settle()
     assert (sent[0].progress, came[0].progress) == (UNSETTLED, UNSETTLED)
     codes = len(both.client.rules.sent_codes)
+
     came[1].update(ACCEPTED, settled=True)
     both.settle()
     assert (sent[1].progress, came[1].progress) == (SETTLED, SETTLED)
@@ -1078,6 +1083,7 @@ def test_a_disposition_is_for_one_direction() -> None:
     assert isinstance(link, SenderLink)
     sent = link.send(b"0", b"x")  # with the delivery-id of the one that came
     stranger.hear()
+
     for delivery in stranger.end.incoming:
         delivery.update(ACCEPTED, settled=False)
     assert stranger.listen(Disposition) == [Disposition(True, 0, 1, settled=False, state=ACCEPTED)]

@@ -110,6 +110,7 @@ class World:
         self.jobs: deque[Callable[[], None]] = deque()
         self.stopped: list[StoreError] = []
         self.peers: list[Peer] = []
+
         self.fault: StoreError | None = None
         """What the store raises instead of writing, as long as it is set."""
         self._hook = hook
@@ -238,6 +239,7 @@ class Peer:
         self.transport.bind(self.connection)
         self.connection.open()
         self.session = self.connection.session()
+
         self.session.open()
         self.connected = True
         self.names = 0
@@ -272,6 +274,7 @@ class Peer:
                 octets = octets[room:]
             moved = True
             octets = self.server.output()
+
         while self.collector.peek():
             self.collector.pop()
         return moved
@@ -362,6 +365,7 @@ class Peer:
             for outcome in outcomes:
                 link.source.outcomes.put_symbol(symbol(outcome))
             link.source.outcomes.exit()
+
         link.open()
         self.world.pump()
         return Coordinator(self, link)

@@ -79,6 +79,7 @@ async def serving(
     )
     broker = Broker(described, hook)
     await broker.start()
+
     try:
         yield broker
     finally:

@@ -62,6 +62,7 @@ def test_a_selector_is_echoed_and_honoured(world: World, peer: Peer) -> None:
     for number in range(300):
         octets = message(f"m{number}", colour="red" if number % 3 == 0 else "blue")
         peer.send_octets(sender, octets, f"t{number}", settled=True)
+
     world.pump()
     stranger, answer = consumer(world, filters=RED, credit=1000)
     assert answer[7] == RED
@@ -213,6 +214,7 @@ def test_an_outcome_for_a_delivery_whose_link_was_detached_refuses_the_discharge
     stranger.transfer(1, 0, value_message(encode(Described(Ulong(0x31), []))))
     (declared,) = [fields[4] for _, code, fields in stranger.told() if code == DISPOSITION]
     txn_id = declared.value[0]
+
     stranger.say(frame(DETACH, [Uint(0), False]))
     accepted = Described(Ulong(0x34), [txn_id, Described(Ulong(0x24), [])])
     stranger.say(frame(DISPOSITION, [True, Uint(0), None, True, accepted]))
@@ -307,6 +309,7 @@ def test_request_and_response_between_two_connections(world: World) -> None:
     asks.say(flow(0, 0, 10, None))
     answers.attach(0, node(address))
     answers.transfer(0, 0, message("another one's", colour="blue"))
+
     answers.transfer(0, 1, message("the answer", colour="red"))
     assert not closed_with(answers.told(), DETACH)
     asks.listen()
@@ -342,6 +345,7 @@ def test_a_link_without_an_address_relays_by_the_address_in_each_message() -> No
     for number, to in enumerate(("may.one", "may.two", "must-not", "$dtx", None, "topic://may.x")):
         properties = encode(Described(Ulong(PROPERTIES), [None, None, to]))
         stranger.transfer(0, number, properties + value_message(encode("x")))
+
     told = stranger.told()
     said = [(int(fields[1]), fields[4]) for _, code, fields in told if code == DISPOSITION]
     refused = {number: outcome.value[0].value[0] for number, outcome in said if outcome.value}

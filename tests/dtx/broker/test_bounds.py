@@ -83,6 +83,7 @@ def test_what_all_open_transactions_post_is_bounded() -> None:
     for _ in range(2):
         theirs.stream(large)
         world.pump()
+
     assert condition_of(theirs).condition == Condition.RESOURCE_LIMIT
     control.discharge(branch)
     assert peer.ask(Prepare(XID)) == OK
@@ -323,6 +324,7 @@ def test_what_branches_post_has_its_room_from_the_start(
     if restart:
         world = world.crash()
         peer = world.connect()
+
     control = peer.coordinator()
     txn_id = control.declare()
     post(peer, body, txn_id)
@@ -358,6 +360,7 @@ def test_what_is_held_is_not_the_oldest() -> None:
     world, peer = filled(*"abc", settings=full(max_depth=3, when_full=OLDEST))
     for number in range(2):
         peer.prepared(Xid(7, b"%d" % number), takes="q")
+
     for body in "de":
         assert not refused(post(peer, body))
     assert peer.drained("q") == ["e"]
@@ -469,6 +472,7 @@ def test_an_operator_changes_the_limits() -> None:
     assert peer.drained("q") == ["a", "b", "c", "d"], "only what says so makes room"
     changed = {"when-full": "dead-letter", "max-octets": ulong(10_000)}
     assert manage(peer, operation="configure-queue", queue="q", **changed) == {}
+
     world.pass_time(1)
     assert peer.drained("q") == ["b", "c", "d"]
     world = world.crash()

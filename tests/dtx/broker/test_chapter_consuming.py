@@ -399,6 +399,7 @@ def test_a_message_that_was_not_sent_is_not_the_transactions(closed: bool) -> No
         peer.connected = False  # the network is slow: what follows is done before the payload is read
         peer.server.received(flow(peer.handle_of(receiver), 0, 0, None))
         peer.connected = True
+
     world.pump()
     assert peer.take(receiver) is None
     other = world.connect()
@@ -437,6 +438,7 @@ def test_the_places_of_messages_are_in_the_order_in_which_they_were_sent() -> No
         peer.acquire_for(receiver, txn_id)
         receiver.flow(1)
         world.pump(store=False)
+
     assert [len(peer.bodies(receiver)) for receiver in receivers] == [0, 1]
     world.pump()
     assert [len(peer.bodies(receiver)) for receiver in receivers] == [1, 0]

@@ -155,6 +155,7 @@ def test_a_closed_control_link_rolls_back(world: World, how: str) -> None:
     if how == "vanish":
         assert world.queue().counters.pending == 0
         return
+
     for txn_id in lost:
         assert peer.post(sender, "late", txn_id).remote_state == Delivery.REJECTED
         assert other.refused(Discharge(txn_id)).condition == Condition.UNKNOWN_ID

@@ -94,6 +94,7 @@ def test_txn_ids_from_the_resource_tell_what_work_belongs_to_what(
     assert outside.remote_state == Delivery.ACCEPTED
     consumer = peer.receiver("q")
     peer.acquire_for(consumer, txn_id)
+
     world.more(consumer, 1)
     delivery = consumer.current
     assert delivery is not None
@@ -169,6 +170,7 @@ def test_a_delivery_of_two_transactions_is_refused(
         world.pump()
     else:
         parts.rest()
+
     refusal = control.refused(Discharge(txn_id))
     assert refusal.condition == Condition.ROLLBACK
     assert closed(sender) == settled, "who sent it unsettled hears it from the delivery"
@@ -190,6 +192,7 @@ def test_a_discharge_with_a_partial_delivery_terminates_the_control_link(
     parts = Parts(peer, sender, txn_id)
     parts.part()
     discharged = control.send(CONTROL.encode(Discharge(txn_id, fail)))
+
     world.pump()
     assert closed(control.link)
     assert condition_of(control.link).condition == Condition.ROLLBACK
@@ -285,6 +288,7 @@ def test_a_store_that_is_full_forbids_the_discharge(
         world.fault = StoreFull("no space left")
         refusal = peer.refusal(Commit(XID, one_phase=True))
         assert (refusal.code, refusal.xid) == (Code.XA_RBOTHER, XID)
+
     assert refusal.condition == Condition.ROLLBACK
     assert "no space left" in refusal.description
     world.fault = None

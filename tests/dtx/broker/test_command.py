@@ -174,6 +174,7 @@ def test_passwords_are_set_and_asked_for(
     for user, password in (("alice", "wonderland"), ("carol", "looking-glass"), ("", "")):
         with pytest.raises(SaslError):
             authenticated(process, user, password)
+
     right = {"user": "alice", "password": "looking-glass", "allowed_mechs": "PLAIN", "allow_insecure_mechs": True}
     with pytest.raises(ConnectionException):
         connected(process, **right)
@@ -206,6 +207,7 @@ def filled(where: str, messages: int, branches: int) -> None:
     for message in range(number + 1, number + 1 + messages):
         body = Message(body=message - number - 1)
         batch.enqueue(message, number, message, bytes(body.encode()))
+
     first, at = number + 1, number + 1 + messages
     for branch in range(branches):
         batch.enqueue(at, number, 0, bytes(100))

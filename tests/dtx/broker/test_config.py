@@ -107,6 +107,7 @@ def test_each_value_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest
     )
     found = {one.name: one[1:] for one in values_of(load(file, {"listen": ["127.0.0.1:1"], "users": None}))}
     assert found["fence_s"] == ("5", str(file))
+
     assert found["limits.queues"] == ("7", str(file))
     assert found["limits.sessions"] == ("1024", "default")
     assert found["listen"] == ("127.0.0.1:1", "--listen")

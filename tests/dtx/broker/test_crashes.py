@@ -229,6 +229,7 @@ def killed(child: BrokerChild, peer: RemotePeer, it: Case, step: Step | None) ->
         assert peer.ask(Commit(XID) if commit else Rollback(XID)) == Told(Code.XA_OK)
         expected = DONE if commit else BEFORE
         assert state(peer) == expected
+
     if step is ANSWERED:
         child.kill()
         peer = child.start()
@@ -260,6 +261,7 @@ def test_messages_that_expire_are_among_the_dead_letters_once(child: BrokerChild
         post(peer, body, ttl=0.6)
     post(peer, "stays")
     child.die_at(step)
+
     with pytest.raises(BrokerGoneError):
         peer.until(lambda: False)
     assert child.died() == -9
@@ -290,6 +292,7 @@ def test_a_delayed_message_is_due_once_whatever_happens_at_its_commit(child: Bro
     committed = state(peer).branch == ""
     assert committed is (step is Step.FORCED)
     began = time.monotonic()
+
     if not committed:
         assert peer.ask(Commit(XID)) == Told(Code.XA_OK)
         assert peer.contents("orders") == []
@@ -338,6 +341,7 @@ class Mover:
             taken[0].update(taken[0].RELEASED)
             taken[0].settle()
             return
+
         self.decided.add(xid)
         self.moved.add(str(taken[1].body))
         assert peer.ask(Commit(xid)) == Told(Code.XA_OK)
@@ -353,6 +357,7 @@ def test_killed_at_random_while_messages_move(child: BrokerChild) -> None:
     link = peer.sender("from")
     for body in bodies:
         peer.post(link, body)
+
     for kill in range(KILLS + 1):
         if kill < KILLS:
             child.die_at(chance.choice(list(Step)), chance.randint(1, 3 * MOVES // (KILLS + 1)))

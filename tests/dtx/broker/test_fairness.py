@@ -94,6 +94,7 @@ async def test_a_user_with_many_connections_leaves_the_others_their_turns(broker
     await until(lambda: "greedy" in queues and queues["greedy"].counters.came > 1000)
     forces, came = store.groups, queues["greedy"].counters.came
     peers.append(Talking(honest, one_by_one(honest)))
+
     async with asyncio.timeout(LONG_S):
         await peers[-1].ended
     forces, came = store.groups - forces, queues["greedy"].counters.came - came
@@ -116,6 +117,7 @@ def test_wrong_passwords_cost_a_part_of_a_processor_and_nothing_when_they_are_ov
             while tried() < 200:
                 time.sleep(0.01)
             share = (broker.cpu_s() - spent_s) / (time.monotonic() - began)
+
         client.close()
         assert share < 0.75
         assert max(logins) < 5.0

@@ -193,6 +193,7 @@ def test_suspended_work_is_resumed_where_it_was_suspended() -> None:
     for command in (Prepare(XID), Commit(XID, one_phase=True), Rollback(XID)):
         answer = peer.refusal(command)
         assert answer.code is Code.XAER_PROTO, "an association is suspended"
+
     txn_id = control.declare(Start(XID, resume=True))
     peer.post(sender, "resumed", txn_id)
     control.discharge(txn_id)
@@ -210,6 +211,7 @@ def test_joined_associations_all_have_to_end(fail: bool) -> None:
     stage.other.post(sender, "joined", txn_id)
     stage.control.discharge(stage.txn_id, fail=fail)
     assert stage.peer.refusal(Prepare(XID)).code is Code.XAER_PROTO, "somebody is associated still"
+
     if fail:
         assert stage.other.post(sender, "late", txn_id).remote_state == Delivery.REJECTED
         assert joined.refused(Discharge(txn_id)).condition == Condition.ROLLBACK
@@ -357,6 +359,7 @@ def test_timeouts_are_set_and_told() -> None:
     ):
         assert refusal.code is Code.XAER_INVAL
         assert f"the largest, {MAX_TIMEOUT_S} s" in refusal.description
+
     assert stage.other.ask(GetTimeout(XID)) == Timeout(MAX_TIMEOUT_S)
     assert stage.peer.refusal(GetTimeout(another)).code is Code.XAER_NOTA
     for unknown in (SetTimeout(1, Xid(9, b"g")), GetTimeout(Xid(9, b"g"))):

@@ -131,6 +131,7 @@ def test_a_branch_in_doubt_holds_its_group(end: str, *, restart: bool) -> None:
         world = world.crash()
         one, ours, other, theirs = two(world)
         assert bodies(take(other, theirs, 5)) == ["b1"]
+
     assert bodies(take(one, ours, 5)) == []
     assert bodies(take(other, theirs, 5)) == []
     world.more(ours, 5)

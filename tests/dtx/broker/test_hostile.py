@@ -180,6 +180,7 @@ def test_every_field_of_every_performative_with_every_wrong_value(world: World, 
             stranger.attach(1, source=Described(Ulong(0x28), ["hostile"]), receiver=True)
         else:
             stranger.say(AMQP_HEADER)
+
         stranger.told()
         fields = [*GOOD[code][:index], wrong, *GOOD[code][index + 1 :]]
         stranger.say(frame(code, fields, value_message(encode("x")) if code == TRANSFER else b"", 3 * (code == BEGIN)))
@@ -254,6 +255,7 @@ def test_what_is_out_of_order_ends_what_the_specification_says(world: World, str
     assert any(code == ends for _, code, _ in told), told
     assert closed_with(told, ends) == condition
     assert stranger.server.closed == (ends == CLOSE)
+
     if ends == CLOSE:
         stranger.say(LINKS + transfer(0, 0))  # nobody hears it
         assert not stranger.told()
@@ -281,6 +283,7 @@ def test_credit_and_windows_as_large_as_they_can_be(source: list[Any], large: in
     stranger.told()
     stranger.say(wide_flow(large, 0, 0, drain=False))
     assert [code for _, code, _ in stranger.told()] == [TRANSFER] * 3 + [FLOW]
+
     peer.post(sender, 3)
     stranger.listen()
     assert [code for _, code, _ in stranger.told()] == [TRANSFER]
@@ -550,6 +553,7 @@ def test_every_field_of_every_control_message_with_every_wrong_value(world: Worl
         command = Described(
             command.descriptor, [Described(START.descriptor, [decode(octets_of(XID)), *items_of(START)[1:]])]
         )
+
     for number, wrong in enumerate(wrongs(command)):
         stranger.told()
         stranger.transfer(0, number, value_message(encode(wrong)))
@@ -656,6 +660,7 @@ def broken(frames: list[bytes], chance: random.Random) -> bytes:
                 code = chance.choice(list(GOOD))
                 fields = [chance.choice(WRONG) if chance.random() < 0.2 else field for field in GOOD[code]]
                 frames[at] = frame(code, fields, chance.randbytes(chance.randint(0, 9)), chance.randrange(3))
+
         if not frames:
             break
     return AMQP_HEADER + b"".join(frames)
@@ -692,6 +697,7 @@ def test_broken_conversations(world: World) -> None:
         except BaseException:
             print(f"XABRIDGE_SEED={SEED}, conversation {number}")  # noqa: T201 — to run it again
             raise
+
         if number % 100 == 0:
             serves(world)
             emptied(world)

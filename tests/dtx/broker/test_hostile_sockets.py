@@ -180,6 +180,7 @@ async def test_a_peer_is_not_read_while_much_waits_for_the_store(broker: Broker)
             other.close()
             await other.writer.wait_closed()
             turns += bool(broker.scheduler._held)
+
     taken = broker.container.resource.store.waiting_octets
     RELEASE.set()
     async with asyncio.timeout(LONG_S):
@@ -247,6 +248,7 @@ async def test_a_peer_that_reads_nothing_is_sent_no_more_and_dropped_although_it
     for number in range(400):
         sender.post([number])
         await sender.writer.drain()
+
     queue = broker.container.resource.queues["large"]
     await until(lambda: queue.depth == 400)
     deaf = deaf_consumer(broker)
@@ -264,6 +266,7 @@ async def test_a_peer_that_reads_nothing_is_sent_no_more_and_dropped_although_it
             waits = max([waits, *(one.get_write_buffer_size() for one in transports if one is not None)])
         while queue.counters.held:
             await serves(broker)
+
     assert 0 < held < 200, "messages wait for a peer that does not read"
     assert waits < 2_000_000
     assert queue.available == 400
@@ -332,6 +335,7 @@ def test_a_flood_delays_nobody_and_the_broker_stops_when_it_is_told(tmp_path: Pa
             floods.append(flood)
             assert took(sender) < 0.1 + 2 * alone_s, kind
             flood.ebb()
+
         floods += [Flood(process.port, octets) for octets in FLOODS.values()]
         took(sender)  # the floods have begun
         assert process.stop() == 0
@@ -511,6 +515,7 @@ async def test_who_was_refused_is_read_no_more_and_who_waits_for_a_computation_i
     for line in lines[:2]:
         line.say(login("worker", "wrong"))
     await until(lambda: len(asked) + len(broker.computations) == 2)
+
     for line in lines[:2]:
         line.close()
     await until(lambda: len(broker.open_peers) == 1 and not len(broker.computations))

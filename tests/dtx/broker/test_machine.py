@@ -443,6 +443,7 @@ class BrokerMachine(RuleBasedStateMachine):
         else:
             self.let_go(txn)
             assert reply == (Told(Code.XA_RDONLY) if txn.empty else OK)
+
             if txn.empty:
                 self.txns.remove(txn)
             else:
@@ -563,6 +564,7 @@ class BrokerMachine(RuleBasedStateMachine):
             verb = "prepare"
         elif txn.state == "prepared" and verb == "prepare":
             verb = "commit"
+
         commands: dict[str, Any] = {
             "prepare": Prepare(txn.xid),
             "commit": Commit(txn.xid, one_phase=txn.state == "ended"),

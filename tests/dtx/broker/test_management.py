@@ -45,6 +45,7 @@ def test_management_tells_queues_branches_and_connections(peer: Peer) -> None:
     assert (status["queues"], status["branches"], status["in-doubt"], status["connections"]) == (4, 1, 1, 1)
     queue = queue_told(peer)
     assert (queue["depth"], queue["held"], queue["locked-by"], queue["branches"]) == (3, 3, {str(XID): 1}, 1)
+
     assert queue_told(peer, "out")["pending"] == 1
     (branch,) = manage(peer, operation="branches")
     assert branch["xid"] == str(XID)
@@ -171,6 +172,7 @@ def test_queues_tell_size_age_and_rates(world: World, peer: Peer) -> None:
     for _ in range(2):
         world.pass_time(5)
         peer.bodies(receiver)
+
     world.pass_time(2)
     queue = queue_told(peer)
     assert (queue["depth"], queue["went"], queue["consumers"]) == (6, 4, 1)
@@ -407,6 +409,7 @@ def test_a_paused_queue_takes_and_gives_nothing_until_it_is_resumed(world: World
     assert peer.bodies(receiver) == []
     peer.post(peer.sender("q"), "b")
     assert peer.bodies(receiver) == []
+
     after = world.crash()
     other = after.connect()
     late = other.receiver("q", 10)
@@ -429,6 +432,7 @@ def test_a_queue_is_created_and_deleted() -> None:
     peer.post(sender, "a")
     assert manage(peer, operation="delete-queue", queue="kept").condition == Condition.ILLEGAL_STATE
     assert manage(peer, operation="delete-queue", queue="q").condition == Condition.ILLEGAL_STATE
+
     assert manage(peer, operation="delete-queue", queue="q", force=True) == {}
     assert closed(receiver)
     assert closed(sender)
@@ -515,6 +519,7 @@ def test_the_audit_log_says_who_did_what_and_survives() -> None:
         alice.post(alice.sender("q"), body)
     world.pass_time(60)
     manage(bob, operation="purge", queue="q", most=1)
+
     for other in (world, world.crash()):
         told = manage(other.connect("carol"), operation="audit")
         assert [(one["who"], one["what"], one["about"]) for one in told] == [

@@ -256,6 +256,7 @@ def test_a_message_that_was_given_back_is_nobody_elses_to_accept() -> None:
     delivery.update(Delivery.RELEASED)
     peer.exchange()
     other.exchange()
+
     assert had(taking)[1] == numbered(0)
     delivery.update(Delivery.ACCEPTED)
     delivery.settle()
@@ -325,6 +326,7 @@ def test_what_is_undeliverable_here_does_not_come_again(how: str, *, settle: boo
     assert world.queue(address).available == 1
     if how == "dynamic":
         return
+
     other = peer.receiver(address, 5)  # it may have what the first one can't handle
     assert [had(other)[1][-2:]] == [b"m0"]
     world.close(other)
@@ -386,6 +388,7 @@ def test_a_link_says_of_many_messages_that_they_are_undeliverable(monkeypatch: p
     world.pump()
     other = world.connect()
     assert other.bodies(other.receiver("q", 2)) == [0, 1]
+
     for _ in range(2):
         modify(had(receiver)[0], undeliverable=True)
     world.pump()

@@ -228,6 +228,7 @@ def test_rollback_only_branches_make_room() -> None:
     for user in ("one", "two"):
         begun(world, user, xid(100, user.encode()))
         begun(world, user, xid(101, user.encode()))
+
     assert len(world.container.registry) == 6
     refusal = world.connect("hungry").refusal(Prepare(xid(0)))
     assert refusal.code is Code.XAER_NOTA, "forgotten means rolled back, as it is"

@@ -59,6 +59,7 @@ def test_what_a_consumer_that_closes_has_not_settled_is_no_failed_delivery(how: 
         found.append((message.body, message.delivery_count))
         delivery.update(Delivery.ACCEPTED)
         delivery.settle()
+
         if how == "the broker shuts down":
             world.pump()
             consumer.server.close(Refusal(Condition.CONNECTION_FORCED, "the broker shuts down", Code.XAER_RMFAIL))
@@ -146,6 +147,7 @@ def test_messages_expire(default_ttl_ms: int) -> None:
     for body, ttl in (("short", 2.0), ("long", 60.0), ("default", None)):
         message = Message(body=body) if ttl is None else Message(body=body, ttl=ttl)
         peer.send_octets(sender, bytes(message.encode()), body)
+
     world.pump()
     held = peer.receiver("q", 1)
     world.pass_time(10)
@@ -269,6 +271,7 @@ def test_what_is_held_is_counted() -> None:
                 peer.retire(taken[0], txn_id, chance.choice((0x24, 0x25)))
             elif chance.random() < 0.7:
                 peer.settle(taken[0], chance.choice(outcomes))
+
         if chance.random() < 0.5:
             control.discharge(txn_id, fail=chance.random() < 0.5)
         if chance.random() < 0.5:

@@ -213,6 +213,7 @@ def test_payloads_read_ahead_of_messages_that_go_otherwise_do_no_harm() -> None:
     other = world.connect()
     chance, found = random.Random(4), []
     receivers = [(peer, peer.receiver("q")), (other, other.receiver("q"))]
+
     while left:
         who, receiver = receivers[chance.randrange(2)]
         receiver.flow(1)

@@ -64,6 +64,7 @@ def test_work_that_was_lost_while_associated_is_rollback_only(world: World, lost
     peer.post(peer.sender("out"), "out", txn_id)
     receiver, delivery, _ = peer.first("in")
     peer.retire(delivery, txn_id, settle=True)
+
     receiver.close()
     if lost == "suspended":
         control.end(txn_id, suspend=True)
@@ -127,6 +128,7 @@ def test_a_heuristic_decision_is_told_until_it_is_forgotten(commit: bool, crash:
     assert queues(world) == (([], ["out"]) if commit else (["in"], []))
     other = world.connect()
     heuristic = Result(Code.XA_HEURCOM if commit else Code.XA_HEURRB)
+
     assert other.ask(Recover()) == Recovered((XID,))
     assert other.ask(Recover(states=(Found.PREPARED,))) == Recovered(())
     assert other.ask(Commit(XID)) == heuristic
@@ -143,6 +145,7 @@ def test_recover_answers_in_pages_with_filters(peer: Peer) -> None:
     for xid in xids:
         peer.prepared(xid, posts="q")
     assert peer.ask(Complete(xids[1], commit=False)) == OK
+
     for question, expected, more in (
         (Recover(), xids, False),
         (Recover(count=2), xids[:2], True),
@@ -270,6 +273,7 @@ def test_branches_of_others_are_out_of_reach() -> None:
     join = bob.coordinator().refused(Declare(Start(XID, join=True)))
     assert join.condition == Condition.UNAUTHORIZED
     control.discharge(txn_id)
+
     for command in (Prepare(XID), Commit(XID, one_phase=True), Rollback(XID)):
         assert bob.refusal(command).condition == Condition.UNAUTHORIZED
     assert alice.ask(Prepare(XID)) == OK
@@ -293,6 +297,7 @@ def test_addresses_are_protected() -> None:
     reader, writer, nobody = world.connect("reader"), world.connect("writer"), world.connect("nobody")
     for link in (reader.receiver("orders.1"), writer.sender("orders.1"), writer.sender("orders.new")):
         assert not closed(link)
+
     for link, condition in (
         (reader.sender("orders.1"), Condition.UNAUTHORIZED),
         (writer.receiver("orders.1"), Condition.UNAUTHORIZED),
@@ -381,6 +386,7 @@ def test_a_fence_keeps_late_attempts_out(crash: bool) -> None:
     assert control.refused(Declare(Start(other_branch))).condition == Condition.ROLLBACK
     _, _, told = control.end(txn_id, prepare=True)
     assert told is not None
+
     assert told.code is Code.XA_RBOTHER
     control.discharge(fine)
     assert peer.ask(Prepare(XID)) == Result(Code.XA_RBOTHER)

@@ -650,6 +650,7 @@ def written(node: Node) -> str:
 
 def naive(node: Node, values: dict[str, Any]) -> Any:
     kind, *parts = node
+
     match kind:
         case "literal":
             return parts[0]
@@ -681,6 +682,7 @@ def naive_predicate(node: Node, values: dict[str, Any]) -> bool | None:
         case "in":
             name, strings, negated = parts
             equal: Node = ("literal", False)
+
             for string in strings:
                 equal = ("or", equal, ("=", ("name", name), ("literal", string)))
             return as_condition(naive(("not", equal) if negated else equal, values))

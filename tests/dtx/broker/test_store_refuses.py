@@ -76,6 +76,7 @@ def test_an_internal_error_while_publishing_is_fatal_and_others_go_on(world: Wor
     other.exchange()  # this does: one group
     world.pump()
     assert refused_with(poisoned).condition == Condition.INTERNAL_ERROR
+
     assert poisoned.settled
     assert closed(sender)
     assert condition_of(sender).condition == Condition.INTERNAL_ERROR
@@ -149,6 +150,7 @@ def test_an_internal_error_while_subscribing_is_fatal_and_others_go_on(world: Wo
     world.pump()
     assert refused_with(delivery).condition == Condition.INTERNAL_ERROR
     assert delivery.settled
+
     assert condition_of(receiver).condition == Condition.INTERNAL_ERROR
     good.update(Delivery.ACCEPTED)
     world.pump()

@@ -86,6 +86,7 @@ def test_nobody_sees_it_before_its_time(world: World, peer: Peer, said: dict[str
         world.pass_time(2)
         world = world.crash()
         peer = world.connect()
+
     receiver = peer.receiver("q", 10)
     assert peer.bodies(receiver) == ["now"]
     assert peer.drained("q") == []

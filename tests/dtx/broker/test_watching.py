@@ -211,6 +211,7 @@ async def test_it_is_ready_while_the_store_takes_changes(broker: Broker, monkeyp
     monkeypatch.setattr(readiness, "WRITE_S", 0.05)
     sql_store(broker)._open.writer._pace.took(10.0)  # so that a thread forces, and the loop turns meanwhile
     HELD.clear()
+
     try:
         for _ in range(2):  # the second one waits for the same change
             status, body = await asked(broker, "ready")
@@ -335,6 +336,7 @@ def test_a_broker_in_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str
     flags = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-format", "json")
     broker = BrokerProcess(tmp_path, *flags)
     broker.start()
+
     try:
         assert broker._process is not None
         assert broker._process.stdout is not None

@@ -170,6 +170,7 @@ def test_a_field_of_a_wrong_type_or_a_mandatory_one_that_is_missing_is_refused(
             Condition.DECODE_ERROR,
             Condition.NOT_IMPLEMENTED,
         }
+
     assert taken <= 1, "at most one of the wrong types is the right one"
     items[index] = None
     octets = encode(Described(found.sent, items))

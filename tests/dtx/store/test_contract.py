@@ -69,6 +69,7 @@ def test_when_a_message_is_due_and_its_group_are_restored(place: Place) -> None:
         batch.enqueue(2, QUEUE, PENDING, b"two", due_ms=-5000, group="g")
         batch.enqueue_chunked(3, QUEUE, 3, CHUNK + 1, due_ms=9, group="h")
         batch.prepare(100, XID, "me", 1, enqueues=[2])
+
     again = place.open()
     assert list(again.restored.messages()) == [
         StoredMessage(1, QUEUE, 1, 3, 0, 5, 1_700_000_000_000, "Grüße ' 1"),
@@ -104,6 +105,7 @@ def test_messages_move_with_their_payloads_and_come_by_queue_and_position(place:
     with opened.batch() as batch:
         for number, queue, position in ((1, 2, 30), (2, 1, 20), (3, 2, 10), (4, 1, 10), (5, 2, 20)):
             batch.enqueue(number, queue, position, b"payload")
+
     with opened.batch() as batch:
         batch.dequeue(5, 7)
     moved = [Batch() for _ in range(3)]
@@ -167,6 +169,7 @@ def test_a_prepared_branch_is_restored_with_what_it_holds_and_committed(place: P
     ]
     assert places(opened) == [(number, QUEUE, number) for number in (1, 2, 3)]
     assert opened.fetch(11, 12) == {11: b"eleven", 12: b"twelve"}
+
     with opened.batch() as batch:
         batch.finish(100)
         commit(batch)
@@ -243,6 +246,7 @@ def test_fences_and_records_stand_until_they_are_lifted_or_replaced(place: Place
     again.fence(b"g1\0", "node-2", 12)
     again.record(opened.first, "audit", "who did more: Ä")
     opened.keep(first, again)
+
     with opened.batch() as batch:
         batch.lift_fence(b"g2")
         batch.lift_fence(b"never was there")

@@ -101,6 +101,7 @@ def test_a_store_of_yesterday_is_opened_with_its_branch_in_doubt_and_opened_agai
     (branch,) = restored.branches
     assert (branch.xid, branch.outcome) == (XID, None)
     assert branch.enqueues == (StoredMessage(13, 1, PENDING, 5, 0, 0),)
+
     with opened.batch() as batch:
         batch.finish(20)
         batch.dequeue(11, 5)
@@ -109,6 +110,7 @@ def test_a_store_of_yesterday_is_opened_with_its_branch_in_doubt_and_opened_agai
         batch.prepare(50, Xid(7, b"other", b"b"), "me", 1, enqueues=[40])
         batch.enqueue(41, 1, 41, b"later", due_ms=10**13, group="g")
         batch.record(60, "audit", "who did what")
+
     sql_place.close()
     assert earlier.messages() == [(n, 1, p, 5, 0, 0) for n, p in ((12, 12), (13, 30), (41, 41))]
     earlier.execute(COMMIT, number=40, position=42)

@@ -128,6 +128,7 @@ def violations(pair: tuple[Process, Process], step: Step) -> list[str]:
     if not found:
         assert isinstance(first.answers[0], StoreStopped) is (step is not Step.FORCED)
         taken.keep(enqueued([second.store.first_number], QUEUE))
+
     second.store.close()
     third = Opened(SqlStore(str(second.store._url), Loop().deliver), Loop())
     written = {message.number for message in third.restored.messages()} - {second.store.first_number}

@@ -52,6 +52,7 @@ def test_a_restart_under_the_broker_ends_it_with_a_sentence(postgres: Postgres, 
     port = broker.stdout.readline().partition("127.0.0.1:")[2].split()[0]
     postgres.stop()
     postgres.start()
+
     with (
         TransactionManager(
             "node-1", f"file://{tmp_path}/log", {"broker": f"amqp://127.0.0.1:{port}"}, background=False

@@ -66,6 +66,7 @@ def test_all_that_waits_shares_one_force_and_nobody_is_answered_before_it(sql_pl
         store.submit(batch, lambda error, number=number: answers.append((number, error)))  # type: ignore[misc]
         if number == 1:
             assert gate.held.wait(WAIT_S)
+
     assert opened.fetch(1) == {}
     assert answers == []
     gate.opened.set()
@@ -103,6 +104,7 @@ def test_what_the_database_refuses_is_refused_alone(sql_place: Place) -> None:
     poisoned.create_queue(9, "never")
     opened.store.submit(enqueued([1], QUEUE), answers.append)
     assert gate.held.wait(WAIT_S)
+
     for batch in (enqueued([2], QUEUE), poisoned, enqueued([3], QUEUE)):
         opened.store.submit(batch, answers.append)
     gate.opened.set()
@@ -253,6 +255,7 @@ def test_payloads_leave_memory_with_the_force(sqlite_place: Place) -> None:
     opened = Opened(SqlStore(str(sqlite_place.where), loop.deliver, cache_octets=1_000_000), loop)
     opened.keep(enqueued([1], QUEUE))
     tracemalloc.start()
+
     try:
         for first in range(100, 300, 10):
             batch = Batch()
@@ -278,6 +281,7 @@ def test_what_a_turn_submits_has_one_force(sqlite_place: Place) -> None:
     for first in (1, 11, 21):
         store.submit(enqueued(range(first, first + 10), QUEUE), told.append)
     assert len(later) == 1
+
     assert (store.groups, store.waiting_octets) == (0, 30 * len(b"payload"))
     later.pop()()
     loop.until(lambda: len(told) == 3)
