@@ -6,14 +6,18 @@ library is not ours to shorten.
 
 - `begin`: one call of `TransactionManager.begin`.
 - `enlist`: one call of `Transaction.enlist`, the first of this resource in its transaction.
+- `work`: what the application does then: a message sent at a broker, a row inserted into a database.
 - `commit`: one call of `Transaction.commit` with two branches: two ends, two prepares, the force, two commits, the end.
+
+They are counted over two reference resource managers (`reference`), over two of our brokers, in processes of
+their own (`amqp`), and over one of these and PostgreSQL (`database`, which is enlisted second).
 
 Every figure is taken twice. A `thread` does its work itself. For the `main` thread, in which signal handlers run, a
 thread of the manager does it (`docs/decisions/0015-interrupted-at-any-bytecode.md`); then both threads are counted.
 
 `calls` is the number of calls, `depth` the largest number of our frames on one stack, `modules` the number of modules
-that have them. `packages` divides the calls: those outside of `tm` are the reference resource managers. Their server
-does not count, because with any other resource manager it is another process.
+that have them. `packages` divides the calls: those outside of `tm` are the resource managers'. The server of the
+reference resource managers does not count, because with any other resource manager it is another process.
 """
 
 from __future__ import annotations
@@ -24,14 +28,21 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.transactions import manager_over, transact
+import sqlalchemy as sa
+
+from bench.transactions import manager_over
+from rm_amqp import Message
+from tm import TransactionManager
 from tm.log import FileLog
+from xabridge.testing.broker import BrokerProcess
+from xabridge.testing.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
     from typing import Self
 
@@ -42,6 +53,8 @@ SUMMARY: Final = "our calls and frames in an enlistment, and in a commit of two 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("xabridge", "xa", "dtx", "rm_amqp", "rm_db", "tm")
 SERVER: Final = "/reference/server.py"
+OVER: Final = ("reference", "amqp", "database")
+"""The resources of each row of figures."""
 _FOLDERS: Final = {f"{ROOT / package}/": package for package in PACKAGES}
 
 
@@ -117,40 +130,86 @@ def _package_of(frame: FrameType) -> str | None:
     return next((package for folder, package in _FOLDERS.items() if name.startswith(folder)), None)
 
 
-def measure(*, quick: bool, listed: Listed | None = None) -> dict[str, Any]:  # noqa: ARG001
-    """A `bench.command.Benchmark`; `listed` is told which functions each figure counts."""
+def measure(*, quick: bool, listed: Listed | None = None, over: str = OVER[0]) -> dict[str, Any]:  # noqa: ARG001
+    """A `bench.command.Benchmark`, over one kind of resources; `listed` is told which functions each figure counts."""
     figures: dict[str, Any] = {}
 
     def work() -> None:
-        figures["thread"] = _figures(listed)
+        figures["thread"] = _figures(over, listed)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    return {"main": _figures(None), **figures}
+    return {"main": _figures(over, None), **figures}
 
 
-def _figures(listed: Listed | None) -> dict[str, Any]:
+@contextmanager
+def _manager(over: str, folder: Path) -> Iterator[TransactionManager]:
+    """A manager with the resources `one` and `two`."""
+    if over == "reference":
+        with manager_over(FileLog(folder, "bench")) as manager:
+            yield manager
+        return
+
+    with ExitStack() as stack:
+        resources = {"one": _broker(folder / "one", stack)}
+        if over == "amqp":
+            resources["two"] = _broker(folder / "two", stack)
+        if over == "database":
+            server = EmbeddedPostgres(folder / "postgres")
+            stack.callback(server.remove)
+            server.start()
+            resources["two"] = server.create_database()
+            engine = sa.create_engine(resources["two"].replace("postgresql://", "postgresql+psycopg://"))
+            with engine.begin() as connection:
+                connection.execute(sa.text("CREATE TABLE orders (id integer)"))
+            engine.dispose()
+        yield stack.enter_context(TransactionManager("bench", FileLog(folder / "log", "bench"), resources))
+
+
+def _broker(folder: Path, stack: ExitStack) -> str:
+    folder.mkdir()
+    broker = BrokerProcess(folder)
+    broker.start()
+    stack.callback(broker.kill)
+    return f"amqp://127.0.0.1:{broker.port}/"
+
+
+def _work(resource: Any) -> None:
+    """What an application does under one branch."""
+    if hasattr(resource, "send"):
+        resource.send("orders", Message(b"an order"))
+    elif hasattr(resource, "execute"):
+        resource.execute(sa.text("INSERT INTO orders VALUES (1)"))
+    else:
+        resource.write("key", 1)
+
+
+def _figures(over: str, listed: Listed | None) -> dict[str, Any]:
     figures = {}
     with (
         tempfile.TemporaryDirectory(prefix="xabridge-bench-") as folder,
         Profile() as profile,
-        manager_over(FileLog(folder, "bench")) as manager,
+        _manager(over, Path(folder)) as manager,
     ):
         for _ in range(3):  # the first transactions make what later ones find
-            transact(manager)
+            with manager.begin() as transaction:
+                for name in ("one", "two"):
+                    _work(transaction[name])
 
         def counted(name: str, work: Callable[[], Any]) -> Any:
             profile.start()
             result = work()
             if listed is not None:
-                listed(name, profile.functions, profile.deepest)
+                listed(f"{over}: {name}", profile.functions, profile.deepest)
             figures[name] = profile.stop()
             return result
 
         transaction = counted("begin", manager.begin)
-        counted("enlist", lambda: transaction.enlist("one"))
-        transaction.enlist("two")
+        counted("enlist", lambda: transaction.enlist("two"))
+        counted("work", lambda: _work(transaction["two"]))
+        transaction.enlist("one")
+        _work(transaction["one"])
         counted("commit", transaction.commit)
     return figures
 
@@ -169,17 +228,21 @@ def main() -> None:
         for function, count in functions.most_common():
             print(f"  {count:5} × {function}")
 
-    figures = measure(quick=False, listed=listed if arguments.list else None)
+    figures = {over: measure(quick=False, listed=listed if arguments.list else None, over=over) for over in OVER}
     if arguments.json:
         print(json.dumps(figures))
         return
-    for where, measured in figures.items():
-        for name, each in measured.items():
-            packages = ", ".join(f"{package} {count}" for package, count in each["packages"].items())
-            print(
-                f"{where:8} {name:8} {each['calls']:5} calls  {each['depth']:3} frames deep  "
-                f"{each['modules']:3} modules  ({packages})"
-            )
+    for over, where, name, each in (
+        (over, where, name, each)
+        for over, measured in figures.items()
+        for where, verbs in measured.items()
+        for name, each in verbs.items()
+    ):
+        packages = ", ".join(f"{package} {count}" for package, count in each["packages"].items())
+        print(
+            f"{over:10} {where:7} {name:7} {each['calls']:4} calls {each['depth']:3} frames {each['modules']:3} modules"
+            f"  ({packages})"
+        )
 
 
 if __name__ == "__main__":
