@@ -46,5 +46,23 @@ def place(number: int) -> str:
     return str(number)
 
 
+service = App("xabridge.toml", transaction=Shop)
+
+
+def serve(number: int) -> int:
+    """Completes what the class of the App's transactions says."""
+    with service.begin() as tx:
+        rows: int = tx.shop.execute(text("SELECT count(*) FROM orders")).scalar_one()
+        service.tx.broker.send("orders", Message(b"an order"))
+        tx.send("invoices", number)
+    return rows
+
+
+async def serve_tasks() -> Message:
+    """The same in a task."""
+    async with service.begin() as tx:
+        return await tx.broker.aio.receive("orders")
+
+
 declared: DeclaredConsumer[[Order, Shop], None] = handle
 placed: str = place(3)

@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from tm import (
     Configuration,
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from typing_extensions import TypeVar as DefaultTypeVar
+
     from tm import Counts, Health
     from tm.consumer.settings import ConsumerOptions
     from tm.options import Option
@@ -59,6 +61,10 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound="Callable[..., Any]")
+if TYPE_CHECKING:
+    Tx_co = DefaultTypeVar("Tx_co", bound=Tx, default=Tx, covariant=True)
+else:
+    Tx_co = TypeVar("Tx_co", covariant=True)
 
 
 class DeclaredConsumer(Generic[P, R]):
@@ -136,17 +142,39 @@ class _CodecsOption:
         del value
 
 
-OPTIONS: Final[dict[str, Option]] = {"configuration": _ConfigurationOption(), "codecs": _CodecsOption()}
+class _TransactionOption:
+    """The class of an application's transactions."""
+
+    expected = "a subclass of Tx"
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, type) and issubclass(value, Tx)
+
+    def meant(self, value: Any) -> Any:
+        return type(value) if isinstance(value, Tx) else None
 
 
-class App:
-    """An application. `configuration` is the file, which is read when it runs, or what was read from one. `codecs` maps
-    content types to codecs of your own."""
+OPTIONS: Final[dict[str, Option]] = {
+    "configuration": _ConfigurationOption(),
+    "transaction": _TransactionOption(),
+    "codecs": _CodecsOption(),
+}
+
+
+class App(Generic[Tx_co]):
+    """An application. `configuration` is the file, which is read when it runs, or what was read from one. `transaction`
+    is the class of its transactions, a subclass of `Tx` with the types of the resources: what `begin` and `tx` give.
+    Handlers may declare others, whose resources its transactions have too. `codecs` maps content types to codecs of
+    your own."""
 
     def __init__(
-        self, configuration: str | Path | Configuration = "xabridge.toml", **settings: Unpack[AppOptions]
+        self,
+        configuration: str | Path | Configuration = "xabridge.toml",
+        *,
+        transaction: type[Tx_co] = Tx,  # type: ignore[assignment]  # what Tx_co is by default
+        **settings: Unpack[AppOptions],
     ) -> None:
-        check("App", OPTIONS, {"configuration": configuration, **settings})
+        check("App", OPTIONS, {"configuration": configuration, "transaction": transaction, **settings})
         self.configuration = configuration
         self.codecs = Codecs(settings.get("codecs"))
         self.consumers: list[DeclaredConsumer[..., Any]] = []
@@ -156,9 +184,9 @@ class App:
         self._surroundings = Surroundings()
         self._lifespans: list[Callable[[], Any]] = []
 
-        self._types: dict[type[Transaction], None] = {}
+        self._types: dict[type[Transaction], None] = {transaction: None}
         self._lock = threading.Lock()
-        self._manager: TransactionManager[Any] | None = None
+        self._manager: TransactionManager[Tx_co] | None = None
         self._running: list[Consumer] = []
         self._stopper: Stopper | None = None
         self._started = ExitStack()
@@ -266,7 +294,7 @@ class App:
     # --- transactions -----------------------------------------------------------------------------------------
 
     @property
-    def manager(self) -> TransactionManager[Any]:
+    def manager(self) -> TransactionManager[Tx_co]:
         """The transaction manager; ProtocolMisuse while the App does not run."""
         if self._manager is None:
             raise ProtocolMisuse(
@@ -280,11 +308,11 @@ class App:
         return self._manager is not None
 
     @property
-    def tx(self) -> Any:
+    def tx(self) -> Tx_co:
         """The transaction that the calling thread or task is in; ProtocolMisuse if it is in none."""
         return self.manager.get_transaction()
 
-    def current_or_none(self) -> Transaction | None:
+    def current_or_none(self) -> Tx_co | None:
         """The same, or None where there is none: so `take_part(engine, app, "shop")` takes an App for a manager, before
         it runs."""
         manager = self._manager
@@ -296,13 +324,13 @@ class App:
             raise ProtocolMisuse("the App does not run, or has no consumers: there is nothing to tell of their health")
         return {live.settings.queue: live.health() for live in self._running}
 
-    def begin(self, timeout_s: float | None = None) -> Any:
+    def begin(self, timeout_s: float | None = None) -> Tx_co:
         """Begins a transaction: `with app.begin() as tx`, `async with app.begin() as tx`."""
         return self.manager.begin(timeout_s)
 
     @property
-    def transaction(self) -> type[Transaction]:
-        """The class of its transactions: the one that its handlers declare, or one that is all of those."""
+    def transaction(self) -> type[Tx_co]:
+        """The class of its transactions: its own, and those that its handlers declare, in one."""
         declared = [one for one in self._types if issubclass(one, Tx)]
         foreign = [one for one in self._types if not issubclass(one, Tx) and one is not Transaction]
         if foreign:
@@ -311,13 +339,13 @@ class App:
                 f"{names}: the class of an App's transactions is a subclass of Tx, not of Transaction"
             )
         bases = [one for one in declared if not any(other is not one and issubclass(other, one) for other in declared)]
-        return type("AppTx", (*bases, *(() if bases else (Tx,))), {"codecs": self.codecs})
+        return cast("type[Tx_co]", type("AppTx", tuple(bases), {"codecs": self.codecs}))
 
     # --- running ----------------------------------------------------------------------------------------------
 
     def connect(
-        self, make: Callable[[type[Transaction]], TransactionManager[Any]] | None = None
-    ) -> TransactionManager[Any]:
+        self, make: Callable[[type[Tx_co]], TransactionManager[Tx_co]] | None = None
+    ) -> TransactionManager[Tx_co]:
         """Opens the transaction manager, and starts no consumer. `make` makes it for the class of transactions that the
         handlers declare; otherwise the configuration says what it is."""
         with self._lock:

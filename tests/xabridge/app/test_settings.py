@@ -15,7 +15,7 @@ import pytest
 from tests.xabridge.app.shop import NOWHERE
 from tm.consumer import settings as consumer_settings
 from tm.propagation import call as transactional_settings
-from xabridge import App, ConfigurationError, Propagation, ProtocolMisuse, TransactionManager
+from xabridge import App, ConfigurationError, Propagation, ProtocolMisuse, Transaction, TransactionManager
 from xabridge.app import app as app_settings
 from xabridge.app import schedule as schedule_settings
 from xabridge.testing import TestApp
@@ -52,6 +52,12 @@ CASES: list[tuple[Callable[..., None], str, Any, str]] = [
     (make_app, "configuration", {"node": "n"}, "expected the path of a file, or a Configuration"),
     (make_app, "codecs", [("text/plain", int)], "App: codecs is [('text/plain', <class 'int'>)]: expected a dict of"),
     (make_app, "codecs", {"text/plain": "utf-8"}, "expected a dict of codecs by their content types"),
+    (
+        make_app,
+        "transaction",
+        Transaction,
+        "App: transaction is Transaction: expected a subclass of Tx",
+    ),
     (make_app, "codec", {}, "App: codec: there is no such setting; did you mean codecs?"),
     (consume, "queue", 5, 'a consumer: queue is 5: expected the name of a queue, as in consumer("orders"), a str'),
     (consume, "queue", "", "a consumer: queue is '': expected the name of a queue"),

@@ -127,6 +127,32 @@ def test_what_it_answers_when_it_is_not_committed(test: TestApp, client: TestCli
     assert rows(test, "orders") == [1, 2]
 
 
+own = App(
+    Configuration("own", None, {"broker": "amqp://nowhere.invalid", "shop": "postgresql://nowhere.invalid/shop"}),
+    transaction=Shop,
+)
+service = FastAPI()
+connect(service, own)
+
+
+@service.post("/orders/{number}")
+def put(number: int, tx: Annotated[Shop, transaction(own)]) -> None:
+    tx.shop.execute(text("INSERT INTO orders VALUES (:number, 'Ada')"), {"number": number})
+
+
+def test_a_service_without_consumers_has_the_resources_of_its_class() -> None:
+    """Nothing but the App says which class its transactions are of."""
+    with TestApp(own) as test:
+        with test.engine("shop").begin() as connection:
+            connection.execute(text(TABLES[0]))
+        with TestClient(service) as client:
+            assert client.post("/orders/1").status_code == 200
+        assert rows(test, "orders") == [1]
+        with own.begin() as tx:
+            assert isinstance(tx, Shop)
+            assert own.tx is tx
+
+
 def test_the_app_lives_as_long_as_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with TestBroker() as broker:
         shop = f"sqlite:///{tmp_path}/shop.db"
