@@ -28,13 +28,9 @@ class Pages:
 
     def __init__(self) -> None:
         self.made = 0
-        self.go = threading.Event()
-        self.go.set()
 
     async def plain(self) -> Answer:
         self.made += 1
-        while not self.go.is_set():  # noqa: ASYNC110 — another thread sets it
-            await asyncio.sleep(0.01)
         return told(200, "fine")
 
     async def broken(self) -> Answer:
@@ -133,18 +129,32 @@ def test_a_flood_costs_little(server: EndpointThread, pages: Pages, monkeypatch:
     assert time.monotonic() - began >= 4 * module.PACE_S
 
 
-def test_a_page_is_made_once_for_all_who_wait(server: EndpointThread, pages: Pages) -> None:
-    pages.go.clear()
-    with ExitStack() as stack:
-        asking = [stack.enter_context(connected(server)) for _ in range(5)]
-        for one in asking:
-            one.sendall(b"GET /plain HTTP/1.1\r\n\r\n")
-        while not pages.made:
-            time.sleep(0.01)
-        time.sleep(10 * module.PACE_S)
-        pages.go.set()
-        assert all(everything(one).endswith(b"fine\n") for one in asking)
-    assert pages.made == 1
+def test_a_page_is_made_once_for_all_who_wait() -> None:
+    async def scenario() -> None:
+        go, made = asyncio.Event(), 0
+
+        async def page() -> Answer:
+            nonlocal made
+            made += 1
+            await go.wait()
+            return told(200, "fine")
+
+        endpoint = module.Endpoint({"/plain": page})
+        port = await endpoint.start("127.0.0.1", 0)
+        asking = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        for _, writer in asking:
+            writer.write(b"GET /plain HTTP/1.1\r\n\r\n")
+        while len(endpoint._answering) < len(asking):  # noqa: ASYNC110 — it tells nobody
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)  # the last one asks for the page
+        go.set()
+        for reader, writer in asking:
+            assert (await reader.read()).endswith(b"fine\n")
+            writer.close()
+        await endpoint.close()
+        assert made == 1
+
+    asyncio.run(scenario())
 
 
 def test_an_address_that_is_taken_is_named(server: EndpointThread) -> None:
