@@ -45,10 +45,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from xa.codes import AxCode
+from xa.xid import NULL_XID
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xa.codes import AxCode, Code
+    from xa.codes import Code
     from xa.errors import XaError
     from xa.xid import Xid
 
@@ -233,6 +236,16 @@ class Registrar(Protocol):
         TM_OK; TMER_INVAL: unknown rmid, or flags; TMER_PROTO: the thread is not registered with the null XID.
         """
         ...
+
+
+class NoWork:
+    """A registrar for whoever begins branches itself, or does no work: nothing registers."""
+
+    def ax_reg(self, rmid: int, flags: int = 0) -> tuple[AxCode, Xid]:  # noqa: ARG002 — the contract's signature
+        return AxCode.TMER_PROTO, NULL_XID
+
+    def ax_unreg(self, rmid: int, flags: int = 0) -> AxCode:  # noqa: ARG002 — as above
+        return AxCode.TMER_PROTO
 
 
 class ResourceFactory(Protocol):

@@ -21,7 +21,8 @@ from tm.recovery.ownership import ownership_of
 from tm.recovery.service import RecoveryService
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.resources.blocking import BlockingPorts
-from xa import NULL_XID, AxCode, ThreadOfControl, entered
+from xa import ThreadOfControl, entered
+from xa.resource_manager import NoWork
 from xabridge.operations.scan import Scanned, Scanner, Seen
 
 if TYPE_CHECKING:
@@ -34,22 +35,9 @@ if TYPE_CHECKING:
     from tm.log import DecisionLog
     from tm.manager import Manager
     from tm.recovery.blocking import PassProgress
-    from xa import Xid
     from xabridge.operations.progress import Progress
 
 T = TypeVar("T")
-
-
-class NoWork:
-    """The `xa.Registrar` of a command: no work is done through it."""
-
-    def ax_reg(self, rmid: int, flags: int = 0) -> tuple[AxCode, Xid]:  # noqa: ARG002 — the contract's signature
-        """Refused."""
-        return AxCode.TMER_PROTO, NULL_XID
-
-    def ax_unreg(self, rmid: int, flags: int = 0) -> AxCode:  # noqa: ARG002 — as above
-        """Refused."""
-        return AxCode.TMER_PROTO
 
 
 class Place(Protocol):

@@ -11,8 +11,7 @@ from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import AddressTarget, BatchRefused, Settings
 from xabridge.pipeline.options import SinkOptions
 from xabridge.pipeline.routing import Routing
-from xabridge.pipeline.spark.routed_rows import split
-from xabridge.pipeline.spark.sharded_rows import by_shard
+from xabridge.pipeline.spark.routed_rows import by_shard, split
 from xabridge.pipeline.spark.task_writer import layout
 
 PLACES = (("orders", 0), ("returns", 1), ("shop:orders", 0))

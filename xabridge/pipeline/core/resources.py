@@ -15,10 +15,8 @@ import rm_delta
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.resources.blocking import BlockingPorts
 from xa import (
-    NULL_XID,
     TMENDRSCAN,
     TMSTARTRSCAN,
-    AxCode,
     Code,
     ResourceManager,
     SendingMessages,
@@ -28,6 +26,7 @@ from xa import (
 )
 from xa.coroutines import drive
 from xa.open_string import shown
+from xa.resource_manager import NoWork
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.databases import MARIADB, POSTGRES, SCHEMES, scheme_of
@@ -47,16 +46,6 @@ T = TypeVar("T")
 RMID: Final = 1
 SCANNED: Final = 1_000_000
 """Branches that a database tells at a time: all of them."""
-
-
-class _NoRegistrar:
-    """A pipeline starts its branches itself: nothing registers."""
-
-    def ax_reg(self, rmid: int, flags: int = 0) -> tuple[AxCode, Xid]:  # noqa: ARG002 — the contract's signature
-        return AxCode.TMER_TMERR, NULL_XID
-
-    def ax_unreg(self, rmid: int, flags: int = 0) -> AxCode:  # noqa: ARG002 — the contract's signature
-        return AxCode.TMER_TMERR
 
 
 class Resources:
@@ -96,7 +85,7 @@ PROCESS: Final = Resources()
 
 def _made(name: str, url: str) -> Resource:
     try:
-        resource = Resource(name, RMID, ResourceConfig(expanded(f"resources.{name}", url)), _NoRegistrar())
+        resource = Resource(name, RMID, ResourceConfig(expanded(f"resources.{name}", url)), NoWork())
     except ConfigurationError as error:
         raise PipelineError(str(error)) from error
     writes = is_lake(resource) or scheme_of(url) in SCHEMES

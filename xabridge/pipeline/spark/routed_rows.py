@@ -1,4 +1,5 @@
-"""split(): the rows of a batch by the target that their routing column names."""
+"""Which rows of a batch go where: `split` by the target that their routing column names, `by_shard` by the shard of an
+address to which their key belongs, so that the rows of one key stay in their order."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from xabridge.pipeline.core import BatchRefused
+from xabridge.shards import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from xabridge.pipeline.core import AddressTarget
     from xabridge.pipeline.routing import Routing
 
 T = TypeVar("T")
@@ -50,3 +53,15 @@ def _places(routing: Routing[T], names: pa.Array, what: str) -> pa.Array:
         )
     indices = encoded.indices.fill_null(len(values) - 1)
     return pa.array(wanted, pa.int32()).take(indices)
+
+
+def by_shard(batch: pa.RecordBatch, target: AddressTarget) -> Iterator[tuple[AddressTarget, pa.RecordBatch]]:
+    """The rows of each shard, with its queue. All rows go to the address itself where it has no shards."""
+    if not target.shards:
+        yield target, batch
+        return
+    rows: dict[int, list[int]] = {}
+    for row, key in enumerate(batch.column(target.key).to_pylist()):
+        rows.setdefault(shard_of(key, target.shards), []).append(row)
+    for shard in sorted(rows):
+        yield target.shard(shard), batch.take(pa.array(rows[shard], pa.int64()))

@@ -18,7 +18,7 @@ from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.databases import MARIADB, POSTGRES, scheme_of
 from xabridge.pipeline.options import TableRows
 from xabridge.pipeline.spark.message_rows import COLUMNS, RECEIVED, SENT, messages_of, with_body
-from xabridge.pipeline.spark.sharded_rows import by_shard
+from xabridge.pipeline.spark.routed_rows import by_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
