@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from xa import TMASYNC, TMSUCCESS, Code, Gtrid, Handle, Xid
 from xa.gtrid import FORMAT_ID
 from xa.machine import advance
-from xa.tables import BRANCH, BranchState, BranchVerb
+from xa.state_tables import BRANCH, BranchState, BranchVerb
 from xabridge.testing.reference import ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:

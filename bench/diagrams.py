@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from xa.machine import Machine
 
 MACHINES: Final = (
-    ("xa.tables", "RESOURCE", "XA specification, table 6-1"),
-    ("xa.tables", "ASSOCIATION", "XA specification, table 6-2"),
-    ("xa.tables", "REGISTRATION", "XA specification, table 6-3"),
-    ("xa.tables", "BRANCH", "XA specification, table 6-4"),
-    ("xa.tables", "ASYNC", "XA specification, table 6-5"),
+    ("xa.state_tables", "RESOURCE", "XA specification, table 6-1"),
+    ("xa.state_tables", "ASSOCIATION", "XA specification, table 6-2"),
+    ("xa.state_tables", "REGISTRATION", "XA specification, table 6-3"),
+    ("xa.state_tables", "BRANCH", "XA specification, table 6-4"),
+    ("xa.state_tables", "ASYNC", "XA specification, table 6-5"),
     ("tm.two_phase.states", "GLOBAL", "design: what the branches of one transaction come to together"),
     ("tm.resources.states", "RESOURCE", "design: a resource manager under its name in the configuration"),
     ("tm.tx.states", "TX", "TX specification, table 7-1"),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.transactions import RECORD, THREADS, rate, raw_forces_per_s
 from bench.unforced import UnforcedFiles
 from tm.log import Branch, Decision, FileLog
-from tm.log.files import BLOCK
+from tm.log.log_folder import BLOCK
 from xa import FORMAT_ID, Gtrid, Xid
 
 if TYPE_CHECKING:

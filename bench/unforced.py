@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from tm.log.files import PosixFile, PosixFiles
+from tm.log.log_folder import PosixFile, PosixFiles
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rm_amqp.connections import Environment
     from rm_amqp.decider.resource import DecidingBroker, deciding
     from rm_amqp.message import Message
-    from rm_amqp.messaging import MessagingSession, NoMessage
     from rm_amqp.resource import AmqpResource, dynamic, static
     from rm_amqp.session import AsyncSession, Session
+    from rm_amqp.session_contract import MessagingSession, NoMessage
     from rm_amqp.settings import Settings
 
 __all__ = [
@@ -39,8 +39,8 @@ _HOME: Final = {
     "DecidingBroker": "rm_amqp.decider.resource",
     "Environment": "rm_amqp.connections",
     "Message": "rm_amqp.message",
-    "MessagingSession": "rm_amqp.messaging",
-    "NoMessage": "rm_amqp.messaging",
+    "MessagingSession": "rm_amqp.session_contract",
+    "NoMessage": "rm_amqp.session_contract",
     "Session": "rm_amqp.session",
     "Settings": "rm_amqp.settings",
     "deciding": "rm_amqp.decider.resource",

@@ -18,7 +18,7 @@ from rm_amqp.connection.connector import Connector, connect
 from rm_amqp.connection.endpoint import Endpoint
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error
 from xa import Code, xa_error
-from xa.maintenance import MAINTENANCE
+from xa.keep_alive import MAINTENANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rm_amqp.connection.endpoint import Steps
     from rm_amqp.settings import Broker, Settings
     from xa import XaError, Xid
-    from xa.maintenance import Maintained
+    from xa.keep_alive import Maintained
 
 C = TypeVar("C", bound=Channel)
 CLOSE_S: Final = 2.0

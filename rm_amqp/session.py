@@ -24,7 +24,7 @@ from rm_amqp.channel.work import REJECT, RELEASE, modify
 from rm_amqp.connection.event_loop import run_async
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, work_error
 from rm_amqp.message import Message, encoded, is_delayed, read
-from rm_amqp.messaging import NoMessage
+from rm_amqp.session_contract import NoMessage
 from xa import Code, XaError, xa_error
 
 if TYPE_CHECKING:

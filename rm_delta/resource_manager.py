@@ -1,7 +1,7 @@
 """DeltaResource: the Delta Lake tables in one folder as a resource manager.
 
-`xa.switch` and `xa.branches` carry out the XA verbs. What is Delta's own is in `rm_delta.lake`, which prepares, commits
-and lists branches, and in `rm_delta.session`, which writes files until then.
+`xa.switch` and `xa.in_process_branches` carry out the XA verbs. What is Delta's own is in `rm_delta.lake`, which
+prepares, commits and lists branches, and in `rm_delta.session`, which writes files until then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rm_delta.errors import ForkedProcess, TableRefused
 from rm_delta.lake import Finished, Held, Lake, LakeUnavailable
 from rm_delta.session import BranchWork, DeltaSession
 from xa import Code, xa_error
-from xa.branches import Branches, Part, Unit, UnitDriver
+from xa.in_process_branches import Branches, Part, Unit, UnitDriver
 from xa.open_string import OpenString
 from xa.switch import Switch
 

@@ -28,7 +28,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from rm_amqp.messaging import NoMessage
+from rm_amqp.session_contract import NoMessage
 from rm_openwire.errors import ConnectionLost, Refused
 from rm_openwire.messages import decoded_message, destination_of, encoded_message
 from rm_openwire.primitives import decode_map, encode_map
@@ -54,7 +54,7 @@ from rm_openwire.wire import (
     XATransactionId,
 )
 from xa import ROLLBACK_CODES, Code, XaError, xa_error
-from xa.branches import Unit
+from xa.in_process_branches import Unit
 from xa.machine import advance
 
 if TYPE_CHECKING:

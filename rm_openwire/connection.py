@@ -162,7 +162,7 @@ class Connection:
                 self._speak_up()
 
     def maintain(self) -> float | None:
-        """The same, where nobody uses it at this moment (`xa.maintenance`)."""
+        """The same, where nobody uses it at this moment (`xa.keep_alive`)."""
         if self.lost is not None:
             return None
         if self.lock.acquire(blocking=False):

@@ -1,7 +1,7 @@
 """OpenWireResource: an ActiveMQ Classic or ActiveMQ Artemis broker as a resource manager, by OpenWire's XA commands.
 
-`xa.switch` and `xa.branches` carry out the XA verbs. `rm_openwire.branch` is a branch until it is prepared; here is
-what happens to it afterwards, which any connection may ask for:
+`xa.switch` and `xa.in_process_branches` carry out the XA verbs. `rm_openwire.branch` is a branch until it is prepared;
+here is what happens to it afterwards, which any connection may ask for:
 
 - An xid that the broker does not know any more may have been completed by an operator. Artemis lists it then among its
   branches in doubt, and does not say how it was completed: XA_HEURHAZ. Classic remembers nothing: XAER_NOTA.
@@ -24,8 +24,8 @@ from rm_openwire.errors import ARTEMIS, ConnectionLost, Refused
 from rm_openwire.settings import parse
 from rm_openwire.wire import TransactionInfo, TransactionKind
 from xa import Code, XaError, Xid, xa_error
-from xa.branches import Branches, Part, UnitDriver
-from xa.maintenance import MAINTENANCE
+from xa.in_process_branches import Branches, Part, UnitDriver
+from xa.keep_alive import MAINTENANCE
 from xa.pool import ConnectionPool
 from xa.switch import Switch
 

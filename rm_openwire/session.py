@@ -1,7 +1,7 @@
 """Session: an application's messages over OpenWire, under the branch that its thread of control is associated with.
 
-The operations are those of `rm_amqp.messaging.MessagingSession`. `receive` and `browse` take a selector besides, in the
-language of JMS. `Session.aio` has the same operations for asyncio; each is carried out in a worker thread.
+The operations are those of `rm_amqp.session_contract.MessagingSession`. `receive` and `browse` take a selector besides,
+in the language of JMS. `Session.aio` has the same operations for asyncio; each is carried out in a worker thread.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rm_amqp.messaging import AsyncMessagingSession
+from rm_amqp.session_contract import AsyncMessagingSession
 from xa import Code, XaError, xa_error
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from tests.rm_openwire.java_brokers import BROKERS
 from tests.rm_openwire.test_contract import OpenWireHarness
 from tests.tm.log.samples import decision
 from tm import TransactionManager
-from tm.log.decision import LogError, LogStopped
+from tm.log.contract import LogError, LogStopped
 from tm.log.sql import SqlLog
 from tm.log.sql.database import Database
 from tm.log.sql.retry import PAUSES_S

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tm.resources.enlistment import DelistHow, Enlistment
     from tm.two_phase.commit import TwoPhaseCommit
     from tm.two_phase.executor import Executor, Steps
-    from xa.tables import AssociationState
+    from xa.state_tables import AssociationState
 
 logger = logging.getLogger("xabridge.tm")
 

@@ -32,7 +32,7 @@ from tm.recovery.lease import Lease
 from tm.recovery.ownership import ownership_of
 from tm.recovery.service import RecoveryService
 from tm.resources import ConfigurationError, Resource, ResourceConfig
-from tm.resources.blocking import BlockingPorts
+from tm.resources.blocking_ports import BlockingPorts
 from tm.resources.registrar import DynamicRegistrar
 from tm.transaction import live_of
 from tm.two_phase.executor import Executor

@@ -13,7 +13,7 @@ from weakref import ref
 from xa.codes import Code
 from xa.errors import xa_error
 from xa.machine import RESULT_OF, IllegalTransition, Result, advance
-from xa.tables import ASSOCIATION, REGISTRATION, RegistrationState
+from xa.state_tables import ASSOCIATION, REGISTRATION, RegistrationState
 from xa.threads_of_control import ThreadOfControl
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ Two kinds of resources differ in where an unprepared branch lives:
 - It lives at the resource (a message broker with distributed transactions): implement `Driver`. The resource keeps the
   state of branches and refuses what the state tables refuse.
 - It lives in this process, as a transaction on a connection of its own, until it is prepared (databases): implement
-  the smaller `xa.branches.UnitDriver` and put it behind `xa.branches.Branches`, which is a `Driver`.
+  the smaller `xa.in_process_branches.UnitDriver` and put it behind `xa.in_process_branches.Branches`, which is a
+  `Driver`.
 
 How a driver answers:
 

@@ -47,7 +47,7 @@ from xa.fork import belongs_to_this_process
 from xa.machine import advance
 from xa.operation import Operation
 from xa.resource_manager import Completion, Handle
-from xa.tables import (
+from xa.state_tables import (
     ASYNC,
     REGISTRATION,
     RESOURCE,

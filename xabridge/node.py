@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xa.telemetry.endpoint import JSON, Answer
 from xabridge.operations import survey_json
-from xabridge.operations.place import RunningNode
 from xabridge.operations.progress import silent
 from xabridge.operations.service import DOING, RECOVER, NotDone, NotTold, OperatorService, Wanted
+from xabridge.operations.site import RunningNode
 from xabridge.operations.survey import survey
 
 if TYPE_CHECKING:

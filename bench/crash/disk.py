@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tm.log.files import File, Files, Lock
+    from tm.log.log_folder import File, Files, Lock
 
 SLOW_S: Final = 0.02
 

@@ -23,7 +23,7 @@ from bench.crash.points import DECIDER_VERBS, VERBS, Gate, GatedLog, hooked, tel
 from rm_amqp import Message
 from tm import Consumer, ResourceConfig, TransactionManager
 from tm.log import FileLog
-from tm.log.files import PosixFiles
+from tm.log.log_folder import PosixFiles
 from tm.resources import find_factory
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from dtx.broker.access.permissions import Permissions, PermissionsError
 from dtx.broker.fair_queue import FairQueue
 from dtx.broker.queues.counters import INTERVAL_S, Memory
 from dtx.broker.transactional_resource import TransactionalResource
+from dtx.broker.transactions.branch_commands import DtxCoordination
 from dtx.broker.transactions.branches import Registry
 from dtx.broker.transactions.contexts import NoTransaction
-from dtx.broker.transactions.coordination import DtxCoordination
 from dtx.broker.transactions.fences import Fences
 from dtx.broker.transactions.two_phase_commit import TwoPhaseCommit
 from dtx.protocol.addresses import DYNAMIC

@@ -25,7 +25,7 @@ from rm_amqp.amqp010.structs import DtxSelect
 from rm_amqp.connection.connector import reach
 from rm_amqp.connection.tls import TlsLayer
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut
-from xa.maintenance import MAINTENANCE
+from xa.keep_alive import MAINTENANCE
 from xa.tls import reason_of
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Channel:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def maintain(self) -> float | None:
-        """Sends a heartbeat when one is due (`xa.maintenance`)."""
+        """Sends a heartbeat when one is due (`xa.keep_alive`)."""
         if self.broken or self._process != os.getpid():
             return None
         now = self._clock()

@@ -12,7 +12,7 @@ from rm_amqp.amqp010.channel import Refused
 from rm_amqp.amqp010.messages import content_of, dead_letter_of, message_of
 from rm_amqp.amqp010.work import Held, Outcome
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut, lost_error
-from rm_amqp.messaging import AsyncMessagingSession, NoMessage
+from rm_amqp.session_contract import AsyncMessagingSession, NoMessage
 from xa import Code, xa_error
 
 if TYPE_CHECKING:

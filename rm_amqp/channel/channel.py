@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from dtx.protocol.capabilities import DISTRIBUTED
 from dtx.protocol.commands import Declare, Discharge, End, Start
 from dtx.protocol.conditions import RefusedError, refused
+from rm_amqp.channel.encoded_commands import control_message, read_vote
 from rm_amqp.channel.message_links import MessageLinks
-from rm_amqp.channel.templates import control_message, read_vote
 from rm_amqp.channel.work import SUSPENDED, WorkEvent
 from rm_amqp.connection.endpoint import until
 from rm_amqp.connection.links import Control

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.amqp.composites import WireError
 from dtx.protocol.addresses import COORDINATION as ADDRESS
 from dtx.protocol.conditions import Refusal, RefusedError
-from rm_amqp.channel.templates import Requests, read_reply, read_response
+from rm_amqp.channel.encoded_commands import Requests, read_reply, read_response
 from rm_amqp.connection.endpoint import until
 from rm_amqp.connection.links import ATTACHED, Receiver, Sender
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut

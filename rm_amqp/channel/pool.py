@@ -109,7 +109,7 @@ class ChannelPool(ConnectionPool[PooledChannel[C]]):
 
     def maintain(self) -> float | None:
         """Gives back what was prefetched for addresses from which nobody has received for a while
-        (`xa.maintenance`)."""
+        (`xa.keep_alive`)."""
         if self._closed:
             return None
         now = self._clock()

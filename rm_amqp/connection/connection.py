@@ -414,7 +414,7 @@ class SocketConnection:
                     self._give_up()
 
     def maintain(self) -> float | None:
-        """Keeps an idle connection alive (`xa.maintenance`)."""
+        """Keeps an idle connection alive (`xa.keep_alive`)."""
         if self._dropped or self.endpoint.lost is not None:
             return None
         if not self._lock.acquire(blocking=False):  # somebody is using it

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rm_amqp.connection.connection import SocketConnection
 from rm_amqp.connection.endpoint import wait_until_open
 from rm_amqp.errors import Cause, ConnectionLost, unreachable
-from xa.maintenance import MAINTENANCE
+from xa.keep_alive import MAINTENANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rm_amqp.connection.connection import Connection, Poll
     from rm_amqp.connection.endpoint import Endpoint
     from rm_amqp.settings import Broker, Settings
-    from xa.maintenance import Maintained
+    from xa.keep_alive import Maintained
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_LAST_S: Final = 1.0

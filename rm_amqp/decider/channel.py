@@ -21,9 +21,9 @@ from dtx.protocol.commands import Declare
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.protocol.replies import ACCEPTED, DECLARED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
 from rm_amqp.channel.channel import coordinator_offers, unusable
+from rm_amqp.channel.encoded_commands import control_message, whole_discharge
 from rm_amqp.channel.message_links import MessageLinks
 from rm_amqp.channel.nodes import Queues
-from rm_amqp.channel.templates import control_message, whole_discharge
 from rm_amqp.channel.work import TAKE, Work
 from rm_amqp.connection.endpoint import until
 from rm_amqp.connection.links import Control

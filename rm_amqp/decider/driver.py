@@ -22,8 +22,8 @@ from rm_amqp.channel.work import WorkEvent
 from rm_amqp.connections import CLOSE_S, Connections
 from rm_amqp.decider.channel import ROLLED_BACK, LocalBranchWork, LocalChannel, open_local
 from rm_amqp.decider.decision_log import Attempt, DecisionLog, WornTokenError, patience
-from rm_amqp.decider.founding import agree_on_founding
 from rm_amqp.decider.service_bus import TopicNodes, refuse_unfit
+from rm_amqp.decider.token_queue_creation import agree_on_founding
 from rm_amqp.decider.token_queues import TokenBusyError
 from rm_amqp.decider.tokens import ID_SIZE, Founding, TooManyLeasesError, WrongTokenError
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
@@ -32,7 +32,7 @@ from rm_amqp.settings import parse
 from xa import ROLLBACK_CODES, Code, XaError, xa_error
 from xa.driver import DecidingDriver
 from xa.machine import RESULT_OF, Result, advance
-from xa.tables import BRANCH, BranchState, BranchVerb
+from xa.state_tables import BRANCH, BranchState, BranchVerb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -48,7 +48,7 @@ class DecidingBroker(DecidingSwitch[LocalBranchWork]):
         return answer
 
     def maintain(self) -> float | None:
-        """Closes what threads of control that have ended have left (`xa.maintenance`)."""
+        """Closes what threads of control that have ended have left (`xa.keep_alive`)."""
         connections = self.driver.connections
         if not connections.is_open:
             return None

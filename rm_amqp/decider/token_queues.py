@@ -4,8 +4,8 @@ All of these methods are steps. A token is held from `acquire` until it is relea
 retires it is over. If one of them raises any other error than those named here, a token may be on its way, and the
 caller has to close the connection.
 
-A client that holds a token knows which founding counts (`rm_amqp.decider.founding`), and this never changes. So a
-client that finds an unused token of another founding, which holds nothing, drops it.
+A client that holds a token knows which founding counts (`rm_amqp.decider.token_queue_creation`), and this never
+changes. So a client that finds an unused token of another founding, which holds nothing, drops it.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from rm_db.address import Address
     from xa import Code, Xid
-    from xa.branches import Unit
     from xa.driver import Pending
+    from xa.in_process_branches import Unit
 
 
 logger = logging.getLogger("xabridge.rm_db")

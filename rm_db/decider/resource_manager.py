@@ -14,7 +14,7 @@ from rm_db.decider.diagnosis import diagnose_decider
 from rm_db.decider.engine import any_dialect
 from rm_db.server.steps import understood
 from xa import TMUSEASYNC, Code, xa_error
-from xa.branches import DecidingBranches, DecidingUnitDriver, Part, Unit
+from xa.in_process_branches import DecidingBranches, DecidingUnitDriver, Part, Unit
 from xa.switch import DecidingSwitch
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """TwoPhaseResource: a database of a server that prepares branches, as a resource manager.
 
-`xa.switch` and `xa.branches` carry out the XA verbs. A `ServerTransaction` is a branch until it is prepared, and
-`PreparedWork` completes and lists it afterwards.
+`xa.switch` and `xa.in_process_branches` carry out the XA verbs. A `ServerTransaction` is a branch until it is prepared,
+and `PreparedWork` completes and lists it afterwards.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rm_db.address import Address
 from rm_db.server.database import ServerDatabase
 from rm_db.server.transaction import ServerTransaction
 from xa import TMUSEASYNC, Code, xa_error
-from xa.branches import Branches, Part, UnitDriver
+from xa.in_process_branches import Branches, Part, UnitDriver
 from xa.switch import Switch
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from xa import Code, xa_error
-from xa.branches import Unit
+from xa.in_process_branches import Unit
 
 if TYPE_CHECKING:
     from xa import XaError, Xid

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.diagrams import MACHINES, document
-from xa import tables
+from xa import state_tables
 from xa.machine import Result
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def test_the_page_has_not_drifted() -> None:
 
 def test_every_machine_of_the_contract_is_on_it() -> None:
     shown = [machine for machine, _ in sections()]
-    assert all(machine in shown for machine in tables.MACHINES)
+    assert all(machine in shown for machine in state_tables.MACHINES)
 
 
 def test_every_machine_that_is_defined_anywhere_is_on_it() -> None:

@@ -26,7 +26,7 @@ from rm_amqp.errors import unreachable
 from tests.crash.amqp_child import work
 from tests.crash.manager_child import Fuse
 from tm import ResourceConfig, TransactionManager
-from xa.maintenance import MAINTENANCE
+from xa.keep_alive import MAINTENANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -38,7 +38,7 @@ from rm_amqp.amqp010.frames import FrameReader as FrameReader010
 from rm_amqp.amqp010.structs import read_command, read_control, read_header
 from rm_amqp.amqp010.typed_octets import read_map_message, read_stream_message
 from rm_amqp.amqp010.values import WireError as WireError010
-from rm_amqp.channel.templates import read_reply, read_response, read_vote
+from rm_amqp.channel.encoded_commands import read_reply, read_response, read_vote
 from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
 from rm_amqp.message import Message
 from rm_db.address import Address
@@ -52,7 +52,7 @@ from rm_openwire.primitives import decode_map
 from tests.fuzz import endpoint
 from tests.tm.log.samples import decision
 from tm.config import configuration_from
-from tm.log.decision_record import decode_branches, encode_branches
+from tm.log.decider_record import decode_branches, encode_branches
 from tm.log.factory import folder_of
 from tm.log.records import RecordError, decode, encode_decision
 from tm.log.segment import HEADER_SIZE, Header, SegmentDamaged, encode_frame, encode_header, read_segment

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rm_amqp.settings import Broker
     from tests.rm_amqp.service_bus.peer import ServiceBusConnection
     from xa import Registrar
-    from xa.maintenance import Maintained
+    from xa.keep_alive import Maintained
 
     Served = BrokerConnection | ServiceBusConnection
 

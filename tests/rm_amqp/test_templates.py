@@ -28,7 +28,7 @@ from dtx.protocol.commands import (
     Start,
 )
 from dtx.protocol.replies import Result, encode_reply
-from rm_amqp.channel.templates import Requests, control_message, coordination, read_reply, read_response
+from rm_amqp.channel.encoded_commands import Requests, control_message, coordination, read_reply, read_response
 from xa import NULL_XID, Code, Xid
 
 NUMBERS = st.integers(0, 2**64 - 1)

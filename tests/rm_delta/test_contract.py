@@ -11,7 +11,7 @@ from delta_kernel_rust_sharing_wrapper import PythonInterface, ScanBuilder, Tabl
 from deltalake import DeltaTable
 
 from rm_delta import DeltaResource
-from xa.branches import Branches
+from xa.in_process_branches import Branches
 from xabridge.testing.contract import Capabilities, Harness
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite: pytest finds its classes here
 

@@ -12,7 +12,7 @@ from rm_amqp import Message
 from rm_openwire import OpenWireResource
 from tests.rm_db.proxy import Proxy
 from xa import TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS, UnknownBranch
-from xa.branches import Branches
+from xa.in_process_branches import Branches
 from xabridge.testing.contract.client import RMID, ScriptedRegistrar, new_xid
 from xabridge.testing.contract.harness import Capabilities, Harness
 from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite

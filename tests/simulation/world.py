@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.log import Disk, SimulatedLog
 from tm.log import Branch, Decision, LogError
-from tm.log.decision_record import decode_branches, encode_branches
+from tm.log.decider_record import decode_branches, encode_branches
 from tm.log.incarnations import Incarnations
 from tm.outcome import Outcome, Verdict, named
 from tm.recovery.lease import LEASE_S, Lease
@@ -49,7 +49,7 @@ from xa import (
 )
 from xa.coroutines import suspension
 from xa.machine import RESULT_OF
-from xa.tables import BRANCH, BranchState, BranchVerb
+from xa.state_tables import BRANCH, BranchState, BranchVerb
 from xabridge.testing.reference import (
     DecidingStore,
     Fate,
@@ -309,7 +309,8 @@ class WorldPorts:
         return True
 
     async def _send_all(self, verb: Verb, branches: tuple[Branch, ...], asked: int, leave: str = "") -> list[Any]:
-        """Overlaps as `tm.resources.blocking` does: whoever is told to collect first does, and then asks again."""
+        """Overlaps as `tm.resources.blocking_ports` does: whoever is told to collect first does, and then asks
+        again."""
         routine = _ROUTINE[verb]
         answers: list[Any] = []
         for branch in branches:

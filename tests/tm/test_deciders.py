@@ -20,7 +20,7 @@ from tm import (
     RolledBack,
 )
 from tm.log import Branch
-from tm.log.decision_record import decode_branches, encode_branches
+from tm.log.decider_record import decode_branches, encode_branches
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xabridge.testing.reference import DecidingStore, Fate, ReferenceFactory
 

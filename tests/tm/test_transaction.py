@@ -27,7 +27,7 @@ from tm import (
 )
 from tm.transaction import live_of
 from xa import TMASYNC, Code, XaError, thread_of_control, xa_error
-from xa.tables import BranchState
+from xa.state_tables import BranchState
 from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import xa.branches
+import xa.in_process_branches
 from tests.xa.answers import RMID, Answer, X, Y, refused
 from xa import (
     TMASYNC,
@@ -28,7 +28,7 @@ from xa import (
     entered,
     xa_error,
 )
-from xa.branches import Branches, DecidingBranches, DecidingUnitDriver, Part, Unit
+from xa.in_process_branches import Branches, DecidingBranches, DecidingUnitDriver, Part, Unit
 from xa.switch import DecidingSwitch, Switch
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ def test_what_was_prepared_here_is_remembered_until_it_is_gone(
 
 
 def test_the_memory_of_prepared_branches_is_bounded(rm: Switch[Part[Work]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xa.branches, "MAX_REMEMBERED", 1)
+    monkeypatch.setattr(xa.in_process_branches, "MAX_REMEMBERED", 1)
     for xid in (X, Y):
         ended(rm, xid)
         rm.prepare(xid, RMID)

@@ -11,7 +11,7 @@ import pytest
 
 from xa import Code
 from xa.machine import IllegalTransition, Machine, Member, Result, Row, advance
-from xa.tables import (
+from xa.state_tables import (
     ASSOCIATION,
     ASYNC,
     BRANCH,

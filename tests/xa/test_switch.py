@@ -31,8 +31,8 @@ from xa import (
     thread_of_control,
     xa_error,
 )
+from xa.state_tables import BranchState
 from xa.switch import LateEndingSwitch, Switch
-from xa.tables import BranchState
 from xabridge.testing.reference import Fate, ReferenceStore
 from xabridge.testing.reference.driver import ReferenceDriver
 

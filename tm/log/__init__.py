@@ -3,7 +3,7 @@
 SqlLog is in `tm.log.sql`, which loads SQLAlchemy.
 """
 
-from tm.log.decision import (
+from tm.log.contract import (
     Branch,
     Decision,
     DecisionLog,
@@ -16,8 +16,8 @@ from tm.log.decision import (
     LogMissing,
     LogStopped,
 )
-from tm.log.file import FileLog
-from tm.log.image import LogImage, read_log
+from tm.log.file_log import FileLog
+from tm.log.inspection import LogImage, read_log
 
 __all__ = [
     "Branch",

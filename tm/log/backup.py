@@ -1,6 +1,6 @@
 """A copy of a FileLog, taken beside whoever is at work with it: `back_up` takes no lock, and changes nothing there.
 
-1. Read the current segment as `tm.log.image` does.
+1. Read the current segment as `tm.log.inspection` does.
 2. Force it: what was read may not have been forced yet, and a copy must not know of a decision that the log loses.
 3. Write one segment into the folder of the copy: the state that was read, where each incarnation that was not closed is
    cut (`tm.log.incarnations`). So the copy, once it is opened, presumes nothing about what they decided since.
@@ -14,18 +14,18 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tm.log.decision import LogError
-from tm.log.files import PosixFiles
-from tm.log.image import read_newest
+from tm.log.contract import LogError
 from tm.log.incarnations import copy_of
+from tm.log.inspection import read_newest
 from tm.log.journal import MAKING, MARK_SIZE, is_closed, segment_name
+from tm.log.log_folder import PosixFiles
 from tm.log.segment import HEADER_SIZE, Header, encode_frame, encode_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tm.log.files import Files
+    from tm.log.log_folder import Files
     from tm.log.segment import Contents
     from tm.log.state import LogState
 

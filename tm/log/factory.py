@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from tm.log.file import FileLog
-from tm.log.image import read_log
+from tm.log.file_log import FileLog
+from tm.log.inspection import read_log
 from xa.open_string import OpenString, shown
 
 if TYPE_CHECKING:
-    from tm.log.decision import DecisionLog
-    from tm.log.image import LogImage
+    from tm.log.contract import DecisionLog
+    from tm.log.inspection import LogImage
 
 
 def open_log(url: str, node: str) -> DecisionLog:

@@ -28,9 +28,9 @@ import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from tm.log.decision import LogDamaged, LogError, LogFull
-from tm.log.files import disk_errors
+from tm.log.contract import LogDamaged, LogError, LogFull
 from tm.log.incarnations import Standing, succeeded, warning_of
+from tm.log.log_folder import disk_errors
 from tm.log.records import RecordError, decode
 from tm.log.segment import (
     FRAME_OVERHEAD,
@@ -49,7 +49,7 @@ from xa.gtrid import INCARNATION_SIZE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tm.log.files import File, Files
+    from tm.log.log_folder import File, Files
 
 _LOGGER: Final = logging.getLogger(__name__)
 

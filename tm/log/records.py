@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from tm.log.decision import Branch, Decision, Heuristic
+from tm.log.contract import Branch, Decision, Heuristic
 from tm.log.incarnations import Standing
 from xa import HEURISTIC_CODES, Code, Xid
 from xa.gtrid import INCARNATION_SIZE

@@ -11,7 +11,7 @@ A segment is a file of fixed size; integers are big-endian. It begins with a hea
     44   openings     4   how often the log was opened for writing
     48   node         1   octet for the length, and so many ASCII characters
     …    zeros
-    84   identity     12  of the file, where the file system has one (`tm.log.files`); zeros otherwise
+    84   identity     12  of the file, where the file system has one (`tm.log.log_folder`); zeros otherwise
     …    zeros
 
 Frames follow, one behind the other:

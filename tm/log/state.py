@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tm.log.decision import Decision, Heuristic
+from tm.log.contract import Decision, Heuristic
 from tm.log.incarnations import Incarnations
 from tm.log.records import (
     Counted,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tm.log import Decision
-from tm.log.decision_record import decode_branches
+from tm.log.decider_record import decode_branches
 from tm.outcome import named
 from tm.recovery.lease import is_gone
 from tm.recovery.ports import Decisions

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tm.log import DecisionLog
-    from tm.log.image import LogImage
+    from tm.log.inspection import LogImage
     from tm.resources import Resource
 
 AtWork: TypeAlias = "Mapping[str, frozenset[bytes] | XaError]"

@@ -1,7 +1,7 @@
 """Enlistments: the resources that take part in one transaction, with their branches and associations.
 
-An association moves by the table 6-2 (`xa.tables.ASSOCIATION`). If a resource manager fails, the transaction can only
-be rolled back from then on. The exception `RollbackOnly` says so to the transaction, which changes its own state.
+An association moves by the table 6-2 (`xa.state_tables.ASSOCIATION`). If a resource manager fails, the transaction can
+only be rolled back from then on. The exception `RollbackOnly` says so to the transaction, which changes its own state.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from xa import (
     Xid,
 )
 from xa.machine import RESULT_OF, IllegalTransition, advance
-from xa.tables import ASSOCIATION, AssociationState, AssociationVerb
+from xa.state_tables import ASSOCIATION, AssociationState, AssociationVerb
 
 if TYPE_CHECKING:
     from tm.resources import Resource

@@ -1,7 +1,7 @@
 """ax_reg and ax_unreg: how resource managers with TMREGISTER announce work to the transaction manager.
 
 Each thread of control has a registration with each such resource manager, which moves by the table 6-3
-(`xa.tables.REGISTRATION`). If the thread has a transaction, its registration is the transaction's enlistment. The
+(`xa.state_tables.REGISTRATION`). If the thread has a transaction, its registration is the transaction's enlistment. The
 states that are kept here are those of work outside any transaction.
 """
 
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from tm.errors import TransactionError
 from xa import NULL_XID, TMNOFLAGS, AxCode, thread_of_control
 from xa.machine import IllegalTransition, advance
-from xa.tables import REGISTRATION, AssociationState, RegistrationState, RegistrationVerb
+from xa.state_tables import REGISTRATION, AssociationState, RegistrationState, RegistrationVerb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

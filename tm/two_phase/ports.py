@@ -1,8 +1,8 @@
 """Ports: what the two-phase commit asks of the world, and what the world answers.
 
-The algorithm (`tm.two_phase.commit`) does no I/O. It awaits the methods of a `Ports`. `tm.resources.blocking` carries
-them out on resource managers and the decision log; the simulation carries them out on models, and crashes in front of
-any.
+The algorithm (`tm.two_phase.commit`) does no I/O. It awaits the methods of a `Ports`. `tm.resources.blocking_ports`
+carries them out on resource managers and the decision log; the simulation carries them out on models, and crashes in
+front of any.
 
 A failure that the algorithm goes on with is an answer, not an exception.
 """

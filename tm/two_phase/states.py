@@ -1,6 +1,6 @@
 """The states of a global transaction, as a table.
 
-A branch and an association have tables of their own (`xa.tables`). IN_DOUBT is the state for what this process
+A branch and an association have tables of their own (`xa.state_tables`). IN_DOUBT is the state for what this process
 can't find out now: recovery ends it, in this process or in another.
 """
 

@@ -30,9 +30,9 @@ from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
 from xabridge.exit_codes import Exit
 from xabridge.operations.diagnosis import Examined, content_of
-from xabridge.operations.place import Site
 from xabridge.operations.progress import Progress
 from xabridge.operations.scan import Scanned
+from xabridge.operations.site import Site
 from xabridge.operations.survey import Known, State, survey
 from xabridge.text import age, held, listed, several
 

@@ -17,8 +17,8 @@ from xabridge.cli.output import write_json
 from xabridge.cli.recover import set_up_logging
 from xabridge.exit_codes import Exit
 from xabridge.operations.diagnosis import Examined, examine_log, examine_site, examine_survey
-from xabridge.operations.place import Site
 from xabridge.operations.progress import Progress
+from xabridge.operations.site import Site
 from xabridge.operations.survey import survey
 from xabridge.text import NARROW, several
 

@@ -18,9 +18,9 @@ from xabridge.cli.recover_views import list_transactions, show_transactions, wat
 from xabridge.cli.tables import MOST
 from xabridge.exit_codes import Exit
 from xabridge.operations.branch_completion import HELD, Act
-from xabridge.operations.place import Site
 from xabridge.operations.progress import Progress
 from xabridge.operations.recovery_pass import expected, one_pass, report_lines, troubles
+from xabridge.operations.site import Site
 from xabridge.operations.survey import IN_DOUBT, survey
 from xabridge.operations.survey_json import report_value, survey_value
 from xabridge.text import duration, paragraph, unreachable_lines

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from xabridge.operations.branch_completion import Done
     from xabridge.operations.decision_end import Ending
-    from xabridge.operations.place import Site
     from xabridge.operations.progress import Progress
+    from xabridge.operations.site import Site
 
 
 def act(site: Site, arguments: Namespace, progress: Progress) -> Exit:

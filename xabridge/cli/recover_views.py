@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from xabridge.operations.place import Site
     from xabridge.operations.progress import Progress
+    from xabridge.operations.site import Site
 
 States: TypeAlias = "dict[tuple[str, str], str]"
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from xa import Xid
 from xa.holdings import Holding, InDoubtBranch, Relation
 from xabridge.console.brokers import Refused, Trouble
-from xabridge.operations.place import Site
 from xabridge.operations.progress import silent
 from xabridge.operations.scan import Scanned, Seen, installed
 from xabridge.operations.service import NotDone, NotTold, OperatorService
+from xabridge.operations.site import Site
 from xabridge.operations.survey import Survey, TransactionView, survey
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from tm.log import Branch, Heuristic
-from tm.resources.blocking import BlockingPorts
+from tm.resources.blocking_ports import BlockingPorts
 from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, XaError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from tm.log import DecisionLog
     from tm.two_phase.ports import Answer
-    from xabridge.operations.place import Place
+    from xabridge.operations.site import Place
 
 
 HELD: Final = "The transaction manager that holds it recovers by itself; stop it to do it by hand, or act through it"

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from tm.log import Branch, Decision
     from tm.recovery import Report
-    from xabridge.operations.place import Place
     from xabridge.operations.progress import Progress
     from xabridge.operations.scan import Seen
+    from xabridge.operations.site import Place
     from xabridge.operations.survey import Survey, TransactionView
 
 

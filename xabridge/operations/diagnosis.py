@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tm.log import LogDamaged, LogError, LogMissing
-from tm.log.examination import examine_folder
 from tm.log.factory import folder_of, look_at_log
+from tm.log.folder_check import examine_folder
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosing, Diagnosis, Health
 from xa.gtrid import incarnation_name
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from tm.config import Configuration
     from tm.resources import Resource
-    from xabridge.operations.place import Site
     from xabridge.operations.progress import Progress
+    from xabridge.operations.site import Site
     from xabridge.operations.survey import Survey, TransactionView
 
 OLD_S: Final = 300.0

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from tm.log import DecisionLog
     from tm.recovery import Finding
     from tm.recovery.service import RecoveryService
-    from xabridge.operations.place import Place
     from xabridge.operations.progress import Progress
+    from xabridge.operations.site import Place
     from xabridge.operations.survey import TransactionView
 
 _WIDTH: Final = 20

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from xabridge.operations.branch_completion import Plan
-    from xabridge.operations.place import Place
     from xabridge.operations.scan import Seen
+    from xabridge.operations.site import Place
     from xabridge.operations.survey import TransactionView
 
 T = TypeVar("T")

@@ -31,7 +31,7 @@ from dtx.protocol.addresses import COORDINATION, DEPTH, DYNAMIC, MANAGEMENT, RES
 from dtx.protocol.capabilities import DELAYED_DELIVERY, DISTRIBUTED
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from xa import Code
-from xa.tables import BranchState
+from xa.state_tables import BranchState
 
 if TYPE_CHECKING:
     from dtx.amqp.link import Link as LinkEndpoint

@@ -21,7 +21,7 @@ from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.protocol.replies import DECLARED_TYPE, Declared, result_state
 from dtx.protocol.replies import Result as ResultReply
 from xa import Code
-from xa.tables import AssociationVerb
+from xa.state_tables import AssociationVerb
 
 if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery

@@ -16,7 +16,7 @@ from dtx.protocol.addresses import RESERVED
 from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import Batch
 from xa import Code, Xid
-from xa.tables import BranchVerb
+from xa.state_tables import BranchVerb
 
 if TYPE_CHECKING:
     from collections.abc import Callable

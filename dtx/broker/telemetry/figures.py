@@ -15,7 +15,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from xa.tables import BranchState
+from xa.state_tables import BranchState
 from xa.telemetry.metric import OTHER
 
 if TYPE_CHECKING:

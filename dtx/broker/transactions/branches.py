@@ -18,7 +18,7 @@ from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import StoreDamaged
 from xa import Code, Xid
 from xa.machine import Result, advance
-from xa.tables import BRANCH, AssociationState, BranchState, BranchVerb
+from xa.state_tables import BRANCH, AssociationState, BranchState, BranchVerb
 
 if TYPE_CHECKING:
     from collections import deque

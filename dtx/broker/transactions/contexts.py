@@ -2,7 +2,7 @@
 
 Links post, acquire and retire through a context, and never ask which it is. Without a transaction each operation
 becomes durable by itself. The local and the distributed context collect the work. A local transaction is decided by its
-discharge; a distributed one is never decided here, but by commands (`dtx.broker.transactions.coordination`).
+discharge; a distributed one is never decided here, but by commands (`dtx.broker.transactions.branch_commands`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.store.contract import Batch
 from xa import Code
 from xa.machine import Result, advance
-from xa.tables import ASSOCIATION, AssociationState, AssociationVerb, BranchState
+from xa.state_tables import ASSOCIATION, AssociationState, AssociationVerb, BranchState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from dtx.broker.transactions.state_tables import CHANNEL, Channel, ChannelVerb
 from dtx.protocol.conditions import RefusedError, refused
 from xa import Code, Xid
 from xa.machine import Result, advance
-from xa.tables import ASSOCIATION, AssociationState, AssociationVerb, BranchState, BranchVerb
+from xa.state_tables import ASSOCIATION, AssociationState, AssociationVerb, BranchState, BranchVerb
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from dtx.protocol.conditions import refused
 from dtx.protocol.replies import Result as ResultReply
 from dtx.store.contract import Batch
 from xa import Code
-from xa.tables import BranchState, BranchVerb
+from xa.state_tables import BranchState, BranchVerb
 
 if TYPE_CHECKING:
     from collections.abc import Callable

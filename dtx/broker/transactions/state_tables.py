@@ -29,7 +29,7 @@ from dtx.protocol.commands import (
 )
 from xa import Code
 from xa.machine import Machine, Result, Row
-from xa.tables import AssociationVerb, BranchVerb
+from xa.state_tables import AssociationVerb, BranchVerb
 
 OK: Final = Result.OK
 RB: Final = Result.RB

@@ -5,7 +5,7 @@
 3. It delivers the completion of the group to the event loop, which answers the batches in their order.
 
 The event loop carries a small group out itself (`write_now`) while the thread has nothing to do and forces are quick
-(`dtx.store.sql.force_pace`): this saves both changes of thread. Whatever is not plain remains the thread's: a group
+(`dtx.store.sql.fsync_latency`): this saves both changes of thread. Whatever is not plain remains the thread's: a group
 that was refused, a disk without space, and what keeps the file in order (`maintain`). A lock excludes one while the
 other is at work.
 
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from dtx.store.contract import Batch, NotStored, Step, StoreError, StoreFull, StoreRefused, StoreStopped
 from dtx.store.sql.batches import carry_out
 from dtx.store.sql.database import LOCKED_MS, not_stored
-from dtx.store.sql.force_pace import ForcePace
+from dtx.store.sql.fsync_latency import ForcePace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -18,7 +18,7 @@ from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.store.contract import Step
-from dtx.store.sql import force_pace
+from dtx.store.sql import fsync_latency
 
 QUEUES = ("orders", "invoices")
 
@@ -55,5 +55,5 @@ async def serve(folder: Path) -> None:
 
 def main() -> None:
     forces, folder = sys.argv[1:]
-    force_pace.QUICK_S = force_pace.SLOW_S = {"loop": float("inf"), "thread": 0.0}[forces]  # type: ignore[misc]
+    fsync_latency.QUICK_S = fsync_latency.SLOW_S = {"loop": float("inf"), "thread": 0.0}[forces]  # type: ignore[misc]
     asyncio.run(serve(Path(folder)))

@@ -47,7 +47,7 @@ from dtx.protocol.replies import Recovered, Result, Timeout
 from tests.cases import each
 from tests.dtx.broker.peer import OK, XID, Coordinator, Peer, World
 from xa import NULL_XID, Code, Xid
-from xa.tables import BRANCH, BranchState, BranchVerb
+from xa.state_tables import BRANCH, BranchState, BranchVerb
 
 
 class Stage:

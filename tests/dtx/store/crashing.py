@@ -14,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from dtx.store.contract import PENDING, Batch, Step, StoreError
-from dtx.store.sql import SqlStore, force_pace
+from dtx.store.sql import SqlStore, fsync_latency
 from tests.dtx.store.stores import Loop, until
 from xa import Xid
 
@@ -64,7 +64,7 @@ def main() -> None:
     url, step, last, thread = sys.argv[1:]
     force, forces = int(last), 0
     if thread == "loop":
-        force_pace.QUICK_S = force_pace.SLOW_S = float("inf")  # type: ignore[misc]
+        fsync_latency.QUICK_S = fsync_latency.SLOW_S = float("inf")  # type: ignore[misc]
 
     def hook(at: Step) -> None:
         nonlocal forces

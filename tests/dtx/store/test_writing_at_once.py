@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dtx.store.contract import PENDING, Batch, Step, StoreBusy, StoreError, StoreFull, StoreRefused, StoreStopped
-from dtx.store.sql import SqlStore, force_pace
-from dtx.store.sql.force_pace import FOR_EACH, QUICK_S, SLOW_S, ForcePace
+from dtx.store.sql import SqlStore, fsync_latency
+from dtx.store.sql.fsync_latency import FOR_EACH, QUICK_S, SLOW_S, ForcePace
 from dtx.store.sql.sqlite import PAGE_SIZE, DiskSpace
 from dtx.store.sql.writer import SMALL_OCTETS, SMALL_ROWS
 from tests.dtx.store.stores import Clock, Loop, Opened, enqueued, until
@@ -68,8 +68,8 @@ class Turns:
 @pytest.fixture
 def turns(sqlite_place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
     """A store on a disk that counts as quick, whatever else this machine does."""
-    monkeypatch.setattr(force_pace, "QUICK_S", float("inf"))
-    monkeypatch.setattr(force_pace, "SLOW_S", float("inf"))
+    monkeypatch.setattr(fsync_latency, "QUICK_S", float("inf"))
+    monkeypatch.setattr(fsync_latency, "SLOW_S", float("inf"))
     turns = Turns(sqlite_place)
     yield turns
     turns.store.close()

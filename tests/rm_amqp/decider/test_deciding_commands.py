@@ -16,7 +16,7 @@ from rm_amqp import AmqpResource, DecidingBroker, Message
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
 from tm import TransactionManager
 from tm.log import Branch
-from tm.log.decision_record import encode_branches
+from tm.log.decider_record import encode_branches
 from xa import TMSUCCESS, Code, Gtrid, Xid
 from xa.gtrid import FORMAT_ID
 from xabridge.cli import main

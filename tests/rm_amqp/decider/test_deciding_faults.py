@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from rm_amqp import DecidingBroker
     from rm_amqp.decider.token_queues import HeldToken
-    from tm.log.decision import DecisionLog as TwoPhaseLog
+    from tm.log.contract import DecisionLog as TwoPhaseLog
     from tm.resources.resource import Mode
     from xa import ResourceFactory
 

@@ -14,7 +14,7 @@ from rm_amqp.decider.tokens import MAX_LEASES, MAX_OCTETS, Token
 from tests.rm_amqp.decider.deciding import DISCHARGE
 from tests.simulation.seeds import EVERY_POINT
 from tm.log import Branch
-from tm.log.decision_record import encode_branches
+from tm.log.decider_record import encode_branches
 from xa import FORMAT_ID, BranchRolledBack, Code, Gtrid, Owner, ResourceError, ResourceUnavailable, TryAgain, Xid
 from xabridge.testing.contract.client import RMID, new_xid
 from xabridge.testing.contract.deciding import LONG_S, RECORD, Decider, new_owner

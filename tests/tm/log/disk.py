@@ -55,7 +55,7 @@ class Inode:
 
 
 class Disk:
-    """`tm.log.files.Files`, on one folder. `capacity`: octets that fit."""
+    """`tm.log.log_folder.Files`, on one folder. `capacity`: octets that fit."""
 
     def __init__(self, capacity: int = 1 << 30) -> None:
         self.capacity = capacity
@@ -164,7 +164,7 @@ class Disk:
 
 
 class DiskFile:
-    """`tm.log.files.File`."""
+    """`tm.log.log_folder.File`."""
 
     def __init__(self, disk: Disk, inode: Inode) -> None:
         self._disk = disk
@@ -201,7 +201,7 @@ class DiskFile:
 
 
 class DiskLock:
-    """`tm.log.files.Lock`."""
+    """`tm.log.log_folder.Lock`."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk

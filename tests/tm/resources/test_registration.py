@@ -10,7 +10,7 @@ import pytest
 
 from tm import ProtocolMisuse, RolledBack
 from xa import NULL_XID, TMJOIN, TMREGISTER, TMUSEASYNC, AxCode, ThreadOfControl, entered
-from xa.tables import BranchState
+from xa.state_tables import BranchState
 from xabridge.testing.reference import Fate, KeyLocked
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 from tests.xabridge.cli.field import NAME, NODE, OTHER_LOG, xid_of
 from tm.log import Branch, FileLog, Heuristic, read_log
 from xa import Code, Xid
-from xa.tables import BranchState
+from xa.state_tables import BranchState
 from xabridge.testing.contract.client import case
 from xabridge.testing.reference import Fate, ReferenceResource
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.xabridge.cli.field import NAME, OTHER_LOG, xid_of
 from tm.log import Branch, Heuristic
-from tm.log.examination import examine_folder, file_system_of
+from tm.log.folder_check import examine_folder, file_system_of
 from xa import Code
 from xa.diagnosis import Check, Diagnosis, Health
 from xabridge.cli.doctor import lines

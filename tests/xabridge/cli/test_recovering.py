@@ -15,9 +15,9 @@ import pytest
 from tests.xabridge.cli.field import INCARNATION, NAME, NODE, OTHER_LOG, OTHERS, xid_of
 from tests.xabridge.cli.served import DECIDER
 from tm.log import Branch, Decision, read_log
-from tm.log.decision_record import encode_branches
+from tm.log.decider_record import encode_branches
 from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Owner, Xid
-from xa.tables import BranchState
+from xa.state_tables import BranchState
 from xabridge.testing.reference import Fate, ReferenceDecider
 
 if TYPE_CHECKING:

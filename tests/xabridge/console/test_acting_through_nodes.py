@@ -22,7 +22,7 @@ from tests.xabridge.console.conftest import choice, fields_of, place_of, text_of
 from tests.xabridge.node.conftest import ACT_TOKEN, NAME, TOKEN, running, undecided
 from tm.log import read_log
 from xa import Code
-from xa.tables import BranchState
+from xa.state_tables import BranchState
 from xabridge.console import nodes
 from xabridge.console.nodes import NodeLink
 from xabridge.console.settings import WatchedNode

@@ -11,7 +11,7 @@ import pytest
 
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xa.holdings import Holding, Relation
-from xabridge.console.doubts import HERE, together
+from xabridge.console.in_doubt import HERE, together
 from xabridge.console.nodes import InDoubt
 from xabridge.operations import survey_json
 from xabridge.operations.scan import Origin

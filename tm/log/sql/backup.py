@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tm.log.backup import BackUp
-from tm.log.decision import LogError
+from tm.log.contract import LogError
 from tm.log.incarnations import INCARNATION, IncarnationVerb, Standing
 from tm.log.sql.database import database_url
 from tm.log.sql.log import read_sql_log

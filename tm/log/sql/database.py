@@ -28,8 +28,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from tm.log.decision import LogDamaged, LogError, LogMissing
-from tm.log.files import file_identity
+from tm.log.contract import LogDamaged, LogError, LogMissing
+from tm.log.log_folder import file_identity
 from tm.log.sql.tables import COUNTING, INCARNATIONS, METADATA, NODE, PLACE, SCHEMA, VERSION
 from xa.open_string import shown
 from xa.printable import printable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import LargeBinary, Select, bindparam, cast, delete, literal, or_, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from tm.log.decision import Decision, DecisionRefused
+from tm.log.contract import Decision, DecisionRefused
 from tm.log.records import decode_decision
 from tm.log.sql.database import octets, values_of
 from tm.log.sql.states import GtridState, GtridVerb, sources, target

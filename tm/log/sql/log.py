@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from sqlalchemy import delete, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from tm.log.decision import Branch, Decision, DecisionRefused, Heuristic, LogError, LogFull, LogMissing, LogStopped
-from tm.log.image import LogImage
+from tm.log.contract import Branch, Decision, DecisionRefused, Heuristic, LogError, LogFull, LogMissing, LogStopped
 from tm.log.incarnations import INCARNATION, Incarnations, IncarnationVerb, Standing, trusted, warning_of
+from tm.log.inspection import LogImage
 from tm.log.records import branch_key, decode_heuristic, encode_decision, encode_heuristic
 from tm.log.sql import retry
 from tm.log.sql.database import Database, octets, values_of

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select, update
 
-from tm.log.decision import LogLocked
+from tm.log.contract import LogLocked
 from tm.log.sql.database import octets, values_of
 from tm.log.sql.tables import NODE
 from xa.lease import holder_name

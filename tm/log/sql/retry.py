@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from tm.log.decision import DecisionRefused, LogFull, LogStopped
+from tm.log.contract import DecisionRefused, LogFull, LogStopped
 from xa.sql.errors import ErrorKind, kind_of
 
 if TYPE_CHECKING:

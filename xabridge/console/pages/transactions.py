@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from xabridge.console.brokers import Away, Refused, Trouble, Unknown
-from xabridge.console.doubts import HERE, together
+from xabridge.console.in_doubt import HERE, together
 from xabridge.console.pages.requests import BrokerReply, checked_form, of_each, page_of
 from xabridge.console.view import View
 from xabridge.operations.branch_completion import Act
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from xabridge.console.brokers import BrokerLink
     from xabridge.console.console import Console
-    from xabridge.console.doubts import Doubts
+    from xabridge.console.in_doubt import Doubts
     from xabridge.console.nodes import InDoubt, NodeLink
     from xabridge.console.sessions import Session
     from xabridge.operations.service import Choice, Said

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 import rm_delta
 from tm.resources import ConfigurationError, Resource, ResourceConfig
-from tm.resources.blocking import BlockingPorts
+from tm.resources.blocking_ports import BlockingPorts
 from xa import (
     TMENDRSCAN,
     TMSTARTRSCAN,

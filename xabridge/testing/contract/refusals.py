@@ -1,6 +1,6 @@
 """Every call that the state tables refuse: with the code of the table, and without an effect.
 
-Generated from `xa.tables`: each branch state is brought about, each verb that is illegal there is called from
+Generated from `xa.state_tables`: each branch state is brought about, each verb that is illegal there is called from
 another thread of control, and the branch is then finished as if nothing had been.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from xa import TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUCCESS, TMSUSPEND, BranchRolledBack, Code
-from xa.tables import ASSOCIATION, BRANCH, AssociationState, AssociationVerb, BranchState, BranchVerb
+from xa.state_tables import ASSOCIATION, BRANCH, AssociationState, AssociationVerb, BranchState, BranchVerb
 
 from .client import RMID, Client, Contract, case, elsewhere, new_key, new_xid, refused
 

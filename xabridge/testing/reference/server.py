@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from xa.codes import ROLLBACK_CODES, Code
 from xa.machine import RESULT_OF, IllegalTransition, Result, advance
-from xa.tables import BRANCH, BranchState, BranchVerb
+from xa.state_tables import BRANCH, BranchState, BranchVerb
 from xabridge.testing.reference.script import Script
 
 if TYPE_CHECKING:

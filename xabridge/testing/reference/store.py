@@ -13,7 +13,7 @@ from xa.codes import HEURISTIC_CODES, Code
 from xa.diagnosis import Check, Diagnosis, Health
 from xa.holdings import Holding, InDoubtBranch, Relation
 from xa.machine import advance
-from xa.tables import BRANCH, BranchState, BranchVerb
+from xa.state_tables import BRANCH, BranchState, BranchVerb
 from xabridge.testing.reference.driver import ReferenceDriver
 from xabridge.testing.reference.server import OK, Server
 

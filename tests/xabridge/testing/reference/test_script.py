@@ -28,7 +28,7 @@ from xa import (
     Xid,
 )
 from xa.machine import RESULT_OF, IllegalTransition
-from xa.tables import BRANCH, BranchState, BranchVerb
+from xa.state_tables import BRANCH, BranchState, BranchVerb
 from xabridge.testing.contract.client import case
 from xabridge.testing.reference import Fate, ReferenceResource, ReferenceStore
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from tm.log import DecisionRefused, LogError
 from tm.log.sql.gtrids import TakenOver
-from tm.resources.blocking import BlockingPorts
+from tm.resources.blocking_ports import BlockingPorts
 from tm.two_phase.return_codes import Verb
 from xa import SharingBranches, XaError, log_prefix
 from xabridge.pipeline.core.driver.queue_list import QueueList

@@ -13,8 +13,8 @@ from rm_amqp import Message
 from xa import XaError
 from xa.coroutines import drive
 from xabridge.pipeline.core.driver.admission import Delay, ReadLimits, shares_of, smaller
-from xabridge.pipeline.core.driver.brokers_away import BrokersAway
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
+from xabridge.pipeline.core.driver.unreachable_brokers import BrokersAway
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.ledger.rows import Lag

@@ -25,8 +25,8 @@ from xabridge.pipeline.core.resources import (
 )
 from xabridge.pipeline.core.retry import is_outage
 from xabridge.pipeline.core.secrets import expanded
+from xabridge.pipeline.core.task.blameless_failure import excuse
 from xabridge.pipeline.core.task.databases import SCHEMES, scheme_of
-from xabridge.pipeline.core.task.excuse import excuse
 from xabridge.pipeline.core.task.message_encoder import encode_messages
 from xabridge.pipeline.core.task.table_writer import csv_rows
 from xabridge.pipeline.core.values import SinkReport

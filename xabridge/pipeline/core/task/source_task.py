@@ -16,7 +16,7 @@ from xabridge.pipeline.core.errors import BatchRefused, PipelineError
 from xabridge.pipeline.core.protocol import partition_read
 from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call_resource
 from xabridge.pipeline.core.task.bad_message import bad_message
-from xabridge.pipeline.core.task.excuse import excuse
+from xabridge.pipeline.core.task.blameless_failure import excuse
 from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
 from xabridge.pipeline.core.user_functions import function_named
 

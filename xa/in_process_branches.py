@@ -28,7 +28,7 @@ from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, Code
 from xa.driver import MAX_OUTSTANDING, DecidingDriver, Driver
 from xa.errors import XaError, xa_error
 from xa.machine import RESULT_OF, IllegalTransition, advance
-from xa.tables import BRANCH, BranchState, BranchVerb
+from xa.state_tables import BRANCH, BranchState, BranchVerb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -20,7 +20,7 @@ from tm.log.factory import look_at_log, open_log
 from tm.recovery.ownership import ownership_of
 from tm.recovery.service import RecoveryService
 from tm.resources import ConfigurationError, Resource, ResourceConfig
-from tm.resources.blocking import BlockingPorts
+from tm.resources.blocking_ports import BlockingPorts
 from xa import ThreadOfControl, entered
 from xa.resource_manager import NoWork
 from xabridge.operations.scan import Scanned, Scanner, Seen

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tm.log.decision import Decision, Heuristic, LogDamaged, LogError, LogMissing
-from tm.log.files import Files, PosixFiles, disk_errors
+from tm.log.contract import Decision, Heuristic, LogDamaged, LogError, LogMissing
 from tm.log.incarnations import Incarnations, copy_of
 from tm.log.journal import is_copy, read_current, segment_generations
+from tm.log.log_folder import Files, PosixFiles, disk_errors
 from tm.log.records import decode_decision, decode_heuristic
 from tm.log.state import LogState
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tm.log.decision import LogError, LogLocked
+from tm.log.contract import LogError, LogLocked
 from xa.durable_files import FULL_SYNC, force, force_descriptor
 from xa.lease import holder_name
 

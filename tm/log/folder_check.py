@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tm.log.file import SEGMENT_SIZE
-from tm.log.files import BLOCK, PosixFiles
+from tm.log.file_log import SEGMENT_SIZE
+from tm.log.log_folder import BLOCK, PosixFiles
 from xa.diagnosis import Check, Health
 
 if TYPE_CHECKING:

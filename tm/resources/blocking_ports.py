@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Final, cast
 
 from tm.log import LogError, LogFull
-from tm.log.decision_record import encode_branches
+from tm.log.decider_record import encode_branches
 from tm.outcome import named
 from tm.two_phase.ports import Asked
 from tm.two_phase.return_codes import Verb

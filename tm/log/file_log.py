@@ -20,10 +20,10 @@ from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from tm.log.decision import Branch, Decision, Heuristic, LogError, LogFull, LogStopped
-from tm.log.files import Files, PosixFiles
+from tm.log.contract import Branch, Decision, Heuristic, LogError, LogFull, LogStopped
 from tm.log.incarnations import INCARNATION, IncarnationVerb, trusted
 from tm.log.journal import Journal
+from tm.log.log_folder import Files, PosixFiles
 from tm.log.records import (
     branch_key,
     decode_decision,

@@ -30,7 +30,7 @@ from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.protocol.replies import Details, Holding, Recovered, Timeout
 from dtx.protocol.replies import Result as ResultReply
 from xa import Code
-from xa.tables import BRANCH, AssociationState, AssociationVerb, BranchState, BranchVerb
+from xa.state_tables import BRANCH, AssociationState, AssociationVerb, BranchState, BranchVerb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
