@@ -129,6 +129,7 @@ bench: setup
 docs: setup
 	$(BIN)/python -m bench.diagrams docs/state-machines.md
 	$(BIN)/python -m bench.packages --into docs/architecture.md
+	$(BIN)/python -m bench.settings
 
 site: setup
 	$(BIN)/python -m bench.site

@@ -23,7 +23,7 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
-from dtx.broker.config import ConfigError, load
+from dtx.broker.config import load
 from dtx.store.contract import StoreError
 from dtx.store.sql.inspection import look_at_store
 from dtx.store.sql.store import open_database
@@ -64,7 +64,7 @@ OTHERS: Final = (
 )  # fmt: skip
 ALL_SCHEMES: Final = (*SCHEMES, *OTHERS)
 ERRORS: Final = (
-    XaError, ConfigurationError, ConfigError, LogError, ManagerUnusable, StoreError, PipelineError, ValueError, OSError
+    XaError, ConfigurationError, LogError, ManagerUnusable, StoreError, PipelineError, ValueError, OSError
 )  # fmt: skip
 
 

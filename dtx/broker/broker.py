@@ -26,7 +26,7 @@ from dtx.broker.access.credentials import Credentials
 from dtx.broker.access.password_checks import PasswordChecks
 from dtx.broker.access.permissions import open_to_this_machine, open_to_users
 from dtx.broker.access.rate_limited_log import RateLimitedLog
-from dtx.broker.config import values_of
+from dtx.broker.config import configured_values
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.broker.peer_scheduler import PeerScheduler
@@ -116,7 +116,7 @@ class Broker:
         self.container = Container(
             self._store, clock, config.settings, permissions, self._store_stopped, credentials=users
         )
-        self.container.configuration = list(values_of(config))
+        self.container.configuration = [*configured_values(config)]
         self.monitoring = Monitoring(config, self.container, self._store, self.flush_soon)
         self.http: Address | None = None
         """Where it answers probes."""

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Final
 from dtx.broker.access.credentials import CredentialsError, set_password
 from dtx.broker.access.permissions import PermissionsError
 from dtx.broker.broker import Broker
-from dtx.broker.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
+from dtx.broker.config import DEFAULT_LISTEN, DEFAULT_STORE, load
 from dtx.store.contract import StoreError
 from dtx.store.sql import compact
+from xa.configuration import ConfigurationError
 from xa.open_string import shown, without_secrets
 from xa.secrets import not_set
 from xa.telemetry.log_lines import FORMATS, line, write_lines
@@ -110,7 +111,7 @@ def run(arguments: argparse.Namespace, listening: Callable[[Broker], None] = lam
             return _compact(config)
         sys.setswitchinterval(SWITCH_S)
         return asyncio.run(_serve(config, listening))
-    except (ConfigError, CredentialsError, PermissionsError) as error:
+    except (ConfigurationError, CredentialsError, PermissionsError) as error:
         sys.stderr.write(f"xabridge broker: {error}\n")
         return EXIT_USAGE
     except (StoreError, OSError) as error:
@@ -120,7 +121,7 @@ def run(arguments: argparse.Namespace, listening: Callable[[Broker], None] = lam
 
 def _set_password(config: BrokerConfig, user: str) -> int:
     if config.users is None:
-        raise ConfigError("--set-password needs the file of users: --users, or broker.users in the file")
+        raise ConfigurationError("--set-password needs the file of users: --users, or broker.users in the file")
     typed = sys.stdin.isatty()
     password = getpass.getpass(f"password of {user}: ") if typed else sys.stdin.readline().rstrip("\n")
     set_password(config.users, user, password)
@@ -136,12 +137,12 @@ def _compact(config: BrokerConfig) -> int:
 def _set_user(config: BrokerConfig, given: str) -> None:
     user, _, variable = given.partition("=")
     if config.users is None:
-        raise ConfigError("--user-from-env: there is no file of users; name one with --users")
+        raise ConfigurationError("--user-from-env: there is no file of users; name one with --users")
     if not user or not variable:
-        raise ConfigError("--user-from-env: expected NAME=VARIABLE, a user and the variable with the password")
+        raise ConfigurationError("--user-from-env: expected NAME=VARIABLE, a user and the variable with the password")
     password = os.environ.get(variable)
     if not password:
-        raise ConfigError(f"--user-from-env: {not_set(variable)}")
+        raise ConfigurationError(f"--user-from-env: {not_set(variable)}")
     set_password(config.users, user, password)
 
 

@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from xa.configuration import FLAG, TEXT, member, seconds, setting, whole
+
 MEGABYTE: Final = 1 << 20
+COUNT: Final = whole()
+TIME: Final = seconds(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,46 +18,51 @@ class Limits:
     """The most that one peer, or all of them together, may take. Beyond it they are refused; no one else
     notices."""
 
-    connections: int = 1000
-    connections_per_user: int = 1000
-    operator_connections: int = 10
-    """Of these, kept for identities that may look by management."""
-    strangers: int = 200
-    """Peers that have not opened their connection yet, beside those."""
-    sessions: int = 1024
-    links: int = 256
-    transactions: int = 256
-    """Per connection: sessions, links in each session, txn-ids that are not discharged."""
-    frame_octets: int = 65_536
-    message_octets: int = 64 * MEGABYTE
-    partial_octets: int = 128 * MEGABYTE
-    """Of messages that one connection has begun to send, and not finished."""
-    credit: int = 500
-    """Messages that a sender may have on their way to one link."""
-    unsettled: int = 5_000
-    """Deliveries that one link may hold: a consumer's, or those of a sender that is to settle first."""
-    dynamic_nodes: int = 1000
-    dynamic_octets: int = 64 * MEGABYTE
-    """Per connection: dynamic nodes, and octets of the messages in all of them."""
-    queues: int = 10_000
-    branches: int = 100_000
-    branches_per_user: int = 20_000
-    """Prepared and unprepared ones. Rollback-only branches that no session works for make room when a limit is
-    reached."""
-    fences: int = 100_000
-    fences_per_user: int = 50_000
-    transaction_messages: int = 100_000
-    transaction_octets: int = 256 * MEGABYTE
-    """The most that one transaction may post before it is prepared or committed; and retire, counted in messages."""
-    unstored_octets: int = 1024 * MEGABYTE
-    """What all transactions that are not prepared post, and all messages that have come in part, over all
-    connections."""
-    waiting_octets: int = 64 * MEGABYTE
-    """Octets that wait for the store before the resource reads no more from its peers."""
-    output_octets: int = MEGABYTE
-    """Octets that wait for one peer before it is sent no more messages."""
-    waiting_commands: int = 64
-    """Commands that wait for one branch."""
+    connections: int = setting(1000, COUNT, "connections in all")
+    connections_per_user: int = setting(1000, COUNT, "connections of one user")
+    operator_connections: int = setting(
+        10, COUNT, "connections, of all, that are kept for those who may look by management"
+    )
+    strangers: int = setting(200, COUNT, "peers that have not opened their connection yet, beside `connections`")
+    sessions: int = setting(1024, COUNT, "sessions of one connection")
+    links: int = setting(256, COUNT, "links in each session")
+    transactions: int = setting(256, COUNT, "transactions of one connection that are open: txn-ids not discharged")
+    frame_octets: int = setting(65_536, COUNT, "octets of a frame")
+    message_octets: int = setting(64 * MEGABYTE, COUNT, "octets of a message")
+    partial_octets: int = setting(
+        128 * MEGABYTE, COUNT, "octets of messages that one connection has begun to send, and not finished"
+    )
+    credit: int = setting(500, COUNT, "messages that a sender may have on their way to one link")
+    unsettled: int = setting(
+        5_000,
+        COUNT,
+        "deliveries that one link may hold: a consumer's, or those of a sender that is to settle first",
+    )
+    dynamic_nodes: int = setting(1000, COUNT, "dynamic nodes of one connection; each holds up to 1,000 messages")
+    dynamic_octets: int = setting(64 * MEGABYTE, COUNT, "octets of the messages in all dynamic nodes of one connection")
+    queues: int = setting(10_000, COUNT, "queues")
+    branches: int = setting(
+        100_000,
+        COUNT,
+        "branches, prepared or not; rollback-only ones that no session works for make room when it is reached",
+    )
+    branches_per_user: int = setting(20_000, COUNT, "branches of one user")
+    fences: int = setting(100_000, COUNT, "fences")
+    fences_per_user: int = setting(50_000, COUNT, "fences of one user")
+    transaction_messages: int = setting(
+        100_000, COUNT, "messages that one transaction posts before it is prepared or committed; and that it retires"
+    )
+    transaction_octets: int = setting(256 * MEGABYTE, COUNT, "octets of the messages that one transaction posts")
+    unstored_octets: int = setting(
+        1024 * MEGABYTE,
+        COUNT,
+        "octets that all transactions which are not prepared post, and of all messages that came in part",
+    )
+    waiting_octets: int = setting(
+        64 * MEGABYTE, COUNT, "octets that wait for the store before the broker reads no more from its peers"
+    )
+    output_octets: int = setting(MEGABYTE, COUNT, "octets that wait for one peer before it is sent no more messages")
+    waiting_commands: int = setting(64, COUNT, "commands that wait for one branch")
 
 
 class WhenFull(StrEnum):
@@ -67,46 +76,58 @@ class WhenFull(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """How a queue treats its messages. `dead_letter` is the name of the queue that takes what was rejected,
-    or was delivered `max_deliveries` times in vain, or has expired, with * for the name of the queue itself; empty:
-    what was rejected or has expired is dropped, nothing else is."""
+    """How a queue treats its messages."""
 
-    max_depth: int = 1_000_000
-    max_octets: int = 0
-    """The octets of its messages, 0 for any number."""
-    when_full: WhenFull = WhenFull.REFUSE
-    max_deliveries: int = 10
-    dead_letter: str = "*.dead"
-    ttl_ms: int = 0
-    ordered_groups: bool = True
-    """Whether the messages of one group-id go to one consumer at a time."""
+    max_depth: int = setting(1_000_000, COUNT, "the most messages in the queue; 0: none")
+    max_octets: int = setting(0, COUNT, "the most octets of the messages in the queue; 0: any number")
+    when_full: WhenFull = setting(
+        WhenFull.REFUSE,
+        member(WhenFull),
+        'what happens to a message that is too much: `"refuse"` it, or take it and move the oldest ones to the dead '
+        'letters (`"dead-letter"`)',
+    )
+    max_deliveries: int = setting(
+        10, COUNT, "after so many deliveries without success a message goes to the dead letters; 0: never"
+    )
+    dead_letter: str = setting(
+        "*.dead",
+        TEXT,
+        'the queue for dead letters, `*` is the queue\'s name; `""`: what is rejected or expires is dropped, nothing '
+        "else is",
+    )
+    ttl_ms: int = setting(0, COUNT, "the time to live of messages that say none, in milliseconds; 0: no end")
+    ordered_groups: bool = setting(True, FLAG, "the messages of one group-id go to one consumer at a time")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The resource's settings. Times in seconds; 0 is never where a time may be left out."""
 
-    container: str = "xabridge"
+    container: str = setting("xabridge", TEXT, "the name that the broker gives itself in AMQP")
     limits: Limits = field(default_factory=Limits)
     queues: dict[str, QueueSettings] = field(default_factory=dict)
     """Queues that are made at the start, and have settings of their own."""
     queue_defaults: QueueSettings = field(default_factory=QueueSettings)
-    create_on_demand: bool = True
-    idle_timeout_s: float = 60.0
-    handshake_s: float = 15.0
-    """How long a peer may take to say who it is and to open the connection."""
-    wrong_password_s: float = 0.25
-    """How long a peer with a wrong password waits for the answer; twice as long for each further one from the same
-    address, up to 5 s."""
-    branch_timeout_s: int = 600
-    """A branch that is not prepared by then becomes rollback-only, unless set-timeout says otherwise."""
-    local_timeout_s: int = 600
-    rollback_only_s: int = 60
-    """How long a rollback-only branch is remembered for the one who is to hear why. Forgotten, it is unknown, which
-    means rolled back as well."""
-    fence_s: int = 7 * 24 * 3600
-    """How long a fence stands."""
-    lease_s: float = 10.0
-    """How long the broker has a store in PostgreSQL for itself without renewing it; at least 1."""
-    metrics_queues: int = 200
-    """Queues whose metrics have their names; all others are counted as one."""
+    create_on_demand: bool = setting(True, FLAG, "a queue is made when somebody first uses it")
+    idle_timeout_s: float = setting(60.0, TIME, "a peer that says nothing for so long is given up")
+    handshake_s: float = setting(15.0, TIME, "how long a peer may take to authenticate and to open its connection")
+    wrong_password_s: float = setting(
+        0.25,
+        TIME,
+        "how long the answer to a wrong password takes, the first time; twice as long for each further one from the "
+        "same address, up to 5 s",
+    )
+    branch_timeout_s: int = setting(
+        600, COUNT, "a branch that is not prepared by then is rollback-only, unless its client says otherwise"
+    )
+    local_timeout_s: int = setting(600, COUNT, "the same for a local transaction")
+    rollback_only_s: int = setting(
+        60, COUNT, "how long a rollback-only branch is remembered; later it is unknown, which means rolled back as well"
+    )
+    fence_s: int = setting(7 * 24 * 3600, COUNT, "how long a [fence](wire.md) stands")
+    lease_s: float = setting(
+        10.0, seconds(1), "how long a broker has a store in PostgreSQL without renewing it, in seconds; at least 1"
+    )
+    metrics_queues: int = setting(
+        200, COUNT, "queues whose metrics have their own names; all others are counted as one"
+    )

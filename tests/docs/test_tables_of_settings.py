@@ -5,32 +5,24 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
-from dtx.broker.access.permissions import Rule
-from dtx.broker.config import BrokerConfig
-from dtx.broker.settings import MEGABYTE, Limits, QueueSettings, Settings
+from bench.settings import TABLES, Table
 from dtx.broker.telemetry.metrics import METRICS as BROKER
 from rm_db.address import _DEFAULTS
 from rm_db.decider.decision_table import END_BATCH
 from tests.docs.guide import ROOT
-from tm import Configuration, ConfigurationError, ConsumerSettings, configuration_from
+from tm import ConsumerSettings
 from tm.telemetry.metrics import METRICS as MANAGER
 from tm.telemetry.metrics import metrics_table
 from xa.pool import RESERVE
 from xa.telemetry.metric import table
-from xabridge.console.settings import ConsoleSettings
-from xabridge.outbox import RelaySettings
 from xabridge.outbox.metrics import METRICS as OUTBOX
 from xabridge.pipeline.spark.progress_metrics import METRICS as PIPELINES
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-QUEUES: Final = "`[broker.queue_defaults]` and `[broker.queues.NAME]`"
-SHOWN: Final = re.compile(r"[\d,.]+(?: MiB)?|true|false")
+SHOWN: Final = re.compile(r"[\d,.]+|true|false")
 """A default that can be compared; others are words."""
 
 
@@ -51,54 +43,21 @@ def names(made: type[Any]) -> set[str]:
     return {field.name for field in fields(made)}
 
 
-@pytest.mark.parametrize(
-    ("page", "head", "known"),
-    [
-        ("consumers.md", "parameter", names(ConsumerSettings) - {"queue"}),
-        ("outbox.md", "setting", names(RelaySettings)),
-        ("console.md", "`[console]`", names(ConsoleSettings) - {"pipelines"}),
-        (
-            "broker.md",
-            "`[broker]`",
-            (names(BrokerConfig) | names(Settings))
-            - {"settings", "permissions", "limits", "queues", "queue_defaults", "origins"},
-        ),
-        ("broker.md", QUEUES, names(QueueSettings)),
-        ("broker.md", "`[broker.permissions.NAME]`", names(Rule)),
-        ("broker.md", "`[broker.limits]`", names(Limits)),
-    ],
-)
-def test_every_setting_is_named_once(page: str, head: str, known: set[str]) -> None:
-    assert sorted(name for row, _ in rows(page, head) for name in row) == sorted(known)
+@pytest.mark.parametrize("table_", TABLES, ids=lambda one: f"{one.page} {one.head}")
+def test_the_tables_are_those_of_the_declarations(table_: Table) -> None:
+    """`make docs` writes them."""
+    text = (ROOT / "docs" / table_.page).read_text(encoding="utf-8")
+    assert table_.into(text) == text
 
 
-def test_every_key_of_the_configuration_is_named_once(tmp_path: Path) -> None:
-    file = tmp_path / "xabridge.toml"
-    file.write_text("no_such_key = 1\n", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match="known are") as refused:
-        configuration_from(file)
-    known = re.search(r"known are ([\w, ]+)", str(refused.value))
-    assert known is not None
-    assert sorted(name for row, _ in rows("operations.md", "key") for name in row) == known[1].split(", ")
+def test_every_setting_of_a_consumer_is_named_once_with_its_default() -> None:
+    found = rows("consumers.md", "parameter")
+    assert sorted(name for row, _ in found for name in row) == sorted(names(ConsumerSettings) - {"queue"})
 
-
-@pytest.mark.parametrize(
-    ("page", "head", "made"),
-    [
-        ("operations.md", "key", Configuration),
-        ("outbox.md", "setting", RelaySettings),
-        ("console.md", "`[console]`", ConsoleSettings),
-        ("consumers.md", "parameter", ConsumerSettings),
-        ("broker.md", "`[broker]`", Settings),
-        ("broker.md", QUEUES, QueueSettings),
-        ("broker.md", "`[broker.limits]`", Limits),
-    ],
-)
-def test_the_defaults_hold(page: str, head: str, made: type[Any]) -> None:
-    held = {field.name: field.default for field in fields(made)}
+    held = {field.name: field.default for field in fields(ConsumerSettings)}
     shown = {
         name: default
-        for row, cell in rows(page, head)
+        for row, cell in found
         for name, default in zip(row, re.split(r", ", cell), strict=False)
         if name in held and SHOWN.fullmatch(default)
     }
@@ -107,11 +66,10 @@ def test_the_defaults_hold(page: str, head: str, made: type[Any]) -> None:
 
 
 def value(text: str) -> float | bool:
-    """What a cell shows, in octets where it has a unit."""
+    """The default that a cell shows."""
     if text in ("true", "false"):
         return text == "true"
-    number, _, unit = text.partition(" ")
-    return float(number.replace(",", "")) * (MEGABYTE if unit else 1)
+    return float(text.replace(",", ""))
 
 
 @pytest.mark.parametrize(

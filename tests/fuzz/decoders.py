@@ -25,7 +25,6 @@ from dtx.amqp.sasl.scram import ClientFinal, ClientFirst, ScramError, ServerFirs
 from dtx.amqp.values import Described, Symbol, Uint, Ulong
 from dtx.broker.access.credentials import Credentials, CredentialsError, verifier_of
 from dtx.broker.access.permissions import PermissionsError, rule_of_json
-from dtx.broker.config import ConfigError
 from dtx.broker.config import load as broker_config
 from dtx.broker.queues.outcomes import read_state
 from dtx.broker.queues.selector import Selector, SelectorError, selector_of
@@ -300,7 +299,7 @@ DECODERS: Final[dict[str, Decoder]] = {
     ),
     "permissions": Decoder(text(lambda given: rule_of_json("a", given)), (PermissionsError,), (_RULE,)),
     "users": Decoder(file(Credentials.load), (CredentialsError,), (f"decoy AAAA\n{PASSWORD} alice\n".encode(),)),
-    "broker configuration": Decoder(file(lambda path: broker_config(path, {})), (ConfigError,), (_CONFIG,)),
+    "broker configuration": Decoder(file(lambda path: broker_config(path, {})), (ConfigurationError,), (_CONFIG,)),
     "configuration": Decoder(file(lambda path: configuration_from(path, {})), (ConfigurationError,), (_CONFIG,)),
     "outbox configuration": Decoder(file(lambda path: OutboxConfig.read(path, {})), (ConfigurationError,), (_CONFIG,)),
     "console configuration": Decoder(file(lambda path: console_settings(path, {})), (ConfigurationError,), (_CONFIG,)),

@@ -20,6 +20,7 @@ from tests.rm_amqp.client import RMID, Client
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import TMONEPHASE, Code
+from xa.configuration import Section
 from xabridge.testing.contract.client import RMID as DECIDER_RMID
 from xabridge.testing.contract.client import elsewhere, new_key, refused
 from xabridge.testing.contract.deciding import RECORD, Decider
@@ -40,7 +41,7 @@ class Guarded:
         self._users = folder / "users"
         for user in ("alice", "bob"):
             self.set_password(user, "secret")
-        rules = Permissions.from_section({"alice": OWN, "bob": OWN})
+        rules = Permissions.from_section(Section({"alice": OWN, "bob": OWN}))
         self.broker = EmbeddedBroker(folder, users=self._users, permissions=rules)
 
     def set_password(self, user: str, password: str) -> None:

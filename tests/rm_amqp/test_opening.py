@@ -17,6 +17,7 @@ from tests.rm_amqp.client import RMID, Client
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.foreign import foreign_broker, silent_peer
 from xa import TMSTARTRSCAN, Code, ResourceError, XaError, XaMisuse
+from xa.configuration import Section
 from xabridge.testing.contract.client import ScriptedRegistrar
 from xabridge.testing.ports import free_port
 
@@ -74,7 +75,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker
     """A broker that knows its users."""
     folder = tmp_path_factory.mktemp("guarded")
     set_password(folder / "users", "shop", OPEN_SESAME, iterations=4096)
-    rules = Permissions.from_section({"shop": {"produce": ["orders"], "create": ["orders"], "coordinate": "own"}})
+    rules = Permissions.from_section(
+        Section({"shop": {"produce": ["orders"], "create": ["orders"], "coordinate": "own"}})
+    )
     broker = EmbeddedBroker(folder, users=folder / "users", permissions=rules)
     yield broker
     broker.stop()

@@ -60,12 +60,21 @@ WRONG = {
     "an unknown key": ('logs = "x"', "logs", "unknown key; known are "),
     "a key that is misspelt": ('logg = "x"', "logg", "unknown key; known are broker"),
     "... and what was meant": ('logg = "x"', "logg", "(did you mean log?)"),
-    "a log that is a number": ("log = 7", "log", "expected text, not 7"),
+    "a log that is a number": ("log = 7", "log", "expected text, not a whole number"),
     "no table of resources": ("resources = 7", "resources", "expected a table"),
-    "a resource that is a number": ("[resources]\na = 7", "resources.a", 'expected "url" or'),
-    "a resource without a url": ("[resources]\na = {}", "resources.a.url", "where is the resource?"),
+    "a resource that is a number": ("[resources]\na = 7", "resources.a", "expected a table, not a whole number"),
+    "a resource without a url": ("[resources]\na = {}", "resources.a.url", "missing; expected text"),
     "an unknown key of it": ('[resources]\na = {url = "x://y", color = "red"}', "resources.a.color", "unknown key"),
-    "no mode": ('[resources]\na = {url = "x://y", mode = "one-phase"}', "resources.a.mode", "'one-phase' is neither"),
+    "no mode": (
+        '[resources]\na = {url = "x://y", mode = "one-phase"}',
+        "resources.a.mode",
+        'expected "two-phase" or "decider", not \'one-phase\'',
+    ),
+    "a secret of a wrong kind": ('telemetry = "${SECRET}"', "telemetry", "expected true or false, not this text"),
+    "no address": ('http = "${SECRET}"', "http", "expected host:port, a text, not this text"),
+    "a token without a page": ('http_token_env = "A"', "http_token_env", "it is for a page of http, which is missing"),
+    "acting without a token": ('http_act_token_env = "A"', "http_act_token_env", "who acts has to see first"),
+    "an unknown format": ('log_format = "xml"', "log_format", """expected "text" or "json", not 'xml'"""),
     "no variable": ('[resources]\na = "x://u:${NOWHERE}@y"', "resources.a.url", "variable NOWHERE is not set"),
     "no variable of the log": ('log = "file://${NOWHERE}"', "log", "environment variable NOWHERE is not set"),
     "no time at all": ("timeout_s = 0", "timeout_s", "expected seconds above 0, not 0"),
@@ -75,9 +84,9 @@ WRONG = {
     "a pause without end": ("recovery_interval_s = inf", "recovery_interval_s", "not inf"),
 }
 NO_NODE = {
-    "no node": ('log = "file:///x"', "node", "missing; give this node an id"),
-    "a node that is none": ('node = "two words"', "node", "expected 1 to 32 of the ASCII letters"),
-    "a node that is a number": ("node = 7", "node", "expected text, not 7"),
+    "no node": ('log = "file:///x"', "node", "missing; expected a name that stays the same, such as"),
+    "a node that is none": ('node = "two words"', "node", "1 to 32 of the ASCII letters"),
+    "a node that is a number": ("node = 7", "node", "digits and . _ -, not 7"),
 }
 
 
@@ -85,10 +94,22 @@ NO_NODE = {
 def test_an_error_names_file_key_and_mend(tmp_path: Path, case: str) -> None:
     text, key, what = NO_NODE[case] if case in NO_NODE else WRONG[case]
     with pytest.raises(ConfigurationError) as error:
-        read(tmp_path, text if case in NO_NODE else f'node = "n"\n{text}')
+        read(tmp_path, text if case in NO_NODE else f'node = "n"\n{text}', SECRET="s3cret")  # noqa: S106 — no one's
     message = str(error.value)
+    assert "s3cret" not in message
     assert message.startswith(f"{tmp_path / 'xabridge.toml'}: {key}")
     assert what in message
+
+
+def test_a_name_with_a_variable_waits_for_whoever_puts_it_in(tmp_path: Path) -> None:
+    """A pipeline's executors do, so that no secret is in a plan."""
+    path = tmp_path / "xabridge.toml"
+    path.write_text('node = "orders-${HOSTNAME}"\nhttp = "${HOST}:9464"\ntimeout_s = 7\n', encoding="utf-8")
+    found = configuration_from(path, None)
+    assert (found.node, found.http, found.timeout_s) == ("orders-${HOSTNAME}", "${HOST}:9464", 7.0)
+    path.write_text('node = "two words"\n', encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="not 'two words'"):
+        configuration_from(path, None)
 
 
 def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
@@ -97,7 +118,7 @@ def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="can't be read"):
         configuration_from(tmp_path)
     (tmp_path / "xabridge.toml").write_bytes(b'node = "\xff"')
-    with pytest.raises(ConfigurationError, match="UTF-8"):
+    with pytest.raises(ConfigurationError, match="not TOML: 'utf-8' codec"):
         configuration_from(tmp_path / "xabridge.toml")
 
 

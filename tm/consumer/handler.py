@@ -11,7 +11,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from tm.errors import ProtocolMisuse
-from tm.resources.resource import ConfigurationError
+from tm.resources import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

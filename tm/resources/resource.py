@@ -23,9 +23,9 @@ from tm.outcome import named
 from tm.resources.states import RESOURCE, ResourceState, ResourceVerb
 from tm.two_phase.return_codes import Verb
 from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, thread_of_control, xa_error
+from xa.configuration import TEXT, ConfigurationError, choice, declared, setting
 from xa.machine import advance
 from xa.open_string import OpenString, shown
-from xa.secrets import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,17 +75,9 @@ Mode = Literal["two-phase", "decider"]
 class ResourceConfig:
     """How a resource is configured. `factory` is for resource managers that no entry point names."""
 
-    url: str = field(repr=False)
-    mode: Mode = "two-phase"
+    url: str = field(repr=False, metadata=declared(TEXT, "where it is", secret=True))
+    mode: Mode = setting("two-phase", choice("two-phase", "decider"), "its part in a transaction")
     factory: ResourceFactory | None = None
-
-
-class ConfigurationError(Exception):
-    """The configuration can't be used. The message names the place and the key, says what to do, and has no
-    password."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(masked(message))
 
 
 def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tm.resources import ConfigurationError
+from xa.configuration import ConfigurationError, read_file
 from xabridge.exit_codes import Exit
 
 if TYPE_CHECKING:
@@ -100,7 +100,5 @@ def _brokers(given: list[str]) -> dict[str, str] | None:
 
 def _has_a_node(path: Path) -> bool:
     """Whether the file configures a transaction manager, and not only a broker or a console."""
-    import tomllib  # noqa: PLC0415 — as above
-
-    table = tomllib.loads(path.read_text(encoding="utf-8"))
-    return "node" in table and bool(table.get("resources"))
+    file = read_file(path)
+    return "node" in file.content and bool(file.table("resources").content)

@@ -20,16 +20,15 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from rm_amqp.settings import parse
-from tm.resources import ConfigurationError
 from xa import XaError
-from xa.open_string import PASSWORD_ENV, OpenString
+from xa.configuration import FLAG, HOST_AND_PORT, TEXT, Section, declared, read_file, seconds, setting, texts, whole
+from xa.open_string import PASSWORD_ENV, OpenString, host_and_port
 from xa.secrets import expanded, hide, not_set
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ CONNECT_S: Final = 3
 """How long the attempt to reach a broker takes, unless its URL says otherwise."""
 ANSWER_S: Final = 10
 """How long a broker may take for an answer, unless its URL says otherwise."""
+MOST: Final = 10_000_000
+TIME: Final = seconds(below=MOST)
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,40}")
 _OF_A_CERTIFICATE: Final = frozenset({"cert", "key"})
 
@@ -58,6 +59,15 @@ class WatchedBroker:
         configuration is shown either."""
         found = OpenString.parse(self.url)
         return (found if user else found.without(_OF_A_CERTIFICATE)).as_user(user, password).url
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTable:
+    """An entry of `[console.nodes]`."""
+
+    url: str = field(repr=False, metadata=declared(TEXT, "a URL of http or https", secret=True))
+    token_env: str = field(metadata=declared(TEXT, "the environment variable with its token"))
+    act_token_env: str | None = setting(None, TEXT, "the environment variable with what lets the console act there")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +95,38 @@ class WatchedPipelines:
 class ConsoleSettings:
     """The settings. Times in seconds."""
 
-    listen: str = "127.0.0.1:8161"
-    hosts: tuple[str, ...] = ()
-    certificate: str = ""
-    key: str = ""
-    https: bool = False
-    idle_s: float = 1800.0
-    session_s: float = 43_200.0
-    sessions: int = 100
-    brokers: tuple[WatchedBroker, ...] = field(default=(WatchedBroker("broker", DEFAULT_BROKER),))
-    nodes: tuple[WatchedNode, ...] = ()
+    listen: str = setting("127.0.0.1:8161", HOST_AND_PORT, "host and port; a port alone is on this machine")
+    brokers: tuple[WatchedBroker, ...] = setting(
+        (WatchedBroker("broker", DEFAULT_BROKER),),
+        None,
+        "a table: the name of each broker, and its [open string](amqp-client.md#the-open-string)",
+        unset=f"the AMQP brokers of `[resources]`, or `{DEFAULT_BROKER}`",
+    )
+    nodes: tuple[WatchedNode, ...] = setting(
+        (),
+        None,
+        'a table: the name of each node, and `{ url = "http://host:9464", token_env = "NAME" }`, the environment '
+        'variable with its token; with `act_token_env = "NAME"` the console may act there',
+        unset="none",
+    )
+    hosts: tuple[str, ...] = setting(
+        (),
+        texts("names"),
+        "other names by which browsers call the console; a request to any other name is refused",
+        unset="none",
+    )
+    certificate: str = setting("", TEXT, "the console's certificate, a PEM file: it speaks HTTPS")
+    key: str = setting("", TEXT, "the key of the certificate, a PEM file")
+    https: bool = setting(False, FLAG, "a proxy in front of the console speaks HTTPS, and passes the header Host on")
+    idle_s: float = setting(1800.0, TIME, "seconds after which a session ends that nobody uses")
+    session_s: float = setting(43_200.0, TIME, "seconds after which a session ends in any case")
+    sessions: int = setting(100, whole(1, MOST - 1), "the most sessions; one more ends the one that was idle longest")
     pipelines: WatchedPipelines | None = None
 
     @property
     def address(self) -> tuple[str, int]:
         """Where it listens."""
-        host, _, port = self.listen.rpartition(":")
-        return host.removeprefix("[").removesuffix("]"), int(port)
+        return host_and_port(self.listen)
 
     @property
     def secure(self) -> bool:
@@ -116,81 +141,40 @@ class ConsoleSettings:
         return frozenset({"127.0.0.1", "localhost", "::1", *own, *self.hosts})
 
 
-_TABLES: Final = frozenset({"brokers", "nodes"})
-_PLAIN: Final = {one.name: one.type for one in fields(ConsoleSettings) if one.name not in {*_TABLES, "pipelines"}}
-
-
 def console_settings(
     path: Path | None, environment: Mapping[str, str] = os.environ, **flags: object
 ) -> ConsoleSettings:
     """The settings in the file, if there is one, and those of `flags` that are not None; ConfigurationError says what
     is wrong."""
-    table: dict[str, Any] = {}
-    if path is not None:
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigurationError(f"{path}: {error}") from error
-    section = table.get("console", {})
-    if not isinstance(section, dict):
-        raise ConfigurationError("console: expected a table")
-
-    told = {**section, **{name: value for name, value in flags.items() if value is not None}}
-    brokers, nodes = told.pop("brokers", None), told.pop("nodes", {})
-    for name, value in told.items():
-        _check(name, value)
-    if brokers is None:
-        found = _of_resources(table.get("resources", {}), environment)
-    elif isinstance(brokers, dict) and brokers:
-        found = tuple(_broker(name, url, environment) for name, url in brokers.items())
+    file = Section({}, environment=environment) if path is None else read_file(path, environment)
+    section = file.table("console", flags)
+    brokers = section.table("brokers")
+    if "brokers" not in section.content:
+        found = _of_resources(file.table("resources"), environment)
+    elif brokers.content:
+        found = tuple(_broker(brokers, name, url, environment) for name, url in brokers.content.items())
     else:
-        raise ConfigurationError('console.brokers: expected a table with at least one broker: name = "amqp://…"')
+        raise section.wrong("brokers", 'expected at least one broker: name = "amqp://…"')
 
-    if not isinstance(nodes, dict):
-        raise ConfigurationError("console.nodes: expected a table")
-    told["nodes"] = tuple(_node(name, node, environment) for name, node in nodes.items())
-    told["hosts"] = tuple(told.get("hosts", ()))
-    if found:
-        told["brokers"] = found
+    others: dict[str, Any] = {"brokers": found} if found else {}
+    nodes = section.table("nodes")
+    others["nodes"] = tuple(_node(nodes, name, node, environment) for name, node in nodes.tables())
     if path is not None:
-        told["pipelines"] = _pipelines(path, table, environment)
-    made = ConsoleSettings(**told)
-    _check_listening(made)
+        others["pipelines"] = _pipelines(path, file, environment)
+    made: ConsoleSettings = section.read(ConsoleSettings, **others)
+    _check_listening(made, section)
     return made
 
 
-def _check(name: str, value: object) -> None:
-    where = f"console.{name}"
-    expected = _PLAIN.get(name)
-    if expected is None:
-        raise ConfigurationError(f"{where}: unknown; known are {', '.join(sorted([*_PLAIN, *_TABLES]))}")
-
-    if name == "hosts":
-        good = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        words = "a list of names"
-    elif expected == "bool":
-        good, words = isinstance(value, bool), "true or false"
-    elif expected == "str":
-        good, words = isinstance(value, str), "text"
-    else:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 10_000_000
-        good = good and (expected != "int" or isinstance(value, int))
-        words = "a number above 0"
-    if not good:
-        raise ConfigurationError(f"{where}: expected {words}, not {value!r}")
-
-
-def _check_listening(made: ConsoleSettings) -> None:
-    host, _, digits = made.listen.rpartition(":")
-    if not host or not digits.isascii() or not digits.isdecimal() or len(digits) > 5 or int(digits) > 65_535:
-        raise ConfigurationError(f"console.listen: {made.listen!r}: expected host:port")
+def _check_listening(made: ConsoleSettings, section: Section) -> None:
     host, _ = made.address
     if bool(made.certificate) != bool(made.key):
-        raise ConfigurationError("console: certificate and key are given together")
+        raise section.wrong("key" if made.certificate else "certificate", "certificate and key are given together")
     if not made.secure and not _is_loopback(host):
-        raise ConfigurationError(
-            f"console.listen: {host} is reached from other machines, and without TLS passwords would be sent in the "
-            "clear. Set certificate and key, or https = true if a proxy in front of the console does TLS"
+        raise section.wrong(
+            "listen",
+            f"{host} is reached from other machines, and without TLS passwords would be sent in the clear. Set "
+            "certificate and key, or https = true if a proxy in front of the console does TLS",
         )
 
 
@@ -201,90 +185,76 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _of_resources(resources: object, environment: Mapping[str, str]) -> tuple[WatchedBroker, ...]:
+def _of_resources(resources: Section, environment: Mapping[str, str]) -> tuple[WatchedBroker, ...]:
     """The brokers among the resources, without the users that the application has there."""
     found = []
-    for name, value in resources.items() if isinstance(resources, dict) else ():
+    for name, value in resources.content.items():
         url = value.get("url") if isinstance(value, dict) else value
         if isinstance(url, str) and url.partition("://")[0] in {"amqp", "amqps"} and _NAME.fullmatch(name):
-            made = _broker(name, url, environment)
+            made = _broker(resources, name, url, environment)
             found.append(WatchedBroker(made.name, made.url))
     return tuple(found)
 
 
-def _broker(name: str, url: object, environment: Mapping[str, str]) -> WatchedBroker:
-    where = f"console.brokers.{name}"
+def _broker(brokers: Section, name: str, url: object, environment: Mapping[str, str]) -> WatchedBroker:
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"{where}: a broker's name has up to 40 letters, digits and . _ -")
+        raise brokers.wrong(name, "a broker's name has up to 40 letters, digits and . _ -")
     if not isinstance(url, str):
-        raise ConfigurationError(f'{where}: expected a URL: {name} = "amqp://host"')
+        raise brokers.misfit(name, f'a URL: {name} = "amqp://host"')
     try:
-        whole = _with_patience(expanded(url, environment))
-        settings = parse(whole, environment)
+        whole_url = _with_patience(expanded(url, environment))
+        settings = parse(whole_url, environment)
     except KeyError as error:
-        raise ConfigurationError(f"{where}: {not_set(error.args[0])}") from None
+        raise brokers.wrong(name, not_set(error.args[0])) from None
     except XaError as error:
-        raise ConfigurationError(f"{where}: {error.message}") from error
-    bare = OpenString.parse(whole).without({PASSWORD_ENV}).as_user("", None).url
-    return WatchedBroker(name, bare, whole if settings.user else None)
+        raise brokers.wrong(name, error.message) from error
+    bare = OpenString.parse(whole_url).without({PASSWORD_ENV}).as_user("", None).url
+    return WatchedBroker(name, bare, whole_url if settings.user else None)
 
 
-def _node(name: str, told: object, environment: Mapping[str, str]) -> WatchedNode:
-    where = f"console.nodes.{name}"
+def _node(nodes: Section, name: str, section: Section, environment: Mapping[str, str]) -> WatchedNode:
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(f"{where}: a node's name has up to 40 letters, digits and . _ -")
-    keys = {"url", "token_env"}
-    if not isinstance(told, dict) or set(told) - {"act_token_env"} != keys or not all(map(_is_text, told.values())):
-        raise ConfigurationError(
-            f'{where}: expected {{ url = "http://host:9464", token_env = "NODE_TOKEN" }}, and act_token_env = "…" for '
-            "a node through which the console may act"
-        )
-
-    url = told["url"]
+        raise nodes.wrong(name, "a node's name has up to 40 letters, digits and . _ -")
+    node = section.read(NodeTable)
     try:
-        parts = urlsplit(url)
-        good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0 and url.isascii()
+        parts = urlsplit(node.url)
+        good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0 and parts.username is None
     except ValueError:
         good = False
-    if not good or parts.username is not None or parts.query or parts.fragment or not url.isprintable() or " " in url:
-        raise ConfigurationError(
-            f"{where}: expected a URL of http or https with host and port alone, like http://host:9464"
-        )
-    token = _token(where, told["token_env"], environment)
-    act_token = _token(where, told["act_token_env"], environment) if "act_token_env" in told else ""
-    return WatchedNode(name, url, token, act_token)
+    one_word = node.url.isascii() and node.url.isprintable() and " " not in node.url
+    if not good or parts.query or parts.fragment or not one_word:
+        raise section.wrong("url", "expected a URL of http or https with host and port alone, like http://host:9464")
+
+    token = _token(section, "token_env", node.token_env, environment)
+    act_token = "" if node.act_token_env is None else _token(section, "act_token_env", node.act_token_env, environment)
+    return WatchedNode(name, node.url, token, act_token)
 
 
-def _token(where: str, variable: str, environment: Mapping[str, str]) -> str:
+def _token(section: Section, key: str, variable: str, environment: Mapping[str, str]) -> str:
     token = environment.get(variable, "")
     if not token:
-        raise ConfigurationError(f"{where}: {not_set(variable)}")
+        raise section.wrong(key, not_set(variable))
     hide(token)
     if not (token.isascii() and token.isprintable()):
-        raise ConfigurationError(f"{where}: the token in that environment variable is not printable ASCII")
+        raise section.wrong(key, "the token in that environment variable is not printable ASCII")
     return token
 
 
-def _pipelines(path: Path, table: dict[str, Any], environment: Mapping[str, str]) -> WatchedPipelines | None:
+def _pipelines(path: Path, file: Section, environment: Mapping[str, str]) -> WatchedPipelines | None:
     """The pipelines that keep their decisions in `[pipeline] log`, or in the node's own log if that is a database."""
-    section, node_log = table.get("pipeline", {}), table.get("log")
-    own = section.get("log") if isinstance(section, dict) else None
-    if own is None and node_log is None:
+    if "pipeline" not in file.content and "log" not in file.content:
         return None
     from xabridge.pipeline.core import PipelineError  # noqa: PLC0415 — only where there may be pipelines
     from xabridge.pipeline.settings import DATABASE, settings_from  # noqa: PLC0415 — as above
 
-    if own is None and not (isinstance(node_log, str) and DATABASE.match(node_log)):
+    own, node_log = "log" in file.table("pipeline").content, file.content.get("log")
+    if not own and not (isinstance(node_log, str) and DATABASE.match(node_log)):
         return None
     try:
         settings = settings_from("status", None, {}, str(path), environment)
     except PipelineError as error:  # which does not concern the brokers
         return WatchedPipelines("", trouble=str(error))
     return WatchedPipelines(settings.log, settings.resources)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _with_patience(url: str) -> str:

@@ -32,6 +32,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dtx.amqp.decoding import DecodeError
 from rm_amqp.message import Message
+from xa.configuration import check, seconds, setting, whole
 from xa.secrets import masked
 from xabridge.outbox.publisher import BrokerAway, Outgoing, Refusal, Sent
 from xabridge.outbox.store import Carried, OutboxStore
@@ -51,26 +52,22 @@ BACKOFF_FIRST_S: Final = 0.5
 BACKOFF_LAST_S: Final = 15.0
 LEASE_MARGIN_S: Final = 30.0
 STOP_S: Final = 60.0
+SECONDS: Final = seconds(below=3600)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
     """How a relay works."""
 
-    batch: int = 100
-    """How many messages it takes at once."""
-    poll_s: float = 0.2
-    """How long it waits when there was nothing to send."""
-    timeout_s: float = 30.0
-    """How long the broker may take to confirm a batch."""
-    max_attempts: int = 10
-    """How often a message is tried that the broker refuses."""
+    batch: int = setting(
+        100, whole(1, MAX_BATCH), f"how many messages it takes at once, at most {MAX_BATCH:,}; 16 MiB end a batch too"
+    )
+    poll_s: float = setting(0.2, SECONDS, "seconds that it waits when there was nothing to send")
+    timeout_s: float = setting(30.0, SECONDS, "seconds that the broker may take to confirm a batch")
+    max_attempts: int = setting(10, whole(1), "how often a message is tried that the broker refuses")
 
     def __post_init__(self) -> None:
-        if not 1 <= self.batch <= MAX_BATCH:
-            raise ValueError(f"batch is from 1 to {MAX_BATCH}, not {self.batch}")
-        if self.max_attempts < 1 or not 0 < self.poll_s < 3600 or not 0 < self.timeout_s < 3600:
-            raise ValueError("max_attempts is at least 1, poll_s and timeout_s are above 0 and below 3600")
+        check(self)
 
 
 class Relay:

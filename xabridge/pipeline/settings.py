@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tm import ConfigurationError, configuration_from
+from tm.config import configuration_in
+from xa.configuration import TEXT, ConfigurationError, read_file, setting
 from xa.open_string import shown
 from xabridge.pipeline.core import PipelineError, Settings
 from xabridge.pipeline.core.secrets import expanded
@@ -31,6 +32,15 @@ if TYPE_CHECKING:
 FILE: Final = "xabridge.toml"
 DATABASE: Final = re.compile(r"(postgresql|sqlite)(\+\w+)?:")
 """The URL of a log that can decide pipelines."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineTable:
+    """The table `[pipeline]`."""
+
+    log: str | None = setting(
+        None, TEXT, "the database that keeps the decisions of pipelines", unset="`log`, if that is one", secret=True
+    )
 
 
 def settings_from(
@@ -65,12 +75,12 @@ def _configured(config: str | None) -> tuple[str | None, dict[str, str], dict[st
         return None, {}, {}
     path = Path(config or FILE)
     try:
-        configuration = configuration_from(path, environment=None)
+        file = read_file(path, None, later=True)
+        configuration = configuration_in(file)
+        log = file.table("pipeline").read(PipelineTable).log
     except ConfigurationError as error:
         raise PipelineError(str(error)) from error
 
-    table = tomllib.loads(path.read_text(encoding="utf-8")).get("pipeline", {})
-    log = table.get("log") if isinstance(table, dict) else None
     if log is None and configuration.log is not None and DATABASE.match(configuration.log):
         log = configuration.log
     resources: dict[str, str] = {}

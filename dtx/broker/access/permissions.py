@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.sasl.mechanisms import RESERVED
+from xa.configuration import FLAG, ConfigurationError, Section, member, setting, texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 EVERYBODY: Final = "*"
 ANONYMOUS: Final = "anonymous"
+PATTERNS: Final = texts("address patterns")
 
 
 class PermissionsError(Exception):
@@ -61,13 +63,17 @@ class Management(Enum):
 class Rule:
     """The permissions of one identity; patterns of addresses for each action."""
 
-    consume: tuple[str, ...] = ()
-    produce: tuple[str, ...] = ()
-    create: tuple[str, ...] = ()
-    coordinate: Coordination = Coordination.NONE
-    view: bool = False
-    manage: bool = False
-    read_payload: bool = False
+    consume: tuple[str, ...] = setting(
+        (), PATTERNS, "a list of addresses that NAME may receive from; `*` in them stands for any text", unset="none"
+    )
+    produce: tuple[str, ...] = setting((), PATTERNS, "the same of those that NAME may send to", unset="none")
+    create: tuple[str, ...] = setting((), PATTERNS, "the same of those that NAME may make by first use", unset="none")
+    coordinate: Coordination = setting(
+        Coordination.NONE, member(Coordination), "of which branches: [below](broker.md#who-may-do-what)"
+    )
+    view: bool = setting(False, FLAG, "may look by [management](broker.md#management)")
+    manage: bool = setting(False, FLAG, "may look, and change what management can change")
+    read_payload: bool = setting(False, FLAG, "may read the content of messages by management")
 
     def allows(self, action: Action, address: str) -> bool:
         """Whether one of the patterns for `action` fits `address`."""
@@ -142,10 +148,9 @@ class Permissions:
         return any(rule.manage or (needs is Management.VIEW and rule.view) for rule in rules)
 
     @classmethod
-    def from_section(cls, section: Mapping[str, Any]) -> Permissions:
-        """The table as the configuration has it: name → { consume, produce, create: patterns;
-        coordinate: "none", "own" or "all"; view, manage, read_payload: true or false }."""
-        return cls({name: rule_from(name, given) for name, given in section.items()})
+    def from_section(cls, section: Section) -> Permissions:
+        """The table as the configuration has it: name → the settings of a Rule. ConfigurationError."""
+        return cls({name: rule.read(Rule) for name, rule in section.tables()})
 
 
 def section_of(rule: Rule) -> dict[str, Any]:
@@ -167,28 +172,12 @@ def rule_of_json(name: str, text: str) -> Rule:
 
 
 def rule_from(name: str, given: Any) -> Rule:
-    """The rule of `name` as the configuration has it; PermissionsError says what is wrong with it."""
-    if not isinstance(given, dict):
-        raise PermissionsError(f"permissions of {name!r}: expected a table, not {given!r}")
-    unknown = set(given) - {field.name for field in fields(Rule)}
-    if unknown:
-        raise PermissionsError(f"permissions of {name!r}: unknown {', '.join(sorted(unknown))}")
-    patterns: dict[str, Any] = {}
-    for action in Action:
-        value = given.get(action.value, [])
-        if not isinstance(value, list) or not all(isinstance(pattern, str) for pattern in value):
-            raise PermissionsError(f"permissions of {name!r}: {action.value} is a list of address patterns")
-        patterns[action.value] = tuple(value)
-
+    """The rule of `name` as the configuration has it; PermissionsError says what is wrong with it. Variables are no
+    matter of whoever sends one."""
     try:
-        coordinate = Coordination(given.get("coordinate", "none"))
-    except (ValueError, TypeError):  # what can't be hashed is no member either
-        raise PermissionsError(f"permissions of {name!r}: coordinate is none, own or all") from None
-    flags: dict[str, Any] = {one.value: given.get(one.value, False) for one in Management}
-    for flag, value in flags.items():
-        if not isinstance(value, bool):
-            raise PermissionsError(f"permissions of {name!r}: {flag} is true or false")
-    return Rule(**patterns, coordinate=coordinate, **flags)
+        return Section({name: given}, "permissions").table(name).read(Rule)
+    except ConfigurationError as error:
+        raise PermissionsError(str(error)) from None
 
 
 def is_loopback(host: str) -> bool:

@@ -9,8 +9,9 @@ import pytest
 
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.broker.access.permissions import Action
-from dtx.broker.config import Address, BrokerConfig, ConfigError, load, values_of
+from dtx.broker.config import Address, BrokerConfig, configured_values, load
 from dtx.broker.settings import QueueSettings
+from xa.configuration import ConfigurationError
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "broker.md"
 CERTIFICATES = Path(__file__).parents[2] / "interop" / "certificates"
@@ -55,7 +56,7 @@ def test_flags_go_before_the_file(tmp_path: Path) -> None:
     assert loaded(tmp_path, '[broker]\nhttp = "9464"\n').http == Address(
         "127.0.0.1", 9464
     )  # a port alone is on this machine
-    with pytest.raises(ConfigError, match=r"absent\.toml"):
+    with pytest.raises(match=r"absent\.toml"):
         load(tmp_path / "absent.toml", {})
 
 
@@ -75,27 +76,44 @@ def test_addresses(text: str, address: Address) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[broker", "xabridge.toml"),
-        ("broker = 5", "broker: expected a table"),
-        ("[broker]\nhttp = 9464", "broker.http: expected str"),
-        ('[broker]\nlog_format = "xml"', "broker.log_format: expected text or json"),
-        ("[broker]\nlisten = 5", "broker.listen: expected a list of host:port"),
-        ('[broker]\nlisten = "host:99999"', "'host:99999': expected host:port"),
-        ('[broker]\nlisten_tls = ["127.0.0.1:1"]', "TLS needs a certificate and its key"),
-        ('[broker]\ncertificate = "a"', "certificate and key are given together"),
-        ("[broker]\nsecure = true", "broker.secure: there is no such setting"),
-        ('[broker]\nanonymous = "no"', "broker.anonymous: expected bool, not 'no'"),
-        ("[broker]\nqueues = 5", "broker.queues: expected a table"),
-        ("[broker.limits]\nlinks = -1", "broker.limits.links: -1 is negative"),
-        ("[broker.limits]\nlinks = true", "broker.limits.links: expected int"),
-        ("[broker.queues.q]\nmax_deph = 1", "broker.queues.q.max_deph: there is no such setting"),
-        ("[broker.queue_defaults]\nttl_ms = 1.5", "broker.queue_defaults.ttl_ms: expected int"),
-        ("[broker.permissions.a]\ncoordinate = 1", "broker.permissions: permissions of 'a': coordinate is"),
+        ("[broker", "not TOML: "),
+        ("broker = 5", "broker: expected a table, not a whole number"),
+        ("[broker]\nhttp = 9464", "broker.http: expected host:port, a text, not 9464"),
+        ('[broker]\nlog_format = "xml"', 'broker.log_format: expected "text" or "json", not \'xml\''),
+        ("[broker]\nlisten = 5", "broker.listen: expected host:port, or a list of them, not 5"),
+        ('[broker]\nlisten = "host:99999"', "broker.listen: expected host:port, or a list of them, not 'host:99999'"),
+        ('[broker]\nlisten_tls = ["127.0.0.1:1"]', "broker.listen_tls: TLS needs a certificate and its key"),
+        ('[broker]\ncertificate = "a"', "broker.key: certificate and key are given together"),
+        ("[broker]\nsecure = true", "broker.secure: unknown key; known are anonymous, "),
+        ("[broker]\nstand_by = true", "(did you mean standby?)"),
+        ("[broker]\nlease_s = 0.5", "broker.lease_s: expected seconds, 1 or more, not 0.5"),
+        ("[broker]\nidle_timeout_s = nan", "broker.idle_timeout_s: expected seconds, 0 or more, not nan"),
+        ('[broker]\nanonymous = "no"', "broker.anonymous: expected true or false, not 'no'"),
+        ("[broker]\nqueues = 5", "broker.queues: expected a table, not a whole number"),
+        ("[broker.limits]\nlinks = -1", "broker.limits.links: expected a whole number, 0 or more, not -1"),
+        ("[broker.limits]\nlinks = true", "broker.limits.links: expected a whole number, 0 or more, not True"),
+        ("[broker.limits]\nconections = 1", "(did you mean connections?)"),
+        ("[broker.queues.q]\nmax_deph = 1", "broker.queues.q.max_deph: unknown key; known are "),
+        ("[broker.queue_defaults]\nttl_ms = 1.5", "broker.queue_defaults.ttl_ms: expected a whole number, 0 or more"),
+        (
+            '[broker.queue_defaults]\ndead_letter = ""\nwhen_full = "dead-letter"',
+            "broker.queue_defaults.when_full: the queue has no dead letters",
+        ),
+        (
+            "[broker.permissions.a]\ncoordinate = 1",
+            'broker.permissions.a.coordinate: expected "none", "own" or "all", not 1',
+        ),
     ],
 )
-def test_a_wrong_setting_is_told_with_its_place(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(says)):
+def test_a_wrong_setting_is_named_with_its_file_and_key(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(says)) as refused:
         loaded(tmp_path, text)
+    assert str(refused.value).startswith(f"{tmp_path / 'xabridge.toml'}: ")
+
+
+def test_a_wrong_flag_is_named_as_it_is_typed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"^--listen-tls: expected host:port, or a list of them, not"):
+        loaded(tmp_path, '[broker]\nlisten = "127.0.0.1:0"\n', listen_tls=["nowhere"])
 
 
 def test_each_value_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +123,7 @@ def test_each_value_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest
         '[broker]\nstore = "postgresql://broker:${SECRET}@db/broker"\nfence_s = 5\n'
         "[broker.limits]\nqueues = 7\n[broker.queue_defaults]\nttl_ms = 9\n[broker.queues.orders]\nmax_depth = 3\n"
     )
-    found = {one.name: one[1:] for one in values_of(load(file, {"listen": ["127.0.0.1:1"], "users": None}))}
+    found = {one.name: one[1:] for one in configured_values(load(file, {"listen": ["127.0.0.1:1"], "users": None}))}
     assert found["fence_s"] == ("5", str(file))
 
     assert found["limits.queues"] == ("7", str(file))

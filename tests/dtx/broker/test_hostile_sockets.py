@@ -40,6 +40,7 @@ from dtx.store.contract import Step
 from tests.dtx.broker.peer import frame
 from tests.dtx.broker.sockets import LOGIN, LONG_S, OPENED, Line, on_a_broker, said, sasl, serving, until
 from tests.dtx.broker.strangers import ATTACH, BEGIN, CLOSE, DISPOSITION, END, FLOW, OPEN, TRANSFER
+from xa.configuration import Section
 from xa.printable import printable
 from xabridge.testing.broker import BrokerProcess
 
@@ -346,7 +347,7 @@ def test_a_flood_delays_nobody_and_the_broker_stops_when_it_is_told(tmp_path: Pa
 
 
 # -- connections
-TABLE: Final = Permissions.from_section({"operator": {"manage": True}, "worker": {"produce": ["*"]}})
+TABLE: Final = Permissions.from_section(Section({"operator": {"manage": True}, "worker": {"produce": ["*"]}}))
 
 
 def login(user: str, password: str) -> bytes:

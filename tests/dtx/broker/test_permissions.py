@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from dtx.broker.access.permissions import (
     is_loopback,
     open_to_this_machine,
     open_to_users,
+    rule_of_json,
 )
 from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
@@ -39,6 +41,7 @@ from dtx.protocol.replies import Recovered, decode_reply
 from dtx.store.contract import Batch
 from tests.dtx.broker.peer import OK, Coordinator, World, closed, frame
 from xa import Code, Xid
+from xa.configuration import ConfigurationError, Section
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,12 +50,14 @@ if TYPE_CHECKING:
 ANYBODY, ALICE, BOB, OPERATOR = Identity(""), Identity("alice"), Identity("bob"), Identity("operator")
 
 TABLE = Permissions.from_section(
-    {
-        "alice": {"consume": ["orders", "audit.*"], "coordinate": "own"},
-        "operator": {"coordinate": "all", "manage": True},
-        "*": {"produce": ["invoices.*"], "create": ["tmp-*"]},
-        "anonymous": {"consume": ["public"]},
-    }
+    Section(
+        {
+            "alice": {"consume": ["orders", "audit.*"], "coordinate": "own"},
+            "operator": {"coordinate": "all", "manage": True},
+            "*": {"produce": ["invoices.*"], "create": ["tmp-*"]},
+            "anonymous": {"consume": ["public"]},
+        }
+    )
 )
 
 
@@ -87,20 +92,29 @@ def test_a_long_address_against_many_stars_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "says"),
+    ("rule", "says"),
     [
-        ({"alice": ["orders"]}, "expected a table"),
-        ({"alice": {"consume": "orders"}}, "consume is a list"),
-        ({"alice": {"consume": [1]}}, "consume is a list"),
-        ({"alice": {"coordinate": "some"}}, "none, own or all"),
-        ({"alice": {"coordinate": []}}, "none, own or all"),
-        ({"alice": {"manage": "yes"}}, "true or false"),
-        ({"alice": {"comsume": ["orders"]}}, "unknown comsume"),
+        (["orders"], ": expected a table"),
+        ({"consume": "orders"}, ".consume: expected a list of address patterns, not 'orders'"),
+        ({"consume": [1]}, ".consume: expected a list of address patterns, not [1]"),
+        ({"coordinate": "some"}, '.coordinate: expected "none", "own" or "all", not \'some\''),
+        ({"coordinate": []}, ".coordinate: expected"),
+        ({"coordinate": "${ALL}"}, ".coordinate: expected"),
+        ({"manage": "yes"}, ".manage: expected true or false, not 'yes'"),
+        ({"comsume": ["orders"]}, "(did you mean consume?)"),
     ],
 )
-def test_a_wrong_table_is_told_in_a_sentence(section: dict[str, Any], says: str) -> None:
-    with pytest.raises(PermissionsError, match=f"permissions of 'alice': .*{says}"):
-        Permissions.from_section(section)
+def test_a_wrong_rule_is_refused_with_its_key(rule: Any, says: str) -> None:
+    with pytest.raises(PermissionsError, match=f"permissions.alice.*{re.escape(says)}"):
+        rule_of_json("alice", json.dumps(rule))
+    with pytest.raises(ConfigurationError, match=f"alice.*{re.escape(says)}"):
+        Permissions.from_section(Section({"alice": rule}))
+
+
+def test_what_a_client_sends_has_no_variables_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would read the broker's environment."""
+    monkeypatch.setenv("PASSWORD", "s3cret")
+    assert rule_of_json("alice", '{"consume": ["${PASSWORD}"]}').consume == ("${PASSWORD}",)
 
 
 def test_a_broker_without_users_is_open_to_its_machine_and_says_so() -> None:
@@ -126,7 +140,7 @@ OWN = {**WORK, "coordinate": "own"}
 
 
 def world_of(limits: Limits = Limits(), **rules: Any) -> World:  # noqa: B008 — it is frozen
-    return World(Settings(limits=limits), Permissions.from_section(rules))
+    return World(Settings(limits=limits), Permissions.from_section(Section(rules)))
 
 
 def xid(number: int, gtrid: bytes = b"global") -> Xid:
@@ -294,7 +308,7 @@ def test_one_user_does_not_use_up_the_fences_nor_the_branches_of_all() -> None:
 @pytest.mark.parametrize("name", ["anonymous", "*"])
 def test_a_certificate_does_not_name_everybody_or_nobody(name: str) -> None:
     assert external_server(b"", name).identity is None
-    table = Permissions.from_section({"anonymous": {"consume": ["secret"]}, "*": {"produce": ["public"]}})
+    table = Permissions.from_section(Section({"anonymous": {"consume": ["secret"]}, "*": {"produce": ["public"]}}))
     assert table.may(Identity(name), Action.CONSUME, "secret") is False
 
 

@@ -317,7 +317,7 @@ def test_usage(field: Field, xabridge: Xabridge, capsys: pytest.CaptureFixture[s
         xabridge("recover", "list", "--older-than", "soon")
 
     for text, command, told in (
-        ('node = "two words"\n', "list", "node: node id 'two words'"),
+        ('node = "two words"\n', "list", "node: expected a name that stays the same"),
         (
             'node = "n"\n[resources]\na = "gopher://x"\n', "run",
             "resources.a.url: no resource manager is registered for gopher",

@@ -119,11 +119,14 @@ def test_the_relay_once(operator: Operator, tmp_path: Path) -> None:
 def test_a_configuration_that_is_wrong(operator: Operator, tmp_path: Path) -> None:
     for table, told in (
         ("database = 7", "outbox.database: expected text"),
-        ('database = "none"', "'none' is neither a URL nor one of [resources]: shop"),
+        ('database = "none"', "outbox.database: expected a URL, or one of [resources]: shop, not 'none'"),
         ('databse = "shop"', "outbox.databse: unknown key; known are"),
-        ("batch = 0", "batch is from 1 to 1000"),
-        ("batch = 1.5", "batch is a whole number"),
-        ("poll_s = true", "poll_s is seconds"),
+        ('databse = "shop"', "(did you mean database?)"),
+        ("batch = 0", "outbox.batch: expected a whole number, 1 to 1,000, not 0"),
+        ("batch = 1.5", "outbox.batch: expected a whole number, 1 to 1,000, not 1.5"),
+        ("poll_s = true", "outbox.poll_s: expected seconds above 0 and below 3,600, not True"),
+        ("timeout_s = 3600", "outbox.timeout_s: expected seconds above 0 and below 3,600, not 3600"),
+        ("max_attempts = 0", "outbox.max_attempts: expected a whole number, 1 or more, not 0"),
         ('database = "${NO_SUCH}://x"', "the environment variable NO_SUCH is not set"),
     ):
         (tmp_path / "xabridge.toml").write_text(

@@ -17,6 +17,7 @@ from tests.xabridge.cli.field import OTHER_LOG, OTHERS, Field
 from tests.xabridge.traffic import Traffic
 from tm import configuration_from
 from xa import Xid
+from xa.configuration import Section
 from xabridge.console.server import serving
 from xabridge.console.settings import ConsoleSettings, WatchedBroker, WatchedNode
 from xabridge.testing.ports import free_port
@@ -55,7 +56,7 @@ def broker_with_users(folder: Path, rules: dict[str, dict[str, Any]] | None = No
             set_password(users, user, PASSWORD, iterations=MIN_ITERATIONS)
         _USERS[tuple(rules)] = users.read_bytes()
     return EmbeddedBroker(
-        folder, users=users, permissions=Permissions.from_section(rules), plain_without_tls=True, **config
+        folder, users=users, permissions=Permissions.from_section(Section(rules)), plain_without_tls=True, **config
     )
 
 

@@ -33,6 +33,7 @@ def test_which_brokers_it_watches(tmp_path: Path) -> None:
     made = console_settings(None, {})
     assert [(one.name, one.url) for one in made.brokers] == [("broker", "amqp://127.0.0.1:5672")]
     flags = {"listen": "127.0.0.1:2", "brokers": {"x": "amqp://h"}}
+    assert settings(tmp_path, '[console]\nlisten = "8161"\n').address == ("127.0.0.1", 8161)
     made = settings(tmp_path, '[console]\nlisten = "127.0.0.1:1"\n', **flags)
     assert (made.listen, made.brokers[0].name) == ("127.0.0.1:2", "x"), "flags go before the file"
 
@@ -67,30 +68,36 @@ def test_nodes_have_their_tokens_from_the_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("[console]\nlistn = 1", "unknown"),
+        ("[console]\nlistn = 1", r"console\.listn: unknown key; known are .* \(did you mean listen\?\)"),
         ('[console]\nlisten = "nowhere"', "expected host:port"),
         ('[console]\nlisten = "0.0.0.0:8161"', "passwords would be sent in the clear"),
-        ("[console]\nidle_s = 0", "a number above 0"),
-        ("[console]\nsessions = 1.5", "a number above 0"),
+        ("[console]\nidle_s = 0", "seconds above 0 and below 10,000,000, not 0"),
+        ("[console]\nsessions = 1.5", "a whole number, 1 to 9,999,999, not 1.5"),
         ('[console]\nhttps = "yes"', "true or false"),
         ('[console]\nhosts = "one"', "a list of names"),
         ('[console]\ncertificate = "a"', "given together"),
         ("[console]\nbrokers = {}", "at least one broker"),
         ('[console.brokers]\n"a/b" = "amqp://h"', "letters, digits"),
-        ("[console.brokers]\na = 1", "expected a URL"),
+        ("[console.brokers]\na = 1", r"console\.brokers\.a: expected a URL"),
         ('[console.brokers]\na = "http://h"', "not a scheme"),
         ('[console.brokers]\na = "amqp://u:${NONE}@h"', "NONE is not set"),
         ("[console]\nnodes = 1", "console.nodes: expected a table"),
-        ('[console.nodes]\n"a/b" = 1', "letters, digits"),
-        ('[console.nodes]\na = "http://h"', "token_env"),
+        ('[console.nodes]\n"a/b" = {}', "letters, digits"),
+        ('[console.nodes]\na = "http://h"', r"console\.nodes\.a: expected a table, not 'http://h'"),
         ('[console.nodes]\na = { url = "ftp://h", token_env = "SECRET" }', "a URL of http or https"),
         ('[console.nodes]\na = { url = "http://u:p@h", token_env = "SECRET" }', "a URL of http or https"),
         ('[console.nodes]\na = { url = "http://h:x", token_env = "SECRET" }', "a URL of http or https"),
         ('[console.nodes]\na = { url = "http://h", token_env = "NONE" }', "NONE is not set"),
         ('[console.nodes]\na = { url = "http://h", token_env = "SECRET", act_token_env = "NONE" }', "NONE is not set"),
-        ('[console.nodes]\na = { url = "http://h", act_token_env = "SECRET" }', "token_env"),
-        ('[console.nodes]\na = { url = "http://h", token_env = "SECRET", acting = true }', "act_token_env"),
-        ("console = 1", "expected a table"),
+        (
+            '[console.nodes]\na = { url = "http://h", act_token_env = "SECRET" }',
+            r"console\.nodes\.a\.token_env: missing; expected text",
+        ),
+        (
+            '[console.nodes]\na = { url = "http://h", token_env = "SECRET", acting = true }',
+            r"a\.acting: unknown key; known are act_token_env",
+        ),
+        ("console = 1", "console: expected a table"),
         ("[console", "xabridge.toml"),
     ],
 )

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from dtx.broker.config import ConfigError, load
+from dtx.broker.config import load
 from dtx.store.contract import StoreError
 from dtx.store.sql.backup import back_up
+from xa.configuration import ConfigurationError
 from xa.printable import escaped
 from xabridge.cli.output import write_json
 from xabridge.exit_codes import Exit
@@ -35,7 +36,7 @@ def run(arguments: Namespace) -> Exit:
     try:
         config = load(arguments.config, {"store": arguments.store})
         made = back_up(config.store, arguments.destination)
-    except ConfigError as error:
+    except ConfigurationError as error:
         return _complain(error, Exit.USAGE)
     except StoreError as error:
         return _complain(error, Exit.FAILED)
