@@ -138,7 +138,7 @@ def test_an_address_that_is_taken_is_told(tmp_path: Path, capsys: pytest.Capture
 
 WRONG = [
     (("--listen", "0.0.0.0:0"), "everybody could do everything. Configure users and permissions"),
-    (("--listen", "nowhere"), "'nowhere': expected host:port"),
+    (("--listen", "nowhere"), "--listen: expected host:port, or a list of them, not ['nowhere']"),
     (("--listen-tls", "127.0.0.1:0"), "TLS needs a certificate and its key"),
     (("--users", "/nonexistent/users", "--listen", "127.0.0.1:0"), "/nonexistent/users"),
     (("--set-password", "alice"), "--set-password needs the file of users"),
