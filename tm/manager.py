@@ -9,7 +9,6 @@ consumers, transactional functions, telemetry and pages. Those parts know a `Man
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -34,6 +33,7 @@ from tm.recovery.service import RecoveryService
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.resources.blocking_ports import BlockingPorts
 from tm.resources.registrar import DynamicRegistrar
+from tm.sequences import Sequences
 from tm.transaction import live_of
 from tm.two_phase.executor import Executor
 from tm.two_phase.states import FINAL
@@ -132,7 +132,7 @@ class Manager(Generic[Tx_co]):
         self._closed = False
         self._consumers: WeakSet[ManagedConsumer] = WeakSet()
         self._unusable: str | None = None
-        self._sequence = itertools.count(1)
+        self._sequences = Sequences(clock)
 
         self._lease = self._make_lease(clock)
         ports: Ports = BlockingPorts(self._resources, self._log, sleep, self._holds)
@@ -145,11 +145,14 @@ class Manager(Generic[Tx_co]):
             self._ownership,
             recorder.recovered if recorder is not None else None,
             clock=clock,
+            sequences=self._sequences,
         )
         if recorder is not None:
             ports = recorder.ports(ports)
-        self.executor = Executor(self._live, ports, self._recovery.unfinished.add, self._recovery.wake, recorder)
-        self._reaper = Reaper(self._live, clock)
+        self.executor = Executor(
+            self._live, self._sequences, ports, self._recovery.unfinished.add, self._recovery.wake, recorder
+        )
+        self._reaper = Reaper(self._live, clock, self._note_floor)
         self.uninterrupted = UninterruptedCalls(self._break_off)
         """The runner for code that no signal handler may interrupt."""
         belongs_to_this_process(self)
@@ -210,7 +213,7 @@ class Manager(Generic[Tx_co]):
         if self._decider is None:
             return None
         decider = self._resources[self._decider]
-        return Lease(self.node, decider, lambda: next(self._sequence), since_boot if clock is time.monotonic else clock)
+        return Lease(self.node, decider, self._sequences, since_boot if clock is time.monotonic else clock)
 
     def _holds(self, sequence: int) -> bool:
         """For the ports of a commit: whether the lease has been held since the transaction of this number began."""
@@ -295,7 +298,7 @@ class Manager(Generic[Tx_co]):
             raise ProtocolMisuse(misfit("timeout_s", SECONDS, timeout_s))
 
         prefix = self._prefix or self.uninterrupted.run("begin", self._begin_prefix)
-        gtrid = prefix + next(self._sequence).to_bytes(8, "big")
+        gtrid = prefix + self._sequences.take().to_bytes(8, "big")
         block = WithBlock() if interruptible() else None
         live = GlobalTransaction(self, gtrid, self._clock(), timeout_s, self._decider, waits=waits, block=block)
         transaction = cast("Tx_co", self._transaction(live))
@@ -311,6 +314,7 @@ class Manager(Generic[Tx_co]):
             self._current.set(entered)
         except BaseException:  # interrupted: nobody has it
             self._live.pop(gtrid, None)
+            self._sequences.over(gtrid)
             self._leave_span(entered)
             if entered.outer_control is not None:
                 switch_control(entered.outer_control)
@@ -513,6 +517,11 @@ class Manager(Generic[Tx_co]):
         for resource in self._resources.values():
             resource.leave(FORKED)
 
+    def _note_floor(self) -> None:
+        """Has the log note which transactions are over. Where a resource decides, its lease does."""
+        if self._log is not None and self._lease is None:
+            self._log.note_floor(self._sequences.floor())
+
     def check_unforked(self) -> None:
         """Raises ManagerUnusable in a fork of the process that opened it."""
         if self._unusable is FORKED:
@@ -551,6 +560,7 @@ class Manager(Generic[Tx_co]):
             with entered(ThreadOfControl()):  # this thread's own may be at work in one of its transactions
                 resource.close()
         if self._log is not None:
+            self._note_floor()
             self._log.close()
         if self._recorder is not None:
             self._recorder.close()

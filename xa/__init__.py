@@ -10,7 +10,7 @@ from xa.capabilities import (
     StartingAtOnce,
 )
 from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, AxCode, Code
-from xa.deciding_resource import DecidingResource, DecisionRecord, Owner
+from xa.deciding_resource import DecidingResource, DecisionRecord, NotedIncarnation, Owner
 from xa.errors import (
     EXCEPTIONS,
     BranchRolledBack,
@@ -83,6 +83,7 @@ __all__ = [
     "HeuristicOutcome",
     "LateEnding",
     "LimitingPrepared",
+    "NotedIncarnation",
     "Owner",
     "Registrar",
     "ResourceError",

@@ -47,6 +47,17 @@ class Owner:
     """The process: boot id, pid namespace, pid and start time (Linux); "" if these are unknown."""
 
 
+@dataclass(frozen=True, slots=True)
+class NotedIncarnation:
+    """What a deciding resource has noted of an incarnation that begins, or has begun, transactions."""
+
+    incarnation: bytes
+    floor: int
+    """The sequence below which its transactions are over everywhere."""
+    noted_s: float
+    """When that was noted: seconds since 1970, by the clock of this resource."""
+
+
 class DecidingResource(ResourceManager, Protocol):
     """A resource manager that can be the one that decides. Codes that any verb may raise are those of
     `ResourceManager`."""
@@ -56,9 +67,15 @@ class DecidingResource(ResourceManager, Protocol):
         """8 octets, random, made when the place of the decisions was made; known once open."""
         ...
 
-    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
-        """Notes durably that `owner` is at work until `lease_s` from now, by the clock of this resource. Calling it
-        again renews the lease, whether it has run out or not. 0: `owner` is not at work any more."""
+    def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0) -> None:
+        """Notes durably that `owner` is at work until `lease_s` from now, by the clock of this resource, and that its
+        transactions whose sequence is below `floor` are over everywhere. Calling it again renews the lease, whether it
+        has run out or not. 0: `owner` is not at work any more."""
+        ...
+
+    def incarnations(self, node: str, rmid: int) -> Sequence[NotedIncarnation]:
+        """The incarnations of the owners of `node`, whether at work or not; the latest ones where there are many. A
+        resource that keeps no floors has none."""
         ...
 
     def owners(self, rmid: int) -> Sequence[Owner]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from xa.codes import Code
-    from xa.deciding_resource import DecisionRecord, Owner
+    from xa.deciding_resource import DecisionRecord, NotedIncarnation, Owner
     from xa.errors import XaError
     from xa.xid import Xid
 
@@ -291,10 +291,13 @@ class DecidingDriver(Driver[W]):
     def decide(self, xid: Xid, record: bytes) -> Code: ...
 
     @abstractmethod
-    def hold(self, owner: Owner, lease_s: float) -> None: ...
+    def hold(self, owner: Owner, lease_s: float, floor: int) -> None: ...
 
     @abstractmethod
     def owners(self) -> Sequence[Owner]: ...
+
+    def incarnations(self, node: str) -> Sequence[NotedIncarnation]:  # noqa: ARG002 — for drivers that keep none
+        return ()
 
     @abstractmethod
     def settle(self, gtrid: bytes) -> bytes | None: ...

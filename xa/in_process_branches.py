@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from xa.deciding_resource import DecisionRecord, Owner
+    from xa.deciding_resource import DecisionRecord, NotedIncarnation, Owner
     from xa.driver import Pending, SessionContext
     from xa.xid import Xid
 
@@ -178,10 +178,13 @@ class DecidingUnitDriver(UnitDriver[U]):
         """Commits the unit with the decision (xid.gtrid, record). As `xa.deciding_resource.DecidingResource.decide`."""
 
     @abstractmethod
-    def hold(self, owner: Owner, lease_s: float) -> None: ...
+    def hold(self, owner: Owner, lease_s: float, floor: int) -> None: ...
 
     @abstractmethod
     def owners(self) -> Sequence[Owner]: ...
+
+    def incarnations(self, node: str) -> Sequence[NotedIncarnation]:  # noqa: ARG002 — for drivers that keep none
+        return ()
 
     @abstractmethod
     def settle(self, gtrid: bytes) -> bytes | None: ...
@@ -668,11 +671,14 @@ class DecidingBranches(Branches[U], DecidingDriver[Part[U]]):
             )
         )
 
-    def hold(self, owner: Owner, lease_s: float) -> None:
-        self.unit_driver.hold(owner, lease_s)
+    def hold(self, owner: Owner, lease_s: float, floor: int) -> None:
+        self.unit_driver.hold(owner, lease_s, floor)
 
     def owners(self) -> Sequence[Owner]:
         return self.unit_driver.owners()
+
+    def incarnations(self, node: str) -> Sequence[NotedIncarnation]:
+        return self.unit_driver.incarnations(node)
 
     def settle(self, gtrid: bytes) -> bytes | None:
         return self.unit_driver.settle(gtrid)

@@ -63,7 +63,7 @@ from xa.threads_of_control import CURRENT, thread_of_control
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from xa.deciding_resource import DecisionRecord, Owner
+    from xa.deciding_resource import DecisionRecord, NotedIncarnation, Owner
     from xa.driver import DecidingDriver, Driver, Pending
     from xa.resource_manager import Registrar
     from xa.xid import Xid
@@ -797,11 +797,14 @@ class DecidingSwitch(Switch[W]):
             raise xa_error(Code.XAER_PROTO, told, xid)
         return super().commit(xid, rmid, flags)
 
-    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
-        self.call("hold", rmid, lambda: self.driver.hold(owner, lease_s))
+    def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0) -> None:
+        self.call("hold", rmid, lambda: self.driver.hold(owner, lease_s, floor))
 
     def owners(self, rmid: int) -> Sequence[Owner]:
         return self.call("owners", rmid, self.driver.owners)
+
+    def incarnations(self, node: str, rmid: int) -> Sequence[NotedIncarnation]:
+        return self.call("incarnations", rmid, lambda: self.driver.incarnations(node))
 
     def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
         self._calling("decide", rmid)

@@ -428,7 +428,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         self.connections.pool.release(branch.pooled, keep=False)
 
     # --- decisions and leases ---------------------------------------------------------------------------------
-    def hold(self, owner: Owner, lease_s: float) -> None:
+    def hold(self, owner: Owner, lease_s: float, floor: int) -> None:  # noqa: ARG002 — a token keeps no floors
         """XA_RETRY: another process holds the lease token for too long."""
         log, now_ms = self._decisions, int(self._wall() * 1000)
         until_ms = now_ms + int(lease_s * 1000)

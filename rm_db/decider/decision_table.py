@@ -5,8 +5,10 @@ There are three tables. The first open makes those that are missing, if the user
     xabridge_decider     one row: decider_id (16 hexadecimal digits, random). incarnation is not used any more; former
                          versions counted their openings in it, others leave it 0
     xabridge_decision    gtrid (hexadecimal, the primary key), state, record, created
-    xabridge_owner       a row for each transaction manager at work: node, incarnation (hexadecimal), process, and the
-                         time at which its lease ends (seconds since 1970, by this database's clock)
+    xabridge_owner       a row for each transaction manager that is, or was, at work: node, incarnation (hexadecimal),
+                         process, the time at which its lease ends (0: it has ended), the floor (the sequence below
+                         which its transactions are over everywhere), and the time at which that was noted (seconds
+                         since 1970, by this database's clock)
 
 `state` is "decided", with the transaction manager's record, or "rolled back", which is a tombstone without a record. A
 row "decided" is inserted in the business transaction itself. A tombstone is inserted by whoever has to settle a
@@ -58,7 +60,7 @@ from sqlalchemy.schema import CreateTable
 
 from rm_db.decider.errors import from_dbapi, is_loss, is_transient, said
 from rm_db.decider.sqlite import WAIT_OPTION
-from xa import Code, DecisionRecord, Owner, TryAgain, XaError, xa_error
+from xa import Code, DecisionRecord, NotedIncarnation, Owner, TryAgain, XaError, xa_error
 from xa.sql import mariadb, postgres
 from xa.sql.statements import SECONDS_1970, missing_columns, upsert
 
@@ -82,8 +84,8 @@ _SETTLE_TRIES: Final = 5
 _MAKE_TRIES: Final = 5
 _MAKE_PAUSE_S: Final = 0.05
 
-KEEP_OWNERS_S: Final = 3600.0
-"""How long the row of a transaction manager is kept after its lease has run out."""
+KEPT_OWNERS: Final = 1000
+"""So many rows of transaction managers are kept for each node, the latest ones."""
 
 END_BATCH: Final = 256
 END_AFTER_S: Final = 1.0
@@ -134,6 +136,8 @@ class DecisionTable:
             Column("incarnation", String(16), primary_key=True),
             Column("process", String(255), nullable=False),
             Column("until", Double, nullable=False),
+            Column("floor", BigInteger, nullable=False),
+            Column("noted", Double, nullable=False),
             **_INNODB,
         )
         self._metadata = metadata
@@ -218,26 +222,33 @@ class DecisionTable:
 
     # --- owners ---------------------------------------------------------------------------------------------------
 
-    def hold(self, owner: Owner, lease_s: float) -> None:
+    def hold(self, owner: Owner, lease_s: float, floor: int = 0) -> None:
         table = self._owners
         whose = table.c.node == owner.node, table.c.incarnation == owner.incarnation.hex()
         with from_dbapi("hold"), self._transaction() as connection:
-            if not lease_s:
-                connection.execute(delete(table).where(*whose))
-                return
-
             now = _now(connection)
-            renewed = connection.execute(update(table).where(*whose).values(until=now + lease_s))
-            if renewed.rowcount == 0:
-                connection.execute(delete(table).where(table.c.until < now - KEEP_OWNERS_S))
-                connection.execute(
-                    insert(table).values(
-                        node=owner.node,
-                        incarnation=owner.incarnation.hex(),
-                        process=owner.process[:255],
-                        until=now + lease_s,
-                    )
-                )
+            noted = {"until": now + lease_s if lease_s else 0.0, "floor": floor, "noted": now}
+            renewed = connection.execute(update(table).where(*whose).values(noted))
+            if renewed.rowcount == 0 and lease_s:
+                key = {"node": owner.node, "incarnation": owner.incarnation.hex(), "process": owner.process[:255]}
+                self._delete_earlier(connection, owner.node)
+                connection.execute(insert(table).values(key | noted))
+
+    def _delete_earlier(self, connection: Connection, node: str) -> None:
+        """Deletes the rows of a node that are too many."""
+        table = self._owners
+        latest_first = select(table.c.incarnation).where(table.c.node == node).order_by(table.c.noted.desc())
+        surplus = connection.execute(latest_first).scalars().all()[KEPT_OWNERS - 1 :]
+        for first in range(0, len(surplus), END_BATCH):
+            some = surplus[first : first + END_BATCH]
+            connection.execute(delete(table).where(table.c.node == node, table.c.incarnation.in_(some)))
+
+    def incarnations(self, node: str) -> list[NotedIncarnation]:
+        table = self._owners
+        noted = select(table.c.incarnation, table.c.floor, table.c.noted).where(table.c.node == node)
+        with from_dbapi("incarnations"), self._transaction() as connection:
+            rows = connection.execute(noted)
+            return [NotedIncarnation(bytes.fromhex(row.incarnation), row.floor, row.noted) for row in rows]
 
     def owners(self) -> list[Owner]:
         table = self._owners

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rm_db.decider.decision_table import DecisionTable
-    from xa import DecisionRecord, Owner, Registrar, Xid
+    from xa import DecisionRecord, NotedIncarnation, Owner, Registrar, Xid
     from xa.diagnosis import Diagnosis
     from xa.driver import Pending
     from xa.pool import Connections
@@ -96,11 +96,14 @@ class DeciderDriver(DecidingUnitDriver[Unit]):
     def decide(self, unit: Unit, xid: Xid, record: bytes) -> Code:
         return self._opened.decide(unit, xid.gtrid, record)
 
-    def hold(self, owner: Owner, lease_s: float) -> None:
-        self._table.hold(owner, lease_s)
+    def hold(self, owner: Owner, lease_s: float, floor: int) -> None:
+        self._table.hold(owner, lease_s, floor)
 
     def owners(self) -> Sequence[Owner]:
         return self._table.owners()
+
+    def incarnations(self, node: str) -> Sequence[NotedIncarnation]:
+        return self._table.incarnations(node)
 
     def settle(self, gtrid: bytes) -> bytes | None:
         return self._table.settle(gtrid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tm.log import Branch, Decision, DecisionRefused, Heuristic, LogFull, LogStopped
@@ -19,6 +20,8 @@ class Disk:
     def __init__(self, log_id: bytes) -> None:
         self.log_id = log_id
         self.noted: dict[bytes, Standing] = {}
+        self.floors: dict[bytes, int] = {}
+        self.lazy_floors: dict[bytes, int] = {}
         self.taken = 0
         self.is_copy = False
         self.decisions: dict[bytes, Decision] = {}
@@ -26,8 +29,11 @@ class Disk:
         self.heuristics: dict[Branch, Heuristic] = {}
         self.ever_decided: set[bytes] = set()
 
-    def crash(self, random: Random) -> None:
-        """The process dies: each unforced END is on the disk, or not."""
+    def crash(self, random: Random, fate: Random) -> None:
+        """The process dies: each unforced END is on the disk, or not; and so is the floor."""
+        if fate.random() < 0.5:
+            self.floors |= self.lazy_floors
+        self.lazy_floors.clear()
         for gtrid in sorted(self.lazily_ended):
             if random.random() < 0.5:
                 self.decisions.pop(gtrid, None)
@@ -37,6 +43,7 @@ class Disk:
         """A copy, as it was made at this moment."""
         copy = Disk(self.log_id)
         copy.noted = dict(self.noted)
+        copy.floors = dict(self.floors)
         copy.is_copy = True
         copy.decisions = dict(self.decisions)
         copy.heuristics = dict(self.heuristics)
@@ -62,7 +69,7 @@ class SimulatedLog:
 
     @property
     def incarnations(self) -> Incarnations:
-        return self._incarnations
+        return replace(self._incarnations, floors=self._disk.floors | self._disk.lazy_floors)
 
     def trust(self, incarnation: bytes) -> None:
         self._disk.noted[incarnation] = trusted(self.incarnations, incarnation)
@@ -80,6 +87,10 @@ class SimulatedLog:
     def end(self, gtrid: bytes) -> None:
         if gtrid in self._disk.decisions and self._disk.taken == self._taken:
             self._disk.lazily_ended.add(gtrid)
+
+    def note_floor(self, floor: int) -> None:
+        if self._disk.taken == self._taken:
+            self._disk.lazy_floors[self.incarnation] = floor
 
     def note_heuristic(self, heuristic: Heuristic) -> None:
         if self._force():

@@ -16,15 +16,16 @@ from tests.simulation.world import Mutant
 from tm.log import Branch, LogFull, LogStopped
 from tm.log.incarnations import Incarnations, Standing
 from tm.recovery.ownership import Claim, Ownership, Whose
+from tm.sequences import Sequences
 from tm.two_phase.ports import Ports
 from tm.two_phase.return_codes import Verb
 from xa import HEURISTIC_CODES, Code, Gtrid, XaError, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from tm.log import Decision, Heuristic, LogError
-    from tm.recovery.ownership import AtWork
+    from tm.recovery.ownership import AtWork, Floors
     from tm.recovery.ports import Decisions, RecoveryPorts, Scanned
     from tm.two_phase.ports import Answer, Asked
 
@@ -178,7 +179,7 @@ class _EndsWhatIsOthers(Ownership):
 
 
 def _with(kind: type[Ownership]) -> Callable[[Ownership], Ownership]:
-    return lambda own: kind(own.node, own.log_id, own.incarnations, own.deciders, own.own)
+    return lambda own: kind(own.node, own.log_id, own.incarnations, own.deciders, own.own, own.floors)
 
 
 class _Everything(dict[bytes, Standing]):
@@ -225,27 +226,52 @@ def _can_be_told(live: frozenset[bytes], at_work: Any) -> tuple[frozenset[bytes]
     return live, {name: told for name, told in at_work.items() if not isinstance(told, XaError)}
 
 
+class _NeverDoubts(Sequences):
+    """Takes a branch that gave no answer for finished."""
+
+    def doubt(self, gtrid: bytes, _resources: Iterable[str]) -> None:
+        self.over(gtrid)
+
+
+class _CountsWhatWasBegun(Sequences):
+    """Takes every transaction that has begun for over."""
+
+    def floor(self) -> int:
+        return self.skip()
+
+
+class _FloorsReadBehindTheScan(Bent["RecoveryPorts"]):
+    scanned: Scanned
+
+    async def read_floors(self) -> Floors:
+        self.scanned = await self.ports.scan()
+        return await self.ports.read_floors()
+
+    async def scan(self) -> Scanned:
+        return self.scanned
+
+
 MUTANTS = (
-    Mutant("the decision is not forced", without(force=None), seed=331),
-    Mutant("branches are rolled back after the decision", _AbortAfterDecision, seed=102),
+    Mutant("the decision is not forced", without(force=None), seed=542),
+    Mutant("branches are rolled back after the decision", _AbortAfterDecision, seed=250),
     Mutant("the decision is ended before it was told", _EndedTooEarly),
     Mutant("a lost vote counts as yes", _hears(Code.XA_OK, {Code.XAER_RMFAIL}, Verb.PREPARE)),
     Mutant("a refusal counts as read-only", _hears(Code.XA_RDONLY, REFUSALS, Verb.PREPARE)),
     Mutant("a failed force counts as refused", _FailedForceCountsAsRefused, seed=694),
     Mutant("a heuristic counts as done", _hears(Code.XA_OK, HEURISTIC_CODES, Verb.COMMIT), seed=2240),
-    Mutant("a lost answer of the decider counts as no", _LostDecisionCountsAsRefused, seed=737),
-    Mutant('"no room" counts as rolled back', NO_ROOM, seed=102),
+    Mutant("a lost answer of the decider counts as no", _LostDecisionCountsAsRefused, seed=2196),
+    Mutant('"no room" counts as rolled back', NO_ROOM, seed=368),
     Mutant("others commit before the decider", _CommitBeforeTheDecider),
     Mutant("phase two forgets a branch", _BranchForgotten),
     Mutant("recovery reads the log before the scan only", recovery_through=_LogBeforeScanOnly, seed=232),
     Mutant("recovery ignores live transactions", recovery_through=_reads(lambda _, at_work: (frozenset(), at_work))),
     Mutant("recovery takes the unreachable for clean", recovery_through=_UnreachableCountsAsClean),
     Mutant("recovery scans before it reads what it ends", recovery_through=_EndedAsReadAfterTheScan, seed=2196),
-    Mutant("recovery presumes without asking the decider", recovery_through=without(settle=None), seed=4668),
+    Mutant("recovery presumes without asking the decider", recovery_through=without(settle=None), seed=18517),
     Mutant(
         "recovery finishes nothing that is decided",
         recovery_through=_hears(xa_error(Code.XA_RETRY), frozenset(Code), Verb.COMMIT_AGAIN),
-        seed=1022,
+        seed=729,
     ),
     Mutant('recovery takes "no room" for rolled back', recovery_through=NO_ROOM),
     Mutant("recovery drops heuristics", recovery_through=without(note=None)),
@@ -259,7 +285,11 @@ MUTANTS = (
     ),
     Mutant("recovery takes whom it can't ask about for dead", recovery_through=_reads(_can_be_told), seed=19378),
     Mutant("recovery reads who is at work before the scan", recovery_through=_AtWorkReadBeforeTheScan, seed=232),
-    Mutant("answers that were left are forgotten", _LeftAnswersAreForgotten, leaving=True, seed=102),
+    Mutant("answers that were left are forgotten", _LeftAnswersAreForgotten, leaving=True, seed=415),
     Mutant("nobody takes a lease", leasing=False, seed=10981),
+    Mutant("what gave no answer counts as over", sequences=_NeverDoubts),
+    Mutant("what is under way counts as over", sequences=_CountsWhatWasBegun),
+    Mutant("recovery presumes about what was over", recovery_through=without(read_floors={})),
+    Mutant("recovery reads what is over behind the scan", recovery_through=_FloorsReadBehindTheScan),
     Mutant("what another process has finished is a hazard", without(is_held=True), seed=7879),
 )

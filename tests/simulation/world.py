@@ -3,7 +3,8 @@ and faults.
 
 There is one node or there are two, over the same resource managers; each has a log of its own, or they share a resource
 that decides. A node may have two processes: at the same time if a resource decides, one after the other if its log is
-in a database. Processes are killed, or stop for a while and go on; an older copy may replace a log.
+in a database. Processes are killed, or stop for a while and go on; an older copy may replace a log, or the data of a
+resource manager.
 
 Everything that a process does is a sequence of steps with a crash point before each of them: one call to one resource
 manager, one force of the log, one read of the live transactions. A scheduler interleaves the steps of all activities
@@ -24,10 +25,11 @@ from tm.log.decider_record import decode_branches, encode_branches
 from tm.log.incarnations import Incarnations
 from tm.outcome import Outcome, Verdict, named
 from tm.recovery.lease import LEASE_S, Lease
-from tm.recovery.ownership import Ownership
+from tm.recovery.ownership import FINISHED, IN_LOG, Ownership
 from tm.recovery.ports import Decisions
 from tm.recovery.recovery_pass import recover
 from tm.recovery.report import Action
+from tm.sequences import Sequences
 from tm.two_phase.commit import TwoPhaseCommit
 from tm.two_phase.ports import Asked
 from tm.two_phase.return_codes import Verb
@@ -60,18 +62,21 @@ from xabridge.testing.reference import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from tm.log import Heuristic
-    from tm.recovery.ownership import AtWork
+    from tm.recovery.ownership import AtWork, Floors
     from tm.recovery.ports import RecoveryPorts, Scanned
     from tm.recovery.report import Report
     from tm.two_phase.ports import Answer, Ports
+    from xabridge.testing.reference.store import BackUp
 
 NODES = ("sim", "sim-2")
 LOG_IDS = (b"the log.", b"another.")
 DECIDER_ID = b"decider."
 LEASE_STEPS = 40
+LATE_STEPS = 80
+"""A request that is in flight arrives within so many steps, or never."""
 
 _ROUTINE = {
     Verb.END: "end",
@@ -132,9 +137,7 @@ class SimulatedLease(Lease):
     def __init__(self, world: World, process: Process) -> None:
         ports = WorldPorts(world, process)
         place: Any = Place(ports)
-        super().__init__(
-            process.node, place, lambda: next(process.sequence), world.clock, lambda _: process.incarnation
-        )
+        super().__init__(process.node, place, process.sequences, world.clock, lambda _: process.incarnation)
         self.owner = replace(self.owner, process=process.name)
         self._control = ports.control
 
@@ -157,7 +160,7 @@ class Process:
         self.live: set[bytes] = set()
         self.lost: dict[str, set[ThreadOfControl]] = {name: set() for name in self.clients}
         self.fresh = set(self.clients)
-        self.sequence = itertools.count(1)
+        self.sequences = world.mutant.sequences(world.clock, LATE_STEPS * LEASE_S / LEASE_STEPS)
         self.recovering = False
         self.stopped_until = 0
         self.lease = SimulatedLease(world, self) if world.decider_mode else None
@@ -235,6 +238,14 @@ class WorldPorts:
             return self.process.log.held()
         assert self.process.lease is not None
         return self.process.lease.held(Gtrid.decode(gtrid).sequence)
+
+    async def read_floors(self) -> Floors:
+        """Right before the decisions: a crash in between changes nothing."""
+        floors: dict[str, Any] = {IN_LOG: self.process.log.incarnations.floors}
+        if self.world.decider_mode:
+            noted = self.called("decider", lambda client: client.incarnations(self.process.node, 1))
+            floors["decider"] = noted if isinstance(noted, XaError) else {one.incarnation: one.floor for one in noted}
+        return floors
 
     async def read_decisions(self) -> Decisions:
         await suspension()
@@ -383,6 +394,7 @@ class Mutant:
     leasing: bool = True
     counting: bool = False
     leaving: bool = False
+    sequences: type[Sequences] = Sequences
     seed: int = 0
 
     async def recovery(self, ports: RecoveryPorts, ownership: Ownership) -> Report:
@@ -414,6 +426,15 @@ class World:
         self.copy_rate = self.random.choice((0.0, 0.0, 0.05))
         self.known_machine = self.random.random() < 0.5
         """Whether processes see that another one is gone before its lease has run out."""
+        self.fate = Random(f"restored {seed}")
+        self.restore_rate = self.fate.choice((0.0, 0.0, 0.05))
+        self.backups: dict[str, BackUp] = {}
+        self.excused: set[bytes] = set()
+        """Those that were there before a resource manager was restored: it may know of them what is over."""
+        self.finished_before: dict[Xid, str] = {}
+        """The branches in doubt in such a copy that were over, as their node has durably noted; and where they are."""
+        self.false_claims: list[str] = []
+        self.late_since: dict[str, int] = {}
         self.now = 0
         self.numbers = itertools.count(1)
         self.stores: dict[str, ReferenceStore] = {}
@@ -481,6 +502,7 @@ class World:
 
     def _step(self) -> None:
         self.now += 1
+        self._lose_what_is_late()
         for process in self.processes:
             if process.holds and self.now >= process.renew_at and self._runs(process):
                 self._take_lease(process)
@@ -513,6 +535,11 @@ class World:
             self._crash(self.random.choice(self.processes))
         if self.random.random() < self.stop_rate:
             self._stop(self.random.choice(self.processes))
+        if self.fate.random() < 0.2:
+            process = self.fate.choice(self.processes)
+            process.log.note_floor(process.sequences.floor())
+        if self.restore_rate:
+            self._restore_store()
         if self.random.random() < self.copy_rate and not self.decider_mode:
             self._copy(self.random.choice(self.nodes))
         if self.siblings and self.random.random() < 0.03:
@@ -557,7 +584,58 @@ class World:
                 self._kill(process)
             self.disks[node] = self.copies.pop(node)
             self.replaced.add(node)
+            for xid in list(self.finished_before):
+                if Gtrid.decode(xid.gtrid).node == node:  # it may not be noted any more
+                    del self.finished_before[xid]
+                    self.excused.add(xid.gtrid)
             self._restart(node)
+
+    def _restore_store(self) -> None:
+        """A copy of a resource manager is made while it has a branch in doubt. Later everything is stopped, the copy
+        takes the place of the data, and everything starts again."""
+        name = self.fate.choice([name for name in self.stores if name != "decider"])
+        store = self.stores[name]
+        if name not in self.backups:
+            if any(state is BranchState.S3 for state in store.branches.values()) and self.fate.random() < 0.3:
+                self.trace.append(f"{name}: its data is copied")
+                self.backups[name] = store.backed_up()
+            return
+        if self.fate.random() >= self.restore_rate:
+            return
+
+        self.trace.append(f"{name}: its data is replaced by the copy")
+        self.disturbances += 1
+        for process in tuple(self.processes):
+            self._kill(process)
+        store.restore(self.backups.pop(name))
+        store.heal()
+        self.excused.update(self.wrote)
+        for xid in store.in_doubt:
+            if self._is_noted_as_over(xid.gtrid):
+                self.finished_before[xid] = name
+        for node in self.nodes:
+            self._restart(node)
+
+    def _is_noted_as_over(self, gtrid: bytes) -> bool:
+        read = Gtrid.decode(gtrid)
+        assert isinstance(read.incarnation, bytes)
+        disk = self.disks[read.node]
+        floors: Mapping[bytes, int] = disk.floors
+        decider = self.stores.get("decider")
+        if isinstance(decider, DecidingStore):
+            floors = {one.incarnation: one.floor for one in decider.incarnations(read.node)}
+            decided = gtrid in decider.decided
+        else:
+            decided = gtrid in disk.decisions
+        known = self.decider_mode or Incarnations(disk.noted).why_not(read.incarnation) is None
+        return known and not decided and read.sequence < floors.get(read.incarnation, 0)
+
+    def _lose_what_is_late(self) -> None:
+        for name, store in self.stores.items():
+            if not store.in_flight:
+                self.late_since.pop(name, None)
+            elif self.now - self.late_since.setdefault(name, self.now) >= LATE_STEPS - 1:
+                self.trace.append(f"{name}: {store.drop()} late requests are lost")
 
     def _harm_store(self) -> None:
         store = self.random.choice(list(self.stores.values()))
@@ -608,7 +686,7 @@ class World:
         for name, client in process.clients.items():
             self.stores[name].disconnect(client)
         if process.log.held():
-            self.disks[process.node].crash(self.random)
+            self.disks[process.node].crash(self.random, self.fate)
 
     def _restart(self, node: str) -> None:
         process = Process(self, node)
@@ -648,7 +726,7 @@ class World:
             process.holds = True
 
         log_id = DECIDER_ID if self.decider_mode else process.log.log_id
-        gtrid = Gtrid(process.node, log_id, process.incarnation, next(process.sequence)).encode()
+        gtrid = Gtrid(process.node, log_id, process.incarnation, process.sequences.take()).encode()
         names = self.random.sample(list(self.stores), self.random.randint(1, len(self.stores)))
         if self.decider_mode and "decider" not in names and len(names) > 1:
             names.append("decider")
@@ -673,16 +751,22 @@ class World:
         unwanted = failed or self.random.random() < 0.1
         self.disturbances += unwanted
         if unwanted:
-            outcome = await TwoPhaseCommit(ports, gtrid, others, branches, decider, late=late).rollback()
+            commit = TwoPhaseCommit(ports, gtrid, others, branches, decider, late=late)
+            outcome = await commit.rollback()
         else:
             through = self.mutant.commit_through(ports)
             leaves = self.random.choice(names) if self.mutant.leaving else ""
-            outcome = await TwoPhaseCommit(through, gtrid, others, branches, decider, late=late, leaves=leaves).commit()
+            commit = TwoPhaseCommit(through, gtrid, others, branches, decider, late=late, leaves=leaves)
+            outcome = await commit.commit()
         self.trace.append(f"{named(gtrid)} told {outcome.verdict.value}")
         self.told[gtrid] = outcome
         if outcome.heuristics:
             self.reported.add(gtrid)
         process.live.discard(gtrid)
+        if commit.has_left_nothing(outcome):
+            process.sequences.over(gtrid)
+        else:
+            process.sequences.doubt(gtrid, names)
 
     # --- what goes wrong with a call --------------------------------------------------------------------------
 
@@ -740,13 +824,17 @@ class World:
         deciders = {DECIDER_ID: "decider"} if self.decider_mode else {}
         try:
             own = process.incarnation if self.decider_mode else b""
+            began_at = self.clock()
             ownership = Ownership(process.node, process.log.log_id, process.log.incarnations, deciders, own)
             report = await self.mutant.recovery(WorldPorts(self, process), ownership)
         except LogError:
             return
         finally:
             process.recovering = False
+        process.sequences.passed(began_at, {one.branch.xid.gtrid for one in report.findings}, report.unreachable)
         for finding in report.findings:
+            if finding.why == FINISHED and finding.branch.xid not in self.finished_before:
+                self.false_claims.append(f"{named(finding.branch.xid.gtrid)} is told to have been finished before")
             self.trace.append(f"recovery: {named(finding.branch.xid.gtrid)} {finding.branch.resource} {finding.action}")
             if finding.action is Action.HEURISTIC:
                 self.reported.add(finding.branch.xid.gtrid)
@@ -755,18 +843,25 @@ class World:
 
     def violations(self) -> list[str]:
         """What is wrong after quiescence."""
-        found = []
+        found = list(self.false_claims)
         for gtrid, names in self.wrote.items():
-            found += self._violations_of(gtrid, names)
+            if gtrid not in self.excused:
+                found += self._violations_of(gtrid, names)
+        found += [
+            f"{name}: {named(xid.gtrid)} was finished before, and recovery has presumed its outcome"
+            for xid, name in self.finished_before.items()
+            if xid not in self.stores[name].in_doubt
+        ]
         noted = {h.branch.xid for disk in self.disks.values() for h in disk.heuristics.values()}
+        given_up = {xid for xid in noted if xid.gtrid not in self.excused}
         for name, store in self.stores.items():
             found += [
                 f"{name}: {named(xid.gtrid)} left in doubt"
                 for xid in store.in_doubt
-                if xid not in noted and not self._is_lost(xid.gtrid)
+                if xid not in noted and not self._is_lost(xid.gtrid) and xid not in self.finished_before
             ]
             prepared = [xid for xid, state in store.branches.items() if state is BranchState.S3]
-            found += [f"{name}: {named(xid.gtrid)} given up, and prepared still" for xid in prepared if xid in noted]
+            found += [f"{name}: {named(xid.gtrid)} given up, and prepared still" for xid in prepared if xid in given_up]
             if isinstance(store, DecidingStore):
                 found += [f"{name}: decision of {named(gtrid)} never ended" for gtrid in store.decided]
 

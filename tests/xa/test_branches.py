@@ -120,7 +120,7 @@ class Resource(DecidingUnitDriver[Work]):
         self.decided[xid] = record
         return code
 
-    def hold(self, owner: Owner, lease_s: float) -> None:
+    def hold(self, owner: Owner, lease_s: float, floor: int) -> None:
         raise NotImplementedError
 
     def owners(self) -> Sequence[Owner]:

@@ -1,4 +1,4 @@
-"""Reaper: one thread that rolls back the transactions that take longer than their timeout.
+"""Reaper: one thread that rolls back the transactions that take longer than their timeout, and notes which are over.
 
 It never touches a transaction that is prepared or being committed: the transaction's `expire` checks that.
 """
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("xabridge.tm")
 
 INTERVAL_S: Final = 0.25
+NOTED_EVERY: Final = 4
+"""So many intervals lie between two notes of what is over."""
 
 
 class ExpiringTransaction(Protocol):
@@ -29,11 +31,17 @@ class ExpiringTransaction(Protocol):
 
 
 class Reaper:
-    """Looks at the live transactions every `INTERVAL_S`."""
+    """Looks at the live transactions every `INTERVAL_S`, and calls `note` now and then."""
 
-    def __init__(self, live: Mapping[bytes, ExpiringTransaction], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        live: Mapping[bytes, ExpiringTransaction],
+        clock: Callable[[], float],
+        note: Callable[[], None] = lambda: None,
+    ) -> None:
         self._live = live
         self._clock = clock
+        self._note = note
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -59,5 +67,9 @@ class Reaper:
                     logger.exception("%s: rolling it back after its timeout failed; recovery takes it", transaction)
 
     def _run(self) -> None:
+        looks = 0
         while not self._stopping.wait(INTERVAL_S):
             self.reap()
+            looks += 1
+            if looks % NOTED_EVERY == 0:
+                self._note()

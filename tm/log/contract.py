@@ -123,6 +123,11 @@ class DecisionLog(Protocol):
         can't be written is lost, with a line in Python's log; it is not raised, for nothing depends on it."""
         ...
 
+    def note_floor(self, floor: int) -> None:
+        """Notes that every transaction of this incarnation whose sequence is below `floor` is over everywhere
+        (`tm.sequences`). Lazy, as `end`."""
+        ...
+
     def note_heuristic(self, heuristic: Heuristic) -> None:
         """Makes a heuristic outcome durable, before it may be forgotten at the resource manager. Noting the
         same branch again is harmless. Errors as in `decide`."""

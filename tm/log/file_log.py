@@ -21,7 +21,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.log.contract import Branch, Decision, Heuristic, LogError, LogFull, LogStopped
-from tm.log.incarnations import INCARNATION, IncarnationVerb, trusted
+from tm.log.incarnations import FIRST, INCARNATION, IncarnationVerb, trusted
 from tm.log.journal import Journal
 from tm.log.log_folder import Files, PosixFiles
 from tm.log.records import (
@@ -30,6 +30,7 @@ from tm.log.records import (
     decode_heuristic,
     encode_decision,
     encode_end,
+    encode_floor,
     encode_heuristic,
     encode_heuristic_dropped,
     encode_noted,
@@ -147,11 +148,22 @@ class FileLog:
         with self._mutex:
             if self._state.decisions.pop(gtrid, None) is None or self._stopped is not None:
                 return
-            batch = self._filling
-            batch.records.append((record, None))
-            batch.size += len(record)
+            batch = self._add_lazy(record)
         if batch.size >= LAZY_SIZE:
             self._settle(batch)
+
+    def note_floor(self, floor: int) -> None:
+        with self._mutex:
+            if floor <= self._state.floors.get(self.incarnation, FIRST) or self._stopped is not None:
+                return
+            self._state.floors[self.incarnation] = floor
+            self._add_lazy(encode_floor(self.incarnation, floor))
+
+    def _add_lazy(self, record: bytes) -> _Batch:
+        batch = self._filling
+        batch.records.append((record, None))
+        batch.size += len(record)
+        return batch
 
     def note_heuristic(self, heuristic: Heuristic) -> None:
         record = encode_heuristic(heuristic)

@@ -7,6 +7,11 @@ copy has nothing of that. So a copy has to know that it is one. `xabridge log ba
 which it makes; a copy made by other means is known by the identity of its file, where the file system has one.
 
 A restored copy that is older than an incarnation has not noted it, and leaves its branches alone.
+
+The other way round, the data of a resource may be restored from an older copy than the log. Then a branch is prepared
+there that was finished since, and whose decision was forgotten. So the log notes a floor for each incarnation: all of
+its transactions below that sequence are over everywhere (`tm.sequences`). It is noted lazily. A floor that a crash
+takes back protects less, and nothing else comes of it.
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ if TYPE_CHECKING:
 
     from xa.gtrid import Incarnation
 
+FIRST: Final = 1
+"""The first sequence of an incarnation: a floor there says nothing, and is not noted."""
 MOST: Final = 10_000
 """So many are kept, the newest ones. Otherwise a process that dies at every start would fill the log with them."""
 
@@ -74,11 +81,12 @@ INCARNATION: Final = Machine(
 
 @dataclass(frozen=True, slots=True)
 class Incarnations:
-    """A log's knowledge at one moment: those `noted`, oldest first, and the number `counted` up to which it was opened
-    by versions that counted their openings."""
+    """A log's knowledge at one moment: those `noted`, oldest first, the number `counted` up to which it was opened by
+    versions that counted their openings, and the `floors` of those that have one."""
 
     noted: Mapping[bytes, Standing] = field(default_factory=lambda: MappingProxyType({}))
     counted: int = 0
+    floors: Mapping[bytes, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def cut(self) -> tuple[bytes, ...]:

@@ -31,7 +31,8 @@ ATTEMPTS: Final = 100
 @dataclass(frozen=True, slots=True)
 class LogImage:
     """The contents of a log at one moment. A decision that has ended may still be among `decisions`: its END is
-    written later."""
+    written later. `worked_at` is when a log in a database was last known to be at work (seconds since 1970, by its
+    clock), or was copied; None where that is for its files to tell."""
 
     node: str
     log_id: bytes
@@ -39,6 +40,7 @@ class LogImage:
     incarnations: Incarnations
     decisions: tuple[Decision, ...]
     heuristics: tuple[Heuristic, ...]
+    worked_at: float | None = None
 
 
 def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -> LogImage:
@@ -88,7 +90,7 @@ def read_newest(files: Files, look: Callable[[Contents, LogState], T]) -> T:
 def _known(state: LogState, openings: int, *, copied: bool) -> Incarnations:
     """What a process that opened the log now would know of its incarnations."""
     noted = copy_of(state.noted) if copied else dict(state.noted)
-    return Incarnations(noted, state.counted if noted else openings)
+    return Incarnations(noted, state.counted if noted else openings, dict(state.floors))
 
 
 def generations_in(files: Files) -> list[int]:

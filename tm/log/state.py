@@ -10,6 +10,7 @@ from tm.log.incarnations import Incarnations
 from tm.log.records import (
     Counted,
     End,
+    Floor,
     Noted,
     Record,
     branch_key,
@@ -17,6 +18,7 @@ from tm.log.records import (
     decode_heuristic,
     encode_counted,
     encode_decision,
+    encode_floor,
     encode_heuristic,
     encode_noted,
 )
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 class LogState:
     """The first two tables map to the record as it is kept, oldest first, so that a snapshot is a join."""
 
-    __slots__ = ("counted", "decisions", "heuristics", "noted")
+    __slots__ = ("counted", "decisions", "floors", "heuristics", "noted")
 
     def __init__(self) -> None:
         self.decisions: dict[bytes, bytes] = {}
@@ -39,6 +41,8 @@ class LogState:
         """`branch_key` → HEURISTIC record."""
         self.noted: dict[bytes, Standing] = {}
         """Incarnation → what is known of it, oldest first. Empty in a log of a version that counted."""
+        self.floors: dict[bytes, int] = {}
+        """Incarnation → the sequence below which its transactions are over."""
         self.counted = 0
 
     def apply(self, record: Record) -> None:
@@ -52,6 +56,8 @@ class LogState:
             self.heuristics[branch_key(record.branch)] = encode_heuristic(record)
         elif isinstance(record, Noted):
             self.noted[record.incarnation] = record.standing
+        elif isinstance(record, Floor):
+            self.floors[record.incarnation] = record.sequence
         elif isinstance(record, Counted):
             self.counted = record.openings
         else:
@@ -60,13 +66,14 @@ class LogState:
     @property
     def incarnations(self) -> Incarnations:
         """The known incarnations."""
-        return Incarnations(dict(self.noted), self.counted)
+        return Incarnations(dict(self.noted), self.counted, dict(self.floors))
 
     def records(self) -> list[bytes]:
         """Records that make this state out of nothing."""
         counted = [encode_counted(self.counted)] if self.counted else []
         noted = [encode_noted(incarnation, standing) for incarnation, standing in self.noted.items()]
-        return [*counted, *noted, *self.decisions.values(), *self.heuristics.values()]
+        floors = [encode_floor(one, floor) for one, floor in self.floors.items() if one in self.noted]
+        return [*counted, *noted, *floors, *self.decisions.values(), *self.heuristics.values()]
 
 
 def decoded_decisions(records: Sequence[bytes]) -> tuple[Decision, ...]:

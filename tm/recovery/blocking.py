@@ -8,6 +8,7 @@ from tm.log import Decision
 from tm.log.decider_record import decode_branches
 from tm.outcome import named
 from tm.recovery.lease import is_gone
+from tm.recovery.ownership import IN_LOG
 from tm.recovery.ports import Decisions
 from xa import TMENDRSCAN, TMNOFLAGS, TMSTARTRSCAN, Code, XaError, Xid, xa_error
 from xa.gtrid import log_prefix
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
 
     from tm.log import Branch, DecisionLog, Heuristic, LogError
     from tm.recovery.messages import RecoveryMessages
-    from tm.recovery.ownership import AtWork, Ownership
+    from tm.recovery.ownership import AtWork, Floors, Ownership
     from tm.recovery.ports import Scanned
     from tm.resources import Resource
     from tm.two_phase.ports import Answer, Ports
     from tm.two_phase.return_codes import Verb
+    from xa import NotedIncarnation
 
 PAGE: Final = 1000
 
@@ -62,6 +64,15 @@ class BlockingRecoveryPorts:
         self._ownership = ownership
         self._messages = messages
         self._progress = progress
+
+    async def read_floors(self) -> Floors:
+        floors: dict[str, Mapping[bytes, int] | XaError] = {}
+        if self._log is not None:
+            floors[IN_LOG] = self._log.incarnations.floors
+        for resource in self._resources.values():
+            if resource.decides:
+                floors[resource.name] = floors_in(resource, self._ownership().node)
+        return floors
 
     async def read_decisions(self) -> Decisions:
         if self._progress is not None:
@@ -168,6 +179,22 @@ def decisions_in(resource: Resource, node: str) -> dict[bytes, Decision]:
         if len(page) < PAGE:
             return decided
         after = page[-1].gtrid
+
+
+def floors_in(resource: Resource, node: str) -> Mapping[bytes, int] | XaError:
+    """The floor of each incarnation of `node` that a decider has noted, or what keeps it from telling them."""
+    noted = incarnations_in(resource, node)
+    return noted if isinstance(noted, XaError) else {one.incarnation: one.floor for one in noted}
+
+
+def incarnations_in(resource: Resource, node: str) -> Sequence[NotedIncarnation] | XaError:
+    """The incarnations of `node` that a decider has noted, or what keeps it from telling them."""
+    try:
+        if resource.suspect:
+            resource.reopen()
+        return resource.decider.incarnations(node, resource.rmid)
+    except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+        return resource.as_xa_error(raised, "incarnations")
 
 
 def at_work_in(resource: Resource, node: str) -> frozenset[bytes] | XaError:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tm.resources import Resource
+    from tm.sequences import Sequences
 
 logger = logging.getLogger("xabridge.tm")
 
@@ -38,20 +39,20 @@ _DEAD: Final = frozenset({"Z", "X"})
 
 
 class Lease:
-    """The lease of one manager at `resource`. `begun()` is called after each renewal that came too late, and returns
-    the number of transactions that have begun so far. Safe to use from many threads."""
+    """The lease of one manager at `resource`. Each renewal notes the floor of the manager's `sequences` there. One that
+    came too late takes a number, which says how many transactions have begun so far. Safe to use from many threads."""
 
     def __init__(
         self,
         node: str,
         resource: Resource,
-        begun: Callable[[], int],
+        sequences: Sequences,
         clock: Callable[[], float] = since_boot,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.owner = Owner(node, entropy(INCARNATION_SIZE), this_process())
         self._resource = resource
-        self._begun = begun
+        self._sequences = sequences
         self._clock = clock
         self._control = ThreadOfControl()
         self._lock = threading.Lock()
@@ -72,11 +73,11 @@ class Lease:
                 self._resource.reopen()
             asked_at = self._clock()
             try:
-                self._resource.decider.hold(self.owner, LEASE_S, self._resource.rmid)
+                self._hold(LEASE_S)
             except Exception as raised:
                 raise self._resource.as_xa_error(raised, "hold") from raised
             if self._until is not None and self._clock() >= self._until:
-                self._doubtful = self._begun()
+                self._doubtful = self._sequences.skip()
             self._until = asked_at + LEASE_S
 
     def held(self, sequence: int) -> bool:
@@ -102,10 +103,13 @@ class Lease:
             try:
                 if self._resource.suspect:  # perhaps a thread has lost it, and it can be used nevertheless
                     self._resource.reopen()
-                self._resource.decider.hold(self.owner, 0, self._resource.rmid)
+                self._hold(0)
             except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's; it runs out by itself
                 error = self._resource.as_xa_error(raised, "hold")
                 logger.info("the lease at %s could not be ended, it runs out: %s", self._resource.name, error)
+
+    def _hold(self, lease_s: float) -> None:
+        self._resource.decider.hold(self.owner, lease_s, self._resource.rmid, self._sequences.floor())
 
     def _renew(self) -> None:
         throttle = WarningThrottle(time.monotonic)

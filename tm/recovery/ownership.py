@@ -9,6 +9,10 @@ A decision belongs to the node and the incarnation in its gtrid, in the log or d
 - In a decider, where several processes of this node may be at work: ours, if it is of this manager's incarnation, or
   nobody holds a lease for that incarnation any more. Then it is settled first, so that a process which only seemed
   to be dead can't decide any more.
+- Ours, and below the floor that its incarnation has noted in the log or the decider: it was finished before. Without a
+  decision its branch can only be in an old copy of a resource's data, and the decision may have been forgotten since.
+  The floors have to be read before the branch is found, because a transaction that is finished meanwhile is below a
+  later floor.
 - In a decider, of a version whose incarnations were counted, and who held no lease: ours, once it is settled.
 """
 
@@ -17,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tm.log.incarnations import Incarnations
 from xa import Gtrid, XaError
@@ -34,12 +38,21 @@ AtWork: TypeAlias = "Mapping[str, frozenset[bytes] | XaError]"
 telling them."""
 
 
+Floors: TypeAlias = "Mapping[str, Mapping[bytes, int] | XaError]"
+"""Name of a decider, or IN_LOG → incarnation → the sequence below which its transactions are over everywhere; or what
+kept the decider from telling them."""
+
+IN_LOG: Final = ""
+"""Where the floors of the log stand among those of the deciders."""
+
+
 class Claim(Enum):
     """The relation of a transaction to the manager that asks."""
 
     OURS = "to be resolved here"
     OTHERS = "another node's"
     ELSEWHERE = "of this node, and its decision lives elsewhere"
+    FINISHED = "of this node, and finished before"
     AT_WORK = "another process of this node is working on it"
     UNKNOWN = "it is unknown now who is working on it"
     FOREIGN = "made by another product"
@@ -59,18 +72,27 @@ class Whose:
 
 
 _OURS = Whose(Claim.OURS)
+_NO_FLOORS: Final[Mapping[bytes, int]] = MappingProxyType({})
+FINISHED: Final = (
+    "it was finished before, so this resource's data is older than its manager's notes: restored from a back-up, or a "
+    "standby that had not caught up. Whether it was committed is not known any more: look at the other resources, "
+    "and decide the same here"
+)
+"""Why a branch is left alone that was finished before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
     """Who asks: `node`, with its log `log_id` (b"" without one), whose `incarnations` it knows; with `deciders`
-    (decider id → resource name), where it begins transactions as the incarnation `own` (b"" where it begins none)."""
+    (decider id → resource name), where it begins transactions as the incarnation `own` (b"" where it begins none); and
+    the `floors`, as they were before branches were looked for."""
 
     node: str
     log_id: bytes = b""
     incarnations: Incarnations = field(default_factory=Incarnations)
     deciders: Mapping[bytes, str] = field(default_factory=lambda: MappingProxyType({}))
     own: bytes = b""
+    floors: Floors = field(default_factory=lambda: MappingProxyType({}))
 
     def whose(self, gtrid: bytes, at_work: AtWork = MappingProxyType({}), *, decided: bool = False) -> Whose:
         """Whose `gtrid` is; `decided`: a decision of it was found where it names, so that nothing is presumed."""
@@ -83,20 +105,34 @@ class Ownership:
             return Whose(Claim.OTHERS, f"belongs to node {read.node}, log {log}")
         if read.log_id == self.log_id:
             why = None if decided else self.incarnations.why_not(read.incarnation)
-            return _OURS if why is None else Whose(Claim.ELSEWHERE, f"{why} (log {log})")
+            if why is not None:
+                return Whose(Claim.ELSEWHERE, f"{why} (log {log})")
+            return _OURS if decided else self._unless_over(read, IN_LOG)
 
         decider = self.deciders.get(read.log_id)
         if decider is None:
             return Whose(Claim.ELSEWHERE, f"its decision lives in log {log}, which is not open here")
-        if isinstance(read.incarnation, int) or read.incarnation == self.own:
+        if isinstance(read.incarnation, int):
             return _OURS
+        if read.incarnation == self.own:
+            return _OURS if decided else self._unless_over(read, decider)
         working = at_work.get(decider, frozenset())
         if isinstance(working, XaError):
             why = f"it is unknown who is working on it, because {decider} can't be asked: {working.message}"
             return Whose(Claim.UNKNOWN, why)
         if read.incarnation in working:
             return Whose(Claim.AT_WORK, f"another process of this node is working on it, as {decider} says")
-        return _OURS
+        return _OURS if decided else self._unless_over(read, decider)
+
+    def _unless_over(self, read: Gtrid, place: str) -> Whose:
+        """Ours, unless its incarnation has noted there that it is over."""
+        floors = self.floors.get(place, _NO_FLOORS)
+        if isinstance(floors, XaError):
+            why = f"it is unknown whether it was finished before, because {place} can't be asked: {floors.message}"
+            return Whose(Claim.UNKNOWN, why)
+        if not isinstance(read.incarnation, bytes) or read.sequence >= floors.get(read.incarnation, 0):
+            return _OURS
+        return Whose(Claim.FINISHED, FINISHED)
 
 
 def ownership_of(

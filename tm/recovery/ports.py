@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tm.log import Decision, Heuristic
-    from tm.recovery.ownership import AtWork
+    from tm.recovery.ownership import AtWork, Floors
     from xa import XaError, Xid
 
 Scanned: TypeAlias = "Mapping[str, Sequence[Xid] | XaError]"
@@ -37,6 +37,10 @@ class Decisions:
 
 class RecoveryPorts(OutcomePorts, Protocol):
     """The input of a recovery pass. LogError: the log can't be read, so that the pass is broken off."""
+
+    async def read_floors(self) -> Floors:
+        """Which transactions are over everywhere, as the log and each decider have noted it."""
+        ...
 
     async def read_decisions(self) -> Decisions:
         """Every decision that has not ended."""

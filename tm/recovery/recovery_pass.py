@@ -1,13 +1,13 @@
 """recover(): one recovery pass, as a coroutine without I/O, in the order that is safe while transactions run.
 
- 1. Read the decisions: those of the log, and those of each decider.
+ 1. Read which transactions are over, and the decisions: those of the log, and those of each decider.
  2. Scan every resource manager for prepared and heuristically completed branches.
  3. Then read the live transactions, the other processes of this node at work at each decider, and the decisions again.
     (A branch that was prepared during the scan may belong to a transaction that has been decided since, or is about
     to be. A process that prepared one before the scan had its lease by then.)
- 4. For each branch found: leave it alone if it is not ours to resolve (`tm.recovery.ownership`) or its transaction is
-    live; commit it if it is decided; otherwise roll it back (presumed abort). If a decider keeps the decision, it
-    settles the transaction first.
+ 4. For each branch found: leave it alone if it is not ours to resolve (`tm.recovery.ownership`), its transaction is
+    live, or it was over before the scan and has no decision; commit it if it is decided; otherwise roll it back
+    (presumed abort). If a decider keeps the decision, it settles the transaction first.
  5. End a decision of ours read in step 1 only if every one of its resource managers was reached, and none of its
     branches is left. Resources that an operator has declared gone for this decision are exempt. A branch whose
     resource is not configured any more, and that this pass has found (by its xid) and finished under another name,
@@ -20,6 +20,7 @@ process has finished is finished.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -44,6 +45,9 @@ AT_ONCE: Final = 256
 _THIS_NODES: Final = frozenset({Claim.OURS, Claim.UNKNOWN})
 """Decisions that this pass carries out, now or when their owner is known."""
 
+_STRANDED: Final = frozenset({Claim.ELSEWHERE, Claim.FINISHED})
+"""The branches of this node that no pass here resolves."""
+
 _FINISHED: Final = frozenset({Action.COMMITTED, Action.HEURISTIC, Action.FORGOTTEN})
 """The actions after which a branch of a decision needs no further command."""
 
@@ -59,6 +63,7 @@ Gone: TypeAlias = "Mapping[bytes, frozenset[str]]"
 
 async def recover(ports: RecoveryPorts, ownership: Ownership, gone: Gone = MappingProxyType({})) -> Report:
     """One pass; see the module's docstring for its steps."""
+    ownership = replace(ownership, floors=await ports.read_floors())
     before = await ports.read_decisions()
     scanned = await ports.scan()
     live, at_work, now = await ports.read_live()
@@ -172,7 +177,7 @@ async def _judge(
         report.findings.append(Finding(branch, Action.PENDING, whose.why))
         return
     if not whose.is_ours:
-        action = Action.STRANDED if whose.claim is Claim.ELSEWHERE else Action.LEFT_ALONE
+        action = Action.STRANDED if whose.claim in _STRANDED else Action.LEFT_ALONE
         report.findings.append(Finding(branch, action, whose.why))
         return
     if gtrid in live:

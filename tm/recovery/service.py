@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tm.recovery.recovery_pass import Gone
     from tm.recovery.report import Report
     from tm.resources import Resource
+    from tm.sequences import Sequences
     from tm.two_phase.ports import Ports
     from xa import Xid
 
@@ -47,7 +48,8 @@ _NOTHING: Final[Gone] = MappingProxyType({})
 
 class RecoveryService:
     """Recovers for one manager, whose transactions under way are `live`. Passes exclude each other in this process;
-    `progress` is told of their steps, and `recovered` is called with the report of each and when it began."""
+    `progress` is told of their steps, `recovered` is called with the report of each and when it began, and `sequences`
+    learns which of its transactions left nothing behind."""
 
     def __init__(
         self,
@@ -59,12 +61,15 @@ class RecoveryService:
         recovered: Callable[[Report, float], None] | None = None,
         progress: PassProgress | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sequences: Sequences | None = None,
     ) -> None:
         self._resources = resources
         self._log = log
         self._live = live
         self._ownership = ownership
         self._recovered = recovered
+        self._clock = clock
+        self._sequences = sequences
         self._messages = RecoveryMessages(clock)
         self._ports = BlockingRecoveryPorts(resources, log, ports, live, ownership, self._messages, progress)
         self._control = ThreadOfControl()
@@ -133,7 +138,7 @@ class RecoveryService:
         """One pass; with `now` resources are tried whether their back-off has passed or not; `gone` as in
         `tm.recovery`. LogError: the log can't be read, so that nothing may be presumed."""
         with self._one_at_a_time, entered(self._control):
-            began = time.perf_counter()
+            began, began_at = time.perf_counter(), self._clock()
             if now:
                 self._mend_all()
             left = drive(self.unfinished.finish())
@@ -143,6 +148,9 @@ class RecoveryService:
         known = {finding.branch for finding in found}
         report.findings = [finding for finding in left if finding.branch not in known] + found
         self.last_report = report
+        if self._sequences is not None:
+            met = {finding.branch.xid.gtrid for finding in report.findings}
+            self._sequences.passed(began_at, met, report.unreachable)
         if self._recovered is not None:
             self._recovered(report, began)
         self._messages.passed(report)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tm.log import Branch, Decision, Heuristic, LogError
     from tm.recording import Recording
     from tm.two_phase.ports import Answer, Asked, Ports
-    from xa import Completion, DecidingResource, DecisionRecord, Owner, ResourceManager, Xid
+    from xa import Completion, DecidingResource, DecisionRecord, NotedIncarnation, Owner, ResourceManager, Xid
 
 RAISED: Final = "RAISED"
 """The code of a call that raised an error that its contract does not name."""
@@ -149,8 +149,12 @@ class MeasuredDecider(MeasuredResource):
     def decider_id(self) -> bytes:
         return self._rm.decider_id
 
-    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
-        self._told("hold", self._rm.hold, owner, lease_s, rmid)
+    def hold(self, owner: Owner, lease_s: float, rmid: int, floor: int = 0) -> None:
+        self._told("hold", self._rm.hold, owner, lease_s, rmid, floor)
+
+    def incarnations(self, node: str, rmid: int) -> Sequence[NotedIncarnation]:
+        noted: Sequence[NotedIncarnation] = self._told("incarnations", self._rm.incarnations, node, rmid)
+        return noted
 
     def owners(self, rmid: int) -> Sequence[Owner]:
         owners: Sequence[Owner] = self._told("owners", self._rm.owners, rmid)

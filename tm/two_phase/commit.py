@@ -53,6 +53,7 @@ _END, _END_LATE = Verb.END, Verb.END_LATE
 _PREPARE, _COMMIT = Verb.PREPARE, Verb.COMMIT  # those of every transaction, cheap to look up
 _MARKED: Final = GlobalState.MARKED
 _COMMITTED: Final = Verdict.COMMITTED
+_CERTAIN: Final = Verdict.COMMITTED, Verdict.ROLLED_BACK
 _ASKED, _DECIDED, _FINISHED = (
     GLOBAL.column(verb) for verb in (GlobalVerb.COMMIT, GlobalVerb.DECIDE, GlobalVerb.FINISH)
 )
@@ -85,7 +86,8 @@ class TwoPhaseCommit:
     `stops_at_decision` the coroutine suspends itself once, when the decision is durable and nobody was told yet; with
     `leaves`, once when every branch was told (step 6).
 
-    `came_to` collects what became of the branches that had work: COMMITTED, ROLLED_BACK, MIXED, HAZARD.
+    `came_to` collects what became of the branches that had work: COMMITTED, ROLLED_BACK, MIXED, HAZARD. `uncertain`: a
+    branch that is not pending may be prepared, or listed, all the same: its vote or its end was told by an error.
     """
 
     __slots__ = (
@@ -102,6 +104,7 @@ class TwoPhaseCommit:
         "reasons",
         "state",
         "stops_at_decision",
+        "uncertain",
     )
 
     def __init__(
@@ -130,6 +133,7 @@ class TwoPhaseCommit:
         self.damage: list[tuple[Branch, Meaning]] = []
         self.came_to: set[Verdict] = set()
         self.pending: list[Branch] = []
+        self.uncertain = False
 
     # --- the two ways ---------------------------------------------------------------------------------------
 
@@ -211,6 +215,7 @@ class TwoPhaseCommit:
                     self.came_to.add(Verdict.ROLLED_BACK)
                 else:
                     left.append(branch)
+                    self.uncertain = True
         return tuple(yes), tuple(left)
 
     async def _refuse(self, left: tuple[Branch, ...]) -> Outcome:
@@ -247,6 +252,7 @@ class TwoPhaseCommit:
             return self._finish(GlobalVerb.ONE_PHASE, Verdict.COMMITTED, decided=True)
         self.reasons.append(Reason(branch, answer))
         if meaning is Meaning.LOST_ROLLED_BACK:
+            self.uncertain = True
             return await self._refuse(())
         if code_of(answer) is Code.XAER_NOTA and not await self._ports.is_held(self.gtrid, None):
             self.pending = [branch]  # whoever took the log over meanwhile has found no decision there
@@ -367,6 +373,7 @@ class TwoPhaseCommit:
                 meaning = row[code_of(answer)]
                 if meaning is Meaning.DONE:
                     self.came_to.add(Verdict.ROLLED_BACK)
+                    self.uncertain |= code_of(answer) is Code.XAER_RMERR
                 elif meaning is Meaning.LATER:
                     self.came_to.add(Verdict.ROLLED_BACK)  # as presumed
                     self.pending.append(branch)
@@ -383,12 +390,17 @@ class TwoPhaseCommit:
         is noted durably, and stays with the resource manager until somebody asks to forget it. Whether all that
         was to be noted is."""
         self.came_to.add(_CAME_TO[meaning])
+        self.uncertain = True
         if meaning is _AGREES[verb]:
             await self._ports.ask(Verb.FORGET, (branch,))
             return True
         self.damage.append((branch, meaning))
         refused = await self._ports.note(Heuristic(branch, HEURISTIC_CODE[meaning]))
         return refused is None
+
+    def has_left_nothing(self, outcome: Outcome) -> bool:
+        """Whether, after this outcome of it, no branch can be prepared or listed any more, or ever again."""
+        return outcome.verdict in _CERTAIN and not (outcome.pending or self.uncertain)
 
     def heuristics(self) -> tuple[Heuristic, ...]:
         """The damage so far."""

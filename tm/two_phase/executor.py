@@ -19,7 +19,7 @@ from xa import switch_control
 from xa.telemetry.log_lines import about
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
     from contextlib import AbstractContextManager
 
     from tm.log import Branch
@@ -74,6 +74,18 @@ class LiveTransactions(Protocol):
         ...
 
 
+class EndedTransactions(Protocol):
+    """What is known of the transactions that have ended; see `tm.sequences`."""
+
+    def over(self, gtrid: bytes, /) -> None:
+        """The transaction has no branch anywhere, and never will have one again."""
+        ...
+
+    def doubt(self, gtrid: bytes, resources: Iterable[str], /) -> None:
+        """A branch of it may be left at these resources."""
+        ...
+
+
 class CompletionRecording(Protocol):
     """The interface of telemetry that the executor uses; see `tm.recording`."""
 
@@ -102,12 +114,14 @@ class UnfinishedTransaction:
 
 
 class Executor:
-    """For the transactions of one manager; `live` are those that have not ended. Their commits work through `ports`.
+    """For the transactions of one manager; `live` are those that have not ended, and `ended` hears of those that have.
+    Their commits work through `ports`.
     Recovery is given what a completion has left (`leave`), and asked for a pass soon (`wake`)."""
 
     def __init__(
         self,
         live: LiveTransactions,
+        ended: EndedTransactions,
         ports: Ports,
         leave: Callable[[UnfinishedTransaction], None],
         wake: Callable[[], None],
@@ -115,6 +129,7 @@ class Executor:
     ) -> None:
         self.ports = ports
         self._live = live
+        self._ended = ended
         self._leave_to_recovery = leave
         self._wake_recovery = wake
         self._recording = recording
@@ -214,6 +229,10 @@ class Executor:
             transaction.completed(outcome, commit.state)
         finally:
             self._live.pop(transaction.gtrid, None)
+            if commit.has_left_nothing(outcome):
+                self._ended.over(transaction.gtrid)
+            else:
+                self._doubt(transaction, commit)
         if not idle:
             self._record(transaction, outcome)
         if outcome.pending:
@@ -228,8 +247,12 @@ class Executor:
             transaction.completed(outcome, GlobalState.IN_DOUBT)
         finally:
             self._live.pop(transaction.gtrid, None)
+            self._doubt(transaction, commit)
             self._wake_recovery()
         self._record(transaction, outcome)
+
+    def _doubt(self, transaction: LiveTransaction, commit: TwoPhaseCommit) -> None:
+        self._ended.doubt(transaction.gtrid, {branch.resource for branch in commit.everybody()})
 
     def _record(self, transaction: LiveTransaction, outcome: Outcome) -> None:
         if self._recording is None:

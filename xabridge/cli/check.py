@@ -19,6 +19,7 @@ from dtx.store.contract import StoreError
 from tm.config import configuration_from
 from tm.log import LogError
 from tm.log.factory import folder_of
+from tm.recovery.lease import LEASE_S, RENEWALS
 from tm.resources import ConfigurationError, ResourceConfig
 from xa.diagnosis import Check, Health
 from xa.holdings import Holding, InDoubtBranch, Relation
@@ -52,14 +53,24 @@ APART_S: Final = 1.0
 """Parts whose times are no farther apart than this are of one moment."""
 NOTED_S: Final = 60.0
 """A store notes the time once a minute at most."""
+LOG_NOTED_S: Final = 10.0
+"""A log in a database notes it when its lease is renewed, so often."""
+DECIDER_NOTED_S: Final = LEASE_S / RENEWALS
+"""And so does a resource that decides."""
+LOG: Final = "the log"
+
+
+UNTOLD: Final = "it can't be told to the second"
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The time of a part of the set: the part has no change from after `latest_s`, and was at work at `earliest_s`."""
+    """The time of a part of the set: its content is from between `earliest_s` and `latest_s`, and it was at work at
+    `worked_s`."""
 
     earliest_s: float
     latest_s: float
+    worked_s: float
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -105,7 +116,12 @@ def run(arguments: Namespace) -> int:
         print(*lines(examined), sep="\n")
     counts = Counter(examined.check.health for examined in found)
     print(f"{several(len(found), 'check')}: " + ", ".join(f"{counts[health]} {health.value}" for health in Health))
-    print("it does not fit together: start no manager before that is settled" if failed else "it fits together")
+    if failed:
+        print("it does not fit together: start no manager before that is settled")
+    elif any(examined.check.found.endswith(UNTOLD) for examined in found):
+        print("nothing is found that does not fit together; not every age can be told to the second")
+    else:
+        print("it fits together")
     return Exit.FAILED if failed else Exit.DONE
 
 
@@ -136,9 +152,9 @@ def _examine(configuration: Configuration, urls: Mapping[str, str], progress: Pr
     for name, why in seen.unreachable.items():
         yield Examined(name, Check(Health.FAIL, "in doubt", f"it can't be asked: {masked(why)}", "start it"))
     moments = {name: _moment_of(image) for name, image in images.items()}
-    log = _moment_of_log(configuration)
-    yield from _ages(log, moments)
-    older = {name for name, at in moments.items() if log is not None and at.latest_s + APART_S < log.earliest_s}
+    deciding = _deciding(configuration, seen)
+    yield from _ages(deciding, moments)
+    older = {name for name, at in moments.items() if any(_is_older(at, decider) for decider in deciding.values())}
     yield from _transactions(found, older)
     yield from _carried_out(seen, found, older)
 
@@ -191,9 +207,22 @@ def _scanned(image: StoreImage) -> Scanned:
 
 
 def _moment_of(image: StoreImage) -> Moment:
+    last_s = image.last_ms / 1000
     if image.copied_ms is not None:
-        return Moment(image.last_ms / 1000, image.copied_ms / 1000)
-    return Moment(image.last_ms / 1000, image.last_ms / 1000 + NOTED_S)
+        return Moment(image.copied_ms / 1000, image.copied_ms / 1000, last_s)
+    return Moment(last_s, last_s + NOTED_S, last_s)
+
+
+def _deciding(configuration: Configuration, seen: Seen) -> dict[str, Moment]:
+    """The times of what keeps decisions, as far as it is known: of the log, and of resources that decide."""
+    deciding = {
+        name: Moment(worked_s, worked_s + DECIDER_NOTED_S, worked_s) for name, worked_s in seen.worked_at.items()
+    }
+    log = _moment_of_log(configuration)
+    if seen.log is not None and not isinstance(seen.log, LogError) and seen.log.worked_at is not None:
+        worked_s = seen.log.worked_at
+        log = Moment(worked_s, worked_s + LOG_NOTED_S, worked_s)
+    return deciding if log is None else {LOG: log, **deciding}
 
 
 def _moment_of_log(configuration: Configuration) -> Moment | None:
@@ -205,27 +234,33 @@ def _moment_of_log(configuration: Configuration) -> Moment | None:
     if folder is None or not folder.is_dir():
         return None
     written = [file.stat().st_mtime for file in folder.glob("segment-*")]
-    return Moment(max(written), max(written)) if written else None
+    return Moment(max(written), max(written), max(written)) if written else None
 
 
-def _ages(log: Moment | None, moments: Mapping[str, Moment]) -> Iterator[Examined]:
-    for name, at in moments.items():
-        if log is None:
-            continue
+def _is_older(at: Moment, log: Moment) -> bool:
+    return at.latest_s + APART_S < log.earliest_s
 
-        if at.latest_s + APART_S < log.earliest_s:
-            found = f"older than the log, by {age(log.earliest_s - at.latest_s)} at least"
+
+def _ages(deciding: Mapping[str, Moment], moments: Mapping[str, Moment]) -> Iterator[Examined]:
+    pairs = [(*part, *decider) for part in moments.items() for decider in deciding.items()]
+    for name, at, what, log in pairs:
+        if _is_older(at, log):
+            found = f"older than {what}, by {age(log.earliest_s - at.latest_s)} at least"
             mend = (
                 "what was committed in between is not in it: messages that were taken then come again, and those that "
                 "were sent then are missing"
             )
             yield Examined(name, Check(Health.WARN, "age", found, mend))
-        elif log.latest_s + APART_S < at.earliest_s:
-            found = f"newer than the log's files, by {age(at.earliest_s - log.latest_s)}"
-            mend = "if the log is an older copy, it lacks what was decided since: put the newest one in its place"
+        elif log.latest_s + APART_S < at.worked_s:
+            found = f"newer than {what} was last written, by {age(at.worked_s - log.latest_s)}"
+            mend = f"if {what} is an older copy, it lacks what was decided since: put the newest one in its place"
+            yield Examined(name, Check(Health.WARN, "age", found, mend))
+        elif at.earliest_s + APART_S < log.latest_s:
+            found = f"older than {what} or not, by {age(log.latest_s - at.earliest_s)} at most: {UNTOLD}"
+            mend = "it is sure of a set that was copied at rest, or in one snapshot"
             yield Examined(name, Check(Health.WARN, "age", found, mend))
         else:
-            yield Examined(name, Check(Health.OK, "age", "of about the same time as the log"))
+            yield Examined(name, Check(Health.OK, "age", f"of about the same time as {what}"))
 
 
 def _shown(seconds: float) -> str:
@@ -278,6 +313,12 @@ def _transaction(view: TransactionView, older: set[str]) -> Examined:
     if view.decision is Known.ENDED:
         return _told(Health.WARN, f"{name}: {view.why}", f"look at it: xabridge recover show {name}")
 
+    if view.finished_before:
+        mend = (
+            "restore the set from one point. Or look what became of it on the other resources, and do the same here: "
+            f"xabridge recover commit or rollback {name}"
+        )
+        return _told(Health.FAIL, f"{name}: left alone on {where}: {view.why}", mend)
     mend = (
         "restore the log that has its decision, start the node whose it is, or decide by hand, the same on every "
         f"resource: xabridge recover show {name}"

@@ -17,17 +17,19 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from tm.recovery.blocking import PAGE, at_work_in, decisions_in
+from tm.log import LogError
+from tm.recovery.blocking import PAGE, at_work_in, decisions_in, incarnations_in
+from tm.recovery.ownership import IN_LOG
 from xa import TMNOFLAGS, TMSTARTRSCAN, ThreadOfControl, XaError, entered
 from xa.holdings import HoldingsReporting, InDoubtBranch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from tm.log import Decision, LogError, LogImage
-    from tm.recovery.ownership import AtWork
+    from tm.log import Decision, LogImage
+    from tm.recovery.ownership import AtWork, Floors
     from tm.resources import Resource
-    from xa import Xid
+    from xa import NotedIncarnation, Xid
     from xabridge.operations.progress import Progress
 
     Describe: TypeAlias = "Callable[[Xid], Origin | None]"
@@ -72,7 +74,9 @@ class Seen:
     read; `deciding` are the resources that decide, `deciders` maps the id of each that was reached to its name,
     `decided` that name to its decisions; `unreachable` maps a resource's name to what kept it from being asked;
     `origins` know of branches that no application's transaction manager made; `at_work` are the other processes of this
-    node, at each decider; `own` is the incarnation under which who looks begins transactions at a decider, if any."""
+    node, at each decider; `own` is the incarnation under which who looks begins transactions at a decider, if any.
+    `floors` say which transactions were over before the scan; `worked_at` when this node was last known to be at work
+    at a decider that notes it (seconds since 1970, by its clock)."""
 
     node: str
     configured: tuple[str, ...]
@@ -85,6 +89,8 @@ class Seen:
     origins: tuple[Describe, ...] = ()
     at_work: AtWork = field(default_factory=lambda: MappingProxyType({}))
     own: bytes = b""
+    floors: Floors = field(default_factory=lambda: MappingProxyType({}))
+    worked_at: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 class Scanner:
@@ -101,28 +107,37 @@ class Scanner:
         self._now = now
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="xabridge-site")
 
-    def at_once(self, question: Callable[[Resource], T]) -> Iterator[T]:
-        """The answers of the resource managers to `question`, in their order; all are asked at once."""
+    def at_once(self, question: Callable[[Resource], T], resources: Iterable[Resource] | None = None) -> Iterator[T]:
+        """The answers of the resource managers to `question`, in their order; all, or these, are asked at once."""
 
         def asked(resource: Resource) -> T:
             with entered(ThreadOfControl()):
                 return question(resource)
 
-        return self._threads.map(asked, list(self._resources.values()))
+        return self._threads.map(asked, list(self._resources.values() if resources is None else resources))
 
-    def look(self, read_log: Callable[[], LogImage | LogError | None], own: bytes = b"") -> Seen:
-        """What is in doubt; the log is read after the scan."""
+    def look(
+        self,
+        read_log: Callable[[], LogImage | LogError | None],
+        own: bytes = b"",
+        floors_in_log: Mapping[bytes, int] | None = None,
+    ) -> Seen:
+        """What is in doubt. The log is read after the scan. Which transactions are over is read before it, from the log
+        too, unless that is known (`floors_in_log`)."""
         scanned: dict[str, Scanned] = {}
         decided: dict[str, dict[bytes, Decision]] = {}
         unreachable: dict[str, str] = {}
         asked = list(self._resources.values())
         with self._progress.step("asking", len(asked)) as done:
-            answers = self.at_once(lambda resource: _scan(resource, now=self._now))
-            for resource, answer in zip(asked, answers, strict=True):
+            floors, worked_at = self._look_at_deciders(unreachable, done)
+            floors[IN_LOG] = _floors_in(read_log()) if floors_in_log is None else floors_in_log
+            others = [resource for resource in asked if not resource.decides]
+            answers = self.at_once(lambda resource: _scan(resource, now=self._now), others)
+            for resource, answer in zip(others, answers, strict=True):
                 done(resource.name)
                 if isinstance(answer, XaError):
                     unreachable[resource.name] = answer.message
-                elif answer is not None:
+                else:
                     scanned[resource.name] = answer
         reached = [resource for resource in asked if resource.decides and resource.name not in unreachable]
         at_work = {resource.name: at_work_in(resource, self._node) for resource in reached}
@@ -140,21 +155,50 @@ class Scanner:
         deciding = tuple(resource.name for resource in asked if resource.decides)
         return Seen(
             self._node, tuple(self._resources), log, scanned, deciding, deciders, decided, unreachable, installed(),
-            at_work, own,
+            at_work, own, floors, worked_at,
         )  # fmt: skip
+
+    def _look_at_deciders(
+        self, unreachable: dict[str, str], done: Callable[[str], None]
+    ) -> tuple[dict[str, Mapping[bytes, int] | XaError], dict[str, float]]:
+        """The floors in each resource that decides, and when this node was last known to be at work there."""
+        deciders = [resource for resource in self._resources.values() if resource.decides]
+        floors: dict[str, Mapping[bytes, int] | XaError] = {}
+        worked_at: dict[str, float] = {}
+        answers = self.at_once(lambda resource: _noted(resource, self._node, now=self._now), deciders)
+        for resource, noted in zip(deciders, answers, strict=True):
+            done(resource.name)
+            if isinstance(noted, XaError):
+                unreachable[resource.name] = noted.message
+                continue
+            floors[resource.name] = {one.incarnation: one.floor for one in noted}
+            if noted:
+                worked_at[resource.name] = max(one.noted_s for one in noted)
+        return floors, worked_at
 
     def close(self) -> None:
         """Ends its threads."""
         self._threads.shutdown()
 
 
-def _scan(resource: Resource, *, now: bool) -> Scanned | XaError | None:
-    """The branches in doubt there; None for a decider, where nothing ever is. Runs in a thread of its own. `now`: it is
-    tried whether its back-off has passed or not."""
+def _floors_in(log: LogImage | LogError | None) -> Mapping[bytes, int]:
+    return {} if log is None or isinstance(log, LogError) else log.incarnations.floors
+
+
+def _noted(resource: Resource, node: str, *, now: bool) -> Sequence[NotedIncarnation] | XaError:
+    """The incarnations that a resource which decides has noted. The rest is as for `_scan`."""
     try:
         resource.reopen(now=now)
-        if resource.decides:
-            return None
+    except XaError as error:
+        return error
+    return incarnations_in(resource, node)
+
+
+def _scan(resource: Resource, *, now: bool) -> Scanned | XaError:
+    """The branches in doubt there. Runs in a thread of its own. `now`: it is tried whether its back-off has passed or
+    not."""
+    try:
+        resource.reopen(now=now)
         rm = resource.rm
         if isinstance(rm, HoldingsReporting):
             return Scanned(_all_pages(rm.in_doubt, resource.rmid, lambda branch: branch.xid), tells=True)

@@ -199,7 +199,9 @@ class RunningNode:
             live.update(one.gtrid for one in self._manager.live)
             return self.read_log()
 
-        seen = self._scanner.look(read_log, self._manager.recovery.ownership.own)
+        opened = self._manager.log
+        floors = {} if opened is None else opened.incarnations.floors
+        seen = self._scanner.look(read_log, self._manager.recovery.ownership.own, floors)
         log = seen.log
         if isinstance(log, LogImage):
             log = replace(log, decisions=tuple(one for one in log.decisions if one.gtrid not in live))

@@ -86,7 +86,8 @@ class BranchView:
 class TransactionView:
     """One global transaction. `why` says in words what `decision` rests on; `in_log`: its decision is this log's to
     tell, `decider` names the resource whose it is, where one decides; `at_work`: another process of this node is, so
-    that recovery leaves it alone."""
+    that recovery leaves it alone. `finished_before`: it was over, as this node has noted, so that its branches can only
+    be in data that is older."""
 
     format_id: int
     gtrid: bytes
@@ -96,6 +97,7 @@ class TransactionView:
     in_log: bool = False
     decider: str | None = None
     at_work: bool = False
+    finished_before: bool = False
 
     @property
     def origin(self) -> Origin | None:
@@ -186,6 +188,7 @@ class _Surveyor:
             image.incarnations if image is not None else Incarnations(),
             seen.deciders,
             seen.own,
+            seen.floors,
         )
 
     def survey(self) -> Survey:
@@ -279,12 +282,15 @@ class _Surveyor:
             why = f"another transaction manager's (format id {format_id}): its log is not here"
             return TransactionView(format_id, gtrid, Known.UNKNOWN, why, rows)
 
-        whose = self._ownership.whose(gtrid, self._seen.at_work, decided=gtrid in self._logged)
+        decided_there = any(gtrid in decided for decided in self._seen.decided.values())
+        whose = self._ownership.whose(gtrid, self._seen.at_work, decided=gtrid in self._logged or decided_there)
         origin = next((branch.origin for branch in rows if branch.origin is not None), None)
         at_work = whose.claim is Claim.AT_WORK
         if not whose.is_ours and origin is not None:
             why = f"{origin.transaction}: its own log decides (log {ours.log_id.hex()})"
             return TransactionView(format_id, gtrid, Known.UNKNOWN, why, rows)
+        if whose.claim is Claim.FINISHED:
+            return TransactionView(format_id, gtrid, Known.UNKNOWN, whose.why, rows, finished_before=True)
         if not whose.is_ours and not at_work:
             return TransactionView(format_id, gtrid, Known.UNKNOWN, self._explained(ours, whose.why), rows)
 
@@ -336,6 +342,8 @@ def advice(view: TransactionView) -> str:
         )
     if all(branch.state is State.NOT_REACHED for branch in view.in_doubt):
         return f"bring back {where}; recovery does the rest"
+    if view.finished_before:
+        return f"look what became of it on the other resources, then xabridge recover commit or rollback {view.name}"
     if view.decision is not Known.UNKNOWN:
         return "xabridge recover run, unless the transaction manager of this node runs: it recovers by itself"
     if view.ours is None:

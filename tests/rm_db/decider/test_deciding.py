@@ -77,10 +77,14 @@ def test_the_tables_are_as_documented(decider: Decider, harness: Any) -> None:
     assert bytes.fromhex(decider_id) == decider.rm.decider_id
     assert incarnation == 0, "of no use any more"
     decider.rm.hold(Owner("orders-1", b"\1" * 8, "a process"), 60, RMID)
-    ((node, owner, process, until),) = query(harness, "SELECT node, incarnation, process, until FROM xabridge_owner")
-    assert (node, owner, process) == ("orders-1", "01" * 8, "a process")
+    ((node, owner, process, until, floor, noted),) = query(
+        harness, "SELECT node, incarnation, process, until, floor, noted FROM xabridge_owner"
+    )
+    assert (node, owner, process, floor) == ("orders-1", "01" * 8, "a process", 0)
     assert abs(until - time.time() - 60) < 30
-    decider.rm.hold(Owner("orders-1", b"\1" * 8, ""), 0, RMID)
+    assert abs(noted - time.time()) < 30
+    decider.rm.hold(Owner("orders-1", b"\1" * 8, ""), 0, RMID, 7)
+    assert query(harness, "SELECT until, floor FROM xabridge_owner") == [(0.0, 7)]
     decided, undecided = decider.ended(new_key()), new_xid()
     decider.decide(decided, b"\0record")
     decider.settle(undecided)
@@ -103,15 +107,21 @@ def test_decisions_of_former_versions_are_read_and_theirs_do_not_see_ours(decide
     assert decider.decided() == {}
 
 
-def test_owners_that_are_long_gone_are_forgotten(decider: Decider, harness: Any) -> None:
-    decider.rm.hold(Owner("orders-1", b"\1" * 8, ""), 60, RMID)
+@in_mariadb_too
+def test_the_latest_owners_of_each_node_are_kept(
+    decider: Decider, harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decision_table, "KEPT_OWNERS", 3)
     decider.rm.hold(Owner("orders-2", b"\2" * 8, ""), 60, RMID)
-    harness.admin("UPDATE xabridge_owner SET until = until - 4000 WHERE node = 'orders-1'")
-    harness.admin("UPDATE xabridge_owner SET until = until - 100 WHERE node = 'orders-2'")
-    decider.rm.hold(Owner("orders-3", b"\3" * 8, ""), 60, RMID)
-    assert query(harness, "SELECT node FROM xabridge_owner ORDER BY node") == [("orders-2",), ("orders-3",)]
-    assert {owner.node for owner in decider.owners()} == {"orders-3"}
-    decider.rm.hold(Owner("orders-3", b"\3" * 8, ""), 0, RMID)
+    for number in range(1, 6):
+        decider.rm.hold(Owner("orders-1", bytes((number,)) * 8, ""), 60, RMID, number)
+        decider.rm.hold(Owner("orders-1", bytes((number,)) * 8, ""), 0, RMID, 2 * number)
+        harness.admin("UPDATE xabridge_owner SET noted = noted - 1000")
+    noted = {one.incarnation: one.floor for one in decider.rm.incarnations("orders-1", RMID)}
+    assert noted == {bytes((number,)) * 8: 2 * number for number in (3, 4, 5)}
+    assert {owner.node for owner in decider.owners()} == {"orders-2"}
+    assert [one.floor for one in decider.rm.incarnations("orders-2", RMID)] == [0]
+    decider.rm.hold(Owner("orders-2", b"\2" * 8, ""), 0, RMID)
 
 
 @in_mariadb_too

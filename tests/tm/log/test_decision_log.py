@@ -11,8 +11,10 @@ import pytest
 from tests.tm.log.killed import opened
 from tests.tm.log.samples import decision, heuristic
 from tm.log import Branch, Decision, Heuristic, LogStopped
-from tm.log.factory import look_at_log, open_log
+from tm.log.backup import back_up
+from tm.log.factory import folder_of, look_at_log, open_log
 from tm.log.incarnations import Standing
+from tm.log.sql.backup import back_up_sql
 from xa import NULL_XID, Code
 
 if TYPE_CHECKING:
@@ -122,6 +124,40 @@ def test_it_presumes_about_what_it_has_noted_and_about_nothing_else(log_url: str
         with pytest.raises(ValueError, match="was not at work when this copy of the log was made"):
             log.trust(incarnation)
     log.close()
+
+
+def test_each_incarnation_keeps_its_last_floor(log_url: str, node: str, tmp_path: Path) -> None:
+    """A floor is noted with what is written anyway, and by nothing else."""
+    first = open_log(log_url, node)
+    first.note_floor(1)
+    assert first.incarnations.floors.get(first.incarnation, 0) <= 1
+    first.note_floor(7)
+    first.note_floor(5)
+    assert first.incarnations.floors[first.incarnation] == 7
+    assert look_at_log(log_url, node).incarnations.floors.get(first.incarnation, 0) == 0, "nothing was forced for it"
+    for sequence in range(100):
+        first.decide(decision(sequence, node=node))
+        first.end(decision(sequence, node=node).gtrid)
+    assert look_at_log(log_url, node).incarnations.floors[first.incarnation] == 7
+    first.note_floor(200)
+    first.close()
+
+    second = open_log(log_url, node)
+    second.note_floor(3)
+    second.close()
+    third = open_log(log_url, node)
+    floors = {incarnation: floor for incarnation, floor in third.incarnations.floors.items() if floor > 1}
+    assert floors == {first.incarnation: 200, second.incarnation: 3}
+    third.close()
+    if not log_url.startswith("postgresql"):
+        folder = folder_of(log_url)
+        if folder is not None:
+            back_up(folder, tmp_path / "copy")
+        else:
+            back_up_sql(log_url, node, tmp_path / "copy")
+        scheme = log_url.partition(":")[0]
+        copied = look_at_log(f"{scheme}://{'/' * (folder is None)}{tmp_path}/copy", node).incarnations.floors
+        assert {one: copied[one] for one in floors} == floors
 
 
 def test_a_closed_log_writes_and_tells_nothing(log_url: str, node: str, caplog: pytest.LogCaptureFixture) -> None:

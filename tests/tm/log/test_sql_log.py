@@ -476,9 +476,9 @@ def test_the_names_of_tables_and_columns_are_those_in_the_docs() -> None:
     """Operators look into them."""
     assert {table: sorted(column.name for column in METADATA.tables[table].columns) for table in METADATA.tables} == {
         "xabridge_schema": ["version"],
-        "xabridge_node": ["epoch", "holder", "lease_until", "log_id", "node"],
+        "xabridge_node": ["epoch", "holder", "lease_until", "log_id", "node", "worked_at"],
         "xabridge_gtrid": ["changed_at", "epoch", "gtrid", "node", "record", "state"],
         "xabridge_heuristic": ["branch", "changed_at", "node", "record"],
-        "xabridge_incarnation": ["epoch", "incarnation", "node", "standing"],
+        "xabridge_incarnation": ["epoch", "floor", "incarnation", "node", "standing"],
         "xabridge_place": ["counted", "node", "place"],
     }

@@ -13,7 +13,7 @@ from tests.tm.two_phase.staging import as_answer
 from tm.log import Branch, Decision, Heuristic, LogFull
 from tm.log.incarnations import Incarnations, Standing
 from tm.recovery import Action
-from tm.recovery.ownership import Ownership
+from tm.recovery.ownership import Floors, Ownership
 from tm.recovery.ports import Decisions
 from tm.recovery.recovery_pass import recover
 from tm.recovery.service import pause_after
@@ -51,6 +51,7 @@ class Pass:
         self.live: frozenset[bytes] = frozenset()
         self.deciders: dict[bytes, str] = {}
         self.at_work: dict[str, Any] = {}
+        self.floors: dict[str, Any] = {}
         self.words: dict[bytes, Decision | XaError | None] = {}
         self.answers: dict[tuple[Verb, Branch], Code] = {}
         self.refused: LogFull | None = None
@@ -69,6 +70,10 @@ class Pass:
         return drive(recover(self, Ownership(NODE, LOG, KNOWN, self.deciders, OWN), self.gone))
 
     # --- the ports --------------------------------------------------------------------------------------------
+    async def read_floors(self) -> Floors:
+        self.asked.append("read floors")
+        return self.floors
+
     async def read_decisions(self) -> Decisions:
         self.asked.append("read decisions")
         return self.before
@@ -99,7 +104,7 @@ class Pass:
         self.asked.append(f"ended {Gtrid.decode(decision.gtrid).sequence}{where}")
 
 
-ORDER = ["read decisions", "scan", "read live and decisions"]
+ORDER = ["read floors", "read decisions", "scan", "read live and decisions"]
 A, B = branch("a", gtrid()), branch("b", gtrid())
 DECISION = Decision(gtrid(), (A, B))
 
@@ -410,7 +415,7 @@ def test_every_answer_to_what_recovery_asks(verb: Verb, code: Code) -> None:
         asked.append("forget: a1")
     else:
         expected = Action.HEURISTIC
-        asked.append(one.asked[4])
+        asked.append(one.asked[5])
         assert asked[-1].startswith("note a XA_HEUR")
 
     assert actions(report) == {"a": expected}

@@ -371,6 +371,52 @@ def test_a_store_that_is_older_than_the_log_loses_and_doubles(restored: Set, xab
     assert older_than_the_log(["broker", "shop"]) == "broker and shop are older than the log"
 
 
+def test_what_was_finished_before_does_not_fit_and_is_left_to_people(restored: Set, xabridge: Xabridge) -> None:
+    """However the ages of the parts look."""
+    log = restored.field.open_log()
+    log._journal.incarnation = INCARNATION
+    log.note_floor(UNDECIDED + 1)
+    log.close()
+    code, checks = restored.check(xabridge)
+    assert code == 1
+    (told,) = found(checks, "fail", "branches")
+    assert "·2: left alone on broker" in told
+    assert "it was finished before" in told
+    assert "xabridge recover commit or rollback orders-1·3fa91c·2" in told
+    assert "·1: decided; recovery commits it" in found(checks, "ok", "branches")[0]
+    restored.field.configure("shop")
+    assert xabridge("recover", "run").code == 4, "the broker is not there, and its branch waits"
+    assert xabridge("recover", "list").code == 3
+    shown = xabridge("recover", "show", "orders-1:3fa91c:2").words
+    assert "was finished before" in shown
+    assert "look what became of it on the other resources" in shown
+    assert len(restored.field.stores["shop"].in_doubt) == 1
+    rollback = ("recover", "rollback", "orders-1:3fa91c:2", "--yes")
+    assert xabridge(*rollback).code == 5
+    assert xabridge(*rollback, "--heuristic").code == 0
+    assert not restored.field.stores["shop"].in_doubt
+
+
+@pytest.mark.parametrize("apart_s", [-3600, -30, 0])
+def test_the_age_of_a_log_in_a_database_is_known(restored: Set, xabridge: Xabridge, apart_s: int) -> None:
+    """`broker` was last at work so long before the log, and notes that once a minute."""
+    field = restored.field
+    url = f"sqlite:///{field.folder}/log.db"
+    open_log(url, "orders-1").close()
+    field.config.write_text(field.config.read_text().replace(f"file://{field.log_folder}", url))
+    with closing(sqlite3.connect(field.folder / "log.db")) as connection, connection:
+        connection.execute("UPDATE xabridge_node SET worked_at = worked_at - ?", (apart_s,))
+    _, checks = restored.check(xabridge)
+    told = [text for health in ("ok", "warn") for text in found(checks, health, "broker")]
+    (age,) = [text for text in told if "the log" in text]
+    said = {
+        -3600: "older than the log, by 59 m at least",
+        -30: "it can't be told to the second",
+        0: "it can't be told to the second",
+    }
+    assert said[apart_s] in age
+
+
 def test_a_copy_of_the_log_leaves_alone_what_it_can_not_know(restored: Set, xabridge: Xabridge) -> None:
     field = restored.field
     log = field.open_log()

@@ -6,6 +6,7 @@ decided since. So it does not depend on the identity of its file, by which a cop
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,4 +47,5 @@ def _cut(copy: sqlite3.Connection) -> None:
     cut = advance(INCARNATION, Standing.OPEN, IncarnationVerb.COPY)
     change = "UPDATE xabridge_incarnation SET standing = ? WHERE standing = ?"
     copy.execute(change, (cut.value, Standing.OPEN.value))
-    copy.execute("UPDATE xabridge_node SET lease_until = 0.0, holder = 'nobody'")  # whose leases are on the original
+    copy.execute("UPDATE xabridge_node SET lease_until = 0.0, holder = 'nobody', worked_at = ?", (time.time(),))
+    # the leases are on the original

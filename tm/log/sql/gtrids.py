@@ -17,7 +17,7 @@ from tm.log.sql.tables import GTRIDS, NODE
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from sqlalchemy import ColumnElement, Connection
+    from sqlalchemy import ColumnElement, Connection, Executable
 
     from tm.log.sql.database import Database
 
@@ -104,15 +104,25 @@ class GtridTable:
                 return entry.state
         return GtridState.ABORTED
 
-    def end(self, gtrids: Collection[bytes]) -> None:
-        """Makes those of `gtrids` done that are committed."""
+    def end(self, gtrids: Collection[bytes], beside: Executable | None = None) -> None:
+        """Makes those of `gtrids` done that are committed, and carries out `beside` in the same transaction."""
         statement = (
             update(GTRIDS)
             .where(GTRIDS.c.node == self._node, GTRIDS.c.gtrid.in_(gtrids), _stands(sources(GtridVerb.END)))
             .values(state=target(GtridVerb.END), changed_at=self._database.now())
         )
         with self._database.writing(), self._database.engine.connect() as connection:
-            connection.execute(statement)
+            if beside is None:
+                connection.execute(statement)
+                return
+            connection.execute(text("BEGIN IMMEDIATE" if self._database.is_sqlite else "BEGIN"))
+            try:
+                connection.execute(statement)
+                connection.execute(beside)
+                connection.execute(text("COMMIT"))
+            except BaseException:
+                _roll_back(connection)
+                raise
 
     def purge(self, older_than_s: float, below: bytes | None, count: int, keep: Collection[bytes] = ()) -> int:
         """Removes at most `count` gtrids that are done, or aborted under an earlier epoch, so that nothing of

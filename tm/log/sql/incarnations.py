@@ -20,7 +20,7 @@ from tm.log.sql.tables import COUNTING, INCARNATIONS, NODE, PLACE
 from xa.machine import advance
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement, Executable
+    from sqlalchemy import ColumnElement, Executable, Update
 
     from tm.log.sql.database import Database
 
@@ -35,15 +35,17 @@ class IncarnationTable:
     def read(self) -> Incarnations:
         """The known incarnations."""
         statement = (
-            select(INCARNATIONS.c.incarnation, INCARNATIONS.c.standing)
+            select(INCARNATIONS.c.incarnation, INCARNATIONS.c.standing, INCARNATIONS.c.floor)
             .where(INCARNATIONS.c.node == self._node)
             .order_by(INCARNATIONS.c.epoch)
         )
         with self._database.engine.connect() as connection:
             with values_of(self._database):
-                noted = {octets(row.incarnation): Standing(row.standing) for row in connection.execute(statement)}
+                rows = connection.execute(statement).all()
+                noted = {octets(row.incarnation): Standing(row.standing) for row in rows}
+                floors = {octets(row.incarnation): int(row.floor) for row in rows}
             counted = connection.execute(select(PLACE.c.counted).where(PLACE.c.node == self._node)).scalar()
-        return Incarnations(noted, counted or 0)
+        return Incarnations(noted, counted or 0, floors)
 
     def succeed(self, epoch: int) -> None:
         """Step 1."""
@@ -73,10 +75,11 @@ class IncarnationTable:
 
     def note(self, incarnation: bytes, epoch: int) -> bool:
         """Step 2; False when the node is in another epoch by now."""
-        source = select(NODE.c.node, _octets(incarnation), NODE.c.epoch, _text(Standing.OPEN.value)).where(
+        source = select(NODE.c.node, _octets(incarnation), NODE.c.epoch, _text(Standing.OPEN.value), _number(0)).where(
             NODE.c.node == self._node, NODE.c.epoch == epoch
         )
-        noting = self._database.insert(INCARNATIONS).from_select(["node", "incarnation", "epoch", "standing"], source)
+        names = ["node", "incarnation", "epoch", "standing", "floor"]
+        noting = self._database.insert(INCARNATIONS).from_select(names, source)
         self._execute(noting.on_conflict_do_nothing())
         return incarnation in self.read().noted
 
@@ -98,6 +101,14 @@ class IncarnationTable:
             update(INCARNATIONS)
             .where(INCARNATIONS.c.node == self._node, INCARNATIONS.c.incarnation == incarnation)
             .values(standing=standing.value)
+        )
+
+    def raising(self, incarnation: bytes, floor: int) -> Update:
+        """The statement that notes the floor of one."""
+        return (
+            update(INCARNATIONS)
+            .where(INCARNATIONS.c.node == self._node, INCARNATIONS.c.incarnation == incarnation)
+            .values(floor=floor)
         )
 
     def _execute(self, statement: Executable) -> None:

@@ -17,13 +17,14 @@ import logging
 import os
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import delete, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from tm.log.contract import Branch, Decision, DecisionRefused, Heuristic, LogError, LogFull, LogMissing, LogStopped
-from tm.log.incarnations import INCARNATION, Incarnations, IncarnationVerb, Standing, trusted, warning_of
+from tm.log.incarnations import FIRST, INCARNATION, Incarnations, IncarnationVerb, Standing, trusted, warning_of
 from tm.log.inspection import LogImage
 from tm.log.records import branch_key, decode_heuristic, encode_decision, encode_heuristic
 from tm.log.sql import retry
@@ -112,6 +113,7 @@ class SqlLog:
         self._mutex = threading.Lock()
         self._unsettled: set[bytes] = set()
         self._ends: list[bytes] = []
+        self._floor, self._floor_written = 0, FIRST
         self._stopped: str | None = None
         self._closing = threading.Event()
         self._keeper: threading.Thread | None = None
@@ -149,13 +151,15 @@ class SqlLog:
     @property
     def incarnations(self) -> Incarnations:
         # Those of other processes that joined the node are not among them.
-        return self._incarnations
+        known = self._incarnations
+        own = {self._incarnation: self._floor} if self._incarnation else {}
+        return replace(known, floors={**known.floors, **own})
 
     def trust(self, incarnation: bytes) -> None:
         standing = trusted(self._incarnations, incarnation)
         self._change("the word for a copy", lambda: self._known.stand(incarnation, standing))
         noted = {**self._incarnations.noted, incarnation: standing}
-        self._incarnations = Incarnations(noted, self._incarnations.counted)
+        self._incarnations = replace(self._incarnations, noted=noted)
 
     def held(self) -> bool:
         # Another process may have taken the node.
@@ -223,6 +227,10 @@ class SqlLog:
             full = len(self._ends) >= ENDS
         if full:
             self._write_ends()
+
+    def note_floor(self, floor: int) -> None:
+        # Written with the next ENDs, when the lease is renewed, and on closing.
+        self._floor = max(self._floor, floor)
 
     def note_heuristic(self, heuristic: Heuristic) -> None:
         record = encode_heuristic(heuristic)
@@ -362,12 +370,15 @@ class SqlLog:
         return retry.read(action, f"reading {self._database}", self._sleep)
 
     def _write_ends(self) -> None:
+        """And the floor, if it was raised."""
         with self._mutex:
             ends, self._ends = self._ends, []
-        if not ends:
+            floor = self._floor
+            raised, self._floor_written = floor > self._floor_written, max(floor, self._floor_written)
+        if not ends and not raised:
             return
         try:
-            self._gtrids.end(ends)
+            self._gtrids.end(ends, self._known.raising(self._incarnation, floor) if raised else None)
         except SQLAlchemyError as error:
             _LOGGER.warning("the end of %d decisions could not be noted: %s", len(ends), error)
 
@@ -427,6 +438,7 @@ def read_sql_log(url: str, node: str) -> LogImage:
             read_incarnations(database, node, version, row.epoch),
             tuple(decisions),
             tuple(read_heuristics(database, node)),
+            row.worked_at,
         )
     except SQLAlchemyError as error:
         raise LogError(f"{database}: the decision log can't be read: {error}") from None

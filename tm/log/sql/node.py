@@ -43,18 +43,24 @@ class NodeRow:
     epoch: int
     holder: str
     lease_until: float
+    worked_at: float
     lasts_s: float
 
 
 def read_node(database: Database, node: str) -> NodeRow | None:
     """The row of `node`, if there is one."""
     statement = select(
-        NODE.c.log_id, NODE.c.epoch, NODE.c.holder, NODE.c.lease_until, (NODE.c.lease_until - database.now())
+        NODE.c.log_id,
+        NODE.c.epoch,
+        NODE.c.holder,
+        NODE.c.lease_until,
+        NODE.c.worked_at,
+        (NODE.c.lease_until - database.now()),
     ).where(NODE.c.node == node)
     with database.engine.connect() as connection:
         row = connection.execute(statement).one_or_none()
     with values_of(database):
-        return None if row is None else NodeRow(_log_id(row[0]), *row[1:])
+        return None if row is None else NodeRow(_log_id(row[0]), *row[1:4], float(row[4]), row[5])
 
 
 def _log_id(value: object) -> bytes:
@@ -74,7 +80,9 @@ def take_node(
     entropy: Callable[[int], bytes],
 ) -> NodeRow:
     """Takes `node` as the module's docstring says; with `take_over` without regard to a lease."""
-    first = database.insert(NODE).values(node=node, log_id=entropy(LOG_ID_SIZE), epoch=0, holder="", lease_until=0.0)
+    first = database.insert(NODE).values(
+        node=node, log_id=entropy(LOG_ID_SIZE), epoch=0, holder="", lease_until=0.0, worked_at=0.0
+    )
     with database.engine.connect() as connection:
         connection.execute(first.on_conflict_do_nothing())
     waited_s = 0.0
@@ -106,7 +114,11 @@ def renew_lease(database: Database, node: str, epoch: int, lease_s: float) -> bo
     statement = (
         update(NODE)
         .where(NODE.c.node == node, NODE.c.epoch == epoch)
-        .values(lease_until=database.now() + lease_s, holder=holder_name() if lease_s else "nobody")
+        .values(
+            lease_until=database.now() + lease_s,
+            worked_at=database.now(),
+            holder=holder_name() if lease_s else "nobody",
+        )
     )
     with database.engine.connect() as connection:
         return connection.execute(statement).rowcount == 1
@@ -117,7 +129,10 @@ def _take(database: Database, node: str, lease_s: float, *, take_over: bool) -> 
     if not take_over:
         statement = statement.where(NODE.c.lease_until <= database.now())
     taking = statement.values(
-        epoch=NODE.c.epoch + 1, holder=holder_name(), lease_until=database.now() + lease_s
+        epoch=NODE.c.epoch + 1,
+        holder=holder_name(),
+        lease_until=database.now() + lease_s,
+        worked_at=database.now(),
     ).returning(NODE.c.epoch)
     with database.engine.connect() as connection:
         return connection.execute(taking).scalar_one_or_none()

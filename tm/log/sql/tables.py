@@ -6,6 +6,7 @@
         log_id           8 octets, random: the log's identity, made with the row
         epoch            how often the node was taken: the incarnation of who has it now
         holder           who that is, for people
+        worked_at        when its holder was last at work: it took the node, renewed the lease or closed the log
         lease_until      until when it is sure not to be taken by another (seconds since 1970, the database's clock)
     xabridge_gtrid       a row for each global transaction that was begun, decided or aborted, until it is purged
         gtrid            primary key
@@ -21,6 +22,7 @@
         node, incarnation   primary key
         epoch            under which it was noted
         standing         open, whole or cut
+        floor            the sequence below which its transactions are over everywhere
     xabridge_place       a row for each node
         node             primary key
         counted          up to which epoch a gtrid has the epoch for its incarnation: 0, unless the tables had version 1
@@ -49,6 +51,7 @@ NODE: Final = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("holder", String(255), nullable=False),
     Column("lease_until", Double, nullable=False),
+    Column("worked_at", Double, nullable=False),
 )
 GTRIDS: Final = Table(
     "xabridge_gtrid",
@@ -76,6 +79,7 @@ INCARNATIONS: Final = Table(
     Column("incarnation", LargeBinary(8), primary_key=True),
     Column("epoch", BigInteger, nullable=False),
     Column("standing", String(5), nullable=False),
+    Column("floor", BigInteger, nullable=False),
 )
 PLACE: Final = Table(
     "xabridge_place",

@@ -185,6 +185,24 @@ class TestDeciding:
         assert client.owners() == set()
         other.rm.close("", RMID)
 
+    def test_the_floor_of_an_owner_outlives_its_lease(self, harness: DeciderHarness, client: Decider) -> None:
+        owner, other = new_owner("orders-1"), new_owner("orders-1")
+        client.rm.hold(owner, LONG_S, RMID, 1)
+        before = {one.incarnation: one.noted_s for one in client.rm.incarnations("orders-1", RMID)}
+        client.rm.hold(owner, LONG_S, RMID, 17)
+        client.rm.hold(other, LONG_S, RMID, 2)
+        crashed = Decider(harness)
+        crashed.rm.hold(owner, 0, RMID, 2**40)
+        harness.crash(crashed.rm)
+
+        noted = {one.incarnation: one for one in client.rm.incarnations("orders-1", RMID)}
+        floors = {incarnation: one.floor for incarnation, one in noted.items()}
+        expected = {owner.incarnation: 2**40, other.incarnation: 2}
+        assert floors == (expected if harness.capabilities.floors else {})
+        assert all(noted[incarnation].noted_s >= noted_s for incarnation, noted_s in before.items())
+        assert not client.rm.incarnations("orders-2", RMID)
+        client.rm.hold(other, 0, RMID)
+
     def test_an_owner_tells_all_about_itself(self, client: Decider) -> None:
         owner = Owner("n" * 32, bytes(range(8)), f"{'b' * 36}/pid:[4026531836]/4194304/123456789012")
         client.rm.hold(owner, LONG_S, RMID)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xa.codes import Code
-from xa.deciding_resource import DecisionRecord
+from xa.deciding_resource import DecisionRecord, NotedIncarnation
 from xa.driver import DecidingDriver
 from xa.flags import TMUSEASYNC
 from xa.switch import DecidingSwitch
@@ -34,6 +34,8 @@ class DecidingStore(ReferenceStore):
         self.decider_id = decider_id
         self.leases: dict[Owner, float] = {}
         """Owner → when its lease runs out, by `clock`."""
+        self._noted: dict[str, dict[bytes, NotedIncarnation]] = {}
+        """Node → its incarnations."""
         self._decisions: dict[bytes, bytes | None] = {}
         self._order: list[bytes] | None = []
 
@@ -60,8 +62,10 @@ class DecidingStore(ReferenceStore):
             self._order = None
         return code
 
-    def hold(self, owner: Owner, lease_s: float) -> None:
-        """Makes or ends a lease. Called with `lock` held."""
+    def hold(self, owner: Owner, lease_s: float, floor: int = 0) -> None:
+        """Makes or ends a lease, and notes the floor. Called with `lock` held."""
+        noted = self._noted.setdefault(owner.node, {})
+        noted[owner.incarnation] = NotedIncarnation(owner.incarnation, floor, self.clock())
         if lease_s:
             self.leases[owner] = self.clock() + lease_s
         else:
@@ -71,6 +75,10 @@ class DecidingStore(ReferenceStore):
         """The holders whose leases have not run out. Called with `lock` held."""
         now = self.clock()
         return [owner for owner, until in self.leases.items() if until > now]
+
+    def incarnations(self, node: str) -> list[NotedIncarnation]:
+        """Those of a node. Called with `lock` held."""
+        return list(self._noted.get(node, {}).values())
 
     def settle(self, gtrid: bytes) -> bytes | None:
         """The record, or None and a tombstone. Called with `lock` held."""
@@ -109,13 +117,18 @@ class ReferenceDecidingDriver(ReferenceDriver, DecidingDriver[Association]):
     def decider_id(self) -> bytes:
         return self._decisions.decider_id
 
-    def hold(self, owner: Owner, lease_s: float) -> None:
-        self._ask("hold", lambda: self._decisions.hold(owner, lease_s))
+    def hold(self, owner: Owner, lease_s: float, floor: int) -> None:
+        self._ask("hold", lambda: self._decisions.hold(owner, lease_s, floor))
 
     def owners(self) -> Sequence[Owner]:
         self._ask("owners")
         with self._decisions.lock:
             return self._decisions.owners()
+
+    def incarnations(self, node: str) -> Sequence[NotedIncarnation]:
+        self._ask("incarnations")
+        with self._decisions.lock:
+            return self._decisions.incarnations(node)
 
     def decide(self, xid: Xid, record: bytes) -> Code:
         store = self._decisions

@@ -7,6 +7,7 @@ what can be seen from outside. The requests of clients are in `server.py`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xa.codes import HEURISTIC_CODES, Code
@@ -15,14 +16,22 @@ from xa.holdings import Holding, InDoubtBranch, Relation
 from xa.machine import advance
 from xa.state_tables import BRANCH, BranchState, BranchVerb
 from xabridge.testing.reference.driver import ReferenceDriver
-from xabridge.testing.reference.server import OK, Server
+from xabridge.testing.reference.server import OK, Branch, Server
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from xa.switch import Switch
     from xa.xid import Xid
-    from xabridge.testing.reference.server import Association, Branch
+    from xabridge.testing.reference.server import Association
+
+
+@dataclass(frozen=True, slots=True)
+class BackUp:
+    """A copy of a store: what is committed, and the branches in doubt with their states, outcomes and writes."""
+
+    committed: Mapping[str, Any]
+    branches: tuple[tuple[Xid, BranchState, Code | None, Mapping[str, Any]], ...]
 
 
 class ReferenceStore(Server):
@@ -137,6 +146,26 @@ class ReferenceStore(Server):
             for branch in list(self.known.values()):
                 if branch.state not in (BranchState.S3, BranchState.S5):
                     self.land(branch, BranchState.S0, OK, commits=False)
+
+    def backed_up(self) -> BackUp:
+        """A copy of what a crash leaves, as it is now."""
+        with self.lock:
+            doubtful = [self.known[xid] for xid in self.recoverable()]
+            kept = tuple((branch.xid, branch.state, branch.outcome, dict(branch.writes or {})) for branch in doubtful)
+            return BackUp(dict(self.committed), kept)
+
+    def restore(self, copy: BackUp) -> None:
+        """The server dies, and starts again with the data of a copy; it can't be reached until `heal`."""
+        self.crash()
+        with self.lock:
+            self.committed = dict(copy.committed)
+            self.known.clear()
+            self.key_locks.clear()
+            for xid, state, outcome, writes in copy.branches:
+                branch = self.known[xid] = Branch(xid)
+                branch.state, branch.outcome, branch.since = state, outcome, self.clock()
+                for key, value in writes.items():
+                    self.write(key, value, branch)
 
     def _lose_all(self) -> None:
         self.reachable = False
