@@ -4,12 +4,15 @@ of each kind, and with a resource that decides. A branch that is prepared in the
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.tm.shop import elsewhere
 from tests.tm.wrapped import hooked
+from tm import ResourceConfig
 from tm.log import Branch, Decision
 from tm.log.decider_record import encode_branches
 from tm.log.factory import open_log
@@ -28,15 +31,16 @@ if TYPE_CHECKING:
     from tm import Transaction
     from xabridge.testing.reference.store import BackUp
 
-KINDS = ("file", "sqlite", "postgresql", "decider")
+KINDS = ("file", "sqlite", "postgresql", "decider", "database that decides")
 
 
 class Restorable:
     """A shop whose store `b` is copied while the transaction `old` has a prepared branch there. Then `old` commits, and
     so do others, of two threads."""
 
-    def __init__(self, shop: Shop, open_shop: Callable[[], Any]) -> None:
+    def __init__(self, shop: Shop, open_shop: Callable[[], Any], database: Path | None = None) -> None:
         self.shop = shop
+        self.database = database
         self.open = open_shop
         self.copies: list[BackUp] = []
         shop.wrap["b"] = hooked(self._copy)
@@ -74,6 +78,22 @@ class Restorable:
         if self.shop.tm._lease is not None:
             self.shop.tm._lease.take()
 
+    def kill(self) -> None:
+        """The manager's process dies, and its lease runs out."""
+        if self.database is None:
+            self.shop.kill()
+            return
+        decider = self.shop.tm.resource("d")
+        self.shop.kill()
+        decider.close()
+        self.execute("UPDATE xabridge_owner SET until = 0")
+
+    def execute(self, statement: str, *values: object) -> None:
+        """In the database that decides."""
+        assert self.database is not None
+        with closing(sqlite3.connect(self.database)) as connection, connection:
+            connection.execute(statement, values)
+
     def restore(self) -> None:
         """Store `b` is put back while nothing runs, and a manager starts."""
         self.shop["b"].restore(self.copies[0])
@@ -91,6 +111,11 @@ def restorable(kind: str, shop: Shop, tmp_path: Path, request: pytest.FixtureReq
     if kind == "decider":
         shop.add_decider()
         return Restorable(shop, shop.open)
+    if kind == "database that decides":
+        path = tmp_path / "decider.db"
+        deciding = {"d": ResourceConfig(f"decider+sqlite:///{path}", mode="decider")}
+        resources = {name: shop.config(name) for name in "ab"} | deciding
+        return Restorable(shop, lambda: shop.open(resources=resources, log=None), path)
     url = f"file://{tmp_path}/log"
     if kind == "sqlite":
         url = f"sqlite:///{tmp_path}/log.db"
@@ -109,7 +134,7 @@ def test_what_was_finished_before_is_left_alone_and_told(restorable: Restorable,
     else:
         restorable.note()
         restorable.work("after")
-        shop.kill()
+        restorable.kill()
 
     restorable.restore()
     for _ in range(2):
@@ -147,7 +172,7 @@ def test_what_comes_behind_the_floor_is_presumed_as_ever(restorable: Restorable)
         client.end(tx.xid(name), shop.tm.resources[name].rmid, TMSUCCESS)
         client.prepare(tx.xid(name), shop.tm.resources[name].rmid)
     assert Gtrid.decode(tx.gtrid).sequence == Gtrid.decode(old.gtrid).sequence + 1
-    shop.kill()
+    restorable.kill()
     restorable.open()
     assert shop.tm.last_report is not None
     assert {(one.branch.xid, one.action) for one in shop.tm.last_report.findings} == {
@@ -162,12 +187,17 @@ def test_what_is_decided_is_committed_wherever_the_floor_is(restorable: Restorab
     if isinstance(decider, DecidingStore):
         decider._decisions[old.gtrid] = encode_branches([Branch(name, old.xid(name)) for name in "ab"])
         decider._order = None
+    elif restorable.database is not None:
+        record = encode_branches([Branch(name, old.xid(name)) for name in "ab"])
+        insertion = "INSERT INTO xabridge_decision (gtrid, state, record) VALUES (?, 'decided', ?)"
+        shop.tm.resource("d").decider._driver.backend.table.flush()  # type: ignore[attr-defined]
+        restorable.execute(insertion, old.gtrid.hex(), record)
     else:
         if isinstance(shop.log, SqlLog):
             shop.log._ends.clear()
         shop.log.decide(Decision(old.gtrid, tuple(Branch(name, old.xid(name)) for name in "ab")))
     restorable.note()
-    shop.kill()
+    restorable.kill()
     restorable.restore()
     assert shop.tm.last_report is not None
     assert [(one.branch.xid, one.action) for one in shop.tm.last_report.findings] == [(old.xid("b"), Action.COMMITTED)]
