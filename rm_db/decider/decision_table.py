@@ -238,7 +238,7 @@ class DecisionTable:
         """Deletes the rows of a node that are too many."""
         table = self._owners
         latest_first = select(table.c.incarnation).where(table.c.node == node).order_by(table.c.noted.desc())
-        surplus = connection.execute(latest_first).scalars().all()[KEPT_OWNERS - 1 :]
+        surplus = list(connection.execute(latest_first).scalars())[KEPT_OWNERS - 1 :]
         for first in range(0, len(surplus), END_BATCH):
             some = surplus[first : first + END_BATCH]
             connection.execute(delete(table).where(table.c.node == node, table.c.incarnation.in_(some)))

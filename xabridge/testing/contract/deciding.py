@@ -186,21 +186,22 @@ class TestDeciding:
         other.rm.close("", RMID)
 
     def test_the_floor_of_an_owner_outlives_its_lease(self, harness: DeciderHarness, client: Decider) -> None:
-        owner, other = new_owner("orders-1"), new_owner("orders-1")
+        node = f"floors-{secrets.token_hex(6)}"  # what others of the node have noted stays
+        owner, other = new_owner(node), new_owner(node)
         client.rm.hold(owner, LONG_S, RMID, 1)
-        before = {one.incarnation: one.noted_s for one in client.rm.incarnations("orders-1", RMID)}
+        before = {one.incarnation: one.noted_s for one in client.rm.incarnations(node, RMID)}
         client.rm.hold(owner, LONG_S, RMID, 17)
         client.rm.hold(other, LONG_S, RMID, 2)
         crashed = Decider(harness)
         crashed.rm.hold(owner, 0, RMID, 2**40)
         harness.crash(crashed.rm)
 
-        noted = {one.incarnation: one for one in client.rm.incarnations("orders-1", RMID)}
+        noted = {one.incarnation: one for one in client.rm.incarnations(node, RMID)}
         floors = {incarnation: one.floor for incarnation, one in noted.items()}
         expected = {owner.incarnation: 2**40, other.incarnation: 2}
         assert floors == (expected if harness.capabilities.floors else {})
         assert all(noted[incarnation].noted_s >= noted_s for incarnation, noted_s in before.items())
-        assert not client.rm.incarnations("orders-2", RMID)
+        assert not client.rm.incarnations(f"{node}-2", RMID)
         client.rm.hold(other, 0, RMID)
 
     def test_an_owner_tells_all_about_itself(self, client: Decider) -> None:
