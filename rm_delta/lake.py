@@ -8,7 +8,8 @@ durably which files it appends, and committing it is to name them: one version o
         id                                     names the lake in the logs of its tables
         lock                                   is held while manifests are listed, made or renamed
         work/GTRID/RANDOM/part-….parquet       files that no log names yet; GTRID in hexadecimal
-        branches/SLOT~XID.STATE                manifests: JSON, with the files of the branch for each table
+        branches/SLOT~XID.STATE                manifests: JSON, with their version, and the files of the branch for
+                                               each table
 
 A manifest is written in full elsewhere, forced, and then renamed to its place; the rename is what happens:
 
@@ -55,6 +56,7 @@ from rm_delta.parquet_files import TableFiles, WrittenFile
 from rm_delta.table import LIBRARY, TableDescription, describe, read_table
 from xa import Xid
 from xa.durable_files import force, make_folder, write_file
+from xa.format_version import version_refusal
 from xa.holdings import MAX_HOLDINGS, Holding, InDoubtBranch, Relation
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("xabridge.rm_delta")
 
 HOME: Final = "_xabridge"
+VERSION: Final = 2
 PREPARED: Final = "prepared"
 COMMITTING: Final = "committing"
 COMMITTED: Final = "committed"
@@ -83,6 +86,10 @@ class LakeUnavailable(Exception):
 
 class ManifestDamaged(OSError):
     """The manifest of a prepared branch can't be read, whatever it was that the disk did. The message says which."""
+
+
+class ManifestOfOtherVersion(OSError):
+    """Another version of xabridge has prepared the branch."""
 
 
 class Held(Exception):
@@ -144,17 +151,25 @@ class Lake:
 
     def open(self) -> None:
         """Makes the lake's own folders where they are missing, and completes what other processes have left.
-        LakeUnavailable: the folder can't be used. ForkedProcess."""
+        LakeUnavailable: the folder can't be used; of a ManifestOfOtherVersion: nothing was changed. ForkedProcess."""
         LIBRARY.check()
         with _available(f"the lake {self.root} can't be used"):
             if not self.root.is_dir():
                 raise LakeUnavailable(f"there is no folder {self.root}: make it before, or mount it")
+            self._check_versions()
             for folder in (self.work, self._branches):
                 make_folder(folder)
             self._lock.touch()
             self.id = self._identity()
             self._remove_abandoned()
         self.tidy()
+
+    def _check_versions(self) -> None:
+        with suppress(FileNotFoundError):  # there are no branches yet
+            for manifest in self._manifests():
+                path = self._branches / manifest.name
+                with suppress(FileNotFoundError, ManifestDamaged):  # it is completed, or can't be when its turn comes
+                    read_manifest(path.read_bytes(), path)
 
     def _identity(self) -> str:
         """The lake's id, which the first process that opens the lake gives it. It is linked to its place, because files
@@ -243,9 +258,10 @@ class Lake:
         for work in tables:
             by_name.setdefault(work.table.name, []).append(work)
         stored = {
+            "version": VERSION,
             "xid": str(xid),
             "application": application,
-            "tables": [self._stored(name, works, application) for name, works in by_name.items()],
+            "appends": [self._stored(name, works, application) for name, works in by_name.items()],
         }
         write_file(path, json.dumps(stored).encode("utf-8"))
         return _Manifest(slot, xid, state)
@@ -442,10 +458,16 @@ class Lake:
 
 
 def read_manifest(octets: bytes, path: object = "a manifest") -> Prepared:
-    """What the manifest of a prepared branch says. ManifestDamaged: it is none."""
+    """What the manifest of a prepared branch says. ManifestDamaged: it is none. ManifestOfOtherVersion.
+
+    Version 1 has no version, and calls the tables otherwise, so that it can't read a manifest of this one."""
     try:
         stored = json.loads(octets)
-        tables = [(_work_of(one), int(one["number"])) for one in stored["tables"]]
+        version = stored.get("version")
+        refusal = version_refusal(path, None if version is None else int(version), VERSION)
+        if refusal is not None:
+            raise ManifestOfOtherVersion(refusal)
+        tables = [(_work_of(one), int(one["number"])) for one in stored["appends"]]
         return Prepared(str(stored["application"]), tables)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ManifestDamaged(

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from rm_delta import NAME
 from rm_delta.errors import ForkedProcess, TableRefused
-from rm_delta.lake import Finished, Held, Lake, LakeUnavailable
+from rm_delta.lake import Finished, Held, Lake, LakeUnavailable, ManifestOfOtherVersion
 from rm_delta.session import BranchWork, DeltaSession
 from xa import Code, xa_error
 from xa.in_process_branches import Branches, Part, Unit, UnitDriver
@@ -111,7 +111,8 @@ class DeltaDriver(UnitDriver[DeltaUnit]):
         try:
             lake.open()
         except LakeUnavailable as error:
-            raise xa_error(Code.XAER_RMFAIL, f"open: {error}") from error
+            other = isinstance(error.__cause__, ManifestOfOtherVersion)
+            raise xa_error(Code.XAER_RMERR if other else Code.XAER_RMFAIL, f"open: {error}") from error
         except ForkedProcess as error:
             raise xa_error(Code.XAER_PROTO, f"open: {error}") from error
         self.lake, self._url = lake, open_string

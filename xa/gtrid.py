@@ -10,8 +10,7 @@ Layout of the octets, all integers big-endian:
     sequence      8 octets: counts within the incarnation
 
 An incarnation is random because a count would be repeated by a log that was restored from an older copy. Pipelines,
-whose log fences them by a counter, have that counter here, in 4 octets; so had every manager before incarnations were
-random. The length tells the two apart.
+whose log fences them by a counter, have that counter here, in 4 octets. The length tells the two apart.
 
 Octets are a Gtrid's if and only if they have exactly such a length and layout; together with FORMAT_ID in the
 Xid that marks them as ours. At most 32 + 1 + 8 + 8 + 8 = 57 octets, within the 64 of an Xid.
@@ -39,7 +38,7 @@ _SHOWN: Final = 3
 _NODE: Final = re.compile(r"[A-Za-z0-9._-]{1,32}", re.ASCII)
 
 Incarnation: TypeAlias = bytes | int
-"""INCARNATION_SIZE random octets; or a counter, of pipelines and of managers of former versions."""
+"""INCARNATION_SIZE random octets of a manager, or the counter of a pipeline."""
 
 
 def check_node(node: str) -> str:

@@ -84,6 +84,8 @@ class _ChannelPorts:
 
     def _found(self, founding: Founding) -> Steps[None]:
         queues, channel, work = self._queues, self._channel, LocalWork()
+        for token in founding.first_tokens():  # of another version, whose founding message is lost: refused
+            yield from queues.shown(token.slot, self._deadline)
         bodies = [(queues.name, founding.encode())]
         bodies += [(queues.address(token.slot), token.encode()) for token in founding.first_tokens()]
         yield from channel.declare(work, self._deadline)

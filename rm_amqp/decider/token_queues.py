@@ -10,7 +10,6 @@ changes. So a client that finds an unused token of another founding, which holds
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +20,7 @@ from dtx.protocol.replies import ACCEPTED, RELEASED
 from rm_amqp.channel.work import TAKE
 from rm_amqp.connection.endpoint import until
 from rm_amqp.connection.links import Receiver
-from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
+from rm_amqp.decider.tokens import Founding, OtherVersionError, Token, WrongTokenError
 from rm_amqp.errors import TimedOut
 from rm_amqp.message import Message
 from xa import Code
@@ -91,11 +90,15 @@ class TokenQueues:
 
     def shown(self, slot: int, deadline: float) -> Steps[list[Token]]:
         """The tokens that a slot's queue shows. Acquired ones may be missing. Messages that are no tokens are skipped,
-        because a client that takes one gets an error."""
+        because a client that takes one gets an error. OtherVersionError."""
         tokens = []
         for arrived in (yield from self._browsed(self.address(slot), deadline)):
-            with contextlib.suppress(WrongTokenError):
+            try:
                 tokens.append(Token.decode(self._read(arrived, self.address(slot)).body))
+            except OtherVersionError:
+                raise
+            except WrongTokenError:
+                continue
         return tokens
 
     def _browsed(self, address: str, deadline: float) -> Steps[list[Arrived]]:
@@ -156,6 +159,9 @@ class TokenQueues:
             message = self._read(arrived, self.address(slot))
             token = Token.decode(message.body)
             token.check(founding, slot)
+        except OtherVersionError:
+            yield from self._release(arrived)
+            raise
         except WrongTokenError as error:
             yield from self._release(arrived)
             raise WrongTokenError(f"a message in {self.address(slot)} is not its token: {error}") from None

@@ -15,10 +15,9 @@ objects with
                leases: [[node, incarnation, process, until], …], until in milliseconds since 1970;
                octets as hexadecimal digits
 
-Octets are one of these if and only if all of these fields are there, and have their types. Version 1 is read as well:
-its tokens have no leases, and a number that nobody needs any more. Version 2 is written; a process that knows only
-version 1 refuses it. A token is only ever replaced as a whole: one local transaction retires it and sends the next
-generation.
+Octets are one of these if and only if all of these fields are there, and have their types. Another version is refused
+before anything else is read. A token is only ever replaced as a whole: one local transaction retires it and sends the
+next generation.
 
 `decided` has every decision of the slot that has not ended, so that a slot is free for the next transaction at once.
 A fence says that a transaction can't be decided any more. The latest fences are kept with their gtrids. Those that were
@@ -34,12 +33,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from xa import Owner
+from xa.format_version import version_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-VERSION: Final = 2
-VERSIONS: Final = frozenset({1, VERSION})
+VERSION: Final = 3
 ID_SIZE: Final = 8
 MAX_SLOTS: Final = 64
 MAX_FENCES: Final = 64
@@ -54,6 +53,10 @@ _NUMBERS: Final = ("slot", "generation", "epoch", "floor")
 
 class WrongTokenError(ValueError):
     """The octets are no founding message and no token."""
+
+
+class OtherVersionError(WrongTokenError):
+    """Another version of xabridge has written them."""
 
 
 class TooManyLeasesError(Exception):
@@ -221,7 +224,7 @@ class Token:
         try:
             decided = tuple((bytes.fromhex(gtrid), bytes.fromhex(record)) for gtrid, record in fields["decided"])
             fenced = tuple((bytes.fromhex(gtrid), _whole(epoch)) for gtrid, epoch in fields["fenced"])
-            leases = tuple(_lease(*lease) for lease in fields["leases"]) if fields["version"] != 1 else ()
+            leases = tuple(_lease(*lease) for lease in fields["leases"])
         except (KeyError, TypeError, ValueError) as error:
             raise WrongTokenError(f"its content can't be read: {error}") from None
         founder = _hex(fields, "founder")
@@ -249,8 +252,12 @@ def _object(body: object) -> dict[str, Any]:
         raise WrongTokenError(f"its body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise WrongTokenError(f"its body is a JSON {type(fields).__name__}, not an object")
-    if type(fields.get("version")) is not int or fields["version"] not in VERSIONS:
-        raise WrongTokenError(f"its version is {fields.get('version')!r}; this program reads 1 and {VERSION}")
+    version = fields.get("version")
+    if type(version) is not int:
+        raise WrongTokenError(f"its version is {version!r}")
+    refusal = version_refusal("the tokens", version, VERSION)
+    if refusal is not None:
+        raise OtherVersionError(refusal)
     return fields
 
 

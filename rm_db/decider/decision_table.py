@@ -2,8 +2,7 @@
 
 There are three tables. The first open makes those that are missing, if the user may create tables:
 
-    xabridge_decider     one row: decider_id (16 hexadecimal digits, random). incarnation is not used any more; former
-                         versions counted their openings in it, others leave it 0
+    xabridge_decider     one row: decider_id (16 hexadecimal digits, random), and the version of these tables
     xabridge_decision    gtrid (hexadecimal, the primary key), state, record, created
     xabridge_owner       a row for each transaction manager that is, or was, at work: node, incarnation (hexadecimal),
                          process, the time at which its lease ends (0: it has ended), the floor (the sequence below
@@ -15,8 +14,8 @@ row "decided" is inserted in the business transaction itself. A tombstone is ins
 transaction that has no row. The primary key lets only one of the two succeed. While the earlier insertion is not
 committed, the database makes the later one wait, so that `settle` waits for a transaction that is deciding.
 
-Rows of former versions say "committed" instead of "decided". The word was changed because a former version ends every
-decision of which it sees no branch, also those of other nodes; it looks for "committed" only.
+The version is looked at before anything else is read, and before a table is made; another one is refused. The tables of
+xabridge 0.1.0 have none. That version refuses those of this one, because the column `incarnation` is missing.
 
 Hexadecimal text sorts like the octets under every collation, and can be a key in every database.
 """
@@ -33,7 +32,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
     ARRAY,
-    BigInteger,
     Column,
     DateTime,
     Delete,
@@ -61,6 +59,7 @@ from sqlalchemy.schema import CreateTable
 from rm_db.decider.errors import from_dbapi, is_loss, is_transient, said
 from rm_db.decider.sqlite import WAIT_OPTION
 from xa import Code, DecisionRecord, NotedIncarnation, Owner, TryAgain, XaError, xa_error
+from xa.format_version import version_refusal
 from xa.sql import mariadb, postgres
 from xa.sql.statements import SECONDS_1970, missing_columns, upsert
 
@@ -68,14 +67,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from datetime import datetime
 
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection, Engine, Inspector
     from sqlalchemy.types import TypeEngine
 
 logger = logging.getLogger("xabridge.rm_db")
 
+VERSION: Final = 2
 DECIDED: Final = "decided"
-COMMITTED: Final = "committed"
-"""The word of former versions for DECIDED."""
 ROLLED_BACK: Final = "rolled back"
 
 SETTLE_WAIT_S: Final = 5
@@ -116,10 +114,9 @@ class DecisionTable:
             metadata,
             Column("singleton", SmallInteger, primary_key=True, autoincrement=False),
             Column("decider_id", String(16), nullable=False),
-            Column("incarnation", BigInteger, nullable=False),
+            Column("version", SmallInteger, nullable=False),
             **_INNODB,
         )
-
         self.decisions = Table(
             "xabridge_decision",
             metadata,
@@ -157,6 +154,7 @@ class DecisionTable:
         for tries_left in reversed(range(_MAKE_TRIES)):
             try:
                 self._find_schema()
+                self._check_version()
                 self._make()
                 return self._identify()
             except DBAPIError as error:  # another process is making them, or we may not
@@ -183,6 +181,29 @@ class DecisionTable:
             schema = inspect(connection).default_schema_name
         for table in self._metadata.tables.values():
             table.schema = schema
+
+    def _check_version(self) -> None:
+        """XAER_RMERR: the tables that are there are another version's."""
+        decider = self._decider
+        with self._engine.connect() as connection:
+            seen = inspect(connection)
+            # before the first one of them, which is made first
+            later = [table.name for table in (self.decisions, self._owners) if _is_there(seen, table)]
+            if not _is_there(seen, decider):
+                if later:
+                    raise xa_error(
+                        Code.XAER_RMERR,
+                        f"the table {decider.name} is missing, which has the version of {', '.join(later)}: restore it "
+                        "from a backup",
+                    )
+                return
+
+            present = {column["name"] for column in seen.get_columns(decider.name, schema=decider.schema)}
+            if decider.c.version.name in present:
+                for version in connection.execute(select(decider.c.version)).scalars():
+                    _refuse_other(version)
+            elif decider.c.decider_id.name in present:
+                _refuse_other(None)
 
     def _make(self) -> None:
         for table in self._metadata.tables.values():
@@ -212,13 +233,15 @@ class DecisionTable:
 
     def _identify(self) -> bytes:
         decider = self._decider
-        find = select(decider.c.decider_id)
+        find = select(decider.c.decider_id, decider.c.version)
         with self._transaction() as connection:
-            found = connection.execute(find).scalar()
+            found = connection.execute(find).first()
             if found is None:
-                connection.execute(insert(decider).values(singleton=1, decider_id=secrets.token_hex(8), incarnation=0))
-                found = connection.execute(find).scalar_one()
-        return bytes.fromhex(found)
+                made = insert(decider).values(singleton=1, decider_id=secrets.token_hex(8), version=VERSION)
+                connection.execute(made)
+                found = connection.execute(find).one()
+        _refuse_other(found.version)
+        return bytes.fromhex(found.decider_id)
 
     # --- owners ---------------------------------------------------------------------------------------------------
 
@@ -294,7 +317,7 @@ class DecisionTable:
     def page(self, after: bytes, count: int) -> list[DecisionRecord]:
         self.flush()
         decisions = self.decisions
-        query = select(decisions.c.gtrid, decisions.c.record).where(decisions.c.state.in_((DECIDED, COMMITTED)))
+        query = select(decisions.c.gtrid, decisions.c.record).where(decisions.c.state == DECIDED)
         if after:
             query = query.where(decisions.c.gtrid > after.hex())
         with self._lock:
@@ -375,6 +398,16 @@ class DecisionTable:
             elif connection.dialect.name == "mssql":
                 connection.exec_driver_sql(f"SET LOCK_TIMEOUT {max(1, round(wait_s * 1000))}")
             yield connection
+
+
+def _is_there(seen: Inspector, table: Table) -> bool:
+    return seen.has_table(table.name, schema=table.schema)
+
+
+def _refuse_other(version: int | None) -> None:
+    refusal = version_refusal("the tables for decisions (xabridge_decider)", version, VERSION)
+    if refusal is not None:
+        raise xa_error(Code.XAER_RMERR, refusal)
 
 
 def _now(connection: Connection) -> float:

@@ -43,7 +43,7 @@ from rm_amqp.message import Message
 from rm_db.address import Address
 from rm_db.mariadb.xid import decode_xids
 from rm_db.postgres.gid import decode_gid
-from rm_delta.lake import ManifestDamaged, read_manifest
+from rm_delta.lake import ManifestDamaged, ManifestOfOtherVersion, read_manifest
 from rm_openwire import settings as openwire_settings
 from rm_openwire import wire as openwire
 from rm_openwire.messages import decoded_message
@@ -161,7 +161,8 @@ def _segment(octets: bytes) -> None:
         body = whole[:size].ljust(HEADER_SIZE - 12, b"\0")
         total = HEADER_SIZE + len(whole[size:])
         body = body[:16] + struct.pack(">Q", total) + body[24:]
-        whole = b"xabrlog1" + struct.pack(">I", zlib.crc32(body)) + body + whole[size:]
+        magic = b"xabrlog2"
+        whole = magic + struct.pack(">I", zlib.crc32(body, zlib.crc32(magic))) + body + whole[size:]
     read_segment(whole)
 
 
@@ -225,8 +226,9 @@ b = "amqp://localhost"
 _READ: Final = PlannedRead(("a", "b"), (), (("c", "away"),)).as_text().encode()
 _MANIFEST: Final = json.dumps(
     {
+        "version": 2,
         "application": "a",
-        "tables": [
+        "appends": [
             {
                 "table": "t", "id": "1", "schema": "{}", "partitions": ["p"], "number": 3,
                 "files": [{"path": "x/y", "size": 1, "rows": 1, "partition": {"p": "1"}, "stats": "{}"}],
@@ -367,7 +369,7 @@ DECODERS: Final[dict[str, Decoder]] = {
         (_SURVEY,),
     ),
     "ledger": Decoder(
-        each(text(lambda stored: PlannedRead.from_text(stored, "a")), text(shard_from_text)),
+        each(text(PlannedRead.from_text), text(shard_from_text)),
         (PipelineError,),
         (b"\0" + _READ, b'\x01["a", "b", "c"]'),
     ),
@@ -379,5 +381,5 @@ DECODERS: Final[dict[str, Decoder]] = {
             b'\x01{"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}',
         ),
     ),
-    "Delta manifests": Decoder(read_manifest, (ManifestDamaged,), (_MANIFEST,)),
+    "Delta manifests": Decoder(read_manifest, (ManifestDamaged, ManifestOfOtherVersion), (_MANIFEST,)),
 }

@@ -41,7 +41,7 @@ SEEN: list[tuple[str, bytes]] = [
     ("open strings", b"\0amqp://a?prefetch=" + b"9" * 5000),
     ("open strings", b"\x01amqp010://a/\xff"),
     ("ledger", b'\0{"skipped": 1}'),
-    ("Delta manifests", b'{"tables": [{"files": 3}]}'),
+    ("Delta manifests", b'{"version": 2, "appends": [{"files": 3}]}'),
     ("JSON of bodies", b"\x01" + b'{"a":' * 100_000),
     ("JSON of bodies", b'\x01{"type": [5e3333332333233333332]}'),
 ]

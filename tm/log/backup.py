@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tm.log.contract import LogError
 from tm.log.incarnations import copy_of
 from tm.log.inspection import read_newest
-from tm.log.journal import MAKING, MARK_SIZE, is_closed, segment_name
+from tm.log.journal import MAKING, MARK_SIZE, segment_name
 from tm.log.log_folder import PosixFiles
 from tm.log.segment import HEADER_SIZE, Header, encode_frame, encode_header
 
@@ -51,11 +51,8 @@ def back_up(
         raise LogError(f"{destination} is there already: name a folder that is not, or is empty")
     contents, state = _read(files or PosixFiles(folder))
     header = contents.header
-    counted = header.openings
-    if not state.noted and not is_closed(contents, state):
-        counted -= 1  # of a version that counted: the last opening may be at work
     state.noted = copy_of(state.noted)
-    _write(destination, header, counted if not state.noted else header.openings, b"".join(state.records()), entropy)
+    _write(destination, header, b"".join(state.records()), entropy)
     return BackUp(header.node, header.log_id, len(state.decisions), len(state.heuristics), state.incarnations.cut)
 
 
@@ -73,13 +70,13 @@ def _read(files: Files) -> tuple[Contents, LogState]:
     return read_newest(files, forced)
 
 
-def _write(destination: Path, header: Header, openings: int, records: bytes, entropy: Callable[[int], bytes]) -> None:
+def _write(destination: Path, header: Header, records: bytes, entropy: Callable[[int], bytes]) -> None:
     """Step 3. An end that is torn off leaves a folder without a log."""
     mark = entropy(MARK_SIZE)
     first = encode_frame(mark, HEADER_SIZE, records)
     end = encode_frame(mark, HEADER_SIZE + len(first), b"")
     size = _whole_blocks(HEADER_SIZE + len(first) + len(end))
-    made = Header(mark, header.generation, size, header.log_id, openings, header.node)
+    made = Header(mark, header.generation, size, header.log_id, header.openings, header.node)
     files = PosixFiles(destination)
     lock = files.lock()
 

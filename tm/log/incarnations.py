@@ -81,11 +81,9 @@ INCARNATION: Final = Machine(
 
 @dataclass(frozen=True, slots=True)
 class Incarnations:
-    """A log's knowledge at one moment: those `noted`, oldest first, the number `counted` up to which it was opened by
-    versions that counted their openings, and the `floors` of those that have one."""
+    """A log's knowledge at one moment: those `noted`, oldest first, and the `floors` of those that have one."""
 
     noted: Mapping[bytes, Standing] = field(default_factory=lambda: MappingProxyType({}))
-    counted: int = 0
     floors: Mapping[bytes, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -96,12 +94,7 @@ class Incarnations:
     def why_not(self, incarnation: Incarnation) -> str | None:
         """Why the absence of a decision of this incarnation says nothing; None when it says that there is none."""
         if isinstance(incarnation, int):
-            if incarnation <= self.counted:
-                return None
-            return (
-                f"it was made at opening {incarnation}, and this log knows openings up to {self.counted}: an old copy, "
-                "which can't know what was decided since"
-            )
+            return f"its incarnation is the counter {incarnation}, so a pipeline made it, which resolves it"
 
         standing = self.noted.get(incarnation, Standing.UNKNOWN)
         if standing is Standing.UNKNOWN:

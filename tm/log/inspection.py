@@ -54,7 +54,7 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
             header.node,
             header.log_id,
             header.openings,
-            _known(state, header.openings, copied=is_copy(files, header)),
+            Incarnations(copy_of(state.noted) if is_copy(files, header) else dict(state.noted), dict(state.floors)),
             tuple(decode_decision(record) for record in state.decisions.values()),
             tuple(decode_heuristic(record) for record in state.heuristics.values()),
         )
@@ -85,12 +85,6 @@ def read_newest(files: Files, look: Callable[[Contents, LogState], T]) -> T:
         if generations[-1] in generations_in(files):
             return looked
     raise LogError(f"{files}: the log changes faster than it can be read; try again")
-
-
-def _known(state: LogState, openings: int, *, copied: bool) -> Incarnations:
-    """What a process that opened the log now would know of its incarnations."""
-    noted = copy_of(state.noted) if copied else dict(state.noted)
-    return Incarnations(noted, state.counted if noted else openings, dict(state.floors))
 
 
 def generations_in(files: Files) -> list[int]:

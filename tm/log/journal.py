@@ -35,19 +35,22 @@ from tm.log.records import RecordError, decode
 from tm.log.segment import (
     FRAME_OVERHEAD,
     HEADER_SIZE,
+    VERSION,
     Contents,
     Header,
     SegmentDamaged,
+    SegmentOfOtherVersion,
     encode_frame,
     encode_header,
     read_segment,
 )
 from tm.log.state import LogState
 from xa import check_node
+from xa.format_version import version_refusal
 from xa.gtrid import INCARNATION_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from tm.log.log_folder import File, Files
 
@@ -130,18 +133,16 @@ class Journal:
     # --- Opening ------------------------------------------------------------------------------------------
     def _open(self) -> None:
         names = self._files.names()
-        if MAKING in names:
-            self._files.remove(MAKING)
-
         generations = segment_generations(names)
         if generations:
-            self._reopen(generations)
+            self._reopen(names, generations)
         elif SPARE in names:
             raise LogDamaged(
                 f"{self._files}: there is a spare file but no segment, so the segment with the decisions is missing. "
                 f"Put it back; in a new log, branches of this one would never be resolved"
             )
         else:
+            self._remove_unfinished(names)
             self._header = Header(b"", 0, 0, self._entropy(LOG_ID_SIZE), 0, self.node)
             self.state.noted[self.incarnation] = Standing.OPEN
             self._make(MAKING, self._size_for(0))
@@ -149,7 +150,11 @@ class Journal:
         if SPARE not in self._files.names():
             self._make_spare(self._header.size)
 
-    def _reopen(self, generations: list[int]) -> None:
+    def _remove_unfinished(self, names: Sequence[str]) -> None:
+        if MAKING in names:
+            self._files.remove(MAKING)
+
+    def _reopen(self, names: Sequence[str], generations: list[int]) -> None:
         contents = read_current(self._files, generations[-1], self.state)
         self._header = contents.header
         if self._header.node != self.node:
@@ -157,8 +162,9 @@ class Journal:
                 f"{self._files} is the decision log of node {self._header.node!r}, not of {self.node!r}: "
                 f"open it with that node id, or give {self.node!r} a folder of its own"
             )
-        if not is_closed(contents, self.state):
+        if Standing.OPEN in self.state.noted.values():
             _LOGGER.warning("%s was not closed; its last forced record ends at %d", self._files, contents.end)
+        self._remove_unfinished(names)
         for generation in generations[:-1]:
             self._files.remove(segment_name(generation))
         self._succeed(contents.header)
@@ -168,8 +174,6 @@ class Journal:
         """Notes the new incarnation, and what its opening tells of the former ones."""
         state = self.state
         before = dict(state.noted)
-        if not before:  # of a version that counted: what it opened, up to here, is all there is in this log
-            state.counted = header.openings
         state.noted.clear()
         state.noted.update(succeeded(before, copied=is_copy(self._files, header)))
         warning = warning_of(self._files, state.incarnations, before if header.identity else {})
@@ -265,11 +269,6 @@ class Journal:
         return LogFull(f"{self._files}: there is no space for a segment of {size} octets; make room and try again")
 
 
-def is_closed(contents: Contents, state: LogState) -> bool:
-    """Whether a segment that has been read, with `state` as the result, ends where its log was closed."""
-    return Standing.OPEN not in state.noted.values() if state.noted else not contents.payloads[-1]
-
-
 def is_copy(files: Files, header: Header) -> bool:
     """Whether the segment with this header is known to be a copy of the file that it was written into."""
     actual = files.identity(segment_name(header.generation))
@@ -287,7 +286,8 @@ def segment_generations(names: Iterable[str]) -> list[int]:
 
 
 def read_current(files: Files, generation: int, state: LogState) -> Contents:
-    """Reads the segment `generation` and applies its records to `state`. LogDamaged says file and offset."""
+    """Reads the segment `generation` and applies its records to `state`. LogDamaged says file and offset; LogError:
+    another version has written it."""
     name = segment_name(generation)
     octets = files.read(name)
     try:
@@ -298,6 +298,8 @@ def read_current(files: Files, generation: int, state: LogState) -> Contents:
         for payload in contents.payloads:
             for record in decode(payload):
                 state.apply(record)
+    except SegmentOfOtherVersion as other:
+        raise LogError(str(version_refusal(files, other.version, VERSION))) from None
     except SegmentDamaged as damage:
         raise LogDamaged(
             f"{files}: {name} is damaged at octet {damage.offset}: {damage}. It is not opened, because decisions "
@@ -305,6 +307,7 @@ def read_current(files: Files, generation: int, state: LogState) -> Contents:
         ) from damage
     except RecordError as error:
         raise LogDamaged(
-            f"{files}: {name} holds what this version can't read ({error}); was it written by a newer one?"
+            f"{files}: {name} is damaged: it holds what is no record ({error}). Restore the folder as it was when the "
+            "log last ran, or resolve its branches by hand"
         ) from error
     return contents

@@ -11,9 +11,9 @@ for the length and so many octets:
     4 HEURISTIC DROPPED   short resource, format id (4), short gtrid, short bqual
     5 INCARNATION         what is known of it (1): 1 open, 2 whole, 3 cut; the incarnation (8)
     7 FLOOR               the incarnation (8), the sequence (8) below which its transactions are over
-    6 COUNTED             up to which number openings were counted (4), before incarnations were random
 
-The last three are FileLog's own, and since records of version 2; the former version refuses a log that has them.
+The last two are FileLog's own. The version of these records is that of what holds them: of a FileLog's segment
+(`tm.log.segment`), of a SqlLog's tables (`tm.log.sql.tables`).
 
 Octets are records if and only if they divide into such records without a rest. Whether they are what was once
 written is for the frame around them to tell.
@@ -39,7 +39,6 @@ END: Final = 2
 HEURISTIC: Final = 3
 HEURISTIC_DROPPED: Final = 4
 INCARNATION: Final = 5
-COUNTED: Final = 6
 FLOOR: Final = 7
 
 MAX_RESOURCE: Final = 255
@@ -48,7 +47,6 @@ MAX_BRANCHES: Final = 0xFFFF
 
 _FORMAT_ID: Final = struct.Struct(">I")
 _COUNT: Final = struct.Struct(">H")
-_NUMBER: Final = struct.Struct(">I")
 _SEQUENCE: Final = struct.Struct(">Q")
 _STANDINGS: Final = {Standing.OPEN: 1, Standing.WHOLE: 2, Standing.CUT: 3}
 _STANDING_OF: Final = {number: standing for standing, number in _STANDINGS.items()}
@@ -88,14 +86,7 @@ class Floor:
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """Openings were counted, up to this number."""
-
-    openings: int
-
-
-Record = Decision | End | Heuristic | HeuristicDropped | Noted | Floor | Counted
+Record = Decision | End | Heuristic | HeuristicDropped | Noted | Floor
 
 
 def encode_decision(decision: Decision) -> bytes:
@@ -138,11 +129,6 @@ def encode_noted(incarnation: bytes, standing: Standing) -> bytes:
 def encode_floor(incarnation: bytes, sequence: int) -> bytes:
     """The FLOOR record."""
     return bytes((FLOOR,)) + incarnation + _SEQUENCE.pack(sequence)
-
-
-def encode_counted(openings: int) -> bytes:
-    """The COUNTED record."""
-    return bytes((COUNTED,)) + _NUMBER.pack(openings)
 
 
 def branch_key(branch: Branch) -> bytes:
@@ -231,9 +217,6 @@ def _record(octets: bytes, at: int) -> tuple[Record, int]:
         end = at + 1 + INCARNATION_SIZE
         (sequence,) = _SEQUENCE.unpack_from(octets, end)
         return Floor(octets[at + 1 : end], sequence), end + _SEQUENCE.size
-    if kind == COUNTED:
-        (openings,) = _NUMBER.unpack_from(octets, at + 1)
-        return Counted(openings), at + 1 + _NUMBER.size
     raise ValueError(f"kind {kind} is unknown")
 
 

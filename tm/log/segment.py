@@ -2,8 +2,8 @@
 
 A segment is a file of fixed size; integers are big-endian. It begins with a header of one block, 4,096 octets:
 
-    0    magic        8   "xabrlog1"
-    8    check        4   CRC-32 of the octets 12 to 4,095
+    0    magic        8   "xabrlog2": the last octet is the version of segments and records
+    8    check        4   CRC-32 of the octets 0 to 7 and 12 to 4,095
     12   mark         8   random, another one each time the file is used anew
     20   generation   8   1 for the first segment of a log, and one more each time
     28   size         8   octets of the file
@@ -21,12 +21,13 @@ Frames follow, one behind the other:
     16   length       4   octets of the payload
     20   check        4   CRC-32 of the octets 0 to 19 and the payload
     24   payload          records as in `tm.log.records`; the last one says that the incarnation is whole, where the
-                      log was closed (none at all, in former versions)
+                      log was closed
 
 A header is valid if and only if magic, check and the file's size are right, and a frame if and only if mark,
-offset and check are. The first frame is the state of the log when the segment was begun; header and first frame
-are forced before the file gets its name. Each further frame is written where the one before it ends, and only
-after that one was forced. Therefore:
+offset and check are. A header with another version in its magic is another version's if its check is right (that of
+version 1 covers the octets 12 to 4,095 only), and damaged otherwise. The first frame is the state of the log when the
+segment was begun; header and first frame are forced before the file gets its name. Each further frame is written where
+the one before it ends, and only after that one was forced. Therefore:
 
 - A valid frame somewhere behind an octet that belongs to none proves that what stood there was forced: the
   segment is damaged. So is one whose header or first frame is not valid.
@@ -52,7 +53,9 @@ from xa import check_node
 HEADER_SIZE: Final = 4096
 FRAME_OVERHEAD: Final = 24
 
-_MAGIC: Final = b"xabrlog1"
+VERSION: Final = 2
+_NAME: Final = b"xabrlog"
+_MAGIC: Final = _NAME + b"%d" % VERSION
 _HEADER: Final = struct.Struct(">8sQQ8sIB")
 _HEADER_START: Final = 12
 _NODE_AT: Final = 48
@@ -60,6 +63,14 @@ _IDENTITY_AT: Final = 84
 IDENTITY_SIZE: Final = 12
 _FRAME: Final = struct.Struct(">8sQI")
 _CHECK: Final = struct.Struct(">I")
+
+
+class SegmentOfOtherVersion(Exception):
+    """The segment was written in another `version` of this layout."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"version {version}")
+        self.version = version
 
 
 class SegmentDamaged(Exception):
@@ -98,18 +109,21 @@ def encode_header(header: Header) -> bytes:
     fields = _HEADER.pack(header.mark, header.generation, header.size, header.log_id, header.openings, len(node))
     begin = (fields + node).ljust(_IDENTITY_AT - _HEADER_START, b"\0") + header.identity
     body = begin.ljust(HEADER_SIZE - _HEADER_START, b"\0")
-    return _MAGIC + _CHECK.pack(zlib.crc32(body)) + body
+    return _MAGIC + _check_of(_MAGIC, body) + body
 
 
 def decode_header(octets: bytes) -> Header:
-    """The header at the beginning of `octets`; SegmentDamaged when it is not valid."""
+    """The header at the beginning of `octets`; SegmentDamaged when it is not valid, SegmentOfOtherVersion."""
     body = octets[_HEADER_START:HEADER_SIZE]
     if len(body) != HEADER_SIZE - _HEADER_START:
         raise SegmentDamaged(len(octets), "the file ends within its header")
-    if octets[:8] != _MAGIC:
+    magic = octets[:8]
+    if magic[:-1] != _NAME or not magic[-1:].isdigit():
         raise SegmentDamaged(0, f"it does not begin with {_MAGIC!r}")
-    if octets[8:_HEADER_START] != _CHECK.pack(zlib.crc32(body)):
+    if octets[8:_HEADER_START] != _check_of(magic, body):
         raise SegmentDamaged(0, "the check of its header is wrong")
+    if magic != _MAGIC:
+        raise SegmentOfOtherVersion(int(magic[-1:]))
     mark, generation, size, log_id, openings, node_size = _HEADER.unpack_from(body)
     try:
         node = check_node(body[_HEADER.size : _HEADER.size + node_size].decode("ascii"))
@@ -119,6 +133,11 @@ def decode_header(octets: bytes) -> Header:
     return Header(mark, generation, size, log_id, openings, node, identity if any(identity) else b"")
 
 
+def _check_of(magic: bytes, body: bytes) -> bytes:
+    covered = b"" if magic == _NAME + b"1" else magic
+    return _CHECK.pack(zlib.crc32(body, zlib.crc32(covered)))
+
+
 def encode_frame(mark: bytes, offset: int, payload: bytes) -> bytes:
     """The frame for `payload` at `offset`."""
     head = _FRAME.pack(mark, offset, len(payload))
@@ -126,7 +145,8 @@ def encode_frame(mark: bytes, offset: int, payload: bytes) -> bytes:
 
 
 def read_segment(octets: bytes) -> Contents:
-    """The contents of the segment whose file holds `octets`; SegmentDamaged as the module's docstring says."""
+    """The contents of the segment whose file holds `octets`; SegmentDamaged as the module's docstring says,
+    SegmentOfOtherVersion."""
     header = decode_header(octets)
     if header.size != len(octets):
         raise SegmentDamaged(len(octets), f"the file has {len(octets)} octets, and was made with {header.size}")

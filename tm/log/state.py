@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from tm.log.contract import Decision, Heuristic
 from tm.log.incarnations import Incarnations
 from tm.log.records import (
-    Counted,
     End,
     Floor,
     Noted,
@@ -16,7 +15,6 @@ from tm.log.records import (
     branch_key,
     decode_decision,
     decode_heuristic,
-    encode_counted,
     encode_decision,
     encode_floor,
     encode_heuristic,
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 class LogState:
     """The first two tables map to the record as it is kept, oldest first, so that a snapshot is a join."""
 
-    __slots__ = ("counted", "decisions", "floors", "heuristics", "noted")
+    __slots__ = ("decisions", "floors", "heuristics", "noted")
 
     def __init__(self) -> None:
         self.decisions: dict[bytes, bytes] = {}
@@ -40,10 +38,9 @@ class LogState:
         self.heuristics: dict[bytes, bytes] = {}
         """`branch_key` → HEURISTIC record."""
         self.noted: dict[bytes, Standing] = {}
-        """Incarnation → what is known of it, oldest first. Empty in a log of a version that counted."""
+        """Incarnation → what is known of it, oldest first."""
         self.floors: dict[bytes, int] = {}
         """Incarnation → the sequence below which its transactions are over."""
-        self.counted = 0
 
     def apply(self, record: Record) -> None:
         """The state after `record`. What a record takes away need not be there: its END may have been lost
@@ -58,22 +55,19 @@ class LogState:
             self.noted[record.incarnation] = record.standing
         elif isinstance(record, Floor):
             self.floors[record.incarnation] = record.sequence
-        elif isinstance(record, Counted):
-            self.counted = record.openings
         else:
             self.heuristics.pop(branch_key(record.branch), None)
 
     @property
     def incarnations(self) -> Incarnations:
         """The known incarnations."""
-        return Incarnations(dict(self.noted), self.counted, dict(self.floors))
+        return Incarnations(dict(self.noted), dict(self.floors))
 
     def records(self) -> list[bytes]:
         """Records that make this state out of nothing."""
-        counted = [encode_counted(self.counted)] if self.counted else []
         noted = [encode_noted(incarnation, standing) for incarnation, standing in self.noted.items()]
         floors = [encode_floor(one, floor) for one, floor in self.floors.items() if one in self.noted]
-        return [*counted, *noted, *floors, *self.decisions.values(), *self.heuristics.values()]
+        return [*noted, *floors, *self.decisions.values(), *self.heuristics.values()]
 
 
 def decoded_decisions(records: Sequence[bytes]) -> tuple[Decision, ...]:

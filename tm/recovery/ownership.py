@@ -13,7 +13,7 @@ A decision belongs to the node and the incarnation in its gtrid, in the log or d
   decision its branch can only be in an old copy of a resource's data, and the decision may have been forgotten since.
   The floors have to be read before the branch is found, because a transaction that is finished meanwhile is below a
   later floor.
-- In a decider, of a version whose incarnations were counted, and who held no lease: ours, once it is settled.
+- In a decider, with a counter for its incarnation: left alone, because no manager makes one.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Ownership:
         if decider is None:
             return Whose(Claim.ELSEWHERE, f"its decision lives in log {log}, which is not open here")
         if isinstance(read.incarnation, int):
-            return _OURS
+            return Whose(Claim.ELSEWHERE, f"its incarnation is the counter {read.incarnation}, which no manager has")
         if read.incarnation == self.own:
             return _OURS if decided else self._unless_over(read, decider)
         working = at_work.get(decider, frozenset())

@@ -44,10 +44,12 @@ def copy_file(source: Path, destination: Path, finish: Callable[[sqlite3.Connect
         force(part)
         part.rename(destination)
         force(destination.parent)
-    except (sqlite3.Error, OSError) as error:
+    except BaseException as error:
         with suppress(OSError):
             _remove(part)
-        raise CopyFailed(f"{source} can't be copied to {destination}: {error}") from error
+        if isinstance(error, (sqlite3.Error, OSError)):
+            raise CopyFailed(f"{source} can't be copied to {destination}: {error}") from error
+        raise
 
 
 def _copy(source: Path, part: Path, finish: Callable[[sqlite3.Connection], None]) -> None:

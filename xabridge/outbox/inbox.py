@@ -24,7 +24,7 @@ from sqlalchemy import delete, insert, literal, select
 from sqlalchemy.exc import IntegrityError
 
 from xa.sql.statements import upsert
-from xabridge.outbox.tables import MAX_NAME, Tables, check_transaction, check_transaction_async
+from xabridge.outbox.tables import MAX_NAME, VERSION, Tables, check_transaction, check_transaction_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,6 +128,7 @@ class Inbox:
             "consumer": self._consumer,
             "message_id": text[:MAX_NAME].replace("\0", "\ufffd"),  # PostgreSQL has no NUL
             "received": self._clock(),
+            "version": VERSION,
         }
 
 

@@ -22,7 +22,7 @@ from zlib import crc32
 from sqlalchemy import Insert, case, func, insert, select
 
 from rm_amqp.message import encoded
-from xabridge.outbox.tables import LANES, MAX_NAME, WAITING, Tables, check_transaction, check_transaction_async
+from xabridge.outbox.tables import LANES, MAX_NAME, VERSION, WAITING, Tables, check_transaction, check_transaction_async
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -149,6 +149,7 @@ class Outbox:
             "attempts": 0,
             "retry_at": 0.0,
             "state": WAITING,
+            "version": VERSION,
         }
 
     def _kept(self, more: int) -> Select[tuple[int]]:

@@ -23,6 +23,9 @@
         consumer           for people, as message_id
         received           when, in seconds since 1970
 
+Each row of each table has the version of these tables. It is looked at before anything is made; and a program of
+version 0.1.0 can't write into them, because its rows lack that column.
+
 `Tables` has them as SQLAlchemy knows them. They may be part of an application's own metadata, so that its migrations
 make them; otherwise `create` does.
 """
@@ -38,6 +41,7 @@ from sqlalchemy import (
     Double,
     Identity,
     Index,
+    Insert,
     Integer,
     LargeBinary,
     MetaData,
@@ -53,6 +57,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
+from xa.format_version import version_refusal
 from xa.sql import mariadb
 from xa.sql.statements import missing_columns
 
@@ -62,6 +67,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Dialect, Engine
 
 
+VERSION: Final = 2
 LANES: Final = 16
 """How many relays can be at work at once."""
 MAX_NAME: Final = 255
@@ -122,6 +128,8 @@ class Tables:
         for left in reversed(range(_TRIES)):
             try:
                 for table in tables:
+                    _check_version(engine, table)
+                for table in tables:
                     self._create(engine, table)
                 if self.lanes in tables:
                     with engine.connect() as connection:
@@ -159,7 +167,7 @@ class Tables:
         connection.commit()
         for lane in set(range(LANES)) - present:
             try:
-                connection.execute(insert(self.lanes).values(lane=lane, until=0.0))
+                connection.execute(self._lane(lane))
                 connection.commit()
             except IntegrityError:  # somebody else has made it meanwhile
                 connection.rollback()
@@ -171,8 +179,25 @@ class Tables:
             for index in sorted(table.indexes, key=lambda index: str(index.name)):
                 yield str(CreateIndex(index).compile(dialect=dialect)).strip()
         for lane in range(LANES):
-            made = insert(self.lanes).values(lane=lane, until=0.0)
-            yield str(made.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+            yield str(self._lane(lane).compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+
+    def _lane(self, lane: int) -> Insert:
+        return insert(self.lanes).values(lane=lane, until=0.0, version=VERSION)
+
+
+def _check_version(engine: Engine, table: Table) -> None:
+    """TablesError: the table is there, and is another version's."""
+    with engine.connect() as connection:
+        if not inspect(connection).has_table(table.name, schema=table.schema):
+            return
+
+        missing = missing_columns(connection, table)
+        found = VERSION
+        if not missing:
+            found = connection.execute(select(table.c.version).limit(1)).scalar() or VERSION  # if there is a row
+        refusal = version_refusal(f"the table {table.name}", None if missing == "version" else found, VERSION)
+        if refusal is not None:
+            raise TablesError(refusal)
 
 
 def _outbox(metadata: MetaData, schema: str | None) -> Table:
@@ -191,6 +216,7 @@ def _outbox(metadata: MetaData, schema: str | None) -> Table:
         Column("retry_at", Double, nullable=False),
         Column("state", String(8), nullable=False),
         Column("reason", Unicode(MAX_REASON)),
+        Column("version", SmallInteger, nullable=False),
         Index("xabridge_outbox_by_lane", "lane", "id"),
         Index("xabridge_outbox_tried", "attempts", "lane"),
         schema=schema,
@@ -206,6 +232,7 @@ def _lanes(metadata: MetaData, schema: str | None) -> Table:
         Column("lane", SmallInteger, primary_key=True, autoincrement=False),
         Column("holder", String(64)),
         Column("until", Double, nullable=False),
+        Column("version", SmallInteger, nullable=False),
         schema=schema,
         **_OPTIONS,
     )
@@ -219,6 +246,7 @@ def _inbox(metadata: MetaData, schema: str | None) -> Table:
         Column("consumer", Unicode(MAX_NAME), nullable=False),
         Column("message_id", Unicode(MAX_NAME), nullable=False),
         Column("received", Double, nullable=False),
+        Column("version", SmallInteger, nullable=False),
         Index("xabridge_inbox_by_age", "received"),
         schema=schema,
         **_OPTIONS,

@@ -95,9 +95,6 @@ class Fences:
     def lift(self, format_id: int, gtrid: bytes, owner: str, answer: Answer, *, for_all: bool) -> None:
         """The fence goes: that of `owner`, or, `for_all`, that around everybody's branches."""
         key = fence_key(format_id, gtrid, None if for_all else owner)
-        before = fence_key(format_id, gtrid)  # what the owner set when fences of owners were not kept apart
-        if not for_all and key not in self._fences and self._fences.get(before, ("", 0))[0] == owner:
-            key = before
         if key not in self._fences:
             raise refused(Code.XAER_NOTA, "there is no such fence")
         batch = Batch()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.store.contract import NUMBERS_PER_OPENING, StoreError
 from dtx.store.sql.database import store_url
+from dtx.store.sql.tables import refuse_other_version
 from xa.sql.copying import CopyFailed, copy_file
 
 if TYPE_CHECKING:
@@ -45,11 +46,12 @@ def back_up(url: str, destination: Path) -> StoreCopy:
     found: list[int] = []
 
     def finish(copy: sqlite3.Connection) -> None:
+        (version,) = copy.execute("SELECT value FROM dtx_meta WHERE name = 'version'").fetchone()
+        refuse_other_version(version)
         (openings,) = copy.execute("SELECT value FROM dtx_meta WHERE name = 'openings'").fetchone()
         number = (openings + 1) * NUMBERS_PER_OPENING - 1
-        if copy.execute("SELECT 1 FROM sqlite_master WHERE name = 'dtx_record'").fetchone():
-            record = (number, COPY, f"{openings} {time.time_ns() // 1_000_000}")
-            copy.execute("INSERT OR REPLACE INTO dtx_record (number, kind, text) VALUES (?, ?, ?)", record)
+        record = (number, COPY, f"{openings} {time.time_ns() // 1_000_000}")
+        copy.execute("INSERT OR REPLACE INTO dtx_record (number, kind, text) VALUES (?, ?, ?)", record)
         messages = copy.execute("SELECT count(*) FROM dtx_message").fetchone()[0]
         branches = copy.execute("SELECT count(*) FROM dtx_branch").fetchone()[0]
         found.extend((openings, messages, branches))

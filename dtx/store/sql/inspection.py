@@ -1,5 +1,5 @@
 """A look at a store from outside, which takes no lock and changes nothing: what is in doubt, since when, and whether
-the store fits together. For stores that no broker has open, and for those of earlier versions.
+the store fits together.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import create_engine, func, inspect, select, text
+from sqlalchemy import create_engine, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from dtx.store.contract import CHUNK, PENDING, StoreDamaged, StoreError
 from dtx.store.sql.backup import COPY
 from dtx.store.sql.database import store_url
-from dtx.store.sql.tables import BRANCH, CHUNKS, MESSAGE, META, PAYLOAD, QUEUE, RECORD, WORK
+from dtx.store.sql.tables import BRANCH, CHUNKS, MESSAGE, META, PAYLOAD, QUEUE, RECORD, WORK, check_version
 from xa import Code, Xid
 from xa.open_string import shown
 from xa.printable import printable
@@ -69,6 +69,8 @@ def look_at_store(url: str) -> StoreImage:
     engine = _engine(url)
     try:
         with engine.connect() as connection:
+            if not check_version(connection):
+                raise StoreError(f"there is no store in {shown(url)}")
             return _image(connection)
     except (LookupError, OverflowError, TypeError, ValueError) as error:
         why = printable(f"{type(error).__name__}: {error}", 200)
@@ -98,10 +100,9 @@ def _engine(url: str) -> Engine:
 def _image(connection: Connection) -> StoreImage:
     openings = int(connection.execute(select(META.c.value).where(META.c.name == "openings")).scalar_one())
     records: dict[str, list[str]] = {COPY: [], _MARK: []}
-    if inspect(connection).has_table(RECORD.name):  # a store of an earlier version has none
-        chosen = select(RECORD.c.kind, RECORD.c.text).where(RECORD.c.kind.in_(list(records)))
-        for kind, text_of_record in connection.execute(chosen):
-            records[kind].append(text_of_record)
+    chosen = select(RECORD.c.kind, RECORD.c.text).where(RECORD.c.kind.in_(list(records)))
+    for kind, text_of_record in connection.execute(chosen):
+        records[kind].append(text_of_record)
     copies = [text_of_record.split() for text_of_record in records[COPY]]
     copied = [int(at_ms) for of, at_ms in copies if int(of) == openings]
     branches = tuple(_branches(connection))

@@ -1,8 +1,7 @@
 """A SQL store in PostgreSQL.
 
 Its tables are in the first schema of the search path. A lease (`dtx.store.sql.lease`) keeps others out, and an advisory
-lock a process that opens the store at the same moment. A broker of a version without leases keeps that lock for as long
-as it has the store.
+lock a process that opens the store at the same moment.
 """
 
 from __future__ import annotations

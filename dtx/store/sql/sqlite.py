@@ -17,6 +17,7 @@ from sqlalchemy.pool import NullPool
 from dtx.store.contract import StoreError, StoreLocked
 from dtx.store.sql.database import LOCKED_MS, OPENING_FAILURES, Transactions, close_all, store_url
 from dtx.store.sql.disk_reserve import BESIDES, LEAST, DiskReserve
+from dtx.store.sql.tables import check_version
 from xa.durable_files import force
 from xa.sql import sqlite
 from xa.sql.errors import ErrorKind, kind_of
@@ -290,8 +291,10 @@ def compact(url: str) -> tuple[int, int]:
     database = SqliteDatabase(parsed)
     try:
         before = path.stat().st_size
-        connection = database.writer().connection
-        cursor = connection.cursor()
+        writer = database.writer()
+        check_version(writer)
+        writer.rollback()  # VACUUM runs outside of transactions
+        cursor = writer.connection.cursor()
         cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         cursor.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
         cursor.execute("VACUUM")

@@ -15,8 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import delete, insert, inspect, select, text, update
-from sqlalchemy.schema import CreateColumn
+from sqlalchemy import delete, insert, select, update
 
 from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreAway, StoreDamaged, StoreError, StoreLocked
 from dtx.store.sql.database import OPENING_FAILURES, store_url
@@ -26,7 +25,7 @@ from dtx.store.sql.reader import PayloadCache, Reader
 from dtx.store.sql.restoration import RestoredFromSql
 from dtx.store.sql.sqlite import SqliteDatabase
 from dtx.store.sql.statements import Statements
-from dtx.store.sql.tables import ADDED, CHUNKS, MESSAGE, META, METADATA, RECORD, VERSION
+from dtx.store.sql.tables import CHUNKS, MESSAGE, META, METADATA, VERSION, check_version
 from dtx.store.sql.writer import Writer
 from xa.sql.errors import ErrorKind, kind_of
 
@@ -248,31 +247,19 @@ def open_database(url: str, lease_s: float = LEASE_S) -> Database:
 
 def _prepare_tables(connection: Connection, database: Database) -> int:
     """Takes the store, makes the tables where there are none, drops what an earlier process left unfinished, and counts
-    this opening; all in one transaction."""
+    this opening; all in one transaction. Nothing is changed where it is another version's store."""
     with connection.begin():
+        check_version(connection)
         database.take(connection)
-        if not inspect(connection).has_table(META.name):
+        if not check_version(connection):  # somebody may have made it before we took it
             METADATA.create_all(connection)
             connection.execute(insert(META), [{"name": "version", "value": VERSION}, {"name": "openings", "value": 0}])
         facts = {row.name: row.value for row in connection.execute(select(META))}
-        if facts.get("version") != VERSION:
-            raise StoreDamaged(f"the store has tables of version {facts.get('version')}, not {VERSION}")
-        RECORD.create(connection, checkfirst=True)  # a store of an earlier version has none
-        _add_columns(connection)
         openings: int = facts["openings"] + 1
         connection.execute(update(META).where(META.c.name == "openings").values(value=openings))
         connection.execute(delete(CHUNKS).where(CHUNKS.c.message.not_in(select(MESSAGE.c.number))))
         database.taken(connection, openings)
     return openings
-
-
-def _add_columns(connection: Connection) -> None:
-    """Adds what a store of an earlier version lacks. Every column has a default: no row is written for it."""
-    there = {column["name"] for column in inspect(connection).get_columns(MESSAGE.name)}
-    for column in ADDED:
-        if column.name not in there:
-            definition = CreateColumn(column).compile(dialect=connection.dialect)
-            connection.execute(text(f"ALTER TABLE {MESSAGE.name} ADD COLUMN {definition}"))
 
 
 def _opening_error(error: Exception) -> StoreError:

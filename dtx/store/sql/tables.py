@@ -3,28 +3,47 @@
   dtx_meta(name, value)                       the version of these tables, and how often the store was opened
   dtx_queue(number, name, settings)
   dtx_message(number, queue, position, size, delivery_count, expires_ms, due_ms, group_id)
-                                              stores of earlier versions lack the last two, which have defaults, so that
-                                              such a version can open a store of this one
   dtx_payload(message, data)                  of a message of at most CHUNK octets
   dtx_chunk(message, number, data)            pieces of a larger one
   dtx_branch(number, format_id, gtrid, bqual, owner, prepared_ms, outcome, completed_ms)
   dtx_work(branch, ordinal, message, outcome) outcome NULL: the branch enqueues the message, else retires it
   dtx_fence(gtrid, owner, fenced_ms)
-  dtx_record(number, kind, text)              what else the broker remembers; stores of earlier versions lack it
+  dtx_record(number, kind, text)              what else the broker remembers
   dtx_lease(epoch, holder, until_s)           one row, in PostgreSQL only: `dtx.store.sql.lease`. The epoch is that of
-                                              dtx_meta (`openings`) as long as no other version has opened the store
+                                              dtx_meta (`openings`)
 
 Facts and payloads are apart, so that a start reads facts only. A message stands in its queue if and only if
 its position is not PENDING; a branch is prepared if and only if its outcome is NULL.
+
+The version is looked at before anything else is read or made (`check_version`); another one is refused.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import BigInteger, Column, Double, Integer, LargeBinary, MetaData, SmallInteger, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    inspect,
+    select,
+)
 
-VERSION: Final = 1
+from dtx.store.contract import StoreDamaged, StoreError
+from xa.format_version import version_refusal
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+VERSION: Final = 2
 
 METADATA: Final = MetaData()
 _NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")  # there only INTEGER is the key of the table itself
@@ -56,11 +75,9 @@ MESSAGE: Final = Table(
     Column("size", BigInteger, nullable=False),
     Column("delivery_count", BigInteger, nullable=False),
     Column("expires_ms", BigInteger, nullable=False),
-    Column("due_ms", BigInteger, nullable=False, server_default="0"),
-    Column("group_id", Text, nullable=False, server_default=""),
+    Column("due_ms", BigInteger, nullable=False),
+    Column("group_id", Text, nullable=False),
 )
-ADDED: Final = (MESSAGE.c.due_ms, MESSAGE.c.group_id)
-"""Columns that stores of earlier versions lack."""
 PAYLOAD: Final = Table("dtx_payload", METADATA, _key("message"), Column("data", LargeBinary, nullable=False))
 CHUNKS: Final = Table(
     "dtx_chunk", METADATA, _key("message"), _key("number"), Column("data", LargeBinary, nullable=False)
@@ -108,3 +125,23 @@ LEASE: Final = Table(
     Column("holder", String(255), nullable=False),
     Column("until_s", Double, nullable=False),
 )
+
+
+def check_version(connection: Connection) -> bool:
+    """Whether there is a store. StoreError: another version's; StoreDamaged: without its version."""
+    seen = inspect(connection)
+    if not seen.has_table(META.name):
+        if any(seen.has_table(name) for name in METADATA.tables):
+            raise StoreDamaged(f"the store lacks the table {META.name}, which has its version: restore it from a copy")
+        return False
+    refuse_other_version(connection.execute(select(META.c.value).where(META.c.name == "version")).scalar())
+    return True
+
+
+def refuse_other_version(version: object) -> None:
+    """StoreError: a store of this version is not opened; StoreDamaged: it is none."""
+    if not isinstance(version, int):
+        raise StoreDamaged(f"the store has {version!r} for its version: restore it from a copy")
+    refusal = version_refusal("the store", version, VERSION)
+    if refusal is not None:
+        raise StoreError(refusal)

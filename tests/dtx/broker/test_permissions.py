@@ -277,16 +277,6 @@ def test_a_fence_of_who_may_coordinate_its_own_keeps_its_own_out_and_nobody_else
     kept_out(again, "stranger", xid(2))  # the manager's stands
 
 
-def test_fences_of_an_earlier_version_stand_and_are_lifted_by_who_set_them() -> None:
-    world = world_of(owner=OWN, stranger=OWN, manager={**WORK, "coordinate": "all"})
-    batch_key = (1).to_bytes(4, "big") + b"global"
-    world.container.fences._put(batch_key, "owner", world.clock.wall_ms())
-    kept_out(world, "owner", xid(1))
-    world.connect("stranger").refusal(Fence(1, b"global", lift=True))
-    assert world.connect("owner").ask(Fence(1, b"global", lift=True)) == OK
-    begun(world, "owner", xid(1))
-
-
 def test_one_user_does_not_use_up_the_fences_nor_the_branches_of_all() -> None:
     limits = Limits(branches=5, branches_per_user=3, fences_per_user=2)
     world = world_of(limits, **{"*": OWN})

@@ -169,12 +169,12 @@ def test_who_is_paused_and_replaced_by_nobody_goes_on(url: str) -> None:
     process.store.close()
 
 
-def test_a_broker_of_a_version_without_leases_keeps_its_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_lock_of_an_opening_is_held_nobody_takes_the_store(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "_OPENING_S", 0.0)
     database = postgres.PostgresDatabase(make_url(url), LEASE_S)
     try:
-        earlier = database.reader()
-        earlier.exec_driver_sql(postgres._OPENING.replace("_xact_", "_"))
+        other = database.reader()
+        other.exec_driver_sql(postgres._OPENING.replace("_xact_", "_"))
         with pytest.raises(StoreLocked, match="advisory lock"):
             SqlStore(url, Loop().deliver, lease_s=LEASE_S).open()
     finally:

@@ -1,16 +1,14 @@
 """These tests found token queues with a real client and the embedded broker: several processes at once, late ones,
-every order of the messages, queues of the former version, and what becomes of the messages that do not count.
+every order of the messages, queues of other versions, and what becomes of the messages that do not count.
 
 `tests.simulation.test_elections` tests the algorithm by itself, and `tests.interop` tests it over ActiveMQ Artemis.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,15 +18,10 @@ from rm_amqp.decider.tokens import Founding, Token
 from tests.rm_amqp.decider.deciding import DECLARE, DISCHARGE
 from tests.simulation.seeds import EVERY_POINT
 from xa import (
-    FORMAT_ID,
-    BranchRolledBack,
     Code,
-    DecisionRecord,
-    Gtrid,
     ResourceError,
     ResourceUnavailable,
     TryAgain,
-    Xid,
 )
 from xabridge.testing.contract.client import RMID
 from xabridge.testing.contract.deciding import RECORD, new_owner
@@ -39,9 +32,6 @@ if TYPE_CHECKING:
     from rm_amqp import DecidingBroker
     from tests.rm_amqp.decider.deciding import DecidingBrokerHarness, NetworkHarness
 
-VERSION_1 = Path(__file__).with_name("tokens_version_1.json")
-"""What version 1 has left of a place that two have founded at once: a49f… counts; three decisions and two fences."""
-WINNER, LOSER = "a49f82068a4807de", "b157f7f780b45efd"
 SLOTS = 2
 FIRST, SECOND, THIRD = b"1" * 8, b"2" * 8, b"3" * 8
 EVERY_ORDER = list(permutations([FIRST, SECOND, THIRD]))
@@ -194,38 +184,27 @@ def test_two_that_are_in_use_are_an_error(harness: DecidingBrokerHarness) -> Non
     assert sorted(tokens(harness, 2), key=repr) == sorted(before, key=repr)
 
 
-# --- the former version -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("reverse", [False, True], ids=["in order", "in another order"])
-@pytest.mark.parametrize("loser", [LOSER, "00" * 8], ids=["the smaller one", "the greater one"])
-def test_what_version_1_has_left_is_used_on(harness: DecidingBrokerHarness, loser: str, *, reverse: bool) -> None:
-    """With its decisions and fences, whichever founding message is shown first, and whichever founder is smaller."""
-    left = VERSION_1.read_text("ascii").replace(LOSER, loser)
-    founder = bytes.fromhex(WINNER)
-    for suffix, bodies in json.loads(left).items():
-        put(harness, suffix, bodies[:: -1 if reverse else 1])
-    rm = harness.opened()
-    assert rm.decider_id == founder
-    gtrids = [b"orders-1\0" + founder + bytes([0, 0, 0, 1]) + number.to_bytes(8, "big") for number in range(1, 6)]
-    decided = [DecisionRecord(gtrid, f"record {number}".encode()) for number, gtrid in enumerate(gtrids[:3], 1)]
-    assert rm.decisions(RMID) == decided
-    client = harness.using(rm)
-    for decision in decided:
-        assert rm.settle(decision.gtrid, RMID) == decision.record
-
-    for gtrid in gtrids[3:]:
-        client.ended("key", xid := Xid(FORMAT_ID, gtrid, b"broker"))
-        with pytest.raises(BranchRolledBack, match="can't be decided any more"):
-            client.decide(xid)
-    new = Xid(FORMAT_ID, Gtrid("orders-1", founder, b"12345678", 1).encode(), b"broker")
-    assert client.decide(client.ended("key", new)) is Code.XA_OK
-    assert len(rm.decisions(RMID)) == 4
-    rm.end_decisions([decision.gtrid for decision in rm.decisions(RMID)], RMID)
-    works(harness, harness.opened())
-    assert all(json.loads(str(body))["version"] == 2 for body in harness.bodies(f"{harness.tokens}.0"))
+# --- other versions ---------------------------------------------------------------------------------------------------
+OTHERS = ((2, "made by xabridge 0.1.0, which is not read any more"), (4, "made by a newer version"))
 
 
-def test_version_1_leaves_what_is_of_version_2(harness: DecidingBrokerHarness) -> None:
-    """The former version refuses what has another version than 1."""
-    works(harness, harness.opened())
-    bodies = [body for suffix in ("", ".0", ".1", ".2") for body in harness.bodies(harness.tokens + suffix)]
-    assert {json.loads(str(body))["version"] for body in bodies} == {2}
+@pytest.mark.parametrize(("version", "said"), OTHERS)
+@pytest.mark.parametrize("founded", [True, False])
+def test_tokens_of_another_version_are_refused_by_its_name(
+    harness: DecidingBrokerHarness, version: int, said: str, *, founded: bool
+) -> None:
+    """Also those whose founding message is lost; nothing of them is changed."""
+    founding = Founding(FIRST, SLOTS)
+    bodies = {f".{token.slot}": token.renewed().encode() for token in founding.first_tokens()}
+    if founded:
+        bodies[""] = founding.encode()
+    for suffix, body in bodies.items():
+        put(harness, suffix, [body.replace('"version": 3', f'"version": {version}')])
+
+    def stored() -> list[list[object]]:
+        return [harness.bodies(harness.tokens + suffix) for suffix in ("", ".0", ".1", ".2")]
+
+    before = stored()
+    with pytest.raises(ResourceError, match=said):
+        harness.opened()
+    assert stored() == before

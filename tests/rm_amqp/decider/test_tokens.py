@@ -111,8 +111,10 @@ def test_the_first_tokens_hold_nothing() -> None:
         "",
         "{",
         "[]",
-        '{"version": 2}',
-        TOKEN.encode().replace('"version": 2', '"version": 3'),
+        '{"version": 3}',
+        TOKEN.encode().replace('"version": 3', '"version": "3"'),
+        TOKEN.encode().replace('"version": 3', '"version": 2'),
+        TOKEN.encode().replace('"version": 3', '"version": 4'),
         TOKEN.encode().replace(', "leases": []', ""),
         TOKEN.encode().replace('"leases": []', '"leases": [["n", "00", "p"]]'),
         TOKEN.encode().replace('"leases": []', '"leases": [["n", "00", "p", "1"]]'),
@@ -130,18 +132,6 @@ def test_the_first_tokens_hold_nothing() -> None:
 def test_what_is_no_token(body: object) -> None:
     with pytest.raises(WrongTokenError):
         Token.decode(body)
-
-
-def test_bodies_of_version_1_are_read() -> None:
-    """The former version wrote these, with a decision and fences in them."""
-    body = (
-        '{"version": 1, "founder": "666f756e64657221", "slot": 3, "generation": 7, "incarnation": 4, "epoch": 2, '
-        '"floor": 1, "decided": [["6700ff", "0102"]], "fenced": [["68", 2]]}'
-    )
-    token = Token.decode(body)
-    assert token == Token(FOUNDER, 3, 7, 2, 1, ((b"g\0\xff", b"\1\2"),), ((b"h", 2),))
-    assert Token.decode(token.encode()) == token
-    assert Founding.decode('{"version": 1, "founder": "666f756e64657221", "slots": 8}') == FOUNDING
 
 
 def test_leases() -> None:

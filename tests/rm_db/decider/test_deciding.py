@@ -28,7 +28,7 @@ from tests.rm_db.harness import (
     PostgresDeciderHarness,
     SqliteDeciderHarness,
 )
-from xa import FORMAT_ID, TMONEPHASE, TMSUCCESS, Code, Gtrid, Owner, ThreadOfControl, Xid, entered
+from xa import TMONEPHASE, TMSUCCESS, Code, Owner, ThreadOfControl, Xid, entered
 from xabridge.testing.contract.client import RMID, case, elsewhere, new_key, new_xid, refused
 from xabridge.testing.contract.deciding import Decider
 
@@ -73,9 +73,9 @@ def query(harness: Any, statement: str) -> list[tuple[Any, ...]]:
 
 # --- tables -----------------------------------------------------------------------------------------------------
 def test_the_tables_are_as_documented(decider: Decider, harness: Any) -> None:
-    ((decider_id, incarnation),) = query(harness, "SELECT decider_id, incarnation FROM xabridge_decider")
+    ((decider_id, version),) = query(harness, "SELECT decider_id, version FROM xabridge_decider")
     assert bytes.fromhex(decider_id) == decider.rm.decider_id
-    assert incarnation == 0, "of no use any more"
+    assert version == 2
     decider.rm.hold(Owner("orders-1", b"\1" * 8, "a process"), 60, RMID)
     ((node, owner, process, until, floor, noted),) = query(
         harness, "SELECT node, incarnation, process, until, floor, noted FROM xabridge_owner"
@@ -91,20 +91,6 @@ def test_the_tables_are_as_documented(decider: Decider, harness: Any) -> None:
     rows = query(harness, "SELECT gtrid, state, record FROM xabridge_decision ORDER BY state")
     assert rows == [(decided.gtrid.hex(), "decided", b"\0record"), (undecided.gtrid.hex(), "rolled back", None)]
     assert query(harness, "SELECT count(*) FROM xabridge_decision WHERE created IS NULL") == [(0,)]
-
-
-def test_decisions_of_former_versions_are_read_and_theirs_do_not_see_ours(decider: Decider, harness: Any) -> None:
-    """A version that ends whatever decision it sees no branch of looks for "committed"."""
-    former = Xid(FORMAT_ID, Gtrid("orders-1", decider.rm.decider_id, 3, 1).encode(), b"d")
-    decider.decide(decider.ended(new_key(), former), b"r")
-    harness.admin("UPDATE xabridge_decision SET state = 'committed'")
-    ours = decider.ended(new_key())
-    decider.decide(ours, b"s")
-    assert decider.decided() == {former.gtrid: b"r", ours.gtrid: b"s"}
-    assert decider.settle(former) == b"r"
-    assert query(harness, "SELECT gtrid FROM xabridge_decision WHERE state = 'committed'") == [(former.gtrid.hex(),)]
-    decider.rm.end_decisions([former.gtrid, ours.gtrid], RMID)
-    assert decider.decided() == {}
 
 
 @in_mariadb_too

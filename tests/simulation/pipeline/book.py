@@ -86,9 +86,7 @@ class Book:
 
     # --- the ledger -----------------------------------------------------------------------------------------------
     def row(self) -> PipelineRow:
-        return PipelineRow(
-            "p", self.incarnation, self.driver, "", 0.0, self.epoch_number, 0, self.current, self.again_in
-        )
+        return PipelineRow("p", self.incarnation, self.driver, 0.0, self.epoch_number, 0, self.current, self.again_in)
 
     def epoch(self, epoch: int) -> EpochRow | None:
         return self.epochs.get(epoch)
@@ -170,11 +168,6 @@ class Book:
     def bind_query(self, query: str, run: str, sources: Sequence[str]) -> None:
         self.bound = QueryRow(query, run, self.incarnation)
         self.sources = {source: (place, "") for place, source in enumerate(sources)}
-
-    def name_epochs(self, query: str, epochs: Collection[int]) -> None:
-        for epoch in epochs:
-            if epoch in self.epochs and not self.epochs[epoch].query:
-                self.epochs[epoch] = replace(self.epochs[epoch], query=query)
 
     def claim(self, source: str, process: str) -> tuple[str, int]:
         if self.bound is None or self.bound.incarnation != self.incarnation or source not in self.sources:

@@ -119,7 +119,7 @@ def test_it_presumes_about_what_it_has_noted_and_about_nothing_else(log_url: str
     why_not = log.incarnations.why_not
     assert (why_not(first.incarnation), why_not(log.incarnation)) == (None, None)
     assert "ffffffffffffffff, which is not noted" in str(why_not(b"\xff" * 8))
-    assert "opening 1, and this log knows openings up to 0" in str(why_not(1)), "no version that counts has had it"
+    assert "a pipeline made it" in str(why_not(1))
     for incarnation in (first.incarnation, log.incarnation, b"\xff" * 8):
         with pytest.raises(ValueError, match="was not at work when this copy of the log was made"):
             log.trust(incarnation)

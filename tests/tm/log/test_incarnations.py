@@ -1,9 +1,4 @@
-"""These tests check what a log knows of its incarnations: in logs of former versions, in copies, and after many
-openings.
-
-`former/` holds a FileLog and a SqlLog that the version before incarnations wrote. Both belong to node orders-1, were
-opened twice and not closed the second time, and hold a decision of each opening, and a heuristic outcome, in doubt.
-"""
+"""These tests check what a log knows of its incarnations: in copies, and after many openings."""
 
 from __future__ import annotations
 
@@ -14,7 +9,6 @@ import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -25,20 +19,17 @@ from tests.tm.log.samples import decision, heuristic
 from tm.log import FileLog, LogError, LogMissing, read_log
 from tm.log.backup import back_up
 from tm.log.factory import look_at_log, open_log
-from tm.log.incarnations import Incarnations, Standing
-from tm.log.segment import encode_frame, read_segment
+from tm.log.incarnations import Standing
 from tm.log.sql import SqlLog
 from tm.recovery import Action
-from xa import Gtrid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.postgres import Postgres
     from tests.tm.shop import Shop
-    from tm.log import DecisionLog
 
-FORMER = Path(__file__).parent / "former"
 NODE = "orders-1"
 SMALL = 5120
 
@@ -47,60 +38,6 @@ SMALL = 5120
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder on a disk, since a file system in memory may have no identities of files."""
     return tmp_path_factory.mktemp("log")
-
-
-@pytest.fixture(params=["file", "sql"])
-def former_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A log of the former version."""
-    if request.param == "file":
-        folder = tmp_path / "log"
-        folder.mkdir()
-        shutil.copy(FORMER / "segment-0000000000000002", folder)
-        return f"file://{folder}"
-    return former_database(tmp_path / "log.db")
-
-
-def former_database(path: Path) -> str:
-    connection = sqlite3.connect(path)
-    connection.executescript((FORMER / "version-1.sql").read_text())
-    connection.close()
-    return f"sqlite:///{path}"
-
-
-def openings(log: DecisionLog) -> list[int | bytes]:
-    """Of the decisions, the incarnations that made them."""
-    return [Gtrid.decode(made.gtrid).incarnation for made in log.decisions()]
-
-
-# --- former versions --------------------------------------------------------------------------------------------------
-def test_a_log_of_the_former_version_is_read_with_what_is_in_doubt(former_url: str) -> None:
-    image = look_at_log(former_url, NODE)
-    assert image.incarnations == Incarnations(counted=2)
-    assert (image.openings, len(image.decisions), len(image.heuristics)) == (2, 2, 1)
-
-    for _ in range(2):
-        log = open_log(former_url, NODE)
-        assert openings(log) == [1, 2]
-        assert len(log.heuristics()) == 1
-        why_not = log.incarnations.why_not
-        assert [why_not(1), why_not(2), why_not(log.incarnation)] == [None, None, None]
-        assert "opening 3, and this log knows openings up to 2" in str(why_not(3)), "an old copy of it may lack one"
-        log.close()
-    log = open_log(former_url, NODE)
-    for made in log.decisions():
-        log.end(made.gtrid)
-    log.close()
-    assert look_at_log(former_url, NODE).decisions == ()
-
-
-def test_every_node_of_a_former_database_moves_on(tmp_path: Path) -> None:
-    url = former_database(tmp_path / "log.db")
-    SqlLog(url, NODE).close()
-    other = SqlLog(url, "orders-2")
-    assert other.epoch == 2
-    assert other.incarnations.why_not(1) is None
-    assert other.incarnations.why_not(2) is not None, "the former version can't open it any more"
-    other.close()
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
@@ -249,27 +186,6 @@ def test_a_backup_of_a_closed_log_lacks_nothing_and_one_of_a_backup_what_that_la
     assert back_up(tmp_path / "log", tmp_path / "copy").cut == ()
     copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
     assert copy.incarnations.why_not(log.incarnation) is None
-    copy.close()
-
-
-@pytest.mark.parametrize("closed", [True, False])
-def test_a_backup_of_a_log_of_a_former_version(tmp_path: Path, *, closed: bool) -> None:
-    folder = tmp_path / "log"
-    folder.mkdir()
-    name = "segment-0000000000000002"
-    shutil.copy(FORMER / name, folder)
-    if closed:  # as that version closed it: with an empty frame
-        octets = bytearray((folder / name).read_bytes())
-        contents = read_segment(bytes(octets))
-        frame = encode_frame(contents.header.mark, contents.end, b"")
-        octets[contents.end : contents.end + len(frame)] = frame
-        (folder / name).write_bytes(octets)
-
-    back_up(folder, tmp_path / "copy")
-    copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
-    assert openings(copy) == [1, 2]
-    assert copy.incarnations.why_not(1) is None
-    assert (copy.incarnations.why_not(2) is None) == closed, "a process of that version may be at work with it"
     copy.close()
 
 

@@ -480,5 +480,5 @@ def test_the_names_of_tables_and_columns_are_those_in_the_docs() -> None:
         "xabridge_gtrid": ["changed_at", "epoch", "gtrid", "node", "record", "state"],
         "xabridge_heuristic": ["branch", "changed_at", "node", "record"],
         "xabridge_incarnation": ["epoch", "floor", "incarnation", "node", "standing"],
-        "xabridge_place": ["counted", "node", "place"],
+        "xabridge_place": ["node", "place"],
     }

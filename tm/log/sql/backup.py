@@ -15,7 +15,8 @@ from tm.log.contract import LogError
 from tm.log.incarnations import INCARNATION, IncarnationVerb, Standing
 from tm.log.sql.database import database_url
 from tm.log.sql.log import read_sql_log
-from tm.log.sql.tables import COUNTING
+from tm.log.sql.tables import VERSION
+from xa.format_version import version_refusal
 from xa.machine import advance
 from xa.sql.copying import CopyFailed, copy_file
 
@@ -42,8 +43,9 @@ def back_up_sql(url: str, node: str, destination: Path) -> BackUp:
 
 def _cut(copy: sqlite3.Connection) -> None:
     (version,) = copy.execute("SELECT version FROM xabridge_schema").fetchone()
-    if version == COUNTING:
-        raise CopyFailed("the log is of an earlier version, which does not note incarnations: start its manager once")
+    refusal = version_refusal("the decision log", version, VERSION)
+    if refusal is not None:
+        raise CopyFailed(refusal)
     cut = advance(INCARNATION, Standing.OPEN, IncarnationVerb.COPY)
     change = "UPDATE xabridge_incarnation SET standing = ? WHERE standing = ?"
     copy.execute(change, (cut.value, Standing.OPEN.value))

@@ -20,17 +20,16 @@ from sqlalchemy import (
     bindparam,
     create_engine,
     inspect,
-    literal,
     literal_column,
     select,
     text,
-    true,
 )
 from sqlalchemy.exc import DBAPIError
 
 from tm.log.contract import LogDamaged, LogError, LogMissing
 from tm.log.log_folder import file_identity
-from tm.log.sql.tables import COUNTING, INCARNATIONS, METADATA, NODE, PLACE, SCHEMA, VERSION
+from tm.log.sql.tables import METADATA, SCHEMA, VERSION
+from xa.format_version import version_refusal
 from xa.open_string import shown
 from xa.printable import printable
 from xa.sql import postgres, sqlite
@@ -93,8 +92,8 @@ class Database:
         return upsert(self.engine.dialect.name, table)
 
     def prepare(self, *beside: MetaData) -> None:
-        """Makes the tables where they are missing, and those that stand `beside` them, and checks them. LogError: they
-        can't hold a log."""
+        """Makes the tables where there are none, and those that stand `beside` them, and checks them. LogError: they
+        can't hold a log, or are another version's, and nothing was changed."""
         with self.engine.connect() as connection:
             if not self.is_sqlite:
                 self._check_forces(connection)
@@ -105,22 +104,28 @@ class Database:
                 connection.execute(text("BEGIN IMMEDIATE"))
             else:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
+            is_new = not self._is_there(connection)
+            if not is_new:
+                self._check_version(connection)
             for tables in (METADATA, *beside):
                 tables.create_all(connection)
-            version = connection.execute(select(SCHEMA.c.version)).scalar()
-            if version is None:
+            if is_new:
                 connection.execute(SCHEMA.insert().values(version=VERSION))
-            elif version == COUNTING:
-                self._upgrade(connection)
-            self._check_tables(connection)
+            self._check_columns(connection)
 
-    def check(self) -> int:
-        """Checks the tables and makes none; their version. LogMissing: there is no log here; LogError: they can't hold
-        one."""
+    def check(self) -> None:
+        """Checks the tables and makes none. LogMissing: there is no log here; LogError: they can't hold one, or are
+        another version's."""
         with self.engine.connect() as connection:
-            if not inspect(connection).has_table(SCHEMA.name):
+            if not self._is_there(connection):
                 raise LogMissing(f"{self}: there is no decision log here")
-            return self._check_tables(connection)
+            self._check_version(connection)
+            self._check_columns(connection)
+
+    def check_version(self) -> None:
+        """The part of `check` that looks at the version only, for a process whose tables another one has checked."""
+        with self.engine.connect() as connection:
+            self._check_version(connection)
 
     def place(self) -> str:
         """By what this database is known from a copy of it; "" where it has nothing, or does not tell this user."""
@@ -141,28 +146,31 @@ class Database:
                 f"a decision that is lost leaves branches that nobody can resolve"
             )
 
-    def _upgrade(self, connection: Connection) -> None:
-        """From version 1, where a gtrid had the epoch for its incarnation: the node's present epoch is the highest one
-        that any gtrid can have."""
-        names = ["node", "counted", "place"]
-        counted = self.insert(PLACE).from_select(names, select(NODE.c.node, NODE.c.epoch, literal("")).where(true()))
-        connection.execute(counted.on_conflict_do_nothing())
-        connection.execute(SCHEMA.update().values(version=VERSION))
-
-    def _check_tables(self, connection: Connection) -> int:
-        versions = list(connection.execute(select(SCHEMA.c.version)).scalars())
-        if len(versions) != 1 or versions[0] not in {COUNTING, VERSION}:
-            raise LogError(
-                f"{self}: the tables of the decision log have version {' and '.join(map(str, versions))}, "
-                f"this program knows version {VERSION}"
+    def _is_there(self, connection: Connection) -> bool:
+        """Whether there is a decision log. LogDamaged: the table with its version is missing."""
+        seen = inspect(connection)
+        if seen.has_table(SCHEMA.name):
+            return True
+        if any(seen.has_table(name) for name in METADATA.tables):
+            raise LogDamaged(
+                f"{self}: the decision log lacks the table {SCHEMA.name}, which has its version. Restore it from a copy"
             )
+        return False
+
+    def _check_version(self, connection: Connection) -> None:
+        versions = list(connection.execute(select(SCHEMA.c.version)).scalars())
+        if len(versions) != 1 or not isinstance(versions[0], int):
+            told = ", ".join(printable(str(version), 20) for version in versions) or "no version"
+            raise LogDamaged(f"{self}: {SCHEMA.name} has {told}, where one version is expected. Restore it from a copy")
+        refusal = version_refusal(self, versions[0], VERSION)
+        if refusal is not None:
+            raise LogError(refusal)
+
+    def _check_columns(self, connection: Connection) -> None:
         for table in METADATA.tables.values():
-            if versions[0] == COUNTING and table in {INCARNATIONS, PLACE}:
-                continue
             missing = missing_columns(connection, table)
             if missing:
                 raise LogError(f"{self}: table {table.name} lacks {missing}; it is not a log's")
-        return int(versions[0])
 
 
 def database_url(url: str) -> URL:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, LargeBinary, String, cast, delete, literal, select, update
+from sqlalchemy import LargeBinary, String, cast, delete, literal, select, update
 
 from tm.log.incarnations import INCARNATION, MOST, Incarnations, IncarnationVerb, Standing
 from tm.log.sql.database import octets, values_of
-from tm.log.sql.tables import COUNTING, INCARNATIONS, NODE, PLACE
+from tm.log.sql.tables import INCARNATIONS, NODE, PLACE
 from xa.machine import advance
 
 if TYPE_CHECKING:
@@ -39,13 +39,11 @@ class IncarnationTable:
             .where(INCARNATIONS.c.node == self._node)
             .order_by(INCARNATIONS.c.epoch)
         )
-        with self._database.engine.connect() as connection:
-            with values_of(self._database):
-                rows = connection.execute(statement).all()
-                noted = {octets(row.incarnation): Standing(row.standing) for row in rows}
-                floors = {octets(row.incarnation): int(row.floor) for row in rows}
-            counted = connection.execute(select(PLACE.c.counted).where(PLACE.c.node == self._node)).scalar()
-        return Incarnations(noted, counted or 0, floors)
+        with self._database.engine.connect() as connection, values_of(self._database):
+            rows = connection.execute(statement).all()
+            noted = {octets(row.incarnation): Standing(row.standing) for row in rows}
+            floors = {octets(row.incarnation): int(row.floor) for row in rows}
+        return Incarnations(noted, floors)
 
     def succeed(self, epoch: int) -> None:
         """Step 1."""
@@ -86,8 +84,8 @@ class IncarnationTable:
     def settle_place(self, epoch: int) -> None:
         """Step 3. If the database does not answer, the known state stays."""
         place = self._database.place()
-        source = select(NODE.c.node, _number(0), _text(place)).where(NODE.c.node == self._node, NODE.c.epoch == epoch)
-        noting = self._database.insert(PLACE).from_select(["node", "counted", "place"], source)
+        source = select(NODE.c.node, _text(place)).where(NODE.c.node == self._node, NODE.c.epoch == epoch)
+        noting = self._database.insert(PLACE).from_select(["node", "place"], source)
         key = [PLACE.c.node]
         self._execute(
             noting.on_conflict_do_update(index_elements=key, set_={"place": noting.excluded.place})
@@ -116,20 +114,8 @@ class IncarnationTable:
             connection.execute(statement)
 
 
-def read_incarnations(database: Database, node: str, version: int, epoch: int) -> Incarnations:
-    """What is known of the incarnations of `node` in tables of `version`; what is open is this log's, or will be whole
-    when it is opened, unless this is a copy."""
-    if version == COUNTING:
-        return Incarnations(counted=epoch)
-    return IncarnationTable(database, node).read()
-
-
 def _octets(value: bytes) -> ColumnElement[Any]:
     return cast(literal(value), LargeBinary)
-
-
-def _number(value: int) -> ColumnElement[Any]:
-    return cast(literal(value), BigInteger)
 
 
 def _text(value: str) -> ColumnElement[Any]:

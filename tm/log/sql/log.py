@@ -30,7 +30,7 @@ from tm.log.records import branch_key, decode_heuristic, encode_decision, encode
 from tm.log.sql import retry
 from tm.log.sql.database import Database, octets, values_of
 from tm.log.sql.gtrids import Entry, GtridTable, TakenOver
-from tm.log.sql.incarnations import IncarnationTable, read_incarnations
+from tm.log.sql.incarnations import IncarnationTable
 from tm.log.sql.node import join_node, read_node, renew_lease, take_node
 from tm.log.sql.states import GtridState
 from tm.log.sql.tables import HEURISTICS
@@ -423,7 +423,7 @@ def read_sql_log(url: str, node: str) -> LogImage:
     """The log of `node` as it stands in its database; who holds it is not disturbed. LogMissing when there is none."""
     database = Database(url)
     try:
-        version = database.check()
+        database.check()
         row = read_node(database, node)
         if row is None:
             raise LogMissing(f"{database}: there is no decision log of node {node!r} here")
@@ -435,7 +435,7 @@ def read_sql_log(url: str, node: str) -> LogImage:
             node,
             row.log_id,
             row.epoch,
-            read_incarnations(database, node, version, row.epoch),
+            IncarnationTable(database, node).read(),
             tuple(decisions),
             tuple(read_heuristics(database, node)),
             row.worked_at,

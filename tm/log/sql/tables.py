@@ -1,6 +1,6 @@
 """The tables of a SqlLog.
 
-    xabridge_schema      one row: the version of these tables
+    xabridge_schema      one row: the version
     xabridge_node        a row for each node id
         node             primary key
         log_id           8 octets, random: the log's identity, made with the row
@@ -25,10 +25,10 @@
         floor            the sequence below which its transactions are over everywhere
     xabridge_place       a row for each node
         node             primary key
-        counted          up to which epoch a gtrid has the epoch for its incarnation: 0, unless the tables had version 1
         place            by what the database was known from a copy when the node was taken; "" where it has nothing
 
-Version 1 had neither of the last two tables; who opens such a log for writing makes them.
+The version is that of these tables, of the records in them, and of the tables of a pipeline beside them
+(`xabridge.pipeline.core.ledger.schema`). Who opens a log looks at it first, and refuses another one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, String, Table
 
-VERSION: Final = 2
-COUNTING: Final = 1
-"""The version whose incarnations were epochs."""
+VERSION: Final = 3
 
 METADATA: Final = MetaData()
 SCHEMA: Final = Table("xabridge_schema", METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
@@ -85,6 +83,5 @@ PLACE: Final = Table(
     "xabridge_place",
     METADATA,
     Column("node", String(32), primary_key=True),
-    Column("counted", BigInteger, nullable=False),
     Column("place", String(64), nullable=False),
 )

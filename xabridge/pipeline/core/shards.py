@@ -40,8 +40,7 @@ class Shard:
 @dataclass(frozen=True, slots=True)
 class PlannedRead:
     """What a source reads in an epoch, as the ledger keeps it: from these brokers, by a task for each of `shards`, in
-    the order of their indexes. Brokers that are away were `skipped`, each with the reason. Rows of earlier
-    versions know one broker only."""
+    the order of their indexes. Brokers that are away were `skipped`, each with the reason."""
 
     resources: tuple[str, ...] = ()
     shards: tuple[Shard, ...] = ()
@@ -55,17 +54,14 @@ class PlannedRead:
         return json.dumps({"resources": self.resources, "shards": shards, "skipped": dict(self.skipped)})
 
     @classmethod
-    def from_text(cls, text: str, source: str) -> PlannedRead:
-        """What is stored; `source` is the one broker of a row that an earlier version has written.
-        PipelineError: the text is none."""
+    def from_text(cls, text: str) -> PlannedRead:
+        """What is stored. PipelineError: the text is none."""
         if not text:
-            return cls((source,)) if source else cls()
+            return cls()
         with _readable(text):
             stored = json.loads(text)
-            skipped = stored["skipped"]
-            if isinstance(skipped, list):  # of an earlier version, which kept no reasons
-                skipped = dict.fromkeys(skipped, "")
-            return cls(tuple(stored["resources"]), tuple(map(_shard, stored["shards"])), tuple(skipped.items()))
+            skipped = tuple(stored["skipped"].items())
+            return cls(tuple(stored["resources"]), tuple(map(_shard, stored["shards"])), skipped)
 
 
 def shard_as_text(shard: Shard | None) -> str:
@@ -90,8 +86,8 @@ def _readable(text: str) -> Iterator[None]:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PipelineError(
-            f"the ledger holds {text[:200]!r} as what an epoch reads, which can't be read ({error!r}): was it written "
-            "by a newer version?"
+            f"the ledger holds {text[:200]!r} as what an epoch reads, which can't be read ({error!r}): the row is "
+            "damaged"
         ) from error
 
 

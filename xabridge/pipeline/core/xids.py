@@ -3,8 +3,7 @@
 gtrid   a `Gtrid` of the pipeline's log: the pipeline's name, the log, the incarnation, and as sequence the epoch in
         the upper 48 bits and in the lower 16 which try at it this is
 bqual   src/EPOCH/INDEX                what a source partition took: the same in each attempt at it. The sources of a
-                                       query have epochs of their own in one global transaction. (Earlier versions had
-                                       src/INDEX, and one source only.)
+                                       query have epochs of their own in one global transaction
         snk/PARTITION/TASK/RANDOM      what one attempt of a task writes: no other attempt ever has it
         snk/key/0/RANDOM               what tasks have staged: rows by key and files, which the driver writes for all
         exc/RANDOM                     nothing: it stands for a failure that is not the messages' fault

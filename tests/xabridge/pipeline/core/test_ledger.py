@@ -131,7 +131,6 @@ def _both(ledger: SqlLedger, book: Book, random: Random) -> tuple[str, tuple[Any
         "plan": (epoch, epoch - 1, mine, 1, random.choice(READS), query, place, fenced),
         "plan of another": (epoch, epoch - 1, gtrid, 1, READS[1], query, place),
         "bind_query": (query, "run", SOURCES),
-        "name_epochs": (query, planned[:2]),
         "claim": (SOURCES[place], query),
         "planned": (gtrid,),
         "later": (query, place, epoch),
@@ -174,14 +173,14 @@ def _both(ledger: SqlLedger, book: Book, random: Random) -> tuple[str, tuple[Any
 
 
 def _timeless(answer: Any) -> Any:
-    """Without when it was, and by whom it is read."""
+    """Without when it was."""
     if isinstance(answer, PlannedEpochs):
         return _timeless(answer.epochs)
     if isinstance(answer, (list, tuple)):
         return [_timeless(one) for one in answer]
     if isinstance(answer, EpochRow):
         return replace(answer, planned_at=0.0)
-    return replace(answer, reader="", taken_at=0.0) if isinstance(answer, PipelineRow) else answer
+    return replace(answer, taken_at=0.0) if isinstance(answer, PipelineRow) else answer
 
 
 def _refused(call: Any, *arguments: Any) -> str:

@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from xa import FORMAT_ID, Xid
 from xa.coroutines import drive
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offset, PipelineError, PipelineTaken, Query
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
-from xabridge.pipeline.core.ledger.schema import ISOLATION, QUERY, RESULT, SOURCE, UNFENCED
-from xabridge.pipeline.core.ledger.status import look
-from xabridge.pipeline.core.protocol import epoch_plan
 from xabridge.pipeline.core.protocol.ownership import GIVEN_UP
 
 if TYPE_CHECKING:
@@ -348,78 +344,3 @@ def test_what_was_not_decided_is_read_by_who_adopts(env: CoreEnvironment) -> Non
     assert env.prepared() == []
     end = reader.latest(Offset())
     assert sorted(_read(env, reader.plan(Offset(), end)), key=int) == ROWS
-
-
-# --- yesterday's tables -----------------------------------------------------------------------------------------------
-@pytest.fixture(params=["sqlite", "postgres", "before shards"])
-def old(request: pytest.FixtureRequest, env: CoreEnvironment, monkeypatch: pytest.MonkeyPatch) -> CoreEnvironment:
-    """A log of before, whose last batch is decided, and not known to be logged: its source branches are prepared."""
-    if request.param != "sqlite":
-        env.log = request.getfixturevalue("postgres").create_database()
-
-    def source_xid(gtrid: bytes, _epoch: int, index: int) -> Xid:
-        return Xid(FORMAT_ID, gtrid, b"src/%d" % index)
-
-    env.put(ROWS)
-    with monkeypatch.context() as patched:
-        patched.setattr(epoch_plan, "source_xid", source_xid)
-        reader = env.reader()
-        env.batch(reader, Offset(), 0)
-        reader.close()
-    assert env.prepared() == ["src/0", "src/1"]
-    tables = [UNFENCED, RESULT]
-    columns = [("epoch", name) for name in ("shards", "decided_at", "logged_at", "waiting", "oldest_at")]
-    if request.param == "before shards":
-        columns.append(("isolation", "shard"))
-    else:
-        tables += [QUERY, SOURCE, ISOLATION]
-        columns += [("epoch", "query"), ("epoch", "place"), ("batch", "offsets")]
-    env.change_log(
-        *(f"DROP TABLE {table.name}" for table in tables),
-        *(f"ALTER TABLE xabridge_pipeline_{name} DROP COLUMN {column}" for name, column in columns),
-    )
-    env.put(MORE)
-    return env
-
-
-def test_a_batch_of_before_is_read_again_and_finished(old: CoreEnvironment) -> None:
-    """By a checkpoint that has the batch, and by no other."""
-    with pytest.raises(EpochGone, match="older than what was decided"):
-        old.start(old.source(), driver="driver-2", query=Query("q", "run", -1))
-    with pytest.raises(PipelineError, match='option adopt = "q"'):
-        old.start(old.source(), driver="driver-2", query=Query("new", "run", -1))
-    reader = old.reader("driver-2", query=Query("q", "run", 0))
-    with pytest.raises(EpochGone, match="older than what was decided"):
-        reader.latest(Offset())
-    parts = reader.plan(Offset(), Offset(1))
-    assert sorted(_read(old, parts), key=int) == ROWS
-    assert old.finish(parts, 0, driver="driver-2").before
-    following, _ = old.batch(reader, Offset(1), 1, driver="driver-2")
-    assert reader.latest(following) == following
-    assert old.prepared() == []
-    assert sorted(old.table(), key=int) == [*ROWS, *MORE]
-
-
-@pytest.mark.parametrize("old", ["sqlite"], indirect=True)
-def test_a_log_of_before_is_adopted(old: CoreEnvironment) -> None:
-    reader = old.reader("driver-2", query=Query("new", "run", -1, adopt="q"))
-    assert old.prepared() == []
-    parts = reader.plan(Offset(), reader.latest(Offset()))
-    assert sorted(_read(old, parts), key=int) == MORE
-
-
-def test_a_log_of_before_is_shown_and_used_by_a_job(env: CoreEnvironment) -> None:
-    """Its tables lack the newest columns only; a job does not start a query that would add them."""
-    env.put(ROWS)
-    reader = env.reader()
-    env.batch(reader, Offset(), 0)
-    reader.close()
-    for column in ("decided_at", "logged_at"):
-        env.change_log(f"ALTER TABLE xabridge_pipeline_epoch DROP COLUMN {column}")
-    (epoch,) = look(env.log, ())[0].epochs
-    assert (epoch.state, list(epoch.phases)) == ("committed", ["work"])
-    env.put(MORE)
-    job = env.reader("driver-2", streaming=False)
-    job.plan_job()
-    job.close()
-    assert [one.state for one in look(env.log, ())[0].epochs][:1] == ["active"]

@@ -126,7 +126,7 @@ def test_brokers_that_were_skipped_are_told(env: CoreEnvironment, capsys: Captur
 
 
 def test_the_numbers_and_averages_of_epochs_are_told_in_ranges(env: CoreEnvironment) -> None:
-    """One that was planned twice is told once, and a reason that no earlier version has kept is not told."""
+    """One that was planned twice is told once, and a reason that is not known is not told."""
     env.batch(env.reader(), Offset(), 0)
     found = env.shown()
     (one,) = found.epochs
@@ -335,21 +335,6 @@ def test_only_the_last_results_are_kept_and_a_job_has_one_too(
         job.close()
     shown = env.shown()
     assert [(one.epoch, one.batch, one.taken) for one in shown.results] == [(4, None, 1), (3, None, 1)]
-
-
-def test_an_earlier_ledger_has_no_results_until_a_query_starts(env: CoreEnvironment) -> None:
-    env.put(["1"])
-    env.batch(env.reader(partitions=1), Offset(), 0)
-    env.change_log("DROP TABLE xabridge_pipeline_result")
-    for column in ("waiting", "oldest_at"):
-        env.change_log(f"ALTER TABLE xabridge_pipeline_epoch DROP COLUMN {column}")
-    shown = env.shown()
-    assert (shown.results, shown.lags) == ((), ())
-    env.put(["2"])
-    env.batch(env.reader("driver-2", partitions=1), Offset(1), 1, driver="driver-2")
-    shown = env.shown()
-    assert [one.epoch for one in shown.results] == [2]
-    assert [lag.epoch for lag in shown.lags] == [2]
 
 
 def test_recover_shows_a_pipelines_branches_as_such(env: CoreEnvironment, capsys: Capture, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tm.log.sql.database import Database
 from tm.log.sql.gtrids import TakenOver
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger.refusals import not_bound, taken
-from xabridge.pipeline.core.ledger.schema import DRIVER, METADATA, PIPELINE, upgrade
+from xabridge.pipeline.core.ledger.schema import DRIVER, METADATA, PIPELINE
 from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger, changing, read_ownership, read_pipeline
 
 if TYPE_CHECKING:
@@ -86,13 +86,12 @@ class LedgerOpener:
         return self._open(enter, joins=True)
 
     def _open(self, enter: Callable[[Database], T], *, joins: bool) -> T:
-        # A process that joins does not check the tables, which another process has made: `foreachBatch` joins for every
-        # batch.
+        # A process that joins checks the version of the tables only, which another process has made: `foreachBatch`
+        # joins for every batch.
         database = Database(self._url, self._clock)
         try:
-            if not joins or not _has_newest(database):
+            if not joins or not _is_made(database):
                 database.prepare(METADATA)
-                upgrade(database)
             return enter(database)
         except SQLAlchemyError as error:
             database.engine.dispose()
@@ -111,7 +110,7 @@ class LedgerOpener:
         return SqlLedger(database, log, self._sleep)
 
     def _note(self, database: Database, incarnation: int, driver: str) -> None:
-        who = {"incarnation": incarnation, "driver": driver, "reader": "", "taken_at": database.now()}
+        who = {"incarnation": incarnation, "driver": driver, "taken_at": database.now()}
         taking = database.insert(PIPELINE).values(pipeline=self._pipeline, epoch=0, forgotten=0, again=0, **who)
         having = database.insert(DRIVER).values(pipeline=self._pipeline, driver=driver, incarnation=incarnation)
 
@@ -131,12 +130,12 @@ class LedgerOpener:
         retry.change(attempt, f"taking pipeline {self._pipeline!r} in {database}", self._sleep)
 
 
-def _has_newest(database: Database) -> bool:
-    """Whether the tables are those of this version. A driver of an earlier one has not made what it added."""
+def _is_made(database: Database) -> bool:
+    """Whether the tables are there, all of which are made at once. LogError: they are another version's."""
     try:
+        database.check_version()
         with database.engine.connect() as connection:
-            for table in METADATA.sorted_tables:
-                connection.execute(select(table).limit(0))
+            connection.execute(select(PIPELINE).limit(0))
     except DBAPIError:
         return False
     return True

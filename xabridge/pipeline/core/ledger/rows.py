@@ -23,7 +23,6 @@ class PipelineRow:
     pipeline: str
     incarnation: int
     driver: str
-    reader: str
     taken_at: float
     epoch: int
     forgotten: int

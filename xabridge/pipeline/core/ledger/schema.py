@@ -2,7 +2,6 @@
 
     xabridge_pipeline            a row for each pipeline: its name is the node of its log
         incarnation, driver   who has it: the log's incarnation, and the driver that took it (`core.process_ids`)
-        reader                empty; who reads stands in xabridge_pipeline_source
         taken_at              when that was
         epoch                 the highest number of an epoch that was ever given
         forgotten             the highest number of an epoch whose row was removed
@@ -19,15 +18,15 @@
                               one query read in one micro-batch have the same one
         source                the resource that it reads, or the first of them; empty for a batch that reads nothing
         shards                what it reads, as JSON (`core.shards.PlannedRead`): the resources, the queues of each
-                              task, and the resources that were skipped, with the reason; empty in a row of an earlier
-                              version, and for a batch that reads nothing
+                              task, and the resources that were skipped, with the reason; empty for a batch that reads
+                              nothing
         query, place          the query that reads it, and which of its sources; empty and 0 for a job without streaming
         sunk                  whether a sink of ours was planned for it
         logged                whether Spark is known to have logged it
         finished              whose branches are finished: words `src:NAME` and `snk:NAME`
         planned_at            when it was planned last
         decided_at, logged_at    for people: when it was decided, and when Spark was known to have logged it. NULL
-                              before that, in rows of earlier versions, and where it is not known
+                              before that, and where it is not known
         waiting, oldest_at    for people: how many messages waited when it was planned, and when the oldest of them was
                               made; NULL where that is not known
     xabridge_pipeline_batch      a row for each query (checkpoint): its last micro-batch
@@ -53,13 +52,11 @@
     xabridge_pipeline_result     a row for each of the last batches that were decided, for people: what it did, and how
         long that took (`core.ledger.rows.ResultRow`). Nothing depends on it: a driver that dies after the decision
         leaves none
-
     xabridge_pipeline_unfenced   a row for each try and each broker at which it may still take messages: it was planned
         to read there, and is not known to be fenced there
         pipeline, resource, gtrid   primary key
 
-Tables of earlier versions lack the last five tables, and the columns query, place, offsets, shards, shard, decided_at,
-logged_at, waiting and oldest_at: `upgrade` adds them.
+Their version is that of the log's tables, in xabridge_schema.
 
 Each change locks the log's row of the node and compares the incarnation: in its one statement, or first in a short
 transaction.
@@ -67,7 +64,7 @@ transaction.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sqlalchemy import (
     BigInteger,
@@ -80,13 +77,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    inspect,
-    text,
 )
-from sqlalchemy.schema import CreateColumn
-
-if TYPE_CHECKING:
-    from tm.log.sql.database import Database
 
 METADATA: Final = MetaData()
 PIPELINE: Final = Table(
@@ -95,7 +86,6 @@ PIPELINE: Final = Table(
     Column("pipeline", String(32), primary_key=True),
     Column("incarnation", BigInteger, nullable=False),
     Column("driver", String(255), nullable=False),
-    Column("reader", String(255), nullable=False),
     Column("taken_at", Double, nullable=False),
     Column("epoch", BigInteger, nullable=False, default=0),
     Column("forgotten", BigInteger, nullable=False, default=0),
@@ -122,13 +112,13 @@ EPOCH: Final = Table(
     Column("logged", Boolean, nullable=False, default=False),
     Column("finished", Text, nullable=False, default=""),
     Column("planned_at", Double, nullable=False),
-    Column("query", String(255), nullable=False, server_default=""),
-    Column("place", Integer, nullable=False, server_default="0"),
+    Column("query", String(255), nullable=False),
+    Column("place", Integer, nullable=False),
     Column("decided_at", Double),
     Column("logged_at", Double),
     Column("waiting", BigInteger),
     Column("oldest_at", Double),
-    Column("shards", Text, nullable=False, server_default=""),
+    Column("shards", Text, nullable=False),
 )
 BATCH: Final = Table(
     "xabridge_pipeline_batch",
@@ -137,7 +127,7 @@ BATCH: Final = Table(
     Column("query", String(255), primary_key=True),
     Column("batch", BigInteger, nullable=False),
     Column("gtrid", LargeBinary(64), nullable=False),
-    Column("offsets", String(64), nullable=False, server_default=""),
+    Column("offsets", String(64), nullable=False),
 )
 ISOLATION: Final = Table(
     "xabridge_pipeline_isolation",
@@ -148,7 +138,7 @@ ISOLATION: Final = Table(
     Column("aside", BigInteger, nullable=False),
     Column("failed", BigInteger, nullable=False),
     Column("place", Integer, nullable=False),
-    Column("shard", Text, nullable=False, server_default=""),
+    Column("shard", Text, nullable=False),
 )
 UNFENCED: Final = Table(
     "xabridge_pipeline_unfenced",
@@ -194,17 +184,3 @@ RESULT: Final = Table(
     Column("decide_s", Double, nullable=False),
     Column("finish_s", Double, nullable=False),
 )
-
-
-def upgrade(database: Database) -> None:
-    """Adds the columns that tables of earlier versions lack. Several processes may do so at the same time."""
-    with database.writing(), database.engine.connect() as connection:
-        connection.execute(text("BEGIN IMMEDIATE" if database.is_sqlite else "BEGIN"))
-        for table in (EPOCH, BATCH, ISOLATION):
-            known = {column["name"] for column in inspect(connection).get_columns(table.name)}
-            for column in table.columns:
-                if column.name not in known:
-                    what = CreateColumn(column).compile(dialect=connection.dialect)
-                    missing = "" if database.is_sqlite else "IF NOT EXISTS "
-                    connection.execute(text(f"ALTER TABLE {table.name} ADD COLUMN {missing}{what}"))
-        connection.execute(text("COMMIT"))

@@ -243,10 +243,6 @@ class SqlLedger:
         ]
         self._changes("a query", binding, delete(SOURCE).where(SOURCE.c.pipeline == self.pipeline), *places)
 
-    async def name_epochs(self, query: str, epochs: Collection[int]) -> None:
-        naming = update(EPOCH).where(EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch.in_(epochs), EPOCH.c.query == "")
-        self._changes("a query's epochs", naming.values(query=query))
-
     def claim(self, source: str, process: str) -> tuple[str, int]:
         """Claims a source for `process`, which plans it from now on. Returns the query that reads it, and its place
         there. PipelineTaken: the pipeline is not bound to a query that reads it, or another process plans it."""
@@ -457,7 +453,7 @@ def _epoch_row(row: Any) -> EpochRow:
         row.epoch,
         bytes(row.gtrid),
         row.tries,
-        PlannedRead.from_text(row.shards, row.source),
+        PlannedRead.from_text(row.shards),
         row.previous,
         bool(row.sunk),
         bool(row.logged),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import and_, inspect, or_, select
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from tm.log import LogError, LogMissing
 from tm.log.records import decode_decision
@@ -26,7 +26,7 @@ from tm.log.sql.tables import GTRIDS, NODE
 from xa import XaError, log_prefix
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.ledger.rows import due
-from xabridge.pipeline.core.ledger.schema import EPOCH, ISOLATION, PIPELINE, QUERY, RESULT, SOURCE
+from xabridge.pipeline.core.ledger.schema import EPOCH, ISOLATION, PIPELINE, QUERY, SOURCE
 from xabridge.pipeline.core.ledger.sql_ledger import read_pipeline, read_results
 from xabridge.pipeline.core.resources import PROCESS, prepared_branches
 from xabridge.pipeline.core.shards import PlannedRead
@@ -47,8 +47,6 @@ LOG: Final = "log"
 FINISH: Final = "finish"
 _WAITING: Final = frozenset({GtridState.ACTIVE.value, GtridState.COMMITTED.value})
 _MOST_WAITING: Final = 1000
-LATER: Final = (EPOCH.c.decided_at, EPOCH.c.logged_at, EPOCH.c.shards)
-"""Columns that the tables of earlier versions lack."""
 _LAG: Final = (
     EPOCH.c.epoch, EPOCH.c.gtrid, EPOCH.c.source, EPOCH.c.shards, EPOCH.c.planned_at, EPOCH.c.waiting,
     EPOCH.c.oldest_at, EPOCH.c.query, EPOCH.c.place,
@@ -224,26 +222,9 @@ def _status(
     query, sources = _query(database, pipeline)
     return PipelineStatus(
         pipeline, node.log_id, row.incarnation, row.driver, query, sources, row.taken_at, epochs,
-        _suspects(database, pipeline), prepared, unreachable, _results(database, pipeline, last),
-        _lags(database, pipeline, last),
+        _suspects(database, pipeline), prepared, unreachable, read_results(database, pipeline, last),
+        read_lags(database, pipeline, last),
     )  # fmt: skip
-
-
-def _results(database: Database, pipeline: str, last: int) -> tuple[ResultRow, ...]:
-    if not inspect(database.engine).has_table(RESULT.name):  # of before: nobody has started a query since
-        return ()
-    return read_results(database, pipeline, last)
-
-
-def _lags(database: Database, pipeline: str, last: int) -> tuple[LagStatus, ...]:
-    """What waited when the last epochs were planned, newest first."""
-    seen = inspect(database.engine)
-    known = {column["name"] for column in seen.get_columns(EPOCH.name)}
-    if not {column.name for column in _LAG} <= known or not (
-        seen.has_table(QUERY.name) and seen.has_table(SOURCE.name)
-    ):
-        return ()
-    return read_lags(database, pipeline, last)
 
 
 def read_lags(database: Database, pipeline: str, last: int, gtrid: bytes | None = None) -> tuple[LagStatus, ...]:
@@ -265,7 +246,7 @@ def read_lags(database: Database, pipeline: str, last: int, gtrid: bytes | None 
             LagStatus(
                 row.epoch,
                 bytes(row.gtrid),
-                row.reads or ", ".join(PlannedRead.from_text(row.shards, row.source).resources),
+                row.reads or ", ".join(PlannedRead.from_text(row.shards).resources),
                 row.planned_at,
                 row.waiting,
                 None if row.oldest_at is None else max(row.planned_at - row.oldest_at, 0.0),
@@ -275,8 +256,6 @@ def read_lags(database: Database, pipeline: str, last: int, gtrid: bytes | None 
 
 
 def _query(database: Database, pipeline: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    if not inspect(database.engine).has_table(QUERY.name):  # of before: nobody has started a query since
-        return "", ()
     reads = select(SOURCE.c.source, SOURCE.c.process).where(SOURCE.c.pipeline == pipeline).order_by(SOURCE.c.place)
     with database.engine.connect() as connection:
         query = connection.execute(select(QUERY.c.query).where(QUERY.c.pipeline == pipeline)).scalar()
@@ -284,8 +263,6 @@ def _query(database: Database, pipeline: str) -> tuple[str, tuple[tuple[str, str
 
 
 def _suspects(database: Database, pipeline: str) -> int:
-    if not inspect(database.engine).has_table(ISOLATION.name):  # as above
-        return 0
     with database.engine.connect() as connection:
         asked = select(ISOLATION.c.suspects).where(ISOLATION.c.pipeline == pipeline)
         return connection.execute(asked).scalar() or 0
@@ -321,13 +298,11 @@ def _planned(database: Database, pipeline: str, gtrids: Collection[bytes]) -> Se
     epochs = {epoch_of(gtrid) for gtrid in gtrids}
     which = (EPOCH.c.pipeline == pipeline, or_(EPOCH.c.epoch.in_(epochs), EPOCH.c.gtrid.in_(gtrids)))
     columns: list[ColumnElement[Any]] = [
-        EPOCH.c.epoch, EPOCH.c.gtrid, EPOCH.c.logged, EPOCH.c.finished, EPOCH.c.planned_at,
+        EPOCH.c.epoch, EPOCH.c.gtrid, EPOCH.c.logged, EPOCH.c.finished, EPOCH.c.planned_at, EPOCH.c.decided_at,
+        EPOCH.c.logged_at, EPOCH.c.shards,
     ]  # fmt: skip
     with database.engine.connect() as connection:
-        try:
-            return connection.execute(select(*columns, *LATER).where(*which)).all()
-        except DBAPIError:  # of before: nobody has opened it since
-            return connection.execute(select(*columns).where(*which)).all()
+        return connection.execute(select(*columns).where(*which)).all()
 
 
 def _epoch(row: Any, planned: Sequence[Any]) -> EpochStatus:
@@ -358,8 +333,8 @@ def _epoch(row: Any, planned: Sequence[Any]) -> EpochStatus:
 
 
 def _skipped(row: Any) -> tuple[tuple[str, str], ...]:
-    return PlannedRead.from_text(getattr(row, "shards", ""), "").skipped
+    return PlannedRead.from_text(row.shards).skipped
 
 
 def _latest(rows: Sequence[Any], name: str) -> float | None:
-    return max((moment for row in rows if (moment := getattr(row, name, None)) is not None), default=None)
+    return max((moment for row in rows if (moment := getattr(row, name)) is not None), default=None)

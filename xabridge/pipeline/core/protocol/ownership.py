@@ -27,9 +27,9 @@ from xabridge.pipeline.core.protocol.recovery import DECIDED, SweepResult, carry
 from xabridge.pipeline.core.xids import epoch_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
-    from xabridge.pipeline.core.ledger.rows import BatchRow, PipelineOwnership
+    from xabridge.pipeline.core.ledger.rows import PipelineOwnership
     from xabridge.pipeline.core.protocol.ports import Ports
     from xabridge.pipeline.core.values import Query
     from xabridge.pipeline.core.xids import Incarnation
@@ -108,8 +108,6 @@ async def bind(
     """Binds the pipeline to this start of the query, as the module's docstring says. PipelineError: it can't."""
     known = await ports.ledger.known(query.id)
     check(own.pipeline, query, known)
-    if known.bound is None:
-        await _name_old_epochs(ports, known.decided)
     owner = _owner_of(known)
     if owner not in {None, query.id}:
         swept = await _give_up(ports, own, resources)
@@ -126,15 +124,6 @@ def _owner_of(known: PipelineOwnership) -> str | None:
     if known.bound is not None:
         return known.bound.query
     return max(known.decided, key=lambda query: epoch_of(known.decided[query].gtrid), default=None)
-
-
-async def _name_old_epochs(ports: Ports, decided: Mapping[str, BatchRow]) -> None:
-    """Names the query of old epochs. Tables of earlier versions do not say which query has read an epoch, but it is
-    known of the epochs that a decided batch follows."""
-    for query, last in decided.items():
-        planned = await ports.ledger.planned(last.gtrid)
-        rows = await ports.ledger.unlogged(planned.epoch if planned.epochs else 0)
-        await ports.ledger.name_epochs(query, tuple({row.epoch for row in (*rows, *planned.epochs)}))
 
 
 async def _give_up(ports: Ports, own: Incarnation, resources: Collection[str]) -> SweepResult:

@@ -126,10 +126,6 @@ class LedgerPort(Protocol):
         """The pipeline belongs to this start of this query, which reads these sources."""
         ...
 
-    async def name_epochs(self, query: str, epochs: Collection[int]) -> None:
-        """These epochs were read by this query. Tables of earlier versions did not say so."""
-        ...
-
     async def mark_logged(self, epochs: Collection[int]) -> None:
         """Spark has logged these epochs."""
         ...
