@@ -237,12 +237,12 @@ class SqliteDatabase:
 
 
 def _lay_out(connection: Any, _record: object) -> None:
-    for pragma in (
-        f"page_size = {PAGE_SIZE}",
-        f"auto_vacuum = {INCREMENTAL}",  # of a new file; of another one `compact` changes it
-        "secure_delete = FAST",  # some builds write zeros over what is deleted: then it would take space to free some
-    ):
-        connection.execute(f"PRAGMA {pragma}")
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    if pages == 0:  # in another file this would write, before it is known whether that is ours to open
+        connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+        connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")  # of another one `compact` changes it
+    # some builds write zeros over what is deleted: then it would take space to free some
+    connection.execute("PRAGMA secure_delete = FAST")
 
 
 def _no_write_ahead_log(mode: str) -> StoreError:
