@@ -187,8 +187,11 @@ class DecisionTable:
         decider = self._decider
         with self._engine.connect() as connection:
             seen = inspect(connection)
-            # before the first one of them, which is made first
-            later = [table.name for table in (self.decisions, self._owners) if _is_there(seen, table)]
+            later = [  # looked at before the decider's, which is made first
+                table.name
+                for table in (self.decisions, self._owners)
+                if _is_there(seen, table) and not missing_columns(connection, table)
+            ]
             if not _is_there(seen, decider):
                 if later:
                     raise xa_error(

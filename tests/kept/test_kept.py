@@ -1,5 +1,6 @@
 """These tests open what each version has left (`tests.kept.make`), and finish what is in doubt there: stores of
-brokers, logs of both kinds, decisions at a broker that decides, and the ledger of a pipeline.
+brokers, logs of both kinds, decisions at a broker and in a database that decide, and the ledger of a pipeline. What
+0.1.0 has left is refused, and stays as it is.
 
 The files are copied, because opening them changes them. So a log knows that it is a copy, and leaves alone what was not
 decided, until it is told that it is the newest.
@@ -16,34 +17,47 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
+from dtx.store.contract import StoreError
+from dtx.store.sql import SqlStore
 from dtx.store.sql.inspection import look_at_store
 from rm_amqp import AmqpResource
 from tests.kept.make import BATCH, LARGE, STANDING
 from tests.kept.pipeline import END, batch, settings_of
 from tests.kept.processes import DATABASE, DECIDED, KINDS, UNDECIDED, manager
 from tm import TransactionManager
+from tm.log import LogError
+from tm.log.factory import look_at_log, open_log
 from xa import TMENDRSCAN, TMSTARTRSCAN
 from xabridge.cli import main
+from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.postgres import Postgres
 
 HERE = Path(__file__).parent
-VERSIONS = sorted(folder for folder in HERE.iterdir() if (folder / "log.db.gz").exists())
+REFUSED = HERE / "0.1.0"
+VERSIONS = sorted(folder for folder in HERE.iterdir() if (folder / "log.db.gz").exists() and folder != REFUSED)
+NAMED = "made by xabridge 0.1.0, which is not read any more: finish its work with that version"
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda folder: folder.name)
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A folder with the files of a version."""
-    for packed in request.param.rglob("*.gz"):
-        file = tmp_path / packed.relative_to(request.param).with_suffix("")
+    unpack(request.param, tmp_path)
+    return tmp_path
+
+
+def unpack(version: Path, folder: Path) -> None:
+    """Puts the files of a version into a folder."""
+    for packed in version.rglob("*.gz"):
+        file = folder / packed.relative_to(version).with_suffix("")
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(gzip.decompress(packed.read_bytes()))
-    return tmp_path
 
 
 def restored(postgres: Postgres, dump: str) -> str:
@@ -72,6 +86,67 @@ def brokers(folder: Path, database: str) -> Iterator[list[str]]:
 
 def test_every_version_has_files() -> None:
     assert VERSIONS
+
+
+def refused(*commands: Callable[[], object]) -> None:
+    """Each of them says which version has made what it opens."""
+    for command in commands:
+        with pytest.raises((LogError, StoreError), match=NAMED):
+            command()
+
+
+def test_what_0_1_0_has_left_is_refused_by_its_name_and_not_changed(tmp_path: Path) -> None:
+    unpack(REFUSED, tmp_path)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    for url, node in ((f"file://{tmp_path}/log", "kept-file"), (f"sqlite:///{tmp_path}/log.db", "kept-sql")):
+        refused(lambda: open_log(url, node), lambda: look_at_log(url, node))  # noqa: B023 — called at once
+    ledger = LedgerOpener(f"sqlite:///{tmp_path}/ledger.db", "kept", sleep=lambda _: None)
+    refused(lambda: ledger.take("driver-2"), lambda: ledger.join("driver-1"))
+    for name in ("broker", "warehouse"):
+        store = f"sqlite:///{tmp_path}/{name}/store.db"
+        refused(SqlStore(store, lambda call: call()).open, lambda: look_at_store(store))  # noqa: B023 — as above
+    assert {file: file.read_bytes() for file in before} == before
+
+
+@pytest.mark.slow
+def test_what_0_1_0_has_left_in_postgresql_is_refused_by_its_name_and_not_changed(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    unpack(REFUSED, tmp_path)
+    database = restored(postgres, (tmp_path / "postgres.sql").read_text())
+    before = dump_of(database)
+    ledger = LedgerOpener(database, "kept", sleep=lambda _: None)
+    refused(
+        lambda: open_log(database, "kept-postgres"),
+        lambda: look_at_log(database, "kept-postgres"),
+        lambda: ledger.take("driver-2"),
+        lambda: ledger.join("driver-1"),
+        SqlStore(database, lambda call: call()).open,
+        lambda: look_at_store(database),
+    )
+    assert dump_of(database) == before
+
+
+@pytest.mark.slow
+def test_commands_say_that_0_1_0_has_made_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unpack(REFUSED, tmp_path)
+    config = tmp_path / "xabridge.toml"
+    config.write_text(
+        f'node = "kept-file"\nlog = "file://{tmp_path}/log"\n[resources]\nbroker = "amqp://127.0.0.1:1"\n'
+    )
+    store = f"sqlite:///{tmp_path}/broker/store.db"
+    for command in (
+        ["recover", "list", "--config", str(config)],
+        ["recover", "run", "--config", str(config)],
+        ["check", "--config", str(config), "--store", f"broker={store}"],
+        ["doctor", "--config", str(config)],
+        ["broker", "backup", "--store", store, str(tmp_path / "copy.db")],
+        ["broker", "--store", store, "--listen", "127.0.0.1:0"],
+    ):
+        code = main(command)
+        said = capsys.readouterr()
+        assert code not in {0, None}, command
+        assert NAMED in " ".join((said.out + said.err).split()), command
 
 
 @pytest.mark.slow
@@ -140,6 +215,16 @@ def test_what_is_in_doubt_is_finished_and_what_stands_is_there(
             in_doubt = rm.recover(1, TMSTARTRSCAN | TMENDRSCAN)
             rm.close("", 1)
             assert in_doubt == []
+
+
+def dump_of(database: str) -> dict[str, list[str]]:
+    """The rows of each table."""
+    with psycopg.connect(database) as connection:
+        names = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
+        return {
+            name: sorted(map(repr, connection.execute(sql.SQL("TABLE {}").format(sql.Identifier(name)))))
+            for (name,) in names
+        }
 
 
 def waiting(tm: TransactionManager, resource: str, queue: str) -> list[Any]:

@@ -18,7 +18,7 @@ from sqlalchemy import create_engine
 
 from dtx.store.sql import SqlStore
 from dtx.store.sql.backup import back_up as back_up_store
-from dtx.store.sql.image import look_at_store
+from dtx.store.sql.inspection import look_at_store
 from dtx.store.sql.sqlite import compact
 from rm_db import DecidingDatabase
 from rm_delta import DeltaResource

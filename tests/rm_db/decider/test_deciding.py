@@ -28,7 +28,7 @@ from tests.rm_db.harness import (
     PostgresDeciderHarness,
     SqliteDeciderHarness,
 )
-from xa import TMONEPHASE, TMSUCCESS, Code, Owner, ThreadOfControl, Xid, entered
+from xa import TMONEPHASE, TMSUCCESS, Code, Owner, ThreadOfControl, XaError, Xid, entered
 from xabridge.testing.contract.client import RMID, case, elsewhere, new_key, new_xid, refused
 from xabridge.testing.contract.deciding import Decider
 
@@ -91,6 +91,32 @@ def test_the_tables_are_as_documented(decider: Decider, harness: Any) -> None:
     rows = query(harness, "SELECT gtrid, state, record FROM xabridge_decision ORDER BY state")
     assert rows == [(decided.gtrid.hex(), "decided", b"\0record"), (undecided.gtrid.hex(), "rolled back", None)]
     assert query(harness, "SELECT count(*) FROM xabridge_decision WHERE created IS NULL") == [(0,)]
+
+
+@in_mariadb_too
+@pytest.mark.parametrize("is_newer", [False, True], ids=["0.1.0", "newer"])
+def test_tables_of_another_version_are_refused_by_its_name_and_none_is_made(harness: Any, *, is_newer: bool) -> None:
+    client = Decider(harness)
+    key = client.ended(new_key())
+    client.decide(key, b"r")
+    client.rm.close("", RMID)
+    harness.admin("DROP TABLE xabridge_owner")
+    if is_newer:
+        harness.admin("UPDATE xabridge_decider SET version = 3")
+    else:  # it had another column there, and no version
+        harness.admin("ALTER TABLE xabridge_decider ADD COLUMN incarnation bigint DEFAULT 0 NOT NULL")
+        harness.admin("ALTER TABLE xabridge_decider DROP COLUMN version")
+
+    def stored() -> list[list[tuple[Any, ...]]]:
+        return [query(harness, "SELECT * FROM xabridge_decider"), query(harness, "SELECT * FROM xabridge_decision")]
+
+    before = stored()
+    with pytest.raises(XaError, match="a newer version" if is_newer else r"0\.1\.0, which is not read") as refused:
+        DecidingDatabase().open(harness.open_string, RMID)
+    assert refused.value.code is Code.XAER_RMERR
+    assert stored() == before
+    with pytest.raises(Exception, match="xabridge_owner"):
+        harness.admin("SELECT count(*) FROM xabridge_owner")
 
 
 @in_mariadb_too
