@@ -1,9 +1,10 @@
 """This command makes the files that are kept of a version: python -m tests.kept.make
 
 It runs brokers, and leaves transactions in doubt on two of them at a time, which are decided and not. Decisions are in
-a log of files, in logs in SQLite and PostgreSQL, and at the broker that decides. Batches of pipelines are decided, and
-not carried out. What the brokers, the logs and the ledgers then have is written, compressed, into tests/kept/VERSION. A
-release makes its own (docs/releasing.md). What is there is never made again, because it is what that version wrote.
+a log of files, in logs in SQLite and PostgreSQL, and at a broker and in a database that decide. Batches of pipelines
+are decided, and not carried out. What the brokers, the logs, the database and the ledgers then have is written,
+compressed, into tests/kept/VERSION. A release makes its own (docs/releasing.md). What is there is never made again,
+because it is what that version wrote.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rm_amqp import Message
 from tests.kept.processes import DATABASE, DECIDED, KINDS, UNDECIDED
 from tests.postgres import Postgres
 from tm import TransactionManager
+from xabridge.outbox import OutboxStore
 from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
@@ -66,6 +68,9 @@ def leave(folder: Path, database: str) -> Sequence[Path]:
 
     url, warehouse, depot = (f"amqp://127.0.0.1:{broker.port}" for broker in brokers)
     fill(folder, url)
+    shop = OutboxStore.at(database)
+    shop.open(with_inbox=True)
+    shop.close()
     os.environ[DATABASE] = database
     for kind in KINDS:
         other = depot if kind == "postgres" else warehouse

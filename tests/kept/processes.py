@@ -2,10 +2,10 @@
 
     python -m tests.kept.processes KIND FOLDER BROKER WAREHOUSE
 
-KIND is where decisions live: `file` and `sql` are logs in FOLDER, `postgres` is one in PostgreSQL, and `broker` lets
-the broker decide. Each transaction takes an order from the broker and sends an invoice there, and a parcel to the
-warehouse. The first one is prepared, and does not come to its decision. The second one is decided, and then the process
-kills itself.
+KIND is where decisions live: `file` and `sql` are logs in FOLDER, `postgres` is one in PostgreSQL, `broker` lets the
+broker decide, and `database` a database in PostgreSQL, which has an outbox and an inbox as well. Each transaction takes
+an order from the broker and sends an invoice there, and a parcel to the warehouse. The first one is prepared, and does
+not come to its decision. The second one is decided, and then the process kills itself.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from rm_amqp import AmqpResource, DecidingBroker, Message
+from rm_db import DecidingDatabase
 from tm import ResourceConfig, TransactionManager
 from tm.log import FileLog
 from tm.log.sql import SqlLog
+from xabridge.outbox import Inbox, Outbox
 
-KINDS = ("file", "sql", "broker", "postgres")
+KINDS = ("file", "sql", "broker", "postgres", "database")
 DATABASE = "XABRIDGE_KEPT_DATABASE"
-"""The environment variable with the URL of the PostgreSQL that has the log of the last kind."""
+"""The environment variable with the URL of the PostgreSQL that has the log of one kind, and decides in another."""
 UNDECIDED, DECIDED = 2, 1
 
 
@@ -35,9 +37,12 @@ def manager(kind: str, folder: Path, broker: str, warehouse: str) -> Transaction
         "sql": f"sqlite:///{folder}/log.db",
         "broker": None,
         "postgres": os.environ.get(DATABASE),
+        "database": None,
     }[kind]
     first: str | ResourceConfig = ResourceConfig(broker, mode="decider") if kind == "broker" else broker
-    resources = {"broker": first, "warehouse": warehouse}
+    resources: dict[str, str | ResourceConfig] = {"broker": first, "warehouse": warehouse}
+    if kind == "database":
+        resources["shop"] = ResourceConfig(os.environ[DATABASE], mode="decider")
     return TransactionManager(f"kept-{kind}", log, resources, background=False)
 
 
@@ -49,6 +54,9 @@ def die(*_: Any, **__: Any) -> None:
 def work(tm: TransactionManager, kind: str, number: int) -> None:
     """One transaction."""
     with tm.begin() as tx:
+        if kind == "database":
+            assert Inbox("kept").is_new(tx["shop"], str(number))
+            Outbox().put(tx["shop"], "orders", Message(body=number))
         order = tx["broker"].receive(f"orders-{kind}", timeout_s=10)
         assert order.body == number
         tx["broker"].send(f"invoices-{kind}", Message(body=order.body))
@@ -57,7 +65,8 @@ def work(tm: TransactionManager, kind: str, number: int) -> None:
 
 def main(kind: str, folder: str, broker: str, warehouse: str) -> None:
     """Works until it dies."""
-    deciding: Any = {"file": FileLog, "sql": SqlLog, "broker": DecidingBroker, "postgres": SqlLog}[kind]
+    places = (FileLog, SqlLog, DecidingBroker, SqlLog, DecidingDatabase)
+    deciding: Any = dict(zip(KINDS, places, strict=True))[kind]
     decide = deciding.decide
     prepared = threading.Event()
 

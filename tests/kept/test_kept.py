@@ -31,6 +31,7 @@ from tm.log import LogError
 from tm.log.factory import look_at_log, open_log
 from xa import TMENDRSCAN, TMSTARTRSCAN
 from xabridge.cli import main
+from xabridge.outbox import Inbox, OutboxStore
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.testing.broker import BrokerProcess
 
@@ -197,6 +198,7 @@ def test_what_is_in_doubt_is_finished_and_what_stands_is_there(
                 assert waiting(tm, "broker", f"orders-{kind}") == [UNDECIDED], kind
                 assert waiting(tm, "broker", f"invoices-{kind}") == [DECIDED], kind
                 assert waiting(tm, "warehouse", f"parcels-{kind}") == [DECIDED], kind
+        handled_and_put_is_what_was_decided(database)
         with TransactionManager("reader", f"file://{kept}/reader", {"broker": broker}, background=False) as tm:
             *few, large = waiting(tm, "broker", "standing")
             assert tuple(few) == STANDING
@@ -215,6 +217,17 @@ def test_what_is_in_doubt_is_finished_and_what_stands_is_there(
             in_doubt = rm.recover(1, TMSTARTRSCAN | TMENDRSCAN)
             rm.close("", 1)
             assert in_doubt == []
+
+
+def handled_and_put_is_what_was_decided(database: str) -> None:
+    """In the inbox and the outbox."""
+    store = OutboxStore.at(database)
+    store.open(with_inbox=True)
+    assert store.figures().waiting == 1
+    with store.engine.begin() as connection:
+        new = [Inbox("kept").is_new(connection, str(number)) for number in (UNDECIDED, DECIDED)]
+    store.close()
+    assert new == [True, False]
 
 
 def dump_of(database: str) -> dict[str, list[str]]:
