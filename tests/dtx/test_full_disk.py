@@ -189,7 +189,7 @@ def test_a_store_whose_file_is_unused_takes_posts_after_a_start(
     smaller: Path, tmp_path: Path, *, incremental: bool, filled: bool
 ) -> None:
     """A broker that was ended when its file was full of unused pages, and its reserve was gone, or somebody else had
-    the rest of the disk; of a store that does not give pages back (one made from a dump), the unused pages stay in the file, and count.
+    the rest of the disk; of a store that gives no pages back (one made from a dump), they stay in the file, and count.
     """
     path = smaller / "broker.db"
     EmbeddedBroker(smaller).stop()
