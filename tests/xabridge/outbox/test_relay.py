@@ -227,7 +227,7 @@ def test_a_row_that_holds_no_message_is_set_aside(store: OutboxStore) -> None:
         connection.execute(
             insert(store.tables.outbox).values(
                 lane=0, destination="orders", message_id="x", message=b"junk", octets=4, created=0.0, attempts=0,
-                retry_at=0.0, state="waiting",
+                retry_at=0.0, state="waiting", version=2,
             )
         )  # fmt: skip
     done = Relay(store, MemoryBroker()).run_once()
