@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
     ARRAY,
+    BigInteger,
     Column,
     DateTime,
     Delete,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import LargeBinary, String, cast, delete, literal, select, update
+from sqlalchemy import BigInteger, LargeBinary, String, cast, delete, literal, select, update
 
 from tm.log.incarnations import INCARNATION, MOST, Incarnations, IncarnationVerb, Standing
 from tm.log.sql.database import octets, values_of
@@ -116,6 +116,10 @@ class IncarnationTable:
 
 def _octets(value: bytes) -> ColumnElement[Any]:
     return cast(literal(value), LargeBinary)
+
+
+def _number(value: int) -> ColumnElement[Any]:
+    return cast(literal(value), BigInteger)
 
 
 def _text(value: str) -> ColumnElement[Any]:
